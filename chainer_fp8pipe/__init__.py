@@ -1,0 +1,29 @@
+"""Chainer on today's Python, with gradients that cross the network as fp8.
+
+Import this package before (or after) ``chainer`` and ``chainermn``: the
+import alone puts :mod:`chainer_fp8pipe.compat` in place.  It starts neither
+Chainer nor MPI; the public names below are loaded when first asked for.
+"""
+import importlib
+
+from . import compat
+from ._version import __version__
+
+_HOMES = {
+    'create_communicator': 'chainer_fp8pipe.communicators',
+}
+
+__all__ = ['__version__', 'compat', *_HOMES]
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(
+            f'module {__name__!r} has no attribute {name!r}')
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,95 @@
+"""All ranks agree on what they exchange, or all raise the same error."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+
+class Signature:
+    """What must be equal on all ranks.
+
+    Args:
+        entries: Name to description, e.g.
+            ``{'parameter /l1/W': 'float32 (10, 5)'}``; order counts.
+    """
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self.entries = dict(entries)
+        digest = hashlib.blake2b(
+            repr(list(self.entries.items())).encode(), digest_size=8)
+        self.number = int.from_bytes(digest.digest(), 'big') >> 1
+
+    def difference(self, rank: int, other: Signature, other_rank: int) -> str:
+        """One sentence about the first entry that differs; '' if none."""
+        mine, theirs = self.entries, other.entries
+        for name in [*mine, *(name for name in theirs if name not in mine)]:
+            if mine.get(name) != theirs.get(name):
+                return (f'{name} is '
+                        f'{mine.get(name, "missing")} on rank {rank} but '
+                        f'{theirs.get(name, "missing")} on rank {other_rank}')
+        if list(mine) != list(theirs):
+            return (f'rank {rank} and rank {other_rank} have the same '
+                    'entries in a different order')
+        return ''
+
+
+def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
+          remedy: str = '', error: type[Exception] = ValueError) -> None:
+    """Raises the same error on all ranks unless all are in agreement.
+
+    Costs one all-reduce of 16 bytes while all is well.
+
+    Args:
+        comm: The ranks.
+        signature: What must be equal on all of them.
+        problem: What is wrong on this rank already; it is then raised on
+            all ranks, with this rank's number.
+        remedy: Added to the message about a difference.
+        error: What to raise.
+
+    Raises:
+        error: As said; the message names the ranks and the entry.
+    """
+    number = -1 if problem else signature.number
+    extremes = numpy.array([number, -number], numpy.int64)
+    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
+    largest, smallest = int(extremes[0]), -int(extremes[1])
+    if smallest == largest and largest >= 0:
+        return
+    raise error(_explain(comm, signature, problem, remedy))
+
+
+def raise_together(comm: MPI.Comm, action: Callable[[], Any],
+                   error: type[Exception] = RuntimeError) -> Any:
+    """Does ``action``; if it fails on any rank, raises on every rank.
+
+    Returns what ``action`` returned.  ``action`` must not communicate.
+    """
+    result, problem = None, ''
+    try:
+        result = action()
+    except Exception as reason:     # the ranks that wait must hear of it
+        problem = f'{type(reason).__name__}: {reason}'
+    agree(comm, Signature({}), problem, error=error)
+    return result
+
+
+def _explain(comm: MPI.Comm, signature: Signature, problem: str,
+             remedy: str) -> str:
+    everyone = comm.allgather((problem, signature))
+    problems = [f'rank {rank}: {text}'
+                for rank, (text, _) in enumerate(everyone) if text]
+    if problems:
+        texts = {text for text, _ in everyone}
+        return (f'all ranks: {texts.pop()}' if len(texts) == 1
+                else '; '.join(problems))
+    first = everyone[0][1]
+    for rank, (_, other) in enumerate(everyone):
+        sentence = first.difference(0, other, rank)
+        if sentence:
+            return f'{sentence}. {remedy}'.strip()
+    return f'the ranks do not agree. {remedy}'.strip()

@@ -1,0 +1,8 @@
+"""Gradients to bytes and back: ``float32``, ``float16`` and fp8 by ratio."""
+from .base import Codec
+from .cast import Cast
+from .fp8_ratio import Fp8Ratio
+from .tensors import Tensors
+from .warm_up import WarmUp
+
+__all__ = ['Cast', 'Codec', 'Fp8Ratio', 'Tensors', 'WarmUp']

@@ -1,0 +1,108 @@
+"""What an all-reduce algorithm asks of a codec."""
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy
+
+from .tensors import Tensors
+
+Maximum = Callable[[numpy.ndarray], None]
+
+
+class Codec(abc.ABC):
+    """Turns gradients into *wire* values and back.
+
+    A wire is a one-dimensional host array of ``wire_dtype`` with one entry
+    per element of the fused vector.  An update goes::
+
+        codec.begin(tensors, maximum)       # e.g. new scales, on all ranks
+        codec.encode(tensors, wire)         # this rank's gradients
+        ...                                 # bytes travel
+        codec.accumulate(piece, total)      # float32 sums of wire values
+        codec.encode_mean(...)              # the mean, ready to travel on
+        ...
+        codec.decode(tensors, wire)         # means into the gradients
+
+    or, where sums are made in the wire's own format, with :meth:`add` and
+    :meth:`rescale` in place of the two in the middle.
+
+    Attributes:
+        nonfinite: Names of this rank's tensors whose gradient, as last
+            encoded, held a NaN, an infinity, or a value that became one.
+    """
+
+    name: ClassVar[str]
+    wire_dtype: numpy.dtype
+
+    def __init__(self) -> None:
+        self.nonfinite: list[str] = []
+
+    def begin(self, tensors: Tensors, maximum: Maximum) -> None:
+        """Starts an update.
+
+        ``maximum(array)`` replaces a float32 host array by its element-wise
+        maximum over all ranks; every rank calls it equally often.
+        """
+        self.nonfinite = []
+
+    @abc.abstractmethod
+    def encode(self, tensors: Tensors, wire: numpy.ndarray,
+               prescale: float = 1.0) -> None:
+        """Writes all gradients, times ``prescale``, into ``wire``."""
+
+    @abc.abstractmethod
+    def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
+        """Adds the values of ``wire`` to ``total`` (float32, same length)."""
+
+    @abc.abstractmethod
+    def encode_mean(self, tensors: Tensors, total: Any, count: int,
+                    wire: numpy.ndarray, start: int, site: str) -> None:
+        """Writes ``total / count`` into ``wire``.
+
+        Args:
+            tensors: The tensors of this update.
+            total: Sum of ``count`` wires, made by :meth:`accumulate`; it is
+                overwritten.
+            count: How many wires were summed.
+            wire: The piece of the wire that the mean is written to.
+            start: Where in the fused vector the piece begins.
+            site: Name of the place of this encoding in the algorithm; each
+                site has an error-feedback residual of its own.
+        """
+
+    @abc.abstractmethod
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+        """Writes the values of ``wire`` into the gradients.
+
+        Returns whether all of them are finite.
+        """
+
+    @abc.abstractmethod
+    def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
+        """``total += wire``, both in the wire's own format."""
+
+    @abc.abstractmethod
+    def rescale(self, wire: numpy.ndarray, factor: float) -> None:
+        """``wire *= factor``, in the wire's own format."""
+
+    def zeros(self, tensors: Tensors, size: int) -> Any:
+        """A ``total`` for :meth:`accumulate`."""
+        return tensors.xp.zeros(size, numpy.float32)
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        """All that must be saved for an exact continuation."""
+        return {}
+
+    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        """Takes over what :meth:`state` gave.
+
+        Raises:
+            ValueError: ``state`` was not made by a codec of this kind.
+        """
+        if state:
+            raise ValueError(
+                f'the {self.name} codec has no state, but the snapshot '
+                f'holds {sorted(state)}')

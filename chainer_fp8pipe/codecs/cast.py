@@ -1,0 +1,79 @@
+"""float32 and float16 on the wire."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from .base import Codec
+from .staging import download, output, upload
+from .tensors import Tensors, array_module
+
+
+class Cast(Codec):
+    """Sends every gradient as a number of ``dtype``.
+
+    ``float16`` overflows to infinity above 65504, which is reported like an
+    infinite gradient; scale the loss, or use fp8, which adapts its range.
+
+    Args:
+        dtype: ``'float32'`` or ``'float16'``.
+    """
+
+    name = 'cast'
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        if dtype not in ('float32', 'float16'):
+            raise ValueError(f"dtype must be 'float32' or 'float16', "
+                             f'not {dtype!r}')
+        self.wire_dtype = numpy.dtype(dtype)
+
+    def encode(self, tensors: Tensors, wire: numpy.ndarray,
+               prescale: float = 1.0) -> None:
+        out = output(tensors.xp, wire)
+        with numpy.errstate(over='ignore'):
+            for index, _, place in tensors.overlaps(0, tensors.size):
+                part = out[place]
+                if prescale == 1.0:
+                    part[...] = tensors.gradients[index]
+                else:
+                    part[...] = (tensors.gradients[index]
+                                 * numpy.float32(prescale))
+                if not _all_finite(part):
+                    self.nonfinite.append(tensors.names[index])
+        download(out, wire)
+
+    def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
+        with numpy.errstate(invalid='ignore', over='ignore'):
+            total += upload(array_module(total), wire)
+
+    def encode_mean(self, tensors: Tensors, total: Any, count: int,
+                    wire: numpy.ndarray, start: int, site: str) -> None:
+        total /= numpy.float32(count)
+        out = output(tensors.xp, wire)
+        with numpy.errstate(over='ignore'):
+            out[...] = total
+        download(out, wire)
+
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+        values = upload(tensors.xp, wire)
+        for index, _, place in tensors.overlaps(0, tensors.size):
+            tensors.gradients[index][...] = values[place]
+        return _all_finite(values)
+
+    def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
+        with numpy.errstate(invalid='ignore', over='ignore'):
+            total += wire
+
+    def rescale(self, wire: numpy.ndarray, factor: float) -> None:
+        wire *= wire.dtype.type(factor)
+
+
+def _all_finite(values: Any) -> bool:
+    # A sum is one fast pass and is never finite when an element is not;
+    # only where it overflows by itself are the elements looked at.
+    with numpy.errstate(invalid='ignore', over='ignore'):
+        total = float(values.sum(dtype=numpy.float32))
+    return numpy.isfinite(total) or bool(
+        array_module(values).isfinite(values).all())

@@ -1,0 +1,287 @@
+"""Gradients as fp8 ratios to their parameters (Algorithm 1 of the fp8 paper).
+
+The paper: Oyama, Nomura, Sato, Matsuoka, "Reducing communication in
+data-parallel deep learning with low-precision floating-point numbers".  A
+gradient g of a parameter w travels as ::
+
+    wire = fp8(g / (|w| + epsilon) * scale),    scale = 57344 / (q * headroom)
+
+where q, one number per tensor, is the Q-quantile of |g| / (|w| + epsilon)
+over at most R sampled elements, renewed every N updates (lines 9 to 15).
+
+Two things go beyond the paper, and both can be switched off:
+
+``headroom``
+    The paper clips whatever lies above q, 5 % of all elements for Q = 0.95.
+    Clipped is worse than rounded: error feedback can never catch up with an
+    element that is clipped at every update.  E5M2 spans 2^32 from its
+    smallest to its largest value, so leaving ``headroom`` above q costs
+    nothing that matters at the other end.
+
+``error_feedback``
+    What an encoding loses is added to the next gradient.  Residuals are kept
+    in the gradient's units: parameters and scales change between updates.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy
+
+from .. import fp8
+from .base import Codec, Maximum
+from .staging import download, output, upload
+from .tensors import Tensors
+
+# q is kept where neither 57344 / q nor its inverse leaves float32.
+_SMALLEST_Q = 1e-30
+_LARGEST_Q = 1e30
+
+
+class TensorReport(NamedTuple):
+    """What became of one tensor (see :meth:`Fp8Ratio.report`)."""
+
+    q: float            # quantile of |D| now in use; 0 before the first
+    clipped: int        # elements saturated so far
+    encoded: int        # elements encoded so far
+
+
+class Fp8Ratio(Codec):
+    """fp8 on the wire, scaled per tensor by the ratio to the parameter.
+
+    Args:
+        rounding: ``'nearest'``, ``'truncate'`` (the paper's) or
+            ``'stochastic'``.
+        period: Updates from one choice of q to the next (the paper's N).
+        quantile: Which quantile of the ratios q is (the paper's Q).
+        samples: Elements it is estimated from, at most (the paper's R).
+        epsilon: Keeps the ratio finite where a parameter is zero.
+        headroom: How far above q values may lie before they are clipped;
+            1 is the paper's.
+        error_feedback: Whether residuals are carried to the next update.
+        seed: Of the sampling and of stochastic rounding, together with
+            ``rank``.
+        rank: This rank, so that ranks round independently of each other.
+    """
+
+    name = 'fp8'
+    wire_dtype = numpy.dtype('uint8')
+
+    def __init__(self, *, rounding: str = 'nearest', period: int = 100,
+                 quantile: float = 0.95, samples: int = 1024,
+                 epsilon: float = 1e-5, headroom: float = 1024.0,
+                 error_feedback: bool = True, seed: int = 0,
+                 rank: int = 0) -> None:
+        super().__init__()
+        self.rounding = rounding
+        self.period = period
+        self.quantile = quantile
+        self.samples = samples
+        self.epsilon = epsilon
+        self.headroom = headroom
+        self.error_feedback = error_feedback
+        self._seed = (seed, rank)
+        self._updates = 0
+        self._loss_scale = 1.0
+        self._q: dict[str, float] = {}
+        self._clipped: dict[str, int] = {}
+        self._encoded: dict[str, int] = {}
+        self._residuals: dict[str, Any] = {}
+
+    # --- an update ---------------------------------------------------------
+
+    def begin(self, tensors: Tensors, maximum: Maximum) -> None:
+        super().begin(tensors, maximum)
+        self._follow_loss_scale(tensors.loss_scale)
+        due = self._updates % self.period == 0
+        # A tensor that has shown nothing but zeros has no q yet.  q is the
+        # same on all ranks, so all ranks agree about who is due.
+        wanted = [index for index, name in enumerate(tensors.names)
+                  if due or self._q.get(name, 0.0) == 0.0]
+        if wanted:
+            found = numpy.array([self._sample(tensors, index)
+                                 for index in wanted], numpy.float32)
+            maximum(found)
+            for index, q in zip(wanted, found.tolist()):
+                if q > 0:
+                    q = min(max(q, _SMALLEST_Q), _LARGEST_Q)
+                    self._q[tensors.names[index]] = q
+        self._updates += 1
+
+    def encode(self, tensors: Tensors, wire: numpy.ndarray,
+               prescale: float = 1.0) -> None:
+        out = output(tensors.xp, wire)
+        for index, _, place in tensors.overlaps(0, tensors.size):
+            name = tensors.names[index]
+            gradient = tensors.gradients[index]
+            counts = fp8.ratio_encode(
+                gradient, tensors.parameters[index], out[place],
+                scale=self._scale(name) * prescale, epsilon=self.epsilon,
+                residual=self._residual(tensors.xp, name, gradient.size),
+                rounding=self.rounding, seed=self._rounding_seed(index, 0))
+            self._count(name, counts.clipped, gradient.size)
+            if counts.nonfinite:
+                self.nonfinite.append(name)
+        download(out, wire)
+
+    def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
+        xp = numpy if isinstance(total, numpy.ndarray) else _cupy()
+        fp8.accumulate(upload(xp, wire), total)
+
+    def encode_mean(self, tensors: Tensors, total: Any, count: int,
+                    wire: numpy.ndarray, start: int, site: str) -> None:
+        stop = start + wire.size
+        out = output(tensors.xp, wire)
+        # The residual belongs to a range of the fused vector, so its key
+        # does: another layout of the model starts with another residual.
+        residual = self._residual(
+            tensors.xp, f'{site}:{start}:{stop}:{tensors.size}', wire.size)
+        total /= numpy.float32(count)
+        for index, part, place in tensors.overlaps(start, stop):
+            scale = self._scale(tensors.names[index])
+            parameter = tensors.parameters[index][part]
+            mean = total[place]
+            fp8.ratio_decode(mean, parameter, mean,
+                             scale=scale, epsilon=self.epsilon)
+            counts = fp8.ratio_encode(
+                mean, parameter, out[place],
+                scale=scale, epsilon=self.epsilon,
+                residual=None if residual is None else residual[place],
+                rounding=self.rounding,
+                seed=self._rounding_seed(index, start + 1))
+            self._count(tensors.names[index], counts.clipped, 0)
+        download(out, wire)
+
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+        codes = upload(tensors.xp, wire)
+        nonfinite = 0
+        for index, _, place in tensors.overlaps(0, tensors.size):
+            nonfinite += int(fp8.ratio_decode(
+                codes[place], tensors.parameters[index],
+                tensors.gradients[index],
+                scale=self._scale(tensors.names[index]),
+                epsilon=self.epsilon))
+        return nonfinite == 0
+
+    def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
+        fp8.add(wire, total, total, rounding=self.rounding,
+                seed=self._rounding_seed(0, 0))
+
+    def rescale(self, wire: numpy.ndarray, factor: float) -> None:
+        values = numpy.empty(wire.size, numpy.float32)
+        fp8.decode(wire, values)
+        values *= numpy.float32(factor)
+        fp8.encode(values, wire, rounding=self.rounding,
+                   seed=self._rounding_seed(0, 1))
+
+    # --- report and state ---------------------------------------------------
+
+    def report(self) -> dict[str, TensorReport]:
+        """Per tensor: q and the counts of clipped and encoded elements.
+
+        The counts are this rank's own, and grow from the first fp8 update.
+        Both encodings can clip, so a tensor's second one adds to ``clipped``
+        on the ranks that made it.
+        """
+        return {name: TensorReport(self._q.get(name, 0.0),
+                                   self._clipped[name], encoded)
+                for name, encoded in self._encoded.items()}
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        state = {'updates': numpy.asarray(self._updates),
+                 'loss_scale': numpy.asarray(self._loss_scale)}
+        for kind, values in self._saved().items():
+            for name, value in values.items():
+                get = getattr(value, 'get', None)   # CuPy's way to the host
+                state[f'{kind}|{name}'] = numpy.array(get() if get else value)
+        return state
+
+    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        unknown = [key for key in state if key.partition('|')[0] not in
+                   (*self._saved(), 'updates', 'loss_scale')]
+        if unknown or 'updates' not in state:
+            raise ValueError('this is no state of the fp8 codec: '
+                             f'{sorted(unknown or state)}')
+        self._updates = int(state['updates'])
+        self._loss_scale = float(state['loss_scale'])
+        saved = self._saved()
+        for values in saved.values():
+            values.clear()
+        for key, array in state.items():
+            kind, separator, name = key.partition('|')
+            if separator:
+                saved[kind][name] = array.item() if array.ndim == 0 else (
+                    numpy.array(array))
+
+    # --- details -----------------------------------------------------------
+
+    def _saved(self) -> dict[str, dict[str, Any]]:
+        return {'q': self._q, 'clipped': self._clipped,
+                'encoded': self._encoded, 'residual': self._residuals}
+
+    def _sample(self, tensors: Tensors, index: int) -> float:
+        """This rank's quantile of |D| of one tensor; 0 if all is zero."""
+        gradient = tensors.gradients[index]
+        parameter = tensors.parameters[index]
+        if gradient.size <= self.samples:
+            return self._quantile(gradient, parameter)
+        generator = numpy.random.default_rng(
+            (*self._seed, self._updates, index))
+        chosen = generator.integers(gradient.size, size=self.samples)
+        q = self._quantile(gradient[chosen], parameter[chosen])
+        if q == 0.0 and bool(gradient.any()):
+            # So sparse that the sample missed it: look where it is not zero.
+            places = tensors.xp.flatnonzero(gradient)
+            chosen = places[generator.integers(places.size,
+                                               size=self.samples)]
+            q = self._quantile(gradient[chosen], parameter[chosen])
+        return q
+
+    def _quantile(self, gradient: Any, parameter: Any) -> float:
+        ratio = abs(gradient) / (abs(parameter) + numpy.float32(self.epsilon))
+        get = getattr(ratio, 'get', None)
+        ratio = get() if get else ratio
+        # NaN and infinity travel and are reported; they set no scale.
+        ratio = ratio[numpy.isfinite(ratio)]
+        if not ratio.any():
+            return 0.0
+        q = float(numpy.quantile(ratio, self.quantile))
+        # More zeros than the quantile allows: take it of the others.
+        return q or float(numpy.quantile(ratio[ratio > 0], self.quantile))
+
+    def _scale(self, name: str) -> float:
+        # Without a q the tensor is zero on all ranks: any scale will do.
+        q = self._q.get(name, 0.0) or fp8.MAX
+        return fp8.MAX / (q * self.headroom)
+
+    def _residual(self, xp: Any, key: str, size: int) -> Any:
+        if not self.error_feedback:
+            return None
+        residual = self._residuals.get(key)
+        if residual is None or residual.size != size:
+            residual = xp.zeros(size, numpy.float32)
+        # A restored residual comes from the host; the gradient may not.
+        self._residuals[key] = residual = xp.asarray(residual)
+        return residual
+
+    def _follow_loss_scale(self, loss_scale: float) -> None:
+        if loss_scale != self._loss_scale:
+            for residual in self._residuals.values():
+                residual *= numpy.float32(loss_scale / self._loss_scale)
+            self._loss_scale = loss_scale
+
+    def _rounding_seed(self, index: int, place: int) -> int:
+        if self.rounding != 'stochastic':
+            return 0
+        sequence = numpy.random.SeedSequence(
+            (*self._seed, self._updates, index, place))
+        return int(sequence.generate_state(1)[0])
+
+    def _count(self, name: str, clipped: int, encoded: int) -> None:
+        self._clipped[name] = self._clipped.get(name, 0) + int(clipped)
+        self._encoded[name] = self._encoded.get(name, 0) + encoded
+
+
+def _cupy() -> Any:
+    import cupy
+    return cupy

@@ -1,0 +1,37 @@
+"""Wire bytes between the host, where MPI reads them, and the device."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+
+def empty_wire(xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+    """A host array that MPI can send: pinned where the gradients are CuPy's.
+
+    Pinned memory lets the device copy without a detour through a buffer of
+    the driver's.
+    """
+    if xp is numpy:
+        return numpy.empty(size, dtype)
+    import cupyx
+    return cupyx.empty_pinned(size, dtype)
+
+
+def upload(xp: Any, wire: numpy.ndarray) -> Any:
+    """``wire`` where ``xp`` can compute on it; itself if ``xp`` is NumPy."""
+    return wire if xp is numpy else xp.asarray(wire)
+
+
+def output(xp: Any, wire: numpy.ndarray) -> Any:
+    """An array for ``xp`` to write ``wire`` into; itself if ``xp`` is NumPy.
+
+    Pass it to :func:`download` when it is written.
+    """
+    return wire if xp is numpy else xp.empty(wire.shape, wire.dtype)
+
+
+def download(written: Any, wire: numpy.ndarray) -> None:
+    """Brings what was written into :func:`output`'s array to the host."""
+    if written is not wire:
+        written.get(out=wire)

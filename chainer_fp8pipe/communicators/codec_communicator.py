@@ -1,0 +1,234 @@
+"""A ChainerMN communicator that exchanges gradients through a codec."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chainer
+import numpy
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from mpi4py import MPI
+
+from ..allreduce import Direct, MpiOp, Signature, Statistics, TwoLevel, agree
+from ..codecs import Cast, Codec, Fp8Ratio, Tensors, WarmUp
+from ..codecs.staging import empty_wire
+from .gradients import Gradients, describe, distinct_parameters
+from .options import ExchangeOptions, Fp8Options
+
+_SAME_MODEL = ('Build the same model on all ranks: same layers, same names, '
+               'same order.')
+_SAME_GRADIENTS = (_SAME_MODEL + ' If some ranks do not use a parameter in '
+                   'some updates, pass zero_fill=True to '
+                   'create_multi_node_optimizer.')
+
+
+class CodecCommunicator(MpiCommunicatorBase):
+    """ChainerMN's communicator, with this package's gradient exchange.
+
+    Everything but the exchange (``send``, ``bcast``, ``split``, ...) is as
+    ChainerMN documents it.  Make one with :func:`create_communicator`.
+
+    Args:
+        mpi_comm: The ranks.
+        name: The communicator's name, e.g. ``'fp8'``.
+        options: Checked options.
+
+    Attributes:
+        statistics: Bytes and seconds of the exchanges so far.
+        warm_up: The codec in use and its state.
+    """
+
+    def __init__(self, mpi_comm: MPI.Comm, name: str,
+                 options: ExchangeOptions) -> None:
+        self.name = name
+        self.options = options
+        self.statistics = Statistics()
+        agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
+              remedy='Pass the same name and options on all ranks.')
+        super().__init__(mpi_comm)
+        self.warm_up = _codec(name, options, self.rank)
+        self._algorithm = self._compose()
+        self._wire = numpy.empty(0, numpy.uint8)
+
+    # --- what ChainerMN's optimizers call -----------------------------------
+
+    def multi_node_mean_grad(self, model: chainer.Link,
+                             zero_fill: bool = False) -> None:
+        """Replaces every gradient by its mean over all ranks.
+
+        Parameters that are not initialised are left out, and so are those
+        without gradient unless ``zero_fill``.
+
+        Args:
+            model: A link; names, shapes and dtypes of its parameters must be
+                the same on all ranks.
+            zero_fill: Give parameters without gradient one of zeros.
+
+        Raises:
+            ValueError: The models differ between ranks, or a parameter
+                cannot be averaged; on all ranks, naming rank and parameter.
+            RuntimeError: A gradient is NaN or infinite (unless options say
+                otherwise); on all ranks, naming rank and parameter.
+        """
+        gradients = Gradients(model, zero_fill)
+        agree(self.mpi_comm,
+              # A rank resumed from another snapshot must not go unseen.
+              Signature({**gradients.entries, 'the number of updates':
+                         str(self.warm_up.done)}),
+              gradients.problem, _SAME_GRADIENTS)
+        tensors = gradients.tensors
+        assert tensors is not None          # or agree() had raised
+        codec = self.warm_up.current
+        if tensors.size:
+            finite = self._exchange(codec, tensors)
+            gradients.write_back()
+            if not finite and self._must_be_finite(model):
+                self._raise_nonfinite(codec)
+        self.warm_up.done += 1
+        self.statistics.updates += 1
+
+    def bcast_data(self, model: chainer.Link) -> None:
+        """Gives every rank the parameters of rank 0, bit for bit.
+
+        Raises:
+            ValueError: The models differ between ranks; on all ranks.
+        """
+        parameters = distinct_parameters(model)
+        agree(self.mpi_comm, Signature({
+            f'parameter {name}': describe(parameter).partition(' with')[0]
+            for name, parameter in parameters}), remedy=_SAME_MODEL)
+        for _, parameter in parameters:
+            if parameter.array is not None:
+                host = numpy.array(
+                    chainer.backends.cuda.to_cpu(parameter.array), order='C')
+                self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
+                parameter.array[...] = parameter.xp.asarray(host)
+
+    def split(self, color: int, key: int) -> CodecCommunicator:
+        """A communicator of the same kind for each ``color``.
+
+        It starts afresh: warm-up, scales and residuals are its own.
+        """
+        options = dataclasses.replace(self.options, ranks_per_node=0)
+        return type(self)(self.mpi_comm.Split(color, key), self.name, options)
+
+    def finalize(self) -> None:
+        """Frees what was allocated in MPI."""
+        self._algorithm.free()
+        super().finalize()
+
+    # --- state --------------------------------------------------------------
+
+    @property
+    def codec(self) -> Codec:
+        """The codec after the warm-up."""
+        return self.warm_up.codec
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        """This rank's part of what an exact continuation needs."""
+        return self.warm_up.state()
+
+    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        """Takes over what :meth:`state` gave.
+
+        Raises:
+            ValueError: It was given by another kind of communicator.
+        """
+        self.warm_up.load_state(state)
+
+    # --- details ------------------------------------------------------------
+
+    def _exchange(self, codec: Codec, tensors: Tensors) -> bool:
+        """One mean of all gradients; returns whether it is finite."""
+        section = self.statistics.section
+        wire = self._wire_for(codec, tensors)
+        with section('encode'):
+            codec.begin(tensors, self._maximum)
+            codec.encode(tensors, wire, self._algorithm.prescale)
+        with section('exchange'):
+            self._algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
+        with section('decode'):
+            return codec.decode(tensors, wire)
+
+    def _maximum(self, array: numpy.ndarray) -> None:
+        with self.statistics.section('exchange'):
+            self.mpi_comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
+        self.statistics.bytes_sent += array.nbytes
+
+    def _wire_for(self, codec: Codec, tensors: Tensors) -> numpy.ndarray:
+        if (self._wire.size != tensors.size
+                or self._wire.dtype != codec.wire_dtype):
+            self._wire = empty_wire(tensors.xp, tensors.size,
+                                    codec.wire_dtype)
+        return self._wire
+
+    def _must_be_finite(self, model: chainer.Link) -> bool:
+        if self.options.nonfinite == 'auto':
+            return all(parameter._loss_scale is None
+                       for parameter in model.params())
+        return self.options.nonfinite == 'raise'
+
+    def _raise_nonfinite(self, codec: Codec) -> None:
+        culprits = [
+            f'the gradient of parameter {names[0]} is not finite in '
+            f'{codec.wire_dtype.name if isinstance(codec, Cast) else "fp8"} '
+            f'on rank {rank}'
+            + (f' (and those of {len(names) - 1} more)' if names[1:] else '')
+            for rank, names in enumerate(
+                self.mpi_comm.allgather(codec.nonfinite)) if names]
+        raise RuntimeError(
+            ('; '.join(culprits) or 'the sum of the gradients overflowed')
+            + '. No parameter was updated. Lower the learning rate, clip '
+            "gradients, scale the loss, or pass nonfinite='pass' to "
+            'create_communicator.')
+
+    def _init_ranks(self) -> None:
+        per_node = getattr(self.options, 'ranks_per_node', 0)
+        if not per_node:
+            super()._init_ranks()
+            return
+        if self.size % per_node:
+            raise ValueError(f'ranks_per_node={per_node} does not divide the '
+                             f'{self.size} ranks')
+        self._intra_rank = self.rank % per_node
+        self._intra_size = per_node
+        self._inter_rank = self.rank // per_node
+        self._inter_size = self.size // per_node
+
+    def _compose(self) -> Any:
+        kind = {'direct': Direct, 'mpi_op': MpiOp}[self.options.exchange]
+        if not self._has_two_levels():
+            return kind(self.mpi_comm, self.statistics)
+        intra = self.mpi_comm.Split(self.inter_rank, self.intra_rank)
+        inter = self.mpi_comm.Split(self.intra_rank, self.inter_rank)
+        try:
+            return TwoLevel(kind(intra, self.statistics, 'node'),
+                            kind(inter, self.statistics, 'nodes'))
+        finally:
+            intra.Free()
+            inter.Free()
+
+    def _has_two_levels(self) -> bool:
+        if self.options.two_level == 'no':
+            return False
+        sizes = set(self.mpi_comm.allgather(self.intra_size))
+        if self.options.two_level == 'yes':
+            if len(sizes) > 1:
+                raise ValueError(
+                    'two_level needs equally many ranks on every node, not '
+                    f'{" and ".join(map(str, sorted(sizes)))}; start the job '
+                    "so, or pass two_level='no'")
+            return True
+        return len(sizes) == 1 and 1 < self.intra_size < self.size
+
+
+def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
+    if not isinstance(options, Fp8Options):
+        return WarmUp(Cast(name), 0)
+    return WarmUp(
+        Fp8Ratio(rounding=options.rounding, period=options.period,
+                 quantile=options.quantile, samples=options.samples,
+                 epsilon=options.epsilon, headroom=options.headroom,
+                 error_feedback=options.error_feedback, seed=options.seed,
+                 rank=rank),
+        options.warmup)

@@ -1,0 +1,70 @@
+"""``create_communicator``: every communicator by its name."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainermn
+from mpi4py import MPI
+
+from .abort import abort_on_exception
+from .codec_communicator import CodecCommunicator
+from .options import FAMILIES, make_options
+
+#: ChainerMN's own communicators, and the options they take.
+CHAINERMN = {
+    'naive': (), 'flat': (), 'non_cuda_aware': (), 'dummy': (),
+    'pure_nccl': ('allreduce_grad_dtype', 'batched_copy'),
+}
+
+# chainermn.create_communicator may come to point here (``run``).
+_create_chainermn_communicator = chainermn.create_communicator
+
+
+def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
+                        **options: Any) -> Any:
+    """Makes a communicator for data-parallel training.
+
+    Call it on all ranks.  From then on, an exception that nobody catches
+    ends the whole job, with its traceback, instead of leaving the other
+    ranks waiting.
+
+    Args:
+        name: ``'fp8'`` (nearest rounding, float32 sums, error feedback),
+            ``'fp8_paper'`` (truncation, fp8 sums, no error feedback),
+            ``'float16'``, ``'float32'``, or one of ChainerMN's: ``'naive'``,
+            ``'flat'``, ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'``.
+        mpi_comm: The ranks; default ``MPI.COMM_WORLD``.
+        options: See :class:`~.options.ExchangeOptions` and
+            :class:`~.options.Fp8Options`; for ChainerMN's own, ChainerMN's.
+
+    Returns:
+        A ChainerMN communicator.
+
+    Raises:
+        ValueError: Unknown name or option, or a value that is not allowed;
+            the message lists what is.
+        TypeError: ``mpi_comm`` is no communicator of mpi4py.
+
+    .. admonition:: Example
+
+        >>> import chainer_fp8pipe
+        >>> comm = chainer_fp8pipe.create_communicator('fp8', warmup=50)
+        >>> comm.size
+        1
+    """
+    if name not in FAMILIES and name not in CHAINERMN:
+        raise ValueError(f'no communicator is called {name!r}; choose from: '
+                         f'{", ".join([*FAMILIES, *CHAINERMN])}')
+    if mpi_comm is not None and not isinstance(mpi_comm, MPI.Comm):
+        raise TypeError("mpi_comm must be an mpi4py communicator, not "
+                        f'{mpi_comm!r}')
+    abort_on_exception()
+    mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    if name in FAMILIES:
+        return CodecCommunicator(mpi_comm, name, make_options(name, options))
+    unknown = sorted(set(options) - set(CHAINERMN[name]))
+    if unknown:
+        known = ', '.join(CHAINERMN[name]) or 'none'
+        raise ValueError(f'communicator {name!r} has no option '
+                         f'{unknown[0]!r}; its options are: {known}')
+    return _create_chainermn_communicator(name, mpi_comm, **options)

@@ -1,0 +1,152 @@
+"""A Chainer model's gradients as flat float32 arrays, and back."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy
+
+from ..codecs import Tensors
+
+UNINITIALISED = 'not initialised'
+NO_GRADIENT = 'without gradient'
+
+
+class Gradients:
+    """The gradients of a model that take part in an exchange.
+
+    A parameter that occurs under several names is exchanged once, under the
+    first.  Gradients that are not C-contiguous float32 are copied;
+    :meth:`write_back` brings the result home.
+
+    Args:
+        model: A Chainer link.
+        zero_fill: Give parameters without gradient one of zeros.
+
+    Attributes:
+        entries: Name to description of every parameter: what must be equal
+            on all ranks.
+        problem: What forbids an exchange on this rank; '' if nothing.
+        tensors: The fused vector; None if there is a problem.
+    """
+
+    def __init__(self, model: chainer.Link, zero_fill: bool) -> None:
+        self.entries: dict[str, str] = {}
+        self.problem = ''
+        self.tensors: Tensors | None = None
+        self._copies: list[tuple[Any, Any]] = []
+        chosen = []
+        for name, parameter in distinct_parameters(model):
+            problem = problem_of(name, parameter)
+            self.problem = self.problem or problem
+            if not problem and parameter.array is not None:
+                if parameter.grad is None and zero_fill:
+                    parameter.grad = parameter.xp.zeros_like(parameter.array)
+                if parameter.grad is not None:
+                    chosen.append((name, parameter))
+            self.entries[f'parameter {name}'] = describe(parameter)
+        if not self.problem:
+            self.problem = _mixed_devices(chosen)
+        if not self.problem:
+            self.tensors = self._fuse(chosen)
+
+    def write_back(self) -> None:
+        """Brings the result into gradients that had to be copied."""
+        for flat, gradient in self._copies:
+            gradient[...] = flat.reshape(gradient.shape)
+
+    def _fuse(self, chosen: list[tuple[str, chainer.Parameter]]) -> Tensors:
+        gradients, parameters = [], []
+        for _, parameter in chosen:
+            flat = _flat(parameter.grad)
+            if not _shares(flat, parameter.grad):
+                self._copies.append((flat, parameter.grad))
+            gradients.append(flat)
+            parameters.append(_flat(parameter.array))
+        scales = [parameter._loss_scale for _, parameter in chosen
+                  if parameter._loss_scale is not None]
+        return Tensors([name for name, _ in chosen], gradients, parameters,
+                       float(scales[0]) if scales else 1.0)
+
+
+def distinct_parameters(model: chainer.Link
+                        ) -> list[tuple[str, chainer.Parameter]]:
+    """Names and parameters in the order of names, shared ones once."""
+    seen: set[int] = set()
+    found = []
+    for name, parameter in sorted(model.namedparams(),
+                                  key=lambda item: item[0]):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            found.append((name, parameter))
+    return found
+
+
+def describe(parameter: chainer.Parameter) -> str:
+    """Shape and dtype, and whether there is a gradient."""
+    array = parameter.array
+    if array is None:
+        return UNINITIALISED
+    gradient = parameter.grad
+    text = f'{array.dtype.name} {array.shape}'
+    if gradient is None:
+        return f'{text} {NO_GRADIENT}'
+    if gradient.dtype != array.dtype:
+        return f'{text} with a gradient of {gradient.dtype.name}'
+    return text
+
+
+def problem_of(name: str, parameter: chainer.Parameter) -> str:
+    """Why this parameter cannot be exchanged; '' if it can."""
+    if parameter.array is None:
+        return ''
+    for kind, array in (('parameter', parameter.array),
+                        ('the gradient of parameter', parameter.grad)):
+        if array is None:
+            continue
+        if not _is_supported(array):
+            return (f'{kind} {name} is a {type(array).__module__}.'
+                    f'{type(array).__name__}; it must be a NumPy or a CuPy '
+                    'array (model.to_device)')
+        if array.dtype.kind != 'f':
+            return (f'{kind} {name} has dtype {array.dtype.name}; only '
+                    'float16, float32 and float64 can be averaged (register '
+                    'it as a persistent value instead)')
+    return ''
+
+
+def _is_supported(array: Any) -> bool:
+    return isinstance(array, (numpy.ndarray, chainer.backends.cuda.ndarray))
+
+
+def _mixed_devices(chosen: list[tuple[str, chainer.Parameter]]) -> str:
+    if not chosen:
+        return ''
+    first_name, first = chosen[0]
+    wanted = _device(first.array)
+    for name, parameter in chosen:
+        for kind, array in (('parameter', parameter.array),
+                            ('the gradient of parameter', parameter.grad)):
+            if _device(array) != wanted:
+                return (f'{kind} {name} is on {_device(array)} but parameter '
+                        f'{first_name} is on {wanted}; move the whole model '
+                        'to one device (model.to_device)')
+    return ''
+
+
+def _device(array: Any) -> str:
+    if isinstance(array, numpy.ndarray):
+        return 'the CPU'
+    return f'GPU {array.device.id}'
+
+
+def _flat(array: Any) -> Any:
+    if array.dtype == numpy.float32 and array.flags.c_contiguous:
+        return array.reshape(-1)
+    # Overflow to infinity is reported after the exchange, by name.
+    with numpy.errstate(over='ignore'):
+        return array.astype(numpy.float32).reshape(-1)
+
+
+def _shares(flat: Any, array: Any) -> bool:
+    return flat.dtype == array.dtype and array.flags.c_contiguous

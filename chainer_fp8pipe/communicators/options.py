@@ -1,0 +1,140 @@
+"""The options of ``create_communicator``, their defaults and their limits."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+TWO_LEVEL = ('auto', 'yes', 'no')
+
+
+def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
+            low: float = -math.inf, high: float = math.inf) -> Any:
+    return dataclasses.field(default=default, metadata={
+        'help': help, 'choices': choices, 'low': low, 'high': high})
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeOptions:
+    """What every codec's communicator understands."""
+
+    exchange: str = _option(
+        'direct', 'how bytes travel: float32 sums made by one rank per piece,'
+        " or the paper's MPI_Allreduce with sums in the wire's own format",
+        choices=('direct', 'mpi_op'))
+    two_level: str = _option(
+        'auto', 'exchange inside nodes first, then between them; auto: where '
+        'there are several nodes with equally many ranks, more than one',
+        choices=TWO_LEVEL)
+    ranks_per_node: int = _option(
+        0, 'pretend that so many consecutive ranks are one node; 0: nodes '
+        'are told apart by host name', low=0)
+    nonfinite: str = _option(
+        'auto', 'what to do when the mean gradient is NaN or infinite: raise '
+        'an error naming rank and parameter, pass it on, or auto: raise '
+        'unless the loss is scaled (loss scaling expects to see it)',
+        choices=('auto', 'raise', 'pass'))
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            _check(field, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Options(ExchangeOptions):
+    """The fp8 codec's constants (the paper's names in brackets)."""
+
+    warmup: int = _option(
+        100, 'updates in float32 before the first in fp8', low=0)
+    rounding: str = _option(
+        'nearest', 'how a number is made fp8',
+        choices=('nearest', 'truncate', 'stochastic'))
+    period: int = _option(
+        100, 'updates from one choice of scales to the next (N)', low=1)
+    quantile: float = _option(
+        0.95, 'which quantile of |gradient / parameter| sets the scale (Q)',
+        low=0.0, high=1.0)
+    samples: int = _option(
+        1024, 'elements the quantile is estimated from, at most (R)', low=1)
+    epsilon: float = _option(
+        1e-5, 'added to |parameter| before the division (epsilon)',
+        low=1e-30, high=1e30)
+    headroom: float = _option(
+        1024.0, 'how far above the quantile values are clipped; the paper: 1',
+        low=1.0, high=2.0 ** 30)
+    error_feedback: bool = _option(
+        True, 'add what an encoding lost to the next gradient',
+        choices=(True, False))
+    seed: int = _option(0, 'of sampling and stochastic rounding', low=0)
+
+
+#: Name of a communicator: its class of options and its own defaults.
+FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
+    'fp8': (Fp8Options, {}),
+    'fp8_paper': (Fp8Options, {
+        'exchange': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
+        'headroom': 1.0, 'error_feedback': False}),
+    'float16': (ExchangeOptions, {}),
+    'float32': (ExchangeOptions, {}),
+}
+
+
+def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
+    """Checked options of communicator ``name``.
+
+    Raises:
+        ValueError: An option is unknown or its value is not allowed; the
+            message lists what is.
+    """
+    options, defaults = FAMILIES[name]
+    known = [field.name for field in dataclasses.fields(options)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(
+            f'communicator {name!r} has no option {unknown[0]!r}; '
+            f'its options are: {", ".join(known)}')
+    return options(**{**defaults, **given})
+
+
+def parse_option(name: str, option: str, text: str) -> Any:
+    """The value of an option written on a command line.
+
+    Raises:
+        ValueError: There is no such option, or ``text`` is not of its type.
+    """
+    options, _ = FAMILIES[name]
+    types = {field.name: type(field.default)
+             for field in dataclasses.fields(options)}
+    if option not in types:
+        make_options(name, {option: text})      # raises, listing the names
+    if types[option] is bool:
+        if text.lower() not in ('true', 'false'):
+            raise ValueError(f'{option} must be true or false, not {text!r}')
+        return text.lower() == 'true'
+    try:
+        return types[option](text)
+    except ValueError:
+        raise ValueError(f'{option} must be of type '
+                         f'{types[option].__name__}, not {text!r}') from None
+
+
+def _check(field: dataclasses.Field, value: Any) -> None:
+    choices = field.metadata['choices']
+    if choices:
+        if not any(type(value) is type(choice) and value == choice
+                   for choice in choices):
+            raise ValueError(f'{field.name} must be one of '
+                             f'{", ".join(map(repr, choices))}, '
+                             f'not {value!r}')
+        return
+    wanted = type(field.default)
+    if isinstance(value, bool) or not isinstance(value, (wanted, int)):
+        raise ValueError(f'{field.name} must be of type {wanted.__name__}, '
+                         f'not {value!r}')
+    low, high = field.metadata['low'], field.metadata['high']
+    if not low <= value <= high:        # also refuses NaN
+        limits = f'at least {low:g}'
+        if high != math.inf:
+            limits = f'between {low:g} and {high:g}'
+        raise ValueError(f'{field.name} must be {limits}, not {value!r}')

@@ -1,0 +1,1 @@
+"""What Chainer's Trainer sees of this package."""

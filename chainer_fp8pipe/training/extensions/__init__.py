@@ -1,0 +1,6 @@
+"""Trainer extensions: reports on the exchange, exact snapshots."""
+from .communication_report import CommunicationReport
+from .compression_report import CompressionReport
+from .snapshot import Snapshot, resume
+
+__all__ = ['CommunicationReport', 'CompressionReport', 'Snapshot', 'resume']

@@ -1,0 +1,138 @@
+"""q and clipped share of every tensor over time (the paper's figure 12)."""
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import chainer
+from chainer.training import extension
+
+_MOST_IN_LEGEND = 24
+
+
+class CompressionReport(extension.Extension):
+    """Records and plots what the fp8 codec does to each tensor.
+
+    Each call records, per tensor, the quantile q in use (which sets its
+    scale) and the share of this rank's elements that were clipped since the
+    last call.  The record is written as JSON, and drawn as PNG if
+    matplotlib is installed, at the end of each epoch and of the run.
+
+    Args:
+        comm: An fp8 communicator of this package.
+        filename: Of the record, in the trainer's output directory.
+        plot: Of the picture; None for none.
+    """
+
+    trigger = 10, 'iteration'
+    priority = extension.PRIORITY_READER
+    default_name = 'CompressionReport'
+
+    def __init__(self, comm: Any, filename: str = 'compression.json',
+                 plot: str | None = 'compression.png') -> None:
+        if not hasattr(getattr(comm, 'codec', None), 'report'):
+            raise TypeError('CompressionReport needs a communicator made by '
+                            "chainer_fp8pipe.create_communicator('fp8'), "
+                            f'not {comm!r}')
+        self._comm = comm
+        self._filename = filename
+        self._plot = plot
+        self._out = ''
+        self._record: list[dict[str, Any]] = []
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        self._out = trainer.out
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        tensors = {}
+        for name, report in self._comm.codec.report().items():
+            clipped, encoded = self._last.get(name, (0, 0))
+            fresh = report.encoded - encoded
+            if fresh:
+                tensors[name] = {'q': report.q, 'clipped':
+                                 (report.clipped - clipped) / fresh}
+            self._last[name] = (report.clipped, report.encoded)
+        if tensors:
+            self._record.append({'iteration': trainer.updater.iteration,
+                                 'tensors': tensors})
+        if trainer.updater.is_new_epoch:
+            self._write()
+
+    def finalize(self) -> None:
+        self._write()
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        text = json.dumps([self._record, self._last])
+        text = serializer('record', text)
+        if isinstance(serializer, chainer.serializer.Deserializer):
+            self._record, last = json.loads(str(text))
+            self._last = {name: (clipped, encoded)
+                          for name, (clipped, encoded) in last.items()}
+
+    def _write(self) -> None:
+        if not self._record or self._comm.rank:
+            return
+        os.makedirs(self._out, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+                'w', dir=self._out, delete=False) as file:
+            json.dump(self._record, file, indent=1)
+        os.replace(file.name, os.path.join(self._out, self._filename))
+        if self._plot:
+            plot_compression(self._record,
+                             os.path.join(self._out, self._plot))
+
+
+def plot_compression(record: list[dict[str, Any]], path: str) -> None:
+    """Draws the record of a :class:`CompressionReport` as PNG.
+
+    Weights are drawn solid and biases dotted in their layer's colour, as in
+    the paper.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ImportError:
+        warnings.warn('no picture of the compression: matplotlib is not '
+                      'installed (pip install matplotlib)', stacklevel=2)
+        return
+    names = sorted({name for entry in record for name in entry['tensors']})
+    layers = sorted({_layer(name) for name in names})
+    colours = colormaps['tab10' if len(layers) <= 10 else 'turbo']
+    figure = Figure(figsize=(9, 7), layout='constrained')
+    scale, clipped = figure.subplots(2, 1, sharex=True)
+    for name in names:
+        points = [(entry['iteration'], entry['tensors'][name])
+                  for entry in record if name in entry['tensors']]
+        place = layers.index(_layer(name))
+        style = {
+            'color': colours(place if len(layers) <= 10
+                             else place / (len(layers) - 1)),
+            'linestyle': '-' if name.endswith('/W') else ':',
+            'label': name, 'marker': '.', 'markersize': 3}
+        iterations = [iteration for iteration, _ in points]
+        scale.plot(iterations, [tensor['q'] for _, tensor in points], **style)
+        clipped.plot(iterations,
+                     [100 * tensor['clipped'] for _, tensor in points],
+                     **style)
+    scale.set_yscale('log')
+    scale.set_ylabel('q: quantile of |gradient| / (|parameter| + epsilon)')
+    clipped.set_ylabel('clipped elements [%]')
+    clipped.set_ylim(bottom=0)
+    clipped.set_xlabel('iteration')
+    for axes in (scale, clipped):
+        axes.grid(alpha=0.3)
+    handles, labels = scale.get_legend_handles_labels()
+    title = 'tensor'
+    if len(labels) > _MOST_IN_LEGEND:
+        title = f'the first {_MOST_IN_LEGEND} of {len(labels)} tensors'
+    figure.legend(handles[:_MOST_IN_LEGEND], labels[:_MOST_IN_LEGEND],
+                  loc='outside right upper', fontsize='small', title=title)
+    figure.savefig(path, dpi=120)
+
+
+def _layer(name: str) -> str:
+    return name.rpartition('/')[0]

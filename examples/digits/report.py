@@ -1,0 +1,67 @@
+"""The table and the picture that compare training runs."""
+from matplotlib.figure import Figure
+
+_ACCURACY = 'validation/main/accuracy'
+
+
+def summarise(name, log):
+    """What is shown of a run, from what ``LogReport`` wrote."""
+    last = log[-1]
+    accuracies = [100 * entry[_ACCURACY] for entry in log]
+    return {
+        'name': name,
+        'epochs': [entry['epoch'] for entry in log],
+        'losses': [entry['main/loss'] for entry in log],
+        'accuracies': accuracies,
+        'final': accuracies[-1],
+        'best': max(accuracies),
+        # of the last epoch, so after any warm-up
+        'bytes': last.get('comm/bytes'),
+        'exchange': last.get('comm/exchange'),
+        'codec': last.get('comm/encode', 0) + last.get('comm/decode', 0),
+        'seconds': last['elapsed_time'],
+    }
+
+
+def print_table(runs):
+    """One line per run; bytes and times are of rank 0, in the last epoch."""
+    print(f'\n{"communicator":14}{"test accuracy [%]":>20}'
+          f'{"bytes per update":>20}{"time per update [ms]":>24}'
+          f'{"total":>9}')
+    print(f'{"":14}{"final":>12}{"best":>8}{"sent":>12}{"ratio":>8}'
+          f'{"exchange":>13}{"codec":>11}{"[s]":>9}')
+    reference = next((run['bytes'] for run in runs
+                      if run['name'] == 'float32'), None)
+    for run in runs:
+        line = f'{run["name"]:14}{run["final"]:12.2f}{run["best"]:8.2f}'
+        if run['bytes'] is None:
+            line += f'{"-":>12}{"-":>8}{"-":>13}{"-":>11}'
+        else:
+            ratio = (f'{run["bytes"] / reference:8.3f}' if reference
+                     else f'{"-":>8}')
+            line += (f'{run["bytes"]:12,.0f}{ratio}{run["exchange"]:13.2f}'
+                     f'{run["codec"]:11.2f}')
+        print(f'{line}{run["seconds"]:9.1f}')
+
+
+def plot_curves(runs, path):
+    """Training loss and test error against epochs, as PNG."""
+    figure = Figure(figsize=(10, 4.5), layout='constrained')
+    loss, error = figure.subplots(1, 2)
+    for run, marker in zip(runs, 'osv^D*Px' * len(runs)):
+        style = {'label': run['name'], 'marker': marker, 'markersize': 4}
+        loss.plot(run['epochs'], run['losses'], **style)
+        error.plot(run['epochs'],
+                   [100 - accuracy for accuracy in run['accuracies']],
+                   **style)
+    loss.set_ylabel('training loss (cross-entropy)')
+    error.set_ylabel('test error [%]')
+    for axes in (loss, error):
+        axes.set_xlabel('epoch')
+        axes.set_yscale('log')
+        axes.grid(alpha=0.3, which='both')
+        axes.legend(title='communicator')
+    figure.suptitle('Same initial weights, gradients averaged three ways'
+                    if len(runs) == 3 else 'Training')
+    figure.savefig(path, dpi=120)
+    print(f'curves: {path}')

@@ -1,0 +1,182 @@
+"""Trains a small network on handwritten digits over MPI, in several ways.
+
+    mpiexec -n 4 python examples/digits/train_digits.py
+
+trains it three times from the same initial weights, with gradients averaged
+in float32, in fp8 and in fp8 as the paper has it, and compares the three in
+a table and a picture.
+"""
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+
+import chainer_fp8pipe  # isort: skip  (lets chainer import)
+import chainer
+import chainer.links as L
+import chainermn
+import numpy
+from chainer.training import Trainer, extensions
+from chainer.training.updaters import StandardUpdater
+from data import load
+from model import ConvNet
+from mpi4py import MPI
+from report import plot_curves, print_table, summarise
+
+from chainer_fp8pipe.training.extensions import (
+    CommunicationReport,
+    CompressionReport,
+    Snapshot,
+    resume,
+)
+
+
+def parse(arguments=None):
+    """The command line; only rank 0 prints help and errors."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        '--communicator', nargs='+', metavar='NAME',
+        default=['float32', 'fp8', 'fp8_paper'],
+        help='train with each of these (default: float32 fp8 fp8_paper); '
+        'also float16 and any of ChainerMN, e.g. naive')
+    parser.add_argument('--epoch', type=int, default=20,
+                        help='passes over the training set (default: 20)')
+    parser.add_argument('--batchsize', type=int, default=16,
+                        help='images per rank and update (default: 16)')
+    parser.add_argument('--lr', type=float, default=0.1,
+                        help='learning rate at the start; it falls to zero '
+                        'along half a cosine (default: 0.1)')
+    parser.add_argument(
+        '--warmup', type=int, metavar='UPDATES',
+        help='updates in float32 before the first in fp8 (default: 5 %% of '
+        'all)')
+    parser.add_argument('--seed', type=int, default=0,
+                        help='of weights and batches (default: 0)')
+    parser.add_argument(
+        '--resume', action='store_true',
+        help='go on from the newest snapshots in OUT, if there are any')
+    parser.add_argument(
+        '--dataset', choices=['digits', 'mnist', 'cifar10'], default='digits',
+        help='digits comes with scikit-learn; mnist and cifar10 are read '
+        'from files in their original formats in --root')
+    parser.add_argument('--root', metavar='DIR',
+                        help='where the files of mnist or cifar10 are')
+    parser.add_argument('--out', default='result', metavar='OUT',
+                        help='directory for results (default: result)')
+    silent = contextlib.ExitStack()
+    with silent:
+        if MPI.COMM_WORLD.rank:
+            nowhere = silent.enter_context(open(os.devnull, 'w'))
+            silent.enter_context(contextlib.redirect_stdout(nowhere))
+            silent.enter_context(contextlib.redirect_stderr(nowhere))
+        options = parser.parse_args(arguments)
+        if options.dataset != 'digits' and not options.root:
+            parser.error(f'--dataset {options.dataset} needs --root DIR')
+        for name in ('epoch', 'batchsize'):
+            if getattr(options, name) < 1:
+                parser.error(f'--{name} must be at least 1')
+    return options
+
+
+def load_on_root(options):
+    """Both data sets on rank 0, None elsewhere; ends all ranks on failure."""
+    datasets, problem = (None, None), None
+    if MPI.COMM_WORLD.rank == 0:
+        try:
+            datasets = load(options.dataset, options.root)
+        except (OSError, ValueError, ImportError) as error:
+            problem = f'{type(error).__name__}: {error}'
+            print(f'{sys.argv[0]}: {problem}', file=sys.stderr)
+    if MPI.COMM_WORLD.bcast(problem):
+        sys.exit(1)
+    return datasets
+
+
+def train(options, name, datasets):
+    """One training run; returns what the table and the picture need."""
+    train_set, test_set = (chainermn.scatter_dataset(
+        dataset, chainer_fp8pipe.create_communicator('float32'))
+        for dataset in datasets)
+    updates = -(-len(train_set) * options.epoch // options.batchsize)
+    comm = create_communicator(options, name, updates)
+    out = os.path.join(options.out, name)
+
+    seed_random(options.seed)                   # same weights on all ranks
+    model = L.Classifier(ConvNet(train_set[0][0].shape[0]))
+    seed_random(options.seed + 1 + comm.rank)   # other batches on each
+
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(options.lr), comm).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    iterator = chainer.iterators.SerialIterator(train_set, options.batchsize)
+    trainer = Trainer(StandardUpdater(iterator, optimizer),
+                      (options.epoch, 'epoch'), out)
+
+    test_iterator = chainer.iterators.SerialIterator(
+        test_set, 256, repeat=False, shuffle=False)
+    trainer.extend(chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(test_iterator, model), comm))
+    trainer.extend(cosine_decay(options.lr, updates),
+                   trigger=(1, 'iteration'))
+    if hasattr(comm, 'statistics'):
+        trainer.extend(CommunicationReport(comm))
+    if name.startswith('fp8'):
+        trainer.extend(CompressionReport(comm))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport())
+        trainer.extend(extensions.ProgressBar(update_interval=10))
+    trainer.extend(Snapshot(comm, retain=2))
+
+    if options.resume and MPI.COMM_WORLD.bcast(os.path.isdir(out)):
+        iteration = resume(trainer, comm, out)
+        if comm.rank == 0:
+            print(f'{name}: goes on after iteration {iteration}')
+    elif comm.rank == 0:
+        print(f'{name}: {updates} updates on {comm.size} ranks')
+    trainer.run()
+    if comm.rank == 0:
+        chainer.serializers.save_npz(os.path.join(out, 'model.npz'), model)
+        with open(os.path.join(out, 'log')) as file:
+            return summarise(name, json.load(file))
+    return None
+
+
+def create_communicator(options, name, updates):
+    """The communicator, with the float32 warm-up if it is an fp8 one."""
+    extra = {}
+    if name.startswith('fp8'):
+        extra['warmup'] = (updates // 20 if options.warmup is None
+                           else options.warmup)
+    return chainer_fp8pipe.create_communicator(name, **extra)
+
+
+def cosine_decay(start, updates):
+    """A learning rate that falls from ``start`` to zero."""
+    def set_rate(trainer):
+        done = min(trainer.updater.iteration / updates, 1.0)
+        trainer.updater.get_optimizer('main').lr = (
+            start * 0.5 * (1 + numpy.cos(numpy.pi * done)))
+    return set_rate
+
+
+def seed_random(seed):
+    """Seeds all generators that Chainer draws from on the CPU."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def main():
+    options = parse()
+    datasets = load_on_root(options)
+    runs = [train(options, name, datasets) for name in options.communicator]
+    if MPI.COMM_WORLD.rank == 0:
+        print_table(runs)
+        plot_curves(runs, os.path.join(options.out, 'curves.png'))
+
+
+if __name__ == '__main__':
+    main()

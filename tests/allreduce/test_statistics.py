@@ -1,0 +1,45 @@
+import pytest
+
+from chainer_fp8pipe.allreduce import Statistics, statistics
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until told."""
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+    clock = Clock()
+    monkeypatch.setattr(statistics, 'time', clock)
+    return clock
+
+
+def test_sections_add_up(clock):
+    counters = Statistics()
+    for _ in range(2):
+        with counters.section('encode'):
+            clock.now += 3
+        clock.now += 10         # outside any section
+    assert counters.seconds == {'encode': 6, 'exchange': 0, 'decode': 0}
+
+
+def test_an_inner_section_does_not_count_for_the_outer(clock):
+    counters = Statistics()
+    with counters.section('exchange'):
+        clock.now += 1
+        with counters.section('decode'):
+            clock.now += 5
+        clock.now += 2
+    assert counters.seconds == {'encode': 0, 'exchange': 3, 'decode': 5}
+
+
+def test_an_error_inside_closes_the_section(clock):
+    counters = Statistics()
+    with pytest.raises(KeyError), counters.section('encode'):
+        clock.now += 1
+        raise KeyError
+    with counters.section('decode'):
+        clock.now += 2
+    assert counters.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}

@@ -1,0 +1,36 @@
+"""Tensors with random values, and how a codec is used by one rank alone."""
+import numpy
+
+from chainer_fp8pipe.codecs import Tensors
+
+
+def random_tensors(sizes, seed=0, spread=1.0):
+    """Normal gradients and parameters; ``spread`` scales the gradients."""
+    generator = numpy.random.default_rng(seed)
+
+    def draw(scale):
+        return [generator.normal(0, scale, size).astype(numpy.float32)
+                for size in sizes]
+    return Tensors([f'/l{i}/W' for i in range(len(sizes))],
+                   draw(spread), draw(0.1))
+
+
+def alone(array):
+    """The ``maximum`` of a job of one rank."""
+
+
+def encode(codec, tensors):
+    wire = numpy.empty(tensors.size, codec.wire_dtype)
+    codec.begin(tensors, alone)
+    codec.encode(tensors, wire)
+    return wire
+
+
+def round_trip(codec, tensors):
+    """Encodes and decodes; returns whether finite, and the gradients."""
+    wire = encode(codec, tensors)
+    before = [gradient.copy() for gradient in tensors.gradients]
+    finite = codec.decode(tensors, wire)
+    after = tensors.gradients
+    tensors.gradients = before
+    return finite, after

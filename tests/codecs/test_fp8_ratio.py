@@ -1,0 +1,267 @@
+"""The fp8 codec against Algorithm 1 computed in float64."""
+import ml_dtypes
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainer_fp8pipe.codecs import Fp8Ratio
+
+from .helpers import alone, encode, random_tensors, round_trip
+
+PAPER = {'headroom': 1.0, 'error_feedback': False}
+SIZES = [700, 0, 1, 3000]
+
+
+def reference_wire(gradient, parameter, q, epsilon=1e-5, headroom=1.0):
+    """Lines 9 to 15 of Algorithm 1, in float64, rounded by ml_dtypes."""
+    ratio = gradient.astype(float) / (abs(parameter.astype(float)) + epsilon)
+    scaled = numpy.clip(ratio * 57344 / (q * headroom), -57344, 57344)
+    return scaled.astype(numpy.float32).astype(ml_dtypes.float8_e5m2)
+
+
+def test_a_wire_is_algorithm_1s():
+    tensors = random_tensors([1000])        # fewer than R: q is exact
+    codec = Fp8Ratio(**PAPER)
+    wire = encode(codec, tensors)
+    ratio = abs(tensors.gradients[0].astype(float)) / (
+        abs(tensors.parameters[0].astype(float)) + 1e-5)
+    q = numpy.quantile(ratio, 0.95)
+    assert codec.report()['/l0/W'].q == pytest.approx(q, rel=1e-6)
+    expected = reference_wire(
+        tensors.gradients[0], tensors.parameters[0],
+        codec.report()['/l0/W'].q)
+    # The reference divides in float64: an element on a rounding boundary
+    # may fall to the other side.
+    different = wire != expected.view(numpy.uint8)
+    assert different.mean() < 1e-3
+    assert codec.report()['/l0/W'].clipped == (ratio > q).sum() == 50
+
+
+def test_every_constant_of_the_algorithm_is_an_argument():
+    tensors = random_tensors([1000])
+    codec = Fp8Ratio(quantile=0.5, epsilon=0.1, **PAPER)
+    encode(codec, tensors)
+    ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 0.1)
+    assert codec.report()['/l0/W'].q == pytest.approx(
+        numpy.quantile(ratio, 0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize('rounding', ['nearest', 'truncate', 'stochastic'])
+def test_a_round_trip_keeps_normal_values_within_the_formats_step(rounding):
+    tensors = random_tensors(SIZES)
+    codec = Fp8Ratio(rounding=rounding, error_feedback=False,
+                     headroom=2.0 ** 20)
+    finite, decoded = round_trip(codec, tensors)
+    assert finite
+    # Two mantissa bits: neighbours are 1/4 to 1/8 apart, nearest errs by
+    # half of that.  Subnormal codes are 2^-16 apart on the wire.
+    step = 0.125 if rounding == 'nearest' else 0.25
+    for index, name in enumerate(tensors.names):
+        gradient = tensors.gradients[index]
+        if not gradient.size:
+            continue
+        q = codec.report()[name].q
+        floor = step * 2.0 ** -14 * q * 2 ** 20 / 57344 * (
+            abs(tensors.parameters[index]) + 1e-5)
+        error = abs(decoded[index] - gradient)
+        assert (error <= step * 1.0001 * abs(gradient) + floor).all()
+
+
+def test_sampling_is_repeatable_and_depends_on_the_seed():
+    tensors = random_tensors([50000])
+    q = []
+    for seed in (1, 1, 2):
+        codec = Fp8Ratio(seed=seed)
+        encode(codec, tensors)
+        q.append(codec.report()['/l0/W'].q)
+    assert q[0] == q[1] != q[2]
+
+
+def test_a_sampled_quantile_is_near_the_true_one():
+    tensors = random_tensors([200000])
+    codec = Fp8Ratio(samples=4096)
+    encode(codec, tensors)
+    ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 1e-5)
+    # Standard error of the quantile's rank: sqrt(Q (1 - Q) / R) = 0.0034.
+    low, high = numpy.quantile(ratio, [0.95 - 5 * 0.0034, 0.95 + 5 * 0.0034])
+    assert low < codec.report()['/l0/W'].q < high
+
+
+def test_q_is_the_maximum_over_ranks_and_renewed_each_period():
+    codec = Fp8Ratio(period=3)
+    asked = []
+
+    def maximum(array):
+        asked.append(array.copy())
+        array *= 2              # another rank has twice this one's
+
+    tensors = random_tensors([100, 50])
+    for _ in range(7):
+        codec.begin(tensors, maximum)
+    assert len(asked) == 3
+    assert codec._q['/l0/W'] == pytest.approx(2 * asked[0][0])
+
+
+def test_a_tensor_of_zeros_gets_its_scale_when_it_first_moves():
+    tensors = random_tensors([2000, 10])
+    moving = tensors.gradients[0].copy()
+    tensors.gradients[0][...] = 0
+    codec = Fp8Ratio(period=1000)
+    finite, decoded = round_trip(codec, tensors)
+    assert finite
+    assert not decoded[0].any()
+    tensors.gradients[0][...] = moving
+    _, decoded = round_trip(codec, tensors)
+    numpy.testing.assert_allclose(decoded[0], moving, rtol=0.126, atol=1e-5)
+
+
+def test_a_sparse_tensor_whose_sample_is_zero_keeps_its_values():
+    tensors = random_tensors([100000])
+    tensors.gradients[0][...] = 0
+    tensors.gradients[0][[5, 77777]] = [1e-3, -2.5]
+    _, decoded = round_trip(Fp8Ratio(), tensors)
+    numpy.testing.assert_allclose(decoded[0], tensors.gradients[0],
+                                  rtol=0.126)
+
+
+@pytest.mark.parametrize('spread', [1e-25, 1e-10, 1.0, 1e10, 1e25])
+def test_gradients_of_any_size_survive(spread):
+    tensors = random_tensors([500], spread=spread)
+    finite, decoded = round_trip(Fp8Ratio(), tensors)
+    assert finite
+    gradient = tensors.gradients[0].astype(float)
+    error = numpy.linalg.norm(decoded[0] - gradient)
+    assert error < 0.126 * numpy.linalg.norm(gradient)
+
+
+@pytest.mark.parametrize('bad', [numpy.nan, numpy.inf, -numpy.inf])
+def test_a_gradient_that_is_not_finite_travels_as_what_it_is(bad):
+    tensors = random_tensors(SIZES)
+    tensors.gradients[3][7] = bad
+    codec = Fp8Ratio()
+    finite, decoded = round_trip(codec, tensors)
+    assert not finite
+    assert codec.nonfinite == ['/l3/W']
+    numpy.testing.assert_array_equal(decoded[3][7], numpy.float32(bad))
+    tensors.gradients[3][7] = 0.5       # and leaves no trace in residuals
+    finite, _ = round_trip(codec, tensors)
+    assert finite
+    assert codec.nonfinite == []
+
+
+@pytest.mark.parametrize('rounding', ['nearest', 'truncate', 'stochastic'])
+def test_error_feedback_makes_the_average_of_50_steps_converge(rounding):
+    def error(error_feedback):
+        tensors = random_tensors([4000], seed=3)
+        codec = Fp8Ratio(rounding=rounding, error_feedback=error_feedback)
+        total = 0
+        for _ in range(50):
+            _, decoded = round_trip(codec, tensors)
+            total = total + decoded[0].astype(float)
+        difference = total / 50 - tensors.gradients[0]
+        return numpy.linalg.norm(difference)
+    # Without feedback stochastic rounding averages out by itself, as
+    # 1 / sqrt(50); with it every rounding's error falls as 1 / 50.
+    assert error(True) < error(False) / (
+        1.5 if rounding == 'stochastic' else 5)
+
+
+def test_residuals_follow_the_loss_scale():
+    def second_step(scales):
+        tensors = random_tensors([100], seed=4)
+        gradient = tensors.gradients[0].copy()
+        codec = Fp8Ratio()
+        for scale in scales:
+            tensors.loss_scale = scale
+            tensors.gradients[0][...] = gradient * scale
+            _, decoded = round_trip(codec, tensors)
+        return decoded[0] / scales[-1]
+    # Powers of two change no rounding: q is the first update's, so the
+    # scaled wire differs by an exact factor.
+    numpy.testing.assert_allclose(
+        second_step([1.0, 4.0]), second_step([1.0, 1.0]), rtol=1e-6)
+
+
+@given(st.integers(0, 4), st.integers(1, 3),
+       st.sampled_from(['nearest', 'stochastic']))
+@settings(max_examples=20, deadline=None)
+def test_a_saved_codec_goes_on_bit_for_bit(before, after, rounding):
+    def steps(codec, first, last):
+        wires = []
+        for step in range(first, last):
+            tensors = random_tensors(SIZES, seed=step)
+            wires.append(encode(codec, tensors))
+            total = codec.zeros(tensors, 50)
+            codec.accumulate(wires[-1][10:60], total)
+            codec.encode_mean(tensors, total, 1, wires[-1][10:60], 10, 'all')
+        return wires
+    options = {'rounding': rounding, 'period': 2, 'seed': 5}
+    whole = steps(Fp8Ratio(**options), 0, before + after)
+    first = Fp8Ratio(**options)
+    steps(first, 0, before)
+    second = Fp8Ratio(**options)
+    second.load_state(first.state())
+    for expected, wire in zip(
+            whole[before:], steps(second, before, before + after),
+            strict=True):
+        numpy.testing.assert_array_equal(wire, expected)
+
+
+def test_a_state_that_is_not_fp8s_is_refused():
+    with pytest.raises(ValueError, match='no state of the fp8 codec'):
+        Fp8Ratio().load_state({'nonsense': numpy.zeros(3)})
+
+
+@pytest.mark.parametrize('rounding', ['nearest', 'truncate'])
+def test_add_and_rescale_are_ml_dtypes_arithmetic(rounding):
+    generator = numpy.random.default_rng(0)
+    codes = generator.integers(0, 0x7C, (2, 5000)).astype(numpy.uint8)
+    codes[:, ::2] |= 0x80
+    first, second = codes.view(ml_dtypes.float8_e5m2).astype(numpy.float32)
+    codec = Fp8Ratio(rounding=rounding)
+
+    def expected(values):
+        values = numpy.clip(values, -57344, 57344).astype(numpy.float32)
+        if rounding == 'truncate':      # the upper byte of the half
+            return values.astype(numpy.float16).view(numpy.uint16) >> 8
+        return values.astype(ml_dtypes.float8_e5m2).view(numpy.uint8)
+
+    total = codes[1].copy()
+    codec.add(codes[0], total)
+    numpy.testing.assert_array_equal(total, expected(first + second))
+    codec.rescale(total, 1 / 3)
+    before = expected(first + second).astype(numpy.uint8)
+    numpy.testing.assert_array_equal(total, expected(
+        before.view(ml_dtypes.float8_e5m2).astype(numpy.float32)
+        * numpy.float32(1 / 3)))
+
+
+def test_the_mean_of_ranks_is_encoded_with_a_residual_of_its_own():
+    """Two encodings, each with feedback: their average converges too."""
+    ranks = [random_tensors([3000], seed=seed) for seed in range(3)]
+    parameters = ranks[0].parameters
+    for tensors in ranks:
+        tensors.parameters = parameters
+    codecs = [Fp8Ratio(rank=rank) for rank in range(3)]
+    expected = numpy.mean(
+        [t.gradients[0].astype(float) for t in ranks], axis=0)
+    total_mean = 0
+    for step in range(50):
+        wires = []
+        for codec, tensors in zip(codecs, ranks, strict=True):
+            codec.begin(tensors, alone)
+            codec._q['/l0/W'] = 50.0
+            wires.append(numpy.empty(3000, numpy.uint8))
+            codec.encode(tensors, wires[-1])
+        total = codecs[0].zeros(ranks[0], 3000)
+        for wire in wires:
+            codecs[0].accumulate(wire, total)
+        codecs[0].encode_mean(ranks[0], total, 3, wires[0], 0, 'all')
+        result = random_tensors([3000])
+        result.parameters = parameters
+        codecs[0].decode(result, wires[0])
+        total_mean = total_mean + result.gradients[0].astype(float)
+        if step == 0:
+            first = numpy.linalg.norm(result.gradients[0] - expected)
+    assert numpy.linalg.norm(total_mean / 50 - expected) < first / 10

@@ -1,0 +1,43 @@
+"""Models whose gradients every rank can compute for every other rank."""
+import chainer
+import numpy
+
+
+class Model(chainer.Chain):
+    """A few parameters of different shapes (and, if wanted, dtypes)."""
+
+    def __init__(self, shapes=((3, 4), (4,), (), (2000,)), dtypes=('f4',)):
+        super().__init__()
+        with self.init_scope():
+            for number, shape in enumerate(shapes):
+                dtype = numpy.dtype(dtypes[number % len(dtypes)])
+                generator = numpy.random.default_rng(number)
+                value = generator.normal(0, 0.1, shape)
+                setattr(self, f'p{number}', chainer.Parameter(
+                    numpy.asarray(value, dtype)))
+
+
+def set_gradients(model, rank, step=0):
+    """Normal gradients that depend on rank and step; returns them."""
+    generator = numpy.random.default_rng((rank, step))
+    gradients = {}
+    for name, parameter in sorted(model.namedparams()):
+        if parameter.array is not None:
+            value = generator.normal(0, 1, parameter.shape)
+            parameter.grad = numpy.asarray(value, parameter.dtype)
+            gradients[name] = parameter.grad.copy()
+    return gradients
+
+
+def mean_gradients(size, step=0, **model):
+    """The float64 mean over ranks of what :func:`set_gradients` sets."""
+    everyone = [set_gradients(Model(**model), rank, step)
+                for rank in range(size)]
+    return {name: numpy.mean([one[name].astype(float) for one in everyone],
+                             axis=0) for name in everyone[0]}
+
+
+def bits(model):
+    """All gradients' bytes."""
+    return b''.join(numpy.asarray(parameter.grad).tobytes()
+                    for _, parameter in sorted(model.namedparams()))

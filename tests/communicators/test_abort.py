@@ -1,0 +1,42 @@
+"""A rank that dies takes the others down, and is heard."""
+import signal
+
+import pytest
+
+from tests.ranks import run_script
+
+SCRIPT = """
+import os, signal, sys
+import chainer_fp8pipe
+comm = chainer_fp8pipe.create_communicator('fp8')
+if comm.rank == 1:
+    {how}
+comm.mpi_comm.Barrier()         # the others wait for ever
+comm.mpi_comm.Barrier()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(how):
+        path = tmp_path / 'script.py'
+        path.write_text(SCRIPT.format(how=how))
+        return path
+    return write
+
+
+@pytest.mark.timeout(60)
+def test_an_exception_on_one_rank_ends_all_with_its_traceback(script):
+    done = run_script(3, script('raise ValueError("so it goes")'), timeout=40)
+    assert done.returncode != 0
+    assert 'rank 1 of 3 failed' in done.stderr
+    assert 'ValueError: so it goes' in done.stderr
+    assert 'line 6' in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_rank_ends_all(script):
+    done = run_script(
+        3, script('os.kill(os.getpid(), signal.SIGKILL)'), timeout=40)
+    assert done.returncode != 0
+    assert str(int(signal.SIGKILL)) in done.stdout + done.stderr

@@ -1,0 +1,392 @@
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+from chainer.training import extensions
+
+from chainer_fp8pipe import create_communicator
+from tests.ranks import on_ranks
+from tests.training.extensions.helpers import make_trainer
+
+from .helpers import Model, bits, mean_gradients, set_gradients
+
+NAMES = ['float32', 'float16', 'fp8', 'fp8_paper']
+#: Elementwise bounds: see tests/allreduce/test_algorithms.py; fp8_paper
+#: truncates at every sum and clips above the quantile, so only its bits are
+#: checked here.
+TOLERANCE = {'float32': 1e-5, 'float16': 2e-3, 'fp8': 0.3}
+
+
+def make(name, comm, **options):
+    if name.startswith('fp8'):
+        options.setdefault('warmup', 0)
+    return create_communicator(name, comm, **options)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(1, 2, 3, 4, 5, 8)
+def test_all_ranks_get_the_mean_with_the_same_bits(comm, name):
+    communicator, model = make(name, comm), Model()
+    for step in range(3):
+        set_gradients(model, comm.rank, step)
+        communicator.multi_node_mean_grad(model)
+        for other in comm.allgather(bits(model)):
+            assert other == bits(model)
+        if name in TOLERANCE:
+            # With feedback, what an earlier step left out comes on top.
+            for key, mean in mean_gradients(comm.size, step).items():
+                got = dict(model.namedparams())[key].grad
+                numpy.testing.assert_allclose(
+                    got, mean, rtol=0, atol=TOLERANCE[name] * 3)
+
+
+@pytest.mark.parametrize('options', [
+    {'exchange': 'mpi_op'}, {'two_level': 'yes', 'ranks_per_node': 2},
+    {'exchange': 'mpi_op', 'two_level': 'yes', 'ranks_per_node': 2}])
+@pytest.mark.parametrize('name', ['float32', 'fp8'])
+@on_ranks(4)
+def test_every_exchange_gives_the_mean(comm, name, options):
+    model = Model()
+    set_gradients(model, comm.rank)
+    make(name, comm, **options).multi_node_mean_grad(model)
+    for key, mean in mean_gradients(comm.size).items():
+        numpy.testing.assert_allclose(
+            dict(model.namedparams())[key].grad, mean, rtol=0,
+            atol=TOLERANCE[name] * 3)
+    assert set(comm.allgather(bits(model))) == {bits(model)}
+
+
+@pytest.mark.parametrize('name', ['float32', 'fp8'])
+@on_ranks(2)
+def test_gradients_of_all_float_dtypes_mix_in_one_model(comm, name):
+    model = Model(dtypes=('f2', 'f4', 'f8'))
+    set_gradients(model, comm.rank)
+    make(name, comm).multi_node_mean_grad(model)
+    means = mean_gradients(comm.size, dtypes=('f2', 'f4', 'f8'))
+    for key, mean in means.items():
+        parameter = dict(model.namedparams())[key]
+        assert parameter.grad.dtype == parameter.dtype
+        tolerance = 2e-3 if parameter.dtype == 'f2' else 1e-6
+        numpy.testing.assert_allclose(
+            parameter.grad, mean, rtol=0,
+            atol=max(tolerance, 3 * TOLERANCE[name]))
+
+
+@on_ranks(2)
+def test_gradients_that_are_not_contiguous_are_averaged_in_place(comm):
+    model = Model(shapes=((3, 4),))
+    model.p0.grad = numpy.asfortranarray(
+        numpy.arange(12, dtype='f4').reshape(3, 4) * (comm.rank + 1))
+    make('float32', comm).multi_node_mean_grad(model)
+    numpy.testing.assert_array_equal(
+        model.p0.grad, numpy.arange(12).reshape(3, 4) * 1.5)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(2)
+def test_zero_fill_counts_a_missing_gradient_as_zero(comm, name):
+    model = Model(shapes=((4,), (5,)))
+    if comm.rank == 0:
+        model.p0.grad = numpy.full(4, 2, 'f4')
+    model.p1.grad = numpy.ones(5, 'f4')
+    make(name, comm).multi_node_mean_grad(model, zero_fill=True)
+    assert (model.p0.grad > 0).all()
+    numpy.testing.assert_allclose(model.p0.grad, 1, rtol=0.5)
+
+
+@on_ranks(2)
+def test_a_parameter_without_gradient_on_all_ranks_is_left_alone(comm):
+    model = Model(shapes=((4,), (5,)))
+    model.p1.grad = numpy.ones(5, 'f4')
+    make('fp8', comm).multi_node_mean_grad(model)
+    assert model.p0.grad is None
+
+
+@on_ranks(2)
+def test_a_parameter_that_is_not_initialised_is_left_alone(comm):
+    model = chainer.Sequential(L.Linear(None, 3), L.Linear(3, 2))
+    set_gradients(model, comm.rank)
+    communicator = make('fp8', comm)
+    communicator.bcast_data(model)
+    communicator.multi_node_mean_grad(model, zero_fill=True)
+    assert model[0].W.array is None
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(1, 2)
+def test_a_model_without_parameters_is_legal(comm, name):
+    communicator = make(name, comm)
+    communicator.bcast_data(chainer.Chain())
+    communicator.multi_node_mean_grad(chainer.Chain())
+    assert communicator.statistics.updates == 1
+
+
+@on_ranks(2)
+def test_a_shared_parameter_is_averaged_once(comm):
+    shared = L.Linear(2, 2)
+    model = chainer.Sequential(shared, F.relu, shared)
+    for parameter in model.params():
+        parameter.grad = numpy.full(parameter.shape, comm.rank, 'f4')
+    make('float32', comm).multi_node_mean_grad(model)
+    numpy.testing.assert_array_equal(shared.W.grad, 0.5)
+
+
+# --- as a ChainerMN communicator ----------------------------------------------
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(2)
+def test_chainermns_optimizer_trains_as_serial_training_does(comm, name):
+    communicator = make(name, comm)
+    x = numpy.random.RandomState(0).rand(8, 5).astype('f4')
+    t = (x[:, :1] * 2 - x[:, 1:2]).astype('f4')
+
+    def train(optimizer, rows, steps):
+        model = chainer.Sequential(L.Linear(5, 1, initialW=0.1))
+        optimizer.setup(model)
+        for _ in range(steps):
+            optimizer.update(
+                lambda: F.mean_squared_error(model(x[rows]), t[rows]))
+        return model[0].W.array
+    serial = train(chainer.optimizers.SGD(0.3), slice(None), 60)
+    parallel = train(
+        chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.3), communicator),
+        slice(comm.rank, None, 2), 61)      # the first one broadcasts
+    numpy.testing.assert_allclose(
+        parallel, serial, atol={'float32': 1e-5}.get(name, 0.1))
+    assert set(comm.allgather(parallel.tobytes())) == {parallel.tobytes()}
+
+
+@on_ranks(3)
+def test_bcast_data_gives_rank_0s_bits_in_every_dtype_and_order(comm):
+    model = Model(shapes=((3, 4), (), (5,)), dtypes=('f2', 'f8', 'f4'))
+    model.p0.array = numpy.asfortranarray(model.p0.array)
+    for parameter in model.params():
+        parameter.array[...] = numpy.asarray(
+            (parameter.array + 1) * (comm.rank + 1), parameter.dtype)
+    make('fp8', comm).bcast_data(model)
+    reference = Model(shapes=((3, 4), (), (5,)), dtypes=('f2', 'f8', 'f4'))
+    for (_, parameter), (_, expected) in zip(
+            sorted(model.namedparams()), sorted(reference.namedparams()),
+            strict=True):
+        numpy.testing.assert_array_equal(
+            parameter.array,
+            numpy.asarray(expected.array + 1, expected.dtype))
+
+
+@on_ranks(4)
+def test_split_gives_a_communicator_of_the_same_kind(comm):
+    part = make('fp8', comm, period=7).split(comm.rank % 2, comm.rank)
+    assert (part.size, part.name, part.options.period) == (2, 'fp8', 7)
+    model = Model()
+    set_gradients(model, part.rank)
+    part.multi_node_mean_grad(model)
+    for key, mean in mean_gradients(2).items():
+        numpy.testing.assert_allclose(
+            dict(model.namedparams())[key].grad, mean, atol=0.6)
+    part.finalize()
+
+
+@on_ranks(3)
+def test_chainermns_other_methods_work(comm):
+    communicator = make('fp8', comm)
+    assert communicator.bcast_obj(
+        'x' if comm.rank == 0 else None) == 'x'
+    numpy.testing.assert_array_equal(
+        communicator.allreduce(numpy.full(2, comm.rank, 'f4')), [3, 3])
+    data = chainermn.scatter_dataset(list(range(10)), communicator)
+    assert len(data) == 4
+    assert sorted(set(comm.allreduce(list(data)))) == list(range(10))
+
+
+@on_ranks(3)
+def test_chainermns_evaluator_averages_over_ranks(comm):
+    class Rank(extensions.Evaluator):
+        def evaluate(self):
+            return {'loss': float(comm.rank)}
+    evaluator = chainermn.create_multi_node_evaluator(
+        Rank({}, chainer.Chain()), make('fp8', comm))
+    assert evaluator.evaluate() == {'loss': 1.0}
+
+
+@on_ranks(2)
+def test_chainermns_snapshot_works_with_it(comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, epochs=2)
+    trainer.extend(chainermn.extensions.multi_node_snapshot(
+        communicator, extensions.snapshot(), [0]))
+    trainer.run()
+    comm.Barrier()
+    assert (tmp_path / f'snapshot_iter_10.{comm.rank}').exists()
+
+
+@on_ranks(4)
+def test_pretended_nodes_are_chainermns_ranks(comm):
+    communicator = make('fp8', comm, ranks_per_node=2)
+    assert (communicator.intra_rank, communicator.intra_size,
+            communicator.inter_rank, communicator.inter_size) == (
+        comm.rank % 2, 2, comm.rank // 2, 2)
+
+
+@on_ranks(4)
+def test_two_levels_send_less_between_nodes_than_one(comm):
+    """A rank's share: 1/2 + 1/2 in the node, 1/4 + 1/4 between."""
+    model = Model(shapes=((8000,),))
+    sent = {}
+    for two_level in ('yes', 'no'):
+        communicator = make('float32', comm, ranks_per_node=2,
+                            two_level=two_level)
+        set_gradients(model, comm.rank)
+        communicator.multi_node_mean_grad(model)
+        sent[two_level] = communicator.statistics.bytes_sent
+    assert sent['yes'] == sent['no'] == 2 * 3 / 4 * 4 * 8000
+
+
+# --- warm-up, statistics, state -------------------------------------------------
+
+@on_ranks(4)
+def test_after_warm_up_an_update_sends_a_quarter_of_float32s_bytes(comm):
+    communicator = make('fp8', comm, warmup=2, period=1000)
+    model = Model(shapes=((40000,), (10,)))
+    sent = []
+    for step in range(5):
+        set_gradients(model, comm.rank, step)
+        communicator.multi_node_mean_grad(model)
+        sent.append(communicator.statistics.bytes_sent - sum(sent))
+    assert sent[0] == sent[1]
+    assert max(sent[2:]) <= 0.26 * sent[0]
+
+
+@on_ranks(2)
+def test_a_restored_communicator_goes_on_bit_for_bit(comm):
+    def steps(communicator, first, last):
+        results = []
+        for step in range(first, last):
+            model = Model()
+            set_gradients(model, comm.rank, step)
+            communicator.multi_node_mean_grad(model)
+            results.append(bits(model))
+        return results
+    whole = steps(make('fp8', comm, warmup=2, period=3), 0, 8)
+    first = make('fp8', comm, warmup=2, period=3)
+    steps(first, 0, 5)
+    second = make('fp8', comm, warmup=2, period=3)
+    second.load_state(first.state())
+    assert steps(second, 5, 8) == whole[5:]
+
+
+# --- bad input ------------------------------------------------------------------
+
+def rejected(comm, model, match, error=ValueError, **options):
+    """Every rank raises the same error, and goes on living."""
+    communicator = make('fp8', comm, **options)
+    with pytest.raises(error, match=match) as raised:
+        communicator.multi_node_mean_grad(model)
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+@on_ranks(3)
+def test_another_name_on_one_rank_is_an_error_on_all(comm):
+    model = Model()
+    if comm.rank == 2:
+        with model.init_scope():
+            model.extra = chainer.Parameter(numpy.zeros(2, 'f4'))
+    set_gradients(model, comm.rank)
+    rejected(comm, model, '/extra is missing on rank 0 but .* on rank 2')
+
+
+@on_ranks(3)
+def test_another_shape_on_one_rank_is_an_error_on_all(comm):
+    model = Model(shapes=((3, 5 if comm.rank == 1 else 4),))
+    set_gradients(model, comm.rank)
+    rejected(comm, model, r'/p0 is float32 \(3, 4\) on rank 0 but float32 '
+             r'\(3, 5\) on rank 1')
+
+
+@on_ranks(2)
+def test_another_dtype_on_one_rank_is_an_error_on_all(comm):
+    model = Model(dtypes=('f8' if comm.rank else 'f4',))
+    set_gradients(model, comm.rank)
+    rejected(comm, model, '/p0 is float32 .* but float64 .* on rank 1')
+    with pytest.raises(ValueError, match='on rank 1'):
+        make('fp8', comm).bcast_data(model)
+
+
+@on_ranks(2)
+def test_a_gradient_that_one_rank_lacks_is_an_error_with_the_remedy(comm):
+    model = Model()
+    set_gradients(model, comm.rank)
+    if comm.rank:
+        model.p1.grad = None
+    rejected(comm, model, '/p1 is .* on rank 0 but .* without gradient on '
+             'rank 1.*zero_fill=True')
+
+
+@on_ranks(2)
+def test_an_integer_parameter_is_an_error_on_all(comm):
+    model = Model(shapes=((3,),))
+    set_gradients(model, comm.rank)
+    if comm.rank:
+        with model.init_scope():
+            model.count = chainer.Parameter(numpy.zeros(2, 'i4'))
+    rejected(comm, model, 'rank 1: parameter /count has dtype int32')
+
+
+@pytest.mark.parametrize('bad', [numpy.nan, numpy.inf])
+@pytest.mark.parametrize('warmup', [0, 10])
+@on_ranks(3)
+def test_a_gradient_that_is_not_finite_is_an_error_on_all(comm, bad, warmup):
+    model = Model()
+    set_gradients(model, comm.rank)
+    if comm.rank == 1:
+        model.p3.grad[123] = bad
+    rejected(comm, model, 'parameter /p3 is not finite in .* on rank 1',
+             RuntimeError, warmup=warmup)
+
+
+@on_ranks(2)
+def test_with_a_loss_scale_infinity_is_passed_on(comm):
+    model = Model(shapes=((3,),))
+    set_gradients(model, comm.rank)
+    model.p0._loss_scale = 128.0
+    if comm.rank:
+        model.p0.grad[1] = numpy.inf
+    make('fp8', comm).multi_node_mean_grad(model)
+    assert numpy.isinf(model.p0.grad[1])
+
+
+@on_ranks(2)
+def test_nonfinite_can_be_passed_or_raised_whatever_the_loss_scale(comm):
+    model = Model(shapes=((3,),))
+    set_gradients(model, comm.rank)
+    model.p0.grad[0] = numpy.nan
+    make('fp8', comm, nonfinite='pass').multi_node_mean_grad(model)
+    assert numpy.isnan(model.p0.grad[0])
+    model.p0._loss_scale = 128.0
+    rejected(comm, model, '/p0 is not finite', RuntimeError,
+             nonfinite='raise')
+
+
+@on_ranks(2)
+def test_ranks_resumed_at_different_updates_are_an_error(comm):
+    communicator = make('fp8', comm)
+    communicator.warm_up.done = 5 * comm.rank
+    model = Model()
+    set_gradients(model, comm.rank)
+    with pytest.raises(ValueError, match='number of updates is 0 on rank 0 '
+                       'but 5 on rank 1'):
+        communicator.multi_node_mean_grad(model)
+
+
+@on_ranks(2)
+def test_other_options_on_one_rank_are_an_error_on_all(comm):
+    with pytest.raises(ValueError, match='period=100.*on rank 0 but.*'
+                       'period=7.* on rank 1'):
+        make('fp8', comm, period=7 if comm.rank else 100)
+
+
+@on_ranks(3)
+def test_nodes_that_do_not_divide_the_ranks_are_an_error(comm):
+    with pytest.raises(ValueError, match='ranks_per_node=2 does not divide'):
+        make('fp8', comm, ranks_per_node=2)

@@ -1,0 +1,58 @@
+import chainer
+import numpy
+import pytest
+
+from chainer_fp8pipe.communicators.gradients import Gradients
+
+from .helpers import Model, set_gradients
+
+
+def test_float32_gradients_are_fused_without_a_copy():
+    model = Model()
+    set_gradients(model, 0)
+    tensors = Gradients(model, zero_fill=False).tensors
+    assert tensors.names == ('/p0', '/p1', '/p2', '/p3')
+    for name, flat in zip(tensors.names, tensors.gradients, strict=True):
+        gradient = dict(model.namedparams())[name].grad
+        assert numpy.shares_memory(flat, gradient)
+
+
+def test_other_gradients_are_brought_back():
+    model = Model(shapes=((2, 3), (4,)), dtypes=('f2', 'f8'))
+    set_gradients(model, 0)
+    gradients = Gradients(model, zero_fill=False)
+    for flat in gradients.tensors.gradients:
+        flat[...] = 7
+    gradients.write_back()
+    for parameter in model.params():
+        assert (parameter.grad == 7).all()
+
+
+def test_the_loss_scale_is_the_parameters():
+    model = Model()
+    set_gradients(model, 0)
+    assert Gradients(model, False).tensors.loss_scale == 1.0
+    for parameter in model.params():
+        parameter._loss_scale = 512.0
+    assert Gradients(model, False).tensors.loss_scale == 512.0
+
+
+def test_entries_describe_what_must_be_equal():
+    model = Model(shapes=((2, 3), (4,)))
+    with model.init_scope():
+        model.lazy = chainer.Parameter(chainer.initializers.Zero())
+    model.p0.grad = numpy.zeros((2, 3), 'f4')
+    entries = Gradients(model, zero_fill=False).entries
+    assert entries == {'parameter /lazy': 'not initialised',
+                       'parameter /p0': 'float32 (2, 3)',
+                       'parameter /p1': 'float32 (4,) without gradient'}
+
+
+@pytest.mark.parametrize('dtype', ['i4', 'i8', '?', 'c8'])
+def test_a_parameter_that_cannot_be_averaged_is_a_problem(dtype):
+    model = chainer.Chain()
+    with model.init_scope():
+        model.count = chainer.Parameter(numpy.zeros(3, dtype))
+    gradients = Gradients(model, zero_fill=False)
+    assert 'parameter /count has dtype' in gradients.problem
+    assert gradients.tensors is None

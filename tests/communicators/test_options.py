@@ -1,0 +1,64 @@
+import pytest
+
+from chainer_fp8pipe.communicators.options import (
+    FAMILIES,
+    make_options,
+    parse_option,
+)
+
+
+def test_fp8s_defaults_are_algorithm_1s_constants():
+    options = make_options('fp8', {})
+    assert (options.period, options.quantile, options.samples,
+            options.epsilon, options.warmup) == (100, 0.95, 1024, 1e-5, 100)
+    assert (options.rounding, options.exchange, options.error_feedback) == (
+        'nearest', 'direct', True)
+
+
+def test_fp8_papers_defaults_are_the_papers():
+    options = make_options('fp8_paper', {})
+    assert (options.rounding, options.exchange, options.two_level,
+            options.error_feedback, options.headroom) == (
+        'truncate', 'mpi_op', 'yes', False, 1.0)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_an_unknown_option_lists_the_known_ones(name):
+    with pytest.raises(ValueError, match="'perod'.*exchange, two_level"):
+        make_options(name, {'perod': 3})
+
+
+@pytest.mark.parametrize(('option', 'value', 'message'), [
+    ('rounding', 'up', "'nearest', 'truncate', 'stochastic', not 'up'"),
+    ('period', 0, 'at least 1, not 0'),
+    ('period', 1.5, 'type int, not 1.5'),
+    ('period', True, 'type int'),
+    ('quantile', 1.5, 'between 0 and 1'),
+    ('quantile', float('nan'), 'between 0 and 1'),
+    ('epsilon', 0, 'between 1e-30'),
+    ('headroom', '3', 'type float'),
+    ('error_feedback', 'no', 'True, False'),
+    ('error_feedback', 1.0, 'True, False'),
+    ('two_level', True, "'auto', 'yes', 'no'"),
+])
+def test_a_value_that_is_not_allowed_lists_what_is(option, value, message):
+    with pytest.raises(ValueError, match=message):
+        make_options('fp8', {option: value})
+
+
+@pytest.mark.parametrize(('option', 'text', 'value'), [
+    ('period', '7', 7), ('quantile', '0.5', 0.5),
+    ('error_feedback', 'False', False), ('rounding', 'truncate', 'truncate')])
+def test_options_are_read_from_text(option, text, value):
+    parsed = parse_option('fp8', option, text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(('option', 'text', 'message'), [
+    ('period', 'x', 'period must be of type int'),
+    ('error_feedback', 'maybe', 'true or false'),
+    ('nonsense', '1', 'its options are')])
+def test_text_that_is_no_value_is_an_error(option, text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_option('fp8', option, text)

@@ -1,0 +1,223 @@
+"""Runs the body of a test on several MPI ranks, from plain ``pytest``.
+
+    @on_ranks(1, 2, 4)
+    def test_sum(comm):
+        assert comm.allreduce(1) == comm.size
+
+The body runs in every rank of an ``mpiexec`` job; an exception on any rank
+fails the test and shows that rank's traceback.  Jobs are kept for the next
+test with as many ranks, as starting one takes seconds; after a failure the
+job is ended, and the next test starts another.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import inspect
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Client, Connection, Listener, wait
+
+import pytest
+
+_KEY = b'tests of chainer_fp8pipe'
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_START_SECONDS = 60
+_jobs: dict[int, Job] = {}
+
+
+def mpiexec(ranks: int) -> list[str]:
+    """The command that starts so many ranks: ``$MPIEXEC``, or mpiexec."""
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    command = os.environ.get('MPIEXEC') or (
+        beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    if not command:
+        pytest.skip('no mpiexec beside the interpreter, on the path or in '
+                    'MPIEXEC')
+    return [*command.split(), '-n', str(ranks)]
+
+
+def environment() -> dict[str, str]:
+    """One BLAS thread per rank, and this tree's package and tests."""
+    path = os.pathsep.join(
+        filter(None, [_ROOT, os.environ.get('PYTHONPATH')]))
+    return {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1',
+            'OPENBLAS_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1'}
+
+
+def run_script(ranks: int, *arguments: str, timeout: float = 100,
+               **options) -> subprocess.CompletedProcess:
+    """``mpiexec -n ranks python *arguments`` in a job of its own."""
+    return subprocess.run(
+        [*mpiexec(ranks), sys.executable, *map(str, arguments)],
+        env=environment(), capture_output=True, text=True, timeout=timeout,
+        **options)
+
+
+def on_ranks(*sizes: int, timeout: float = 60):
+    """Decorator: runs the test once per size, on so many ranks.
+
+    The body's first parameter is mpi4py's communicator of these ranks; it
+    may have others (parametrised values and fixtures that can be pickled).
+    """
+    def decorate(body):
+        @functools.wraps(body)
+        def test(ranks, **arguments):
+            try:
+                _job(ranks).call(body, arguments, timeout)
+            except BaseException:
+                _end(ranks)
+                raise
+        signature = inspect.signature(body)
+        parameters = [inspect.Parameter(
+            'ranks', inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        parameters += list(signature.parameters.values())[1:]
+        test.__signature__ = signature.replace(parameters=parameters)
+        return pytest.mark.parametrize('ranks', sizes)(test)
+    return decorate
+
+
+class Job:
+    """An mpiexec job whose ranks wait for something to call."""
+
+    def __init__(self, size: int) -> None:
+        folder = tempfile.mkdtemp(prefix='ranks-')
+        address = os.path.join(folder, 'socket')
+        self._output = open(os.path.join(folder, 'output'), 'w+')
+        self._folder = folder
+        with Listener(address, 'AF_UNIX', backlog=size,
+                      authkey=_KEY) as listener:
+            self._process = subprocess.Popen(
+                [*mpiexec(size), sys.executable, '-m', 'tests.ranks',
+                 address], env=environment(), cwd=_ROOT,
+                stdin=subprocess.DEVNULL, stdout=self._output,
+                stderr=subprocess.STDOUT, start_new_session=True)
+            self._ranks = self._accept(listener, size)
+
+    def call(self, body, arguments, timeout: float) -> None:
+        """Calls ``body(comm, **arguments)`` on every rank.
+
+        Raises AssertionError with the traceback of the ranks that failed.
+        """
+        for connection in self._ranks.values():
+            connection.send((body.__module__, body.__qualname__, arguments))
+        failures, answered = {}, set()
+        end = time.monotonic() + timeout
+        while len(answered) < len(self._ranks) and time.monotonic() < end:
+            open_ranks = [connection for rank, connection
+                          in self._ranks.items() if rank not in answered]
+            for connection in wait(open_ranks, max(end - time.monotonic(),
+                                                   0)):
+                rank = next(rank for rank, other in self._ranks.items()
+                            if other is connection)
+                answered.add(rank)
+                outcome = _receive(connection)
+                if outcome:
+                    failures[rank] = outcome
+                    # The others may wait for this rank for ever.
+                    end = min(end, time.monotonic() + 2)
+        missing = sorted(set(self._ranks) - answered)
+        if failures or missing:
+            pytest.fail(self._explain(failures, missing), pytrace=False)
+
+    def end(self) -> None:
+        """Ends the job, whatever its ranks are doing."""
+        for connection in self._ranks.values():
+            connection.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._output.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self, listener: Listener, size: int) -> dict[int, Connection]:
+        # Listener has no time-out of its own.
+        listener._listener._socket.settimeout(_START_SECONDS)
+        connections = {}
+        try:
+            while len(connections) < size:
+                connection = listener.accept()
+                connections[connection.recv()] = connection
+        except Exception as error:
+            self._process.kill()
+            raise RuntimeError(
+                f'mpiexec did not start {size} ranks: {error}\n'
+                + self._printed()) from error
+        return dict(sorted(connections.items()))
+
+    def _explain(self, failures: dict[int, str], missing: list[int]) -> str:
+        text = [f'--- rank {rank} of {len(self._ranks)} ---\n{trace}'
+                for rank, trace in sorted(failures.items())]
+        if missing:
+            text.append('no answer from rank '
+                        + ', '.join(map(str, missing)))
+        return '\n'.join([*text, self._printed()])
+
+    def _printed(self) -> str:
+        self._output.flush()
+        self._output.seek(0)
+        return f'--- output of the job ---\n{self._output.read()[-4000:]}'
+
+
+def _job(size: int) -> Job:
+    if size not in _jobs:
+        _jobs[size] = Job(size)
+    return _jobs[size]
+
+
+def _end(size: int) -> None:
+    job = _jobs.pop(size, None)
+    if job:
+        job.end()
+
+
+@atexit.register
+def _end_all() -> None:
+    for size in list(_jobs):
+        _end(size)
+
+
+def _receive(connection: Connection) -> str:
+    try:
+        return connection.recv()
+    except EOFError:
+        return 'the process died'
+
+
+def _serve(address: str) -> None:
+    """What a rank does: waits, without using the processor, for calls."""
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    connection = Client(address, 'AF_UNIX', authkey=_KEY)
+    connection.send(comm.rank)
+    while True:
+        try:
+            module, name, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            test = getattr(importlib.import_module(module), name)
+            test.__wrapped__(comm, **arguments)
+        except BaseException:
+            connection.send(traceback.format_exc())
+        else:
+            connection.send('')
+
+
+if __name__ == '__main__':
+    _serve(sys.argv[1])

@@ -1,0 +1,154 @@
+"""``python -m chainer_fp8pipe run``, with a script that knows nothing of it.
+"""
+import re
+
+import pytest
+
+from tests.ranks import run_script
+
+# In the style of ChainerMN's MNIST example, on data that needs no file.
+SCRIPT = '''
+import argparse
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+
+class MLP(chainer.Chain):
+    def __init__(self, n_units, n_out):
+        super(MLP, self).__init__(
+            l1=L.Linear(64, n_units), l2=L.Linear(n_units, n_out))
+
+    def __call__(self, x):
+        return self.l2(F.relu(self.l1(x)))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--communicator', default='naive')
+    parser.add_argument('--epoch', type=int, default=2)
+    parser.add_argument('--out', default='result')
+    args = parser.parse_args()
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.rank == 0:
+        print('class', type(comm).__name__, getattr(comm, 'options', ''))
+    np.random.seed(comm.rank)
+    model = L.Classifier(MLP(32, 10))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(0.02), comm)
+    optimizer.setup(model)
+    if comm.rank == 0:
+        random = np.random.RandomState(0)
+        labels = random.randint(0, 10, 400).astype(np.int32)
+        images = np.eye(10, 64, dtype=np.float32)[labels]
+        images += random.rand(400, 64).astype(np.float32)
+        data = chainer.datasets.TupleDataset(images, labels)
+        train, test = chainer.datasets.split_dataset(data, 300)
+    else:
+        train, test = None, None
+    train = chainermn.scatter_dataset(train, comm, shuffle=True)
+    test = chainermn.scatter_dataset(test, comm, shuffle=True)
+    train_iter = chainer.iterators.SerialIterator(train, 15)
+    test_iter = chainer.iterators.SerialIterator(
+        test, 50, repeat=False, shuffle=False)
+    updater = training.StandardUpdater(train_iter, optimizer)
+    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+    evaluator = extensions.Evaluator(test_iter, model)
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport())
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'main/loss', 'validation/main/accuracy']))
+    trainer.run()
+    weights = sum(float(p.array.sum()) for p in model.params())
+    print('weights', comm.rank, repr(weights))
+
+
+if __name__ == '__main__':
+    main()
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / 'train.py'
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(script, *before, ranks=2, after=()):
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before, script,
+                      *after, cwd=script.parent)
+
+
+def check_training(done, ranks=2):
+    assert done.returncode == 0, done.stderr
+    weights = re.findall(r'weights \d (\S+)', done.stdout)
+    assert len(weights) == ranks
+    assert len(set(weights)) == 1
+    accuracy = float(re.findall(r'J3 +\S+ +(\S+)', done.stdout)[0])
+    assert accuracy > 0.3       # chance is 0.1
+
+
+@pytest.mark.parametrize('name', ['fp8', 'fp8_paper', 'float16'])
+def test_the_script_trains_with_the_communicator_of_the_command_line(
+        script, name):
+    done = run(script, '--communicator', name,
+               *(['--warmup', '3'] if 'fp8' in name else []),
+               after=['--epoch', '3'])
+    check_training(done)
+    assert 'class CodecCommunicator' in done.stdout
+    if 'fp8' in name:
+        assert 'warmup=3' in done.stdout
+    assert f"'{name}' in place of 'naive'" in done.stderr
+
+
+def test_without_communicator_the_script_chooses(script):
+    done = run(script, after=['--epoch', '3'])
+    check_training(done)
+    assert 'class NaiveCommunicator' in done.stdout
+    done = run(script, after=['--epoch', '3', '--communicator', 'fp8'])
+    check_training(done)
+    assert 'class CodecCommunicator' in done.stdout
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['--communicator', 'fp9'], "invalid choice: 'fp9'"),
+    (['--communicator', 'fp8', '--period', 'x'], 'period must be of type int'),
+    (['--communicator', 'float16', '--warmup', '3'], "no option 'warmup'"),
+    (['--communicator', 'naive', '--warmup', '3'], "no option 'warmup'"),
+])
+def test_a_wrong_command_line_is_explained_once(script, arguments, message):
+    done = run(script, *arguments)
+    assert done.returncode != 0
+    assert done.stderr.count(message) == 1
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    done = run(tmp_path / 'missing.py')
+    assert 'there is no script' in done.stderr
+
+
+def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
+    path = tmp_path / 'fails.py'
+    path.write_text(
+        'import sys, chainermn\n'
+        "comm = chainermn.create_communicator('naive')\n"
+        "if comm.rank == 1: sys.exit('out of luck')\n"
+        'comm.mpi_comm.Barrier()\n')
+    done = run(path)
+    assert done.returncode != 0
+    assert 'out of luck' in done.stderr
+
+
+def test_help_lists_every_communicator_and_option():
+    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
+    assert done.returncode == 0
+    for word in ('fp8_paper', 'naive', '--error-feedback', '--headroom',
+                 '--ranks-per-node', 'SCRIPT'):
+        assert word in done.stdout

@@ -1,0 +1,52 @@
+"""A small training run that several tests interrupt and watch."""
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+from chainer.training import Trainer
+from chainer.training.updaters import StandardUpdater
+
+from chainer_fp8pipe import create_communicator
+
+
+class Net(chainer.Chain):
+    """Dropout makes it depend on random numbers, as real ones do."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(6, width)
+            self.bn = L.BatchNormalization(width)
+            self.l2 = L.Linear(width, 3)
+
+    def forward(self, x):
+        return self.l2(F.dropout(F.relu(self.bn(self.l1(x))), 0.3))
+
+
+def make_trainer(comm, out, epochs=4, name='fp8', width=8, **options):
+    """A trainer and its communicator; the same on every call."""
+    if name.startswith('fp8'):
+        options = {'warmup': 3, 'period': 4, **options}
+    communicator = create_communicator(name, comm, **options)
+    numpy.random.seed(0)
+    model = L.Classifier(Net(width))
+    numpy.random.seed(1 + comm.rank)
+    x = numpy.random.rand(40, 6).astype('f4')
+    t = numpy.random.randint(0, 3, 40).astype('i4')
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(x, t), 8)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(0.01), communicator).setup(model)
+    trainer = Trainer(StandardUpdater(iterator, optimizer),
+                      (epochs, 'epoch'), str(out))
+    return trainer, communicator
+
+
+def weights(trainer):
+    """All bits of the model, statistics of batch normalisation included."""
+    model = trainer.updater.get_optimizer('main').target
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(model)
+    return {key: numpy.asarray(value).tobytes()
+            for key, value in saved.target.items()}

@@ -1,0 +1,92 @@
+import json
+
+import chainer
+import numpy
+import pytest
+from chainer.training import extensions
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.training.extensions import (
+    CommunicationReport,
+    CompressionReport,
+)
+from chainer_fp8pipe.training.extensions.compression_report import (
+    plot_compression,
+)
+from tests.ranks import on_ranks
+
+from .helpers import make_trainer
+
+
+@on_ranks(2)
+def test_bytes_and_times_reach_the_log(comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, 4, warmup=9)
+    trainer.extend(CommunicationReport(communicator))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport(trigger=(10, 'iteration')))
+    trainer.run()
+    if comm.rank == 0:
+        log = json.loads((tmp_path / 'log').read_text())
+        size = sum(p.size for p in
+                   trainer.updater.get_optimizer('main').target.params())
+        # The first update only broadcasts; nine in float32; then fp8.
+        assert log[0]['comm/bytes'] == pytest.approx(4 * size, rel=0.05)
+        assert size <= log[1]['comm/bytes'] <= 1.2 * size + 60
+        for entry in log:
+            for name in ('encode', 'exchange', 'decode'):
+                assert entry[f'comm/{name}'] > 0
+
+
+@on_ranks(2)
+def test_q_and_clipped_share_of_every_tensor_are_recorded_and_drawn(
+        comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, 4, headroom=1.0)
+    trainer.extend(CompressionReport(communicator), trigger=(2, 'iteration'))
+    trainer.run()
+    comm.Barrier()
+    record = json.loads((tmp_path / 'compression.json').read_text())
+    assert [entry['iteration'] for entry in record] == list(range(6, 21, 2))
+    names = {f'/predictor/{name}' for name in (
+        'l1/W', 'l1/b', 'bn/gamma', 'bn/beta', 'l2/W', 'l2/b')}
+    for entry in record:
+        assert set(entry['tensors']) == names
+        for tensor in entry['tensors'].values():
+            assert tensor['q'] > 0
+            assert 0 <= tensor['clipped'] <= 1
+    assert any(tensor['clipped'] > 0 for entry in record
+               for tensor in entry['tensors'].values())
+    assert (tmp_path / 'compression.png').stat().st_size > 10000
+
+
+def test_a_picture_of_many_tensors_says_that_its_legend_is_cut(tmp_path):
+    record = [{'iteration': iteration, 'tensors': {
+        f'/conv{n}/{kind}': {'q': 10.0 ** (n % 5), 'clipped': 0.01 * n / 50}
+        for n in range(50) for kind in 'Wb'}} for iteration in (10, 20, 30)]
+    path = tmp_path / 'many.png'
+    plot_compression(record, str(path))
+    assert path.read_bytes().startswith(b'\x89PNG')
+
+
+@on_ranks(1)
+def test_a_resumed_record_goes_on(comm, tmp_path):
+    communicator = create_communicator('fp8', comm)
+    first = CompressionReport(communicator)
+    first._record.append({'iteration': 3, 'tensors': {}})
+    first._last['/l1/W'] = (5, 100)
+    saved = chainer.serializers.DictionarySerializer()
+    first.serialize(saved)
+    second = CompressionReport(communicator)
+    second.serialize(chainer.serializers.NpzDeserializer(
+        {key: numpy.asarray(value) for key, value in saved.target.items()}))
+    assert second._record == first._record
+    assert second._last == first._last
+
+
+@on_ranks(1)
+def test_communicators_of_another_kind_are_refused(comm):
+    naive = create_communicator('naive', comm)
+    with pytest.raises(TypeError, match='create_communicator'):
+        CommunicationReport(naive)
+    for other in (naive, create_communicator('float32', comm)):
+        with pytest.raises(TypeError, match="'fp8'"):
+            CompressionReport(other)

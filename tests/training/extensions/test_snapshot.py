@@ -1,0 +1,167 @@
+import hashlib
+import os
+import pathlib
+
+import numpy
+import pytest
+from chainer.training import extensions
+
+from chainer_fp8pipe.training.extensions import Snapshot, resume
+from chainer_fp8pipe.training.extensions.snapshot import find_snapshots
+from tests.ranks import on_ranks
+
+from .helpers import make_trainer, weights
+
+
+def train(comm, out, epochs, name='fp8', resumed=False, **options):
+    trainer, communicator = make_trainer(comm, out, epochs, name, **options)
+    trainer.extend(Snapshot(communicator), trigger=(7, 'iteration'))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport(trigger=(3, 'iteration')))
+    if resumed:
+        resume(trainer, communicator, str(out))
+    trainer.run()
+    return trainer
+
+
+@pytest.mark.parametrize('name', ['fp8', 'fp8_paper', 'float32', 'naive'])
+@on_ranks(1, 3)
+def test_an_interrupted_run_ends_with_the_same_bits(comm, name, tmp_path):
+    """Snapshot in mid-epoch, in the fp8 phase; residuals per rank."""
+    whole = train(comm, tmp_path / 'whole', 6, name)
+    train(comm, tmp_path / 'part', 4, name)
+    second = train(comm, tmp_path / 'part', 6, name, resumed=True)
+    assert second.updater.iteration == whole.updater.iteration == 30
+    assert weights(second) == weights(whole)
+    assert len(set(comm.allgather(weights(second)['predictor/l1/W']))) == 1
+    if comm.rank == 0:
+        logs = [(tmp_path / run / 'log').read_text().count('"iteration"')
+                for run in ('whole', 'part')]
+        assert logs[0] == logs[1]
+
+
+@on_ranks(3)
+def test_what_is_equal_on_all_ranks_is_written_once(comm, tmp_path):
+    trainer = train(comm, tmp_path, 2)
+    del trainer
+    comm.Barrier()
+    with numpy.load(find_snapshots(str(tmp_path))[-1],
+                    allow_pickle=True) as archive:
+        keys = archive.files
+    assert 'all/trainer/updater/model:main/predictor/l1/W' in keys
+    for rank in (1, 2):
+        own = {key for key in keys if key.startswith(f'rank{rank}/')}
+        assert f'rank{rank}/communicator/residual|/predictor/l1/W' in own
+        assert f'rank{rank}/random/numpy_keys' in own
+        assert not any('l1/W' in key and 'updater' in key for key in own)
+        # The running statistics of batch normalisation differ by rank.
+        assert any(key.endswith('bn/avg_mean') for key in own)
+
+
+@on_ranks(2)
+def test_only_the_newest_snapshots_are_retained(comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path)
+    trainer.extend(Snapshot(communicator, retain=2),
+                   trigger=(3, 'iteration'))
+    trainer.run()
+    comm.Barrier()
+    assert [os.path.basename(path) for path in find_snapshots(str(tmp_path))
+            ] == ['snapshot_iter_15.npz', 'snapshot_iter_18.npz']
+
+
+def test_snapshots_are_found_in_the_order_of_iterations(tmp_path):
+    for name in ('snapshot_iter_9.npz', 'snapshot_iter_10.npz',
+                 'snapshot_iter_x.npz', 'other.npz',
+                 'snapshot_iter_11.npz.partial'):
+        (tmp_path / name).touch()
+    assert [pathlib.Path(path).name
+            for path in find_snapshots(str(tmp_path))] == [
+        'snapshot_iter_9.npz', 'snapshot_iter_10.npz']
+
+
+# --- bad input ------------------------------------------------------------------
+
+def rejected(comm, path, match, **options):
+    """Every rank raises; trainer and file stay as they were."""
+    digest = comm.bcast(_digests(path))
+    trainer, communicator = make_trainer(comm, path.parent, **options)
+    before = weights(trainer)
+    with pytest.raises(ValueError, match=match) as raised:
+        resume(trainer, communicator, str(path))
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    assert weights(trainer) == before
+    assert trainer.updater.iteration == 0
+    assert comm.bcast(_digests(path)) == digest
+
+
+def _digests(path):
+    files = sorted(path.parent.glob('snapshot*')) if (
+        path.parent.exists()) else []
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+@on_ranks(2)
+def test_a_truncated_snapshot_is_an_error_on_all_ranks(comm, tmp_path):
+    train(comm, tmp_path, 2)
+    path = tmp_path / 'snapshot_iter_7.npz'
+    if comm.rank == 0:
+        path.write_bytes(path.read_bytes()[:-2000])
+    comm.Barrier()
+    rejected(comm, path, r'rank 0: .*snapshot_iter_7.npz is damaged')
+
+
+@on_ranks(2)
+def test_a_damaged_byte_is_an_error_on_all_ranks(comm, tmp_path):
+    train(comm, tmp_path, 2)
+    path = tmp_path / 'snapshot_iter_7.npz'
+    if comm.rank == 0:
+        data = bytearray(path.read_bytes())
+        place = data.index(b'all/trainer/updater/model:main/predictor/l2/W')
+        data[place + 250] ^= 1
+        path.write_bytes(data)
+    comm.Barrier()
+    rejected(comm, path, 'damaged')
+
+
+@on_ranks(2)
+def test_a_snapshot_of_another_model_names_the_parameter(comm, tmp_path):
+    train(comm, tmp_path, 2)
+    rejected(comm, tmp_path / 'snapshot_iter_7.npz',
+             r'all ranks: parameter /predictor/\S+ is float32 \(.*8.*\) '
+             r'in the snapshot but float32 \(.*9.*\) in the model', width=9)
+
+
+@on_ranks(2)
+def test_a_snapshot_of_another_communicator_is_an_error(comm, tmp_path):
+    train(comm, tmp_path, 2)
+    rejected(comm, tmp_path / 'snapshot_iter_7.npz',
+             'communicator = fp8, this one has communicator = float32',
+             name='float32')
+
+
+@on_ranks(2)
+def test_no_snapshot_is_an_error_that_names_the_place(comm, tmp_path):
+    rejected(comm, tmp_path / 'nothing.npz', 'nothing.npz')
+    trainer, communicator = make_trainer(comm, tmp_path)
+    with pytest.raises(ValueError, match='there is no snapshot in'):
+        resume(trainer, communicator, str(tmp_path))
+
+
+@on_ranks(2)
+def test_another_kind_of_file_is_an_error(comm, tmp_path):
+    path = tmp_path / 'snapshot_iter_1.npz'
+    if comm.rank == 0:
+        numpy.savez(path, x=1)
+    comm.Barrier()
+    rejected(comm, path, 'not written by the Snapshot extension')
+
+
+@on_ranks(2)
+def test_a_directory_that_cannot_be_written_is_an_error_on_all(
+        comm, tmp_path):
+    if comm.rank == 0:
+        (tmp_path / 'file').write_text('in the way')
+    comm.Barrier()
+    trainer, communicator = make_trainer(comm, tmp_path / 'file')
+    with pytest.raises(RuntimeError, match='rank 0: '):
+        Snapshot(communicator)(trainer)
