@@ -46,7 +46,8 @@ def _mnist(root):
     def read(kind, split):
         path = _find(root, f'{_MNIST[split]}-{kind}-ubyte', _MNIST_FILES,
                      'the four files of MNIST (with or without .gz)')
-        with (gzip.open if path.endswith('.gz') else open)(path) as file:
+        opener = gzip.open if path.endswith('.gz') else open
+        with opener(path, 'rb') as file:
             data = file.read()
         dimensions = data[3] if len(data) > 3 else 0
         shape = tuple(numpy.frombuffer(data, '>i4', dimensions, 4))

@@ -1,5 +1,8 @@
 """The table and the picture that compare training runs."""
+import itertools
+
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 _ACCURACY = 'validation/main/accuracy'
 
@@ -48,20 +51,25 @@ def plot_curves(runs, path):
     """Training loss and test error against epochs, as PNG."""
     figure = Figure(figsize=(10, 4.5), layout='constrained')
     loss, error = figure.subplots(1, 2)
-    for run, marker in zip(runs, 'osv^D*Px' * len(runs)):
+    for run, marker in zip(runs, itertools.cycle('osv^D*Px')):
         style = {'label': run['name'], 'marker': marker, 'markersize': 4}
         loss.plot(run['epochs'], run['losses'], **style)
         error.plot(run['epochs'],
                    [100 - accuracy for accuracy in run['accuracies']],
                    **style)
     loss.set_ylabel('training loss (cross-entropy)')
+    loss.set_yscale('log')
     error.set_ylabel('test error [%]')
+    # A logarithm that has a place for zero errors.
+    error.set_yscale('symlog', linthresh=1)
+    error.set_ylim(bottom=0)
+    error.yaxis.set_major_formatter('{x:g}')
     for axes in (loss, error):
         axes.set_xlabel('epoch')
-        axes.set_yscale('log')
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3, which='both')
         axes.legend(title='communicator')
-    figure.suptitle('Same initial weights, gradients averaged three ways'
-                    if len(runs) == 3 else 'Training')
+    figure.suptitle('Handwritten digits: the same initial weights, gradients '
+                    'averaged in different ways')
     figure.savefig(path, dpi=120)
     print(f'curves: {path}')

@@ -9,6 +9,7 @@ a table and a picture.
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import sys
@@ -45,8 +46,8 @@ def parse(arguments=None):
         'also float16 and any of ChainerMN, e.g. naive')
     parser.add_argument('--epoch', type=int, default=20,
                         help='passes over the training set (default: 20)')
-    parser.add_argument('--batchsize', type=int, default=16,
-                        help='images per rank and update (default: 16)')
+    parser.add_argument('--batchsize', type=int, default=8,
+                        help='images per rank and update (default: 8)')
     parser.add_argument('--lr', type=float, default=0.1,
                         help='learning rate at the start; it falls to zero '
                         'along half a cosine (default: 0.1)')
@@ -67,12 +68,7 @@ def parse(arguments=None):
                         help='where the files of mnist or cifar10 are')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
-    silent = contextlib.ExitStack()
-    with silent:
-        if MPI.COMM_WORLD.rank:
-            nowhere = silent.enter_context(open(os.devnull, 'w'))
-            silent.enter_context(contextlib.redirect_stdout(nowhere))
-            silent.enter_context(contextlib.redirect_stderr(nowhere))
+    with only_rank_0_prints():
         options = parser.parse_args(arguments)
         if options.dataset != 'digits' and not options.root:
             parser.error(f'--dataset {options.dataset} needs --root DIR')
@@ -80,6 +76,17 @@ def parse(arguments=None):
             if getattr(options, name) < 1:
                 parser.error(f'--{name} must be at least 1')
     return options
+
+
+@contextlib.contextmanager
+def only_rank_0_prints():
+    """Four ranks would print help and errors four times."""
+    if MPI.COMM_WORLD.rank == 0:
+        yield
+        return
+    with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(
+            nowhere), contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def load_on_root(options):
@@ -159,7 +166,7 @@ def cosine_decay(start, updates):
     def set_rate(trainer):
         done = min(trainer.updater.iteration / updates, 1.0)
         trainer.updater.get_optimizer('main').lr = (
-            start * 0.5 * (1 + numpy.cos(numpy.pi * done)))
+            start * 0.5 * (1 + math.cos(math.pi * done)))
     return set_rate
 
 
@@ -175,6 +182,8 @@ def main():
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
         print_table(runs)
+        with open(os.path.join(options.out, 'summary.json'), 'w') as file:
+            json.dump(runs, file, indent=1)
         plot_curves(runs, os.path.join(options.out, 'curves.png'))
 
 

@@ -114,12 +114,13 @@ def plot_compression(record: list[dict[str, Any]], path: str) -> None:
             'linestyle': '-' if name.endswith('/W') else ':',
             'label': name, 'marker': '.', 'markersize': 3}
         iterations = [iteration for iteration, _ in points]
-        scale.plot(iterations, [tensor['q'] for _, tensor in points], **style)
+        scale.plot(iterations, [tensor['q'] for _, tensor in points],
+                   drawstyle='steps-post', **style)
         clipped.plot(iterations,
                      [100 * tensor['clipped'] for _, tensor in points],
                      **style)
     scale.set_yscale('log')
-    scale.set_ylabel('q: quantile of |gradient| / (|parameter| + epsilon)')
+    scale.set_ylabel('q, quantile of |gradient / parameter|')
     clipped.set_ylabel('clipped elements [%]')
     clipped.set_ylim(bottom=0)
     clipped.set_xlabel('iteration')

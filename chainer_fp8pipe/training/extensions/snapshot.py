@@ -6,16 +6,15 @@ so this one gathers all ranks.  What is equal on all ranks (parameters,
 optimizer) is written once.
 
 Layout of the file, an ordinary ``.npz``: ``all/KEY`` as rank 0 has it,
-``rank3/KEY`` where rank 3 differs, ``meta/KEY`` about the job.  A key is what Chainer's
-serializer calls a value of the trainer, below ``trainer/``, or this
-package's own below ``communicator/`` and ``random/``.
+``rank3/KEY`` where rank 3 differs, ``rank3/`` with the keys that rank 3 has
+not, ``meta/KEY`` about the job.  A key is what Chainer's serializer or
+:mod:`.job_state` calls a value.
 """
 from __future__ import annotations
 
 import glob
 import hashlib
 import os
-import random
 import re
 import tempfile
 import zipfile
@@ -26,10 +25,10 @@ import numpy
 from chainer.training import extension
 
 from ...allreduce import Signature, agree, raise_together
+from .job_state import State, below, collect, incompatible, restore
 
-State = dict[str, numpy.ndarray]
 _FILENAME = 'snapshot_iter_{}.npz'
-_MODEL = 'trainer/updater/model:'
+_LACKS = ''
 
 
 class Snapshot(extension.Extension):
@@ -69,11 +68,13 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
         RuntimeError: Rank 0 could not write, on all ranks.  What was at
             ``path`` before is still there.
     """
-    state = _state(trainer, comm)
+    state = collect(trainer, comm)
     if comm.rank:
         known = comm.mpi_comm.bcast(None)
-        comm.mpi_comm.send({key: value for key, value in state.items()
-                            if known.get(key) != _digest(value)}, 0)
+        own = {key: value for key, value in state.items()
+               if known.get(key) != _digest(value)}
+        own[_LACKS] = numpy.array(sorted(set(known) - set(state)), str)
+        comm.mpi_comm.send(own, 0)
         raise_together(comm.mpi_comm, lambda: None)
         return
     comm.mpi_comm.bcast({key: _digest(value)
@@ -111,15 +112,10 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
             model, communicator or number of ranks.  On all ranks, and
             before anything is changed: trainer and file are as they were.
     """
-    shared, own = _receive(comm, path)
-    saved = {**shared, **own}
+    saved = _receive(comm, path)
     agree(comm.mpi_comm, Signature({}),
-          _incompatible(saved, _state(trainer, comm)))
-    deserializer = chainer.serializers.NpzDeserializer(saved)
-    trainer.serialize(deserializer['trainer'])
-    if hasattr(comm, 'load_state'):
-        comm.load_state(_below('communicator/', saved))
-    _set_random_state(_below('random/', saved))
+          incompatible(saved, collect(trainer, comm)))
+    restore(saved, trainer, comm)
     for optimizer in trainer.updater.get_all_optimizers().values():
         if hasattr(optimizer, 'is_changed'):
             # ChainerMN's optimizer spends its first update on a broadcast
@@ -204,36 +200,18 @@ def _meta(comm: Any) -> State:
                 getattr(comm, 'name', type(comm).__name__))}
 
 
-def _state(trainer: chainer.training.Trainer, comm: Any) -> State:
-    serializer = chainer.serializers.DictionarySerializer()
-    try:
-        trainer.serialize(serializer['trainer'])
-    except RuntimeError:
-        # The last thing it writes is the time since its start; one that has
-        # not started raises there.
-        if trainer._start_at is not None:
-            raise
-        serializer('trainer/_snapshot_elapsed_time', 0.0)
-    state = {key: numpy.asarray(value)
-             for key, value in serializer.target.items()}
-    if hasattr(comm, 'state'):
-        for key, value in comm.state().items():
-            state[f'communicator/{key}'] = value
-    for key, value in _random_state().items():
-        state[f'random/{key}'] = value
-    return state
-
-
 # --- reading ------------------------------------------------------------------
 
-def _receive(comm: Any, path: str) -> tuple[State, State]:
-    """What rank 0 finds in the file: all ranks' part and this rank's."""
+def _receive(comm: Any, path: str) -> State:
+    """This rank's state, from what rank 0 finds in the file."""
     content = raise_together(
         comm.mpi_comm, lambda: _read(path, _meta(comm)) if comm.rank == 0
         else None, error=ValueError)
     shared = comm.bcast_obj(content[0] if comm.rank == 0 else None)
     own = comm.mpi_comm.scatter(content[1] if comm.rank == 0 else None)
-    return shared, own
+    lacks = set(own.pop(_LACKS, numpy.array([], str)).tolist())
+    return {**{key: value for key, value in shared.items()
+               if key not in lacks}, **own}
 
 
 def _read(path: str, meta: State) -> tuple[State, list[State]]:
@@ -251,7 +229,7 @@ def _read(path: str, meta: State) -> tuple[State, list[State]]:
         raise ValueError(
             f'{path} is damaged or no snapshot ({error}); resume from an '
             'older one') from error
-    saved = _below('meta/', content)
+    saved = below('meta/', content)
     if saved.keys() != meta.keys():
         raise ValueError(f'{path} was not written by the Snapshot extension '
                          'of chainer_fp8pipe')
@@ -261,55 +239,5 @@ def _read(path: str, meta: State) -> tuple[State, list[State]]:
                 f'{path} is of a run with {key} = {saved[key]}, this one has '
                 f'{key} = {now}; start it with the same')
     ranks = range(int(meta['ranks']))
-    return (_below('all/', content),
-            [_below(f'rank{rank}/', content) for rank in ranks])
-
-
-def _incompatible(saved: State, current: State) -> str:
-    """Why ``saved`` does not fit; '' if it does."""
-    for key in current:
-        if key.startswith('trainer/') and key not in saved:
-            return f'{_name(key)} is not in the snapshot'
-    for key, value in saved.items():
-        if key.startswith(_MODEL):
-            if key not in current:
-                return f'the snapshot has {_name(key)}, the model has not'
-            now = current[key]
-            if (now.dtype != object and value.dtype != object
-                    and (now.shape, now.dtype) != (value.shape, value.dtype)):
-                return (f'{_name(key)} is {value.dtype} {value.shape} in the '
-                        f'snapshot but {now.dtype} {now.shape} in the model')
-    return ''
-
-
-def _name(key: str) -> str:
-    if key.startswith(_MODEL):
-        return 'parameter /' + key[len(_MODEL):].partition('/')[2]
-    return key
-
-
-def _below(prefix: str, state: State) -> State:
-    return {key[len(prefix):]: value for key, value in state.items()
-            if key.startswith(prefix)}
-
-
-# --- random numbers -------------------------------------------------------------
-
-def _random_state() -> State:
-    """Of NumPy's and Python's global generators, which Chainer draws from."""
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
-    version, words, gauss = random.getstate()
-    return {'numpy_keys': numpy.asarray(keys),
-            'numpy_rest': numpy.array([position, has_gauss, cached]),
-            'python_words': numpy.array(words, numpy.uint32),
-            'python_gauss': numpy.array(
-                [numpy.nan if gauss is None else gauss])}
-
-
-def _set_random_state(state: State) -> None:
-    position, has_gauss, cached = state['numpy_rest'].tolist()
-    numpy.random.set_state(('MT19937', state['numpy_keys'], int(position),
-                            int(has_gauss), cached))
-    gauss = state['python_gauss'].item()
-    random.setstate((3, tuple(state['python_words'].tolist()),
-                     None if numpy.isnan(gauss) else gauss))
+    return (below('all/', content),
+            [below(f'rank{rank}/', content) for rank in ranks])

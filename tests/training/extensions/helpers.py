@@ -40,7 +40,17 @@ def make_trainer(comm, out, epochs=4, name='fp8', width=8, **options):
         chainer.optimizers.Adam(0.01), communicator).setup(model)
     trainer = Trainer(StandardUpdater(iterator, optimizer),
                       (epochs, 'epoch'), str(out))
+    trainer.extend(decay, trigger=(2, 'iteration'))
     return trainer, communicator
+
+
+def decay(trainer):
+    """A learning rate that depends on the iteration and nothing else.
+
+    It is one of NumPy's numbers, which round differently from Python's.
+    """
+    trainer.updater.get_optimizer('main').alpha = numpy.float64(
+        0.02 / (1 + trainer.updater.iteration))
 
 
 def weights(trainer):

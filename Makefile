@@ -1,0 +1,161 @@
+# Sets the project up in .venv and runs its main job and its checks.
+#
+# Whatever is installed leaves a stamp in .venv, so that a second run installs
+# nothing.  PYTHON= picks the interpreter, MPIEXEC= an MPI of one's own.
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Chainer's source distribution builds with an older setuptools only.  pip
+# before 25.3 reads the first, from then on the second.  The path is relative
+# because pip splits the value at blanks, and a directory's name may have one.
+export PIP_CONSTRAINT := $(strip $(PIP_CONSTRAINT) constraints.txt)
+export PIP_BUILD_CONSTRAINT := $(strip $(PIP_BUILD_CONSTRAINT) constraints.txt)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Every rank is one process on one core: BLAS must not start more threads.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+
+# Without PYTHON=, an existing .venv is kept as it is; else python3 is taken,
+# or, where that one does not do, the newest that does.
+ifeq ($(strip $(PYTHON)),)
+PYTHON := $(wildcard $(BIN)/python)
+endif
+ifeq ($(strip $(PYTHON)),)
+PYTHON := $(or $(shell \
+    for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+        $$python tools/check_python.py 2> /dev/null \
+            && echo $$python && break; \
+    done),python3)
+endif
+
+# What .venv must have been made from.  A copied tree's .venv has the wrong
+# directory in its scripts and in its editable install.
+REAL := $(shell $(PYTHON) -c \
+    'import os, sys; print(os.path.realpath(sys.executable))' 2> /dev/null)
+ORIGIN := $(REAL) for $(CURDIR)
+ifneq ($(ORIGIN),$(shell cat $(VENV)/.origin 2> /dev/null))
+.PHONY: $(VENV)/.origin
+endif
+
+# mpi4py looks for an MPI library in .venv first, so the mpich wheel must not
+# be there when another MPI's launcher starts the ranks.
+ifeq ($(strip $(MPIEXEC)),)
+MPI := mpich
+LAUNCHER := $(BIN)/mpiexec
+else
+MPI := own
+LAUNCHER := $(MPIEXEC)
+endif
+extras = $(if $(filter mpich,$(MPI)),mpich$(comma))$(1)
+comma := ,
+
+INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
+    constraints.txt $(wildcard chainer_fp8pipe/*/*.c chainer_fp8pipe/*/*.h)
+DEMO := $(VENV)/.demo-$(MPI)
+TEST := $(VENV)/.test-$(MPI)
+
+# $(call quietly,COMMAND): the output is shown only where the command fails.
+LOG := $(VENV)/install.log
+quietly = $(1) > $(LOG) 2>&1 || { cat $(LOG) >&2; \
+    echo 'Cannot set up: the step above failed, its output is above' >&2; \
+    exit 1; }
+
+# $(call install,EXTRAS): this package, editable, on the chosen MPI.
+TEST_EXTRAS := examples,plot,test,docs
+define install
+@rm -f $(VENV)/.*-$(if $(filter own,$(MPI)),mpich,own)
+@$(if $(filter own,$(MPI)),$(call quietly,\
+    $(BIN)/python -m pip uninstall --yes mpich))
+@$(call quietly,$(BIN)/python -m pip install \
+    --editable '.[$(call extras,$(1))]')
+@$(if $(filter own,$(MPI)),$(check_own_mpi))
+endef
+
+define check_own_mpi
+echo 'Trying two ranks of your own MPI: $(LAUNCHER) -n 2'; \
+$(LAUNCHER) -n 2 $(BIN)/python -c \
+    'from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2' || { \
+    echo 'Cannot set up: $(LAUNCHER) and the MPI library that mpi4py loads' \
+        'do not start 2 ranks together: see docs/installation.rst' >&2; \
+    exit 1; }
+endef
+
+.PHONY: help demo test lint docs pytest test-gpu matrix clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@echo 'make TARGET [PYTHON=python3.12] [MPIEXEC=mpirun]'
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 12
+
+demo: $(DEMO)  ## train the digits over 4 ranks with fp8 gradients
+	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/demo.py
+
+test: lint docs pytest  ## run every check; pytest comes last
+
+lint: $(TEST)  ## ruff, mypy and the floors of the design
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(TEST)  ## build docs/_build/html, warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html \
+	    -d docs/_build/doctrees docs docs/_build/html
+
+pytest: $(TEST)  ## the tests alone
+	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
+	$(BIN)/python -m pytest -m gpu
+
+matrix:  ## the import and quick tests on every supported Python found
+	$(PYTHON) tools/matrix.py
+
+clean:  ## remove .venv and everything built
+	rm -rf $(VENV) build docs/_build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache result
+	find chainer_fp8pipe -name '*.so' -exec rm {} +
+
+# A .venv without .made-by-make is somebody's own and is not touched.
+$(VENV)/.origin:
+	@$(PYTHON) -c '' 2> /dev/null || { echo 'Cannot set up:' \
+	    '"$(PYTHON)" does not run; name a Python of 3.10 to 3.13,' \
+	    'as in  PYTHON=python3.12 make demo' >&2; exit 1; }
+	@$(PYTHON) tools/check_python.py
+	@test ! -e $(VENV) || test -e $(VENV)/.made-by-make || { \
+	    echo 'Cannot set up: $(VENV) is there but not made by make;' \
+	        'move it away' >&2; exit 1; }
+	@test ! -e $(VENV) || echo 'Replacing $(VENV): it was made with' \
+	    'another Python, or in another directory'
+	@echo 'Making $(VENV) with $(REAL) (some seconds)'
+	@rm -rf $(VENV) && mkdir $(VENV) && touch $(VENV)/.made-by-make
+	@$(call quietly,"$(REAL)" -m venv $(VENV))
+	@echo '$(ORIGIN)' > $@
+
+$(DEMO): $(INSTALLED_FROM)
+	@echo 'Installing what the main job needs: Chainer, NumPy, MPI,' \
+	    'scikit-learn, this package (1 to 3 minutes the first time)'
+	$(call install,examples)
+	@touch $@
+
+$(TEST): $(INSTALLED_FROM)
+	@echo 'Installing what the tests need: the main job, pytest, mypy,' \
+	    'Sphinx, NVRTC (1 to 5 minutes the first time)'
+	$(call install,$(TEST_EXTRAS))
+	@touch $(DEMO) $@
+
+# CUDA= names the major version; else the driver is asked.
+ifneq ($(filter test-gpu,$(MAKECMDGOALS)),)
+CUDA ?= $(shell nvidia-smi 2> /dev/null \
+    | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p')
+endif
+$(VENV)/.gpu-$(MPI): $(TEST)
+	@case '$(CUDA)' in 12 | 13) ;; *) echo 'Cannot set up: nvidia-smi' \
+	    'shows no CUDA 12 or 13; name it with CUDA=12' >&2; exit 1 ;; esac
+	@echo 'Installing CuPy for CUDA $(CUDA) (1 to 5 minutes)'
+	@$(call quietly,$(BIN)/python -m pip install \
+	    --editable '.[cuda$(CUDA)]')
+	@touch $@

@@ -1,0 +1,161 @@
+"""The main job, as a user starts it, on few ranks and for few epochs."""
+import gzip
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import chainer_fp8pipe  # noqa: F401  isort: skip
+import numpy
+import pytest
+
+from tests.ranks import environment, mpiexec, run_script
+
+pytestmark = pytest.mark.timeout(180)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+SCRIPT = os.path.join(_ROOT, 'examples', 'digits', 'train_digits.py')
+
+
+def run(*arguments, ranks=2):
+    return run_script(ranks, SCRIPT, *arguments, timeout=150)
+
+
+def arrays(path):
+    with numpy.load(path) as archive:
+        return {key: archive[key].tobytes() for key in archive.files}
+
+
+def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
+    done = run('--epoch', '2', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index('communicator'):]
+    for name in ('float32', 'fp8', 'fp8_paper'):
+        assert f'\n{name} ' in table
+        assert f'{name}: ' in done.stdout
+        assert (tmp_path / name / 'model.npz').exists()
+    assert 'total [' in done.stdout             # the progress bar
+    assert (tmp_path / 'curves.png').stat().st_size > 10000
+    assert (tmp_path / 'fp8' / 'compression.png').stat().st_size > 10000
+    runs = {one['name']: one for one in
+            json.loads((tmp_path / 'summary.json').read_text())}
+    assert runs['fp8']['bytes'] <= 0.26 * runs['float32']['bytes']
+    # All start from the same weights with a warm-up in float32.
+    assert runs['fp8']['losses'][0] == pytest.approx(
+        runs['float32']['losses'][0], rel=0.1)
+
+
+def test_it_learns(tmp_path):
+    done = run('--epoch', '8', '--communicator', 'fp8', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    (summary,) = json.loads((tmp_path / 'summary.json').read_text())
+    assert summary['best'] > 60         # chance is 10
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
+    options = ('--communicator', 'fp8', '--epoch', '5', '--warmup', '10')
+    done = run(*options, '--out', tmp_path / 'whole')
+    assert done.returncode == 0, done.stderr
+    process = subprocess.Popen(
+        [*mpiexec(2), sys.executable, SCRIPT, *options,
+         '--out', tmp_path / 'part'], env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 100
+    while (not list((tmp_path / 'part').glob('fp8/snapshot_iter_*.npz'))
+           and time.monotonic() < end):
+        time.sleep(0.05)
+    process.send_signal(how)
+    process.wait(30)
+    assert not (tmp_path / 'part' / 'fp8' / 'model.npz').exists()
+    done = run(*options, '--out', tmp_path / 'part', '--resume')
+    assert done.returncode == 0, done.stderr
+    assert 'goes on after iteration' in done.stdout
+    assert arrays(tmp_path / 'part' / 'fp8' / 'model.npz') == arrays(
+        tmp_path / 'whole' / 'fp8' / 'model.npz')
+
+
+def test_resume_without_a_snapshot_starts_afresh(tmp_path):
+    done = run('--communicator', 'float32', '--epoch', '1', '--resume',
+               '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def write_mnist(root, compress):
+    generator = numpy.random.default_rng(0)
+    for split, count in (('train', 60), ('t10k', 20)):
+        images = generator.integers(0, 256, (count, 28, 28), numpy.uint8)
+        labels = generator.integers(0, 10, count).astype(numpy.uint8)
+        for kind, array in (('images-idx3', images),
+                            ('labels-idx1', labels)):
+            data = struct.pack('>BBBB', 0, 0, 8, array.ndim)
+            data += struct.pack(f'>{array.ndim}i', *array.shape)
+            data += array.tobytes()
+            path = root / f'{split}-{kind}-ubyte{".gz" * compress}'
+            path.write_bytes(gzip.compress(data) if compress else data)
+
+
+def write_cifar(root, binary):
+    generator = numpy.random.default_rng(0)
+    folder = root / f'cifar-10-batches-{"bin" if binary else "py"}'
+    folder.mkdir()
+    for name in [*(f'data_batch_{n}' for n in range(1, 6)), 'test_batch']:
+        images = generator.integers(0, 256, (12, 3072), numpy.uint8)
+        labels = generator.integers(0, 10, 12).tolist()
+        if binary:
+            rows = numpy.column_stack([labels, images]).astype(numpy.uint8)
+            (folder / f'{name}.bin').write_bytes(rows.tobytes())
+        else:
+            (folder / name).write_bytes(pickle.dumps(
+                {b'data': images, b'labels': labels}))
+
+
+@pytest.mark.parametrize(('dataset', 'write', 'variant'), [
+    ('mnist', write_mnist, False), ('mnist', write_mnist, True),
+    ('cifar10', write_cifar, False), ('cifar10', write_cifar, True)])
+def test_it_reads_files_in_their_original_formats(
+        tmp_path, dataset, write, variant):
+    write(tmp_path, variant)
+    done = run('--dataset', dataset, '--root', tmp_path, '--epoch', '1',
+               '--communicator', 'fp8', '--out', tmp_path / 'out')
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(('dataset', 'expected'), [
+    ('mnist', 'train-images-idx3-ubyte'), ('cifar10', 'data_batch_1')])
+def test_missing_files_are_named_once(tmp_path, dataset, expected):
+    done = run('--dataset', dataset, '--root', tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count('FileNotFoundError') == 1
+    assert expected in done.stderr
+    assert str(tmp_path) in done.stderr
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_mnist(tmp_path, False)
+    path = tmp_path / 't10k-labels-idx1-ubyte'
+    path.write_bytes(path.read_bytes()[:-3])
+    done = run('--dataset', 'mnist', '--root', tmp_path)
+    assert done.returncode != 0
+    assert f'{path} is damaged' in done.stderr
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['--dataset', 'mnist'], '--dataset mnist needs --root DIR'),
+    (['--epoch', '0'], '--epoch must be at least 1'),
+    (['--communicator', 'fp9'], "no communicator is called 'fp9'"),
+])
+def test_wrong_arguments_are_explained(arguments, message):
+    done = run(*arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_help_is_printed_once():
+    done = run('--help')
+    assert done.returncode == 0
+    assert done.stdout.count('usage:') == 1
+    assert '--communicator' in done.stdout
