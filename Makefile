@@ -91,7 +91,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
 demo: $(DEMO)  ## train the digits over 4 ranks with fp8 gradients
-	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/demo.py
+	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/train_digits.py
 
 test: lint docs pytest  ## run every check; pytest comes last
 

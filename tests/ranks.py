@@ -91,14 +91,14 @@ class Job:
     def __init__(self, size: int) -> None:
         folder = tempfile.mkdtemp(prefix='ranks-')
         address = os.path.join(folder, 'socket')
-        self._output = open(os.path.join(folder, 'output'), 'w+')
+        self._output = os.path.join(folder, 'output')
         self._folder = folder
-        with Listener(address, 'AF_UNIX', backlog=size,
-                      authkey=_KEY) as listener:
+        with open(self._output, 'w') as output, Listener(
+                address, 'AF_UNIX', backlog=size, authkey=_KEY) as listener:
             self._process = subprocess.Popen(
                 [*mpiexec(size), sys.executable, '-m', 'tests.ranks',
                  address], env=environment(), cwd=_ROOT,
-                stdin=subprocess.DEVNULL, stdout=self._output,
+                stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True)
             self._ranks = self._accept(listener, size)
 
@@ -142,7 +142,6 @@ class Job:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-        self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: Listener, size: int) -> dict[int, Connection]:
@@ -169,9 +168,8 @@ class Job:
         return '\n'.join([*text, self._printed()])
 
     def _printed(self) -> str:
-        self._output.flush()
-        self._output.seek(0)
-        return f'--- output of the job ---\n{self._output.read()[-4000:]}'
+        with open(self._output) as output:
+            return f'--- output of the job ---\n{output.read()[-4000:]}'
 
 
 def _job(size: int) -> Job:

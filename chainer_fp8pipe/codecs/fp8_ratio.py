@@ -102,7 +102,7 @@ class Fp8Ratio(Codec):
             found = numpy.array([self._sample(tensors, index)
                                  for index in wanted], numpy.float32)
             maximum(found)
-            for index, q in zip(wanted, found.tolist()):
+            for index, q in zip(wanted, found.tolist(), strict=True):
                 if q > 0:
                     q = min(max(q, _SMALLEST_Q), _LARGEST_Q)
                     self._q[tensors.names[index]] = q

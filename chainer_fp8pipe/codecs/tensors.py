@@ -11,7 +11,7 @@ import numpy
 class Overlap(NamedTuple):
     """The part of one tensor that lies inside a range of the fused vector."""
 
-    index: int          # which tensor
+    tensor: int         # which one
     in_tensor: slice    # the part, counted from the tensor's first element
     in_range: slice     # the same part, counted from the range's start
 

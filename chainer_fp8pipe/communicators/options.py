@@ -104,19 +104,20 @@ def parse_option(name: str, option: str, text: str) -> Any:
         ValueError: There is no such option, or ``text`` is not of its type.
     """
     options, _ = FAMILIES[name]
-    types = {field.name: type(field.default)
-             for field in dataclasses.fields(options)}
-    if option not in types:
+    defaults = {field.name: field.default
+                for field in dataclasses.fields(options)}
+    if option not in defaults:
         make_options(name, {option: text})      # raises, listing the names
-    if types[option] is bool:
+    kind: Any = type(defaults[option])
+    if kind is bool:
         if text.lower() not in ('true', 'false'):
             raise ValueError(f'{option} must be true or false, not {text!r}')
         return text.lower() == 'true'
     try:
-        return types[option](text)
+        return kind(text)
     except ValueError:
-        raise ValueError(f'{option} must be of type '
-                         f'{types[option].__name__}, not {text!r}') from None
+        raise ValueError(f'{option} must be of type {kind.__name__}, '
+                         f'not {text!r}') from None
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:

@@ -75,7 +75,7 @@ def _cifar10(root):
             return batch[b'data'], batch[b'labels']
 
     def join(batches):
-        images, labels = zip(*batches)
+        images, labels = zip(*batches, strict=True)
         images = numpy.concatenate(images).reshape(-1, 3, 32, 32)
         return images / numpy.float32(255), numpy.concatenate(labels)
     return (join([read(name) for name in _CIFAR_TRAIN]),

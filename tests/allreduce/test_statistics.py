@@ -37,9 +37,12 @@ def test_an_inner_section_does_not_count_for_the_outer(clock):
 
 def test_an_error_inside_closes_the_section(clock):
     counters = Statistics()
-    with pytest.raises(KeyError), counters.section('encode'):
-        clock.now += 1
-        raise KeyError
+    def fail():
+        with counters.section('encode'):
+            clock.now += 1
+            raise KeyError
+    with pytest.raises(KeyError):
+        fail()
     with counters.section('decode'):
         clock.now += 2
     assert counters.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}

@@ -133,7 +133,7 @@ def test_a_shared_parameter_is_averaged_once(comm):
     numpy.testing.assert_array_equal(shared.W.grad, 0.5)
 
 
-# --- as a ChainerMN communicator ----------------------------------------------
+# --- as a ChainerMN communicator -------------------------------------------
 
 @pytest.mark.parametrize('name', NAMES)
 @on_ranks(2)
@@ -243,7 +243,7 @@ def test_two_levels_send_less_between_nodes_than_one(comm):
     assert sent['yes'] == sent['no'] == 2 * 3 / 4 * 4 * 8000
 
 
-# --- warm-up, statistics, state -------------------------------------------------
+# --- warm-up, statistics, state --------------------------------------------
 
 @on_ranks(4)
 def test_after_warm_up_an_update_sends_a_quarter_of_float32s_bytes(comm):
@@ -276,7 +276,7 @@ def test_a_restored_communicator_goes_on_bit_for_bit(comm):
     assert steps(second, 5, 8) == whole[5:]
 
 
-# --- bad input ------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------
 
 def rejected(comm, model, match, error=ValueError, **options):
     """Every rank raises the same error, and goes on living."""

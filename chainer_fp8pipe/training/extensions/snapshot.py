@@ -135,7 +135,7 @@ def find_snapshots(directory: str) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
-# --- writing ------------------------------------------------------------------
+# --- writing ------------------------------------------------------------
 
 class _Ranks:
     """The other ranks' states, received one at a time to save memory."""
@@ -186,12 +186,13 @@ def _add(archive: zipfile.ZipFile, prefix: str, state: State) -> None:
 
 
 def _digest(value: numpy.ndarray) -> bytes:
+    digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode())
     if value.dtype == object:
-        data = repr(value.tolist()).encode()
+        digest.update(repr(value.tolist()).encode())
     else:
-        data = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
-    described = f'{value.dtype} {value.shape}'.encode()
-    return hashlib.blake2b(data, digest_size=16).digest() + described
+        flat = numpy.ascontiguousarray(value).reshape(-1)
+        digest.update(flat.view(numpy.uint8).data)
+    return digest.digest()
 
 
 def _meta(comm: Any) -> State:
@@ -200,7 +201,7 @@ def _meta(comm: Any) -> State:
                 getattr(comm, 'name', type(comm).__name__))}
 
 
-# --- reading ------------------------------------------------------------------
+# --- reading ------------------------------------------------------------
 
 def _receive(comm: Any, path: str) -> State:
     """This rank's state, from what rank 0 finds in the file."""

@@ -79,7 +79,7 @@ def test_snapshots_are_found_in_the_order_of_iterations(tmp_path):
         'snapshot_iter_9.npz', 'snapshot_iter_10.npz']
 
 
-# --- bad input ------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------
 
 def rejected(comm, path, match, **options):
     """Every rank raises; trainer and file stay as they were."""

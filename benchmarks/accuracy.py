@@ -1,0 +1,89 @@
+"""Test accuracy on the digits with float32 and fp8 gradients, over seeds.
+
+    .venv/bin/python benchmarks/accuracy.py --seeds 10
+
+runs examples/digits/train_digits.py on 4 ranks once per seed.  Within a seed
+all communicators start from the same weights and see the same batches.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from environment import describe, mpiexec, write_json
+
+_SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
+                       'digits', 'train_digits.py')
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seeds', type=int, default=10,
+                        help='how many seeds (default: 10)')
+    parser.add_argument('--ranks', type=int, default=4,
+                        help='MPI ranks (default: 4)')
+    parser.add_argument('--communicator', nargs='+', metavar='NAME',
+                        default=['float32', 'fp8', 'fp8_paper'],
+                        help='what to compare; the first is the reference '
+                        '(default: float32 fp8 fp8_paper)')
+    parser.add_argument('--json', metavar='FILE',
+                        help='write the raw data to FILE')
+    return parser.parse_args()
+
+
+def run(seed, options):
+    """What train_digits.py reports for one seed, by communicator."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run(
+            [*mpiexec(options.ranks), sys.executable, _SCRIPT,
+             '--seed', str(seed), '--out', out,
+             '--communicator', *options.communicator],
+            check=True, stdout=subprocess.DEVNULL)
+        with open(os.path.join(out, 'summary.json')) as file:
+            return {one['name']: one for one in json.load(file)}
+
+
+def print_table(names, seeds):
+    reference = names[0]
+    print(f'\n{"communicator":14}{"final test accuracy [%]":>28}'
+          f'{"difference":>22}{"best":>9}{"bytes":>10}')
+    print(f'{"":14}{"mean +- std":>28}{"mean +- std. error":>22}'
+          f'{"mean":>9}{"ratio":>10}')
+    for name in names:
+        final = [one[name]['final'] for one in seeds]
+        differences = [one[name]['final'] - one[reference]['final']
+                       for one in seeds]
+        error = spread(differences) / len(differences) ** 0.5
+        best = statistics.mean(one[name]['best'] for one in seeds)
+        ratio = seeds[0][name]['bytes'] / seeds[0][reference]['bytes']
+        accuracy = f'{statistics.mean(final):.2f} +- {spread(final):.2f}'
+        difference = f'{statistics.mean(differences):+.2f} +- {error:.2f}'
+        print(f'{name:14}{accuracy:>28}{difference:>22}{best:9.2f}'
+              f'{ratio:10.3f}')
+
+
+def spread(values):
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def main():
+    options = parse()
+    print(describe())
+    seeds = []
+    for seed in range(options.seeds):
+        seeds.append(run(seed, options))
+        print(f'seed {seed}: ' + ', '.join(
+            f'{name} {one["final"]:.2f}'
+            for name, one in seeds[-1].items()), flush=True)
+    print_table(options.communicator, seeds)
+    if options.json:
+        write_json(options.json, {'seeds': seeds})
+
+
+if __name__ == '__main__':
+    main()

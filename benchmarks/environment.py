@@ -1,0 +1,66 @@
+"""What every benchmark says of itself: machine, date, versions, command."""
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shutil
+import sys
+from typing import Any
+
+_PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes')
+
+
+def environment() -> dict[str, Any]:
+    """Machine, date, versions and command, for the head of a result."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        'machine': f'{_processor()}, {os.cpu_count()} cores',
+        'date': datetime.date.today().isoformat(),
+        'python': platform.python_version(),
+        'versions': versions,
+        'command': ' '.join(['python', *sys.argv]),
+    }
+
+
+def describe() -> str:
+    """The same as text."""
+    about = environment()
+    versions = ', '.join(f'{name} {version}'
+                         for name, version in about['versions'].items())
+    return (f'{about["machine"]}, {about["date"]}\n'
+            f'Python {about["python"]}, {versions}\n{about["command"]}')
+
+
+def write_json(path: str, data: dict[str, Any]) -> None:
+    """Writes the raw data of a benchmark, with its environment."""
+    pathlib.Path(path).write_text(
+        json.dumps({'environment': environment(), **data}, indent=1))
+
+
+def mpiexec(ranks: int) -> list[str]:
+    """The command that starts so many ranks: ``$MPIEXEC``, or mpiexec."""
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    command = os.environ.get('MPIEXEC') or (
+        beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    if not command:
+        sys.exit('no mpiexec beside the interpreter, on the path or in '
+                 'MPIEXEC')
+    return [*command.split(), '-n', str(ranks)]
+
+
+def _processor() -> str:
+    info = pathlib.Path('/proc/cpuinfo')
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
+    return platform.processor() or platform.machine()
