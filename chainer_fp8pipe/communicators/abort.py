@@ -21,11 +21,14 @@ def abort_on_exception() -> None:
 
 def _abort(kind: type[BaseException], error: BaseException,
            trace: TracebackType | None) -> None:
-    rank = MPI.COMM_WORLD.rank
-    text = ''.join(traceback.format_exception(kind, error, trace))
-    # One write, so that the lines of several ranks do not mix.
+    rank = f'rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}'
+    interrupted = issubclass(kind, KeyboardInterrupt)
+    if interrupted:         # on every rank; where each was does not matter
+        text = f'\n{rank} interrupted\n'
+    else:
+        trace_text = ''.join(traceback.format_exception(kind, error, trace))
+        text = f'\n{rank} failed, ending all:\n{trace_text}'
     sys.stdout.flush()
-    sys.stderr.write(f'\nrank {rank} of {MPI.COMM_WORLD.size} failed, '
-                     f'ending all:\n{text}')
+    sys.stderr.write(text)  # in one write, so that ranks do not mix
     sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    MPI.COMM_WORLD.Abort(130 if interrupted else 1)

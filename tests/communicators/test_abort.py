@@ -35,6 +35,14 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback(script):
 
 
 @pytest.mark.timeout(60)
+def test_an_interrupted_rank_ends_all_without_a_traceback(script):
+    done = run_script(3, script('raise KeyboardInterrupt'), timeout=40)
+    assert done.returncode != 0
+    assert 'rank 1 of 3 interrupted' in done.stderr
+    assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.timeout(60)
 def test_a_killed_rank_ends_all(script):
     done = run_script(
         3, script('os.kill(os.getpid(), signal.SIGKILL)'), timeout=40)

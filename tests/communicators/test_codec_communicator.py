@@ -221,6 +221,18 @@ def test_chainermns_snapshot_works_with_it(comm, tmp_path):
     assert (tmp_path / f'snapshot_iter_10.{comm.rank}').exists()
 
 
+@on_ranks(2)
+def test_chainermns_batch_normalisation_works_with_it(comm):
+    x = numpy.random.RandomState(0).rand(8, 3).astype('f4')
+    serial = L.BatchNormalization(3)
+    serial(x)
+    parallel = chainermn.links.MultiNodeBatchNormalization(
+        3, make('fp8', comm))
+    parallel(x[comm.rank::2])
+    numpy.testing.assert_allclose(
+        parallel.avg_mean, serial.avg_mean, rtol=1e-5)
+
+
 @on_ranks(4)
 def test_pretended_nodes_are_chainermns_ranks(comm):
     communicator = make('fp8', comm, ranks_per_node=2)
