@@ -16,7 +16,8 @@ Two things go beyond the paper, and both can be switched off:
     Clipped is worse than rounded: error feedback can never catch up with an
     element that is clipped at every update.  E5M2 spans 2^32 from its
     smallest to its largest value, so leaving ``headroom`` above q costs
-    nothing that matters at the other end.
+    nothing that matters at the other end (benchmarks/headroom.py: the error
+    of a round trip is 0.38 with the paper's 1 and 0.053 from 2^10 to 2^14).
 
 ``error_feedback``
     What an encoding loses is added to the next gradient.  Residuals are kept
@@ -69,7 +70,7 @@ class Fp8Ratio(Codec):
 
     def __init__(self, *, rounding: str = 'nearest', period: int = 100,
                  quantile: float = 0.95, samples: int = 1024,
-                 epsilon: float = 1e-5, headroom: float = 1024.0,
+                 epsilon: float = 1e-5, headroom: float = 4096.0,
                  error_feedback: bool = True, seed: int = 0,
                  rank: int = 0) -> None:
         super().__init__()

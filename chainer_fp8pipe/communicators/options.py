@@ -61,7 +61,7 @@ class Fp8Options(ExchangeOptions):
         1e-5, 'added to |parameter| before the division (epsilon)',
         low=1e-30, high=1e30)
     headroom: float = _option(
-        1024.0, 'how far above the quantile values are clipped; the paper: 1',
+        4096.0, 'how far above the quantile values are clipped; the paper: 1',
         low=1.0, high=2.0 ** 30)
     error_feedback: bool = _option(
         True, 'add what an encoding lost to the next gradient',
