@@ -1,0 +1,98 @@
+"""As much of CuPy as the codecs use, on the CPU.
+
+Its arrays cannot be mixed with NumPy's, as CuPy's cannot, and its kernels
+are the GPU kernels' own text, compiled for this processor.  So the way of a
+gradient through the device can be tested where there is no GPU.
+"""
+import types
+
+import numpy
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from chainer_fp8pipe.fp8 import kernels
+from tests.fp8.compilers import host_kernels
+
+
+class ndarray(NDArrayOperatorsMixin):
+    """An array "on the device": NumPy functions on it raise, as on CuPy's.
+
+    (CuPy's own take part in universal functions, which is how ``abs`` and
+    the operators work.)
+    """
+
+    def __init__(self, array):
+        assert isinstance(array, numpy.ndarray)
+        self._array = array
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError('Implicit conversion to a NumPy array is not allowed')
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        for value in inputs:
+            if isinstance(value, numpy.ndarray) and value.ndim:
+                raise TypeError('Unsupported type numpy.ndarray')
+        if out is not None:
+            kwargs['out'] = tuple(map(_unwrap, out))
+        return _wrap(getattr(ufunc, method)(*map(_unwrap, inputs), **kwargs))
+
+    def __getattr__(self, name):
+        value = getattr(self._array, name)
+        if not isinstance(value, types.BuiltinFunctionType):
+            return value
+        return lambda *args, **kwargs: _wrap(
+            value(*map(_unwrap, args), **kwargs))
+
+    def __getitem__(self, index):
+        return _wrap(self._array[_unwrap(index)])
+
+    def __setitem__(self, index, value):
+        if isinstance(value, numpy.ndarray):
+            raise TypeError('Unsupported type numpy.ndarray')
+        self._array[index] = _unwrap(value)
+
+    @property
+    def __cuda_array_interface__(self):
+        return self._array.__array_interface__
+
+    def get(self, out=None):
+        if out is None:
+            return self._array.copy()
+        assert out.flags.c_contiguous
+        assert out.dtype == self.dtype
+        out[...] = self._array
+        return out
+
+
+def _unwrap(value):
+    return value._array if isinstance(value, ndarray) else value
+
+
+def _wrap(value):
+    return ndarray(numpy.asarray(value)) if isinstance(
+        value, (numpy.ndarray, numpy.generic)) else value
+
+
+def make(folder):
+    """The modules ``cupy`` and ``cupyx``; builds the kernels in folder."""
+    compiled = host_kernels(folder)
+    cupy = types.ModuleType('cupy')
+    cupy.ndarray = ndarray
+
+    def elementwise_kernel(in_params, out_params, operation, name, *,
+                           preamble, options, no_return):
+        assert (preamble, options) == (kernels.preamble(), kernels.OPTIONS)
+        return lambda *args: compiled[name](*map(_unwrap, args))
+
+    cupy.ElementwiseKernel = elementwise_kernel
+    for name in ('zeros', 'empty', 'asarray', 'isfinite', 'flatnonzero'):
+        function = getattr(numpy, name)
+        setattr(cupy, name, lambda *args, _function=function: _wrap(
+            _function(*map(_unwrap, args))))
+    cupy.count_nonzero = lambda array: ndarray(
+        numpy.asarray(numpy.count_nonzero(array._array)))
+    ndarray.__int__ = lambda self: int(self._array)
+    ndarray.__float__ = lambda self: float(self._array)
+    ndarray.__bool__ = lambda self: bool(self._array)
+    cupyx = types.ModuleType('cupyx')
+    cupyx.empty_pinned = numpy.empty
+    return {'cupy': cupy, 'cupyx': cupyx}

@@ -1,0 +1,98 @@
+"""Gradients on a device take the same way as on the CPU, bit for bit."""
+import sys
+
+import numpy
+import pytest
+
+from chainer_fp8pipe import fp8
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.codecs.staging import empty_wire
+
+from . import fake_cupy
+from .helpers import alone, random_tensors
+
+SIZES = [5, 0, 3000, 1]
+CODECS = {
+    'float32': lambda: Cast('float32'), 'float16': lambda: Cast('float16'),
+    **{rounding: lambda rounding=rounding: Fp8Ratio(
+        rounding=rounding, period=2)
+       for rounding in ('nearest', 'truncate', 'stochastic')},
+    'without feedback': lambda: Fp8Ratio(error_feedback=False)}
+
+
+@pytest.fixture(scope='module')
+def modules(tmp_path_factory):
+    return fake_cupy.make(tmp_path_factory.mktemp('kernels'))
+
+
+@pytest.fixture
+def cupy(modules, monkeypatch):
+    """Stands for CuPy while a test runs; leaves nothing behind."""
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    # The GPU's loops are imported when first used, and then kept.
+    module = sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
+    fp8.__dict__.pop('gpu', None)
+    yield modules['cupy']
+    del sys.modules['chainer_fp8pipe.fp8.gpu'], fp8.gpu
+    if module is not None:
+        sys.modules['chainer_fp8pipe.fp8.gpu'] = fp8.gpu = module
+
+
+def on_device(tensors):
+    tensors.gradients = list(map(fake_cupy.ndarray, tensors.gradients))
+    tensors.parameters = list(map(fake_cupy.ndarray, tensors.parameters))
+    tensors.xp = sys.modules['cupy']
+    return tensors
+
+
+def host(array):
+    return array.get() if isinstance(array, fake_cupy.ndarray) else array
+
+
+def updates(codec, place, steps=4, bad=None):
+    """What a rank of three computes: own wire, mean, decoded gradients."""
+    results = []
+    for step in range(steps):
+        tensors = random_tensors(SIZES, seed=step)
+        if bad is not None:
+            tensors.gradients[2][7] = bad
+        tensors = place(tensors)
+        wire = empty_wire(tensors.xp, tensors.size, codec.wire_dtype)
+        assert isinstance(wire, numpy.ndarray)
+        codec.begin(tensors, alone)
+        codec.encode(tensors, wire)
+        results.append(wire.copy())
+        piece = wire[2:2500]
+        total = codec.zeros(tensors, piece.size)
+        for _ in range(3):
+            codec.accumulate(piece, total)
+        codec.encode_mean(tensors, total, 3, piece, 2, 'all')
+        results.append(wire.copy())
+        results.append(codec.decode(tensors, wire))
+        results += [host(gradient) for gradient in tensors.gradients]
+        results.append(list(codec.nonfinite))
+    return results
+
+
+@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf])
+@pytest.mark.parametrize('name', CODECS)
+def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
+    expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
+    found = updates(CODECS[name](), on_device, bad=bad)
+    for wanted, got in zip(expected, found, strict=True):
+        numpy.testing.assert_array_equal(got, wanted)
+
+
+def test_a_codec_saved_on_a_device_goes_on_there(cupy):
+    whole = updates(Fp8Ratio(), on_device, steps=3)
+    first = Fp8Ratio()
+    begun = updates(first, on_device, steps=3)
+    second = Fp8Ratio()
+    state = first.state()
+    assert all(isinstance(value, numpy.ndarray) for value in state.values())
+    second.load_state(state)
+    numpy.testing.assert_array_equal(begun[0], whole[0])
+    for wanted, got in zip(updates(first, on_device, steps=2),
+                           updates(second, on_device, steps=2), strict=True):
+        numpy.testing.assert_array_equal(got, wanted)
