@@ -34,7 +34,8 @@ def cupy(modules, monkeypatch):
     module = sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
     fp8.__dict__.pop('gpu', None)
     yield modules['cupy']
-    del sys.modules['chainer_fp8pipe.fp8.gpu'], fp8.gpu
+    sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
+    fp8.__dict__.pop('gpu', None)
     if module is not None:
         sys.modules['chainer_fp8pipe.fp8.gpu'] = fp8.gpu = module
 
