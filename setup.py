@@ -6,11 +6,17 @@ setup(
         Extension(
             'chainer_fp8pipe.fp8._loops',
             sources=['chainer_fp8pipe/fp8/_loops.c'],
-            depends=['chainer_fp8pipe/fp8/e5m2.h'],
-            # No contraction of a * b + c: the GPU, and a CPU without FMA,
-            # must give the same bits.
-            extra_compile_args=['-O3', '-ffp-contract=off',
-                                '-fno-trapping-math'],
+            depends=['chainer_fp8pipe/fp8/e5m2.h',
+                     'chainer_fp8pipe/fp8/loops.h'],
+            extra_compile_args=[
+                '-O3',
+                # No contraction of a * b + c: the GPU, and a CPU without
+                # FMA, must give the same bits.
+                '-ffp-contract=off',
+                # Lets the compiler compute both sides of a choice, which
+                # vector code must; no bits depend on it.
+                '-fno-trapping-math',
+            ],
         ),
     ],
 )

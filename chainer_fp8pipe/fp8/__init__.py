@@ -1,0 +1,26 @@
+"""The E5M2 number format (one byte) and loops over it, on CPU and GPU."""
+from .operations import (
+    MAX,
+    ROUNDINGS,
+    TINY,
+    Counts,
+    accumulate,
+    add,
+    decode,
+    encode,
+    ratio_decode,
+    ratio_encode,
+)
+
+__all__ = [
+    'MAX',
+    'ROUNDINGS',
+    'TINY',
+    'Counts',
+    'accumulate',
+    'add',
+    'decode',
+    'encode',
+    'ratio_decode',
+    'ratio_encode',
+]

@@ -1,0 +1,26 @@
+from typing import Any
+
+def encode(
+    values: Any, out: Any, rounding: int, key0: int, key1: int, /
+) -> None: ...
+def decode(codes: Any, out: Any, /) -> None: ...
+def add(
+    a: Any, b: Any, out: Any, rounding: int, key0: int, key1: int, /
+) -> None: ...
+def accumulate(codes: Any, total: Any, /) -> None: ...
+def ratio_encode(
+    gradient: Any,
+    parameter: Any,
+    out: Any,
+    residual: Any,
+    scale: float,
+    inverse: float,
+    epsilon: float,
+    rounding: int,
+    key0: int,
+    key1: int,
+    /,
+) -> tuple[int, int]: ...
+def ratio_decode(
+    wire: Any, parameter: Any, out: Any, inverse: float, epsilon: float, /
+) -> int: ...

@@ -1,0 +1,119 @@
+"""Checks of array arguments, and the choice between CPU and GPU loops."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from . import _loops
+
+FLOAT = np.dtype(np.float32)
+CODE = np.dtype(np.uint8)
+
+Arrays = Mapping[str, Any]
+
+
+def loops_for(
+    floats: Arrays,
+    codes: Arrays,
+    *,
+    written: Collection[str],
+    in_place: Collection[str] = (),
+) -> ModuleType:
+    """Checks the arguments of an operation and returns its loops.
+
+    Args:
+        floats: The float32 arguments by name.
+        codes: The uint8 arguments by name.
+        written: Names of the arguments that the operation writes.
+        in_place: Names of inputs that may be the very array that is written.
+
+    Returns:
+        The compiled loops for NumPy arrays, :mod:`.gpu` for CuPy arrays;
+        both have the same functions.
+
+    Raises:
+        TypeError: For something that is not an array, of another dtype, or
+            if NumPy and CuPy arrays are mixed.
+        ValueError: For an array that is not C-contiguous or not writeable,
+            for sizes that differ, and for memory that overlaps.
+    """
+    arrays = {**floats, **codes}
+    loops = _loops_of_kind(arrays)
+    for group, dtype in ((floats, FLOAT), (codes, CODE)):
+        for name, array in group.items():
+            _check_layout(name, array, dtype)
+    _check_sizes(arrays)
+    on_gpu = loops is not _loops
+    for name in written:
+        if not on_gpu and not arrays[name].flags.writeable:
+            raise ValueError(f'{name} is written, but it is read-only')
+        _check_overlap(name, arrays, in_place, on_gpu)
+    return loops
+
+
+def is_cupy(array: object) -> bool:
+    """Whether this is a CuPy array; imports nothing."""
+    cupy = sys.modules.get('cupy')
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def _loops_of_kind(arrays: Arrays) -> ModuleType:
+    on_gpu = []
+    for name, array in arrays.items():
+        if is_cupy(array):
+            on_gpu.append(name)
+        elif not isinstance(array, np.ndarray):
+            raise TypeError(
+                f'{name} must be a NumPy or CuPy array, '
+                f'not {type(array).__name__}')
+    if not on_gpu:
+        return _loops
+    if len(on_gpu) < len(arrays):
+        on_cpu = [name for name in arrays if name not in on_gpu]
+        raise TypeError(
+            'arrays must be all on the CPU or all on the GPU, but '
+            f'{", ".join(on_cpu)} is NumPy and {", ".join(on_gpu)} is CuPy')
+    from . import gpu  # needs CuPy
+    return gpu
+
+
+def _check_layout(name: str, array: Any, dtype: np.dtype) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f'{name} has dtype {array.dtype}, expected {dtype}')
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f'{name} ({array.dtype}, shape {array.shape}) must be '
+            'C-contiguous')
+
+
+def _check_sizes(arrays: Arrays) -> None:
+    if len({array.size for array in arrays.values()}) > 1:
+        sizes = ', '.join(
+            f'{name} has {array.size}' for name, array in arrays.items())
+        raise ValueError(f'arrays must have the same size, but {sizes}')
+
+
+def _check_overlap(
+    written: str, arrays: Arrays, in_place: Collection[str], on_gpu: bool
+) -> None:
+    start, stop = _bounds(arrays[written], on_gpu)
+    for name, array in arrays.items():
+        if name == written:
+            continue
+        bounds = _bounds(array, on_gpu)
+        if name in in_place and bounds == (start, stop):
+            continue
+        if bounds[0] < stop and start < bounds[1]:
+            raise ValueError(f'{written} shares memory with {name}')
+
+
+def _bounds(array: Any, on_gpu: bool) -> tuple[int, int]:
+    """First address and the one after the last."""
+    interface = (array.__cuda_array_interface__ if on_gpu
+                 else array.__array_interface__)
+    start = interface['data'][0]
+    return start, start + array.nbytes

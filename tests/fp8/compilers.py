@@ -1,0 +1,194 @@
+"""Compiles kernels as the GPU's compiler would, and for the CPU.
+
+A kernel is wrapped as CuPy's ``ElementwiseKernel`` wraps it: arrays are
+parameters called ``_raw_NAME``, of which NAME is the current element.
+"""
+import ctypes
+import ctypes.util
+import importlib.util
+import pathlib
+import platform
+import shutil
+import subprocess
+import sysconfig
+
+import numpy as np
+import pytest
+
+from chainer_fp8pipe.fp8 import kernels
+
+C_TYPES = {
+    'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int'}
+
+#: Parameters that are one number, not an array.
+SCALARS = {'scale', 'inverse', 'epsilon', 'key0', 'key1'}
+
+#: As the project's own build, less the optimisation that finds the vectors.
+FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',
+         '-fPIC', '-shared']
+
+
+def parameters(kernel):
+    """(dtype, name) of every parameter in the order of the call."""
+    text = f'{kernel.in_params}, {kernel.out_params}'
+    return [tuple(part.split()) for part in text.split(',')]
+
+
+def _signature(kernel):
+    inputs = len(kernel.in_params.split(','))
+    signature, elements = [], []
+    for index, (dtype, name) in enumerate(parameters(kernel)):
+        const = 'const ' if index < inputs else ''
+        if name in SCALARS:
+            signature.append(f'const {C_TYPES[dtype]} {name}')
+            continue
+        signature.append(f'{const}{C_TYPES[dtype]} *_raw_{name}')
+        elements.append(f'{const}{C_TYPES[dtype]} &{name} = _raw_{name}[i];')
+    return ', '.join([*signature, 'long long _n']), '\n'.join(elements)
+
+
+def cuda_source(kernel):
+    signature, elements = _signature(kernel)
+    return f'''{kernels.preamble()}
+extern "C" __global__ void {kernel.name}({signature}) {{
+  long long i = blockDim.x * (long long)blockIdx.x + threadIdx.x;
+  if (i < _n) {{ {elements}
+    {kernel.operation}; }}
+}}'''
+
+
+def cpp_source(kernel):
+    signature, elements = _signature(kernel)
+    return f'''{kernels.preamble()}
+extern "C" void {kernel.name}({signature}) {{
+  for (long long i = 0; i < _n; ++i) {{ {elements}
+    {kernel.operation}; }}
+}}'''
+
+
+class HostKernel:
+    """A kernel's text, compiled by the C++ compiler for this processor."""
+
+    def __init__(self, library, kernel):
+        self._function = getattr(library, kernel.name)
+        self._parameters = parameters(kernel)
+
+    def __call__(self, *args):
+        values = []
+        for (dtype, name), arg in zip(self._parameters, args, strict=True):
+            if name not in SCALARS:
+                assert arg.dtype == dtype
+                values.append(ctypes.c_void_p(arg.ctypes.data))
+                size = arg.size
+            elif dtype == 'float32':
+                values.append(ctypes.c_float(arg))
+            else:
+                values.append(ctypes.c_uint32(arg))
+        self._function(*values, ctypes.c_longlong(size))
+
+
+def host_kernels(folder):
+    """Every kernel by name; skips the test where there is no C++ compiler."""
+    compiler = shutil.which('c++') or shutil.which('g++')
+    if compiler is None:
+        pytest.skip('no C++ compiler (c++ or g++)')
+    result = {}
+    for kernel in kernels.all_kernels():
+        source = pathlib.Path(folder, f'{kernel.name}.cpp')
+        source.write_text(cpp_source(kernel))
+        library = source.with_suffix('.so')
+        subprocess.run(
+            [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
+        result[kernel.name] = HostKernel(ctypes.CDLL(str(library)), kernel)
+    return result
+
+
+def loops_for(machine, folder):
+    """The C loops, built for one generation of x86-64 alone."""
+    compiler = shutil.which('cc') or shutil.which('gcc')
+    if compiler is None:
+        pytest.skip('no C compiler (cc or gcc)')
+    source = pathlib.Path(kernels.__file__).with_name('_loops.c')
+    library = pathlib.Path(folder, machine, '_loops.so')
+    library.parent.mkdir()
+    subprocess.run(
+        [compiler, '-O3', *FLAGS[1:], f'-march={machine}', '-DCLONES=',
+         f'-I{sysconfig.get_path("include")}', str(source), '-o',
+         str(library)],
+        check=True)
+    spec = importlib.util.spec_from_file_location('_loops', library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def control_register(folder):
+    """Functions that get and set the vector unit's modes (MXCSR)."""
+    compiler = shutil.which('cc') or shutil.which('gcc')
+    if compiler is None or platform.machine() != 'x86_64':
+        pytest.skip('needs a C compiler and x86-64')
+    source, library = (pathlib.Path(folder, name)
+                       for name in ('modes.c', 'modes.so'))
+    source.write_text(
+        'unsigned get(void) { return __builtin_ia32_stmxcsr(); }\n'
+        'void set(unsigned modes) { __builtin_ia32_ldmxcsr(modes); }\n')
+    subprocess.run(
+        [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
+    modes = ctypes.CDLL(str(library))
+    return modes.get, modes.set
+
+
+class Nvrtc:
+    """NVIDIA's run-time compiler, from its package or the system."""
+
+    def __init__(self):
+        self._library = ctypes.CDLL(_nvrtc_path())
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def ptx(self, source, architecture):
+        """Compiles; returns PTX or raises ``RuntimeError`` with the log."""
+        program = ctypes.c_void_p()
+        self._check(self._library.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b'kernel.cu', 0, None,
+            None))
+        options = [f'--gpu-architecture={architecture}', *kernels.OPTIONS]
+        array = (ctypes.c_char_p * len(options))(
+            *(option.encode() for option in options))
+        status = self._library.nvrtcCompileProgram(
+            program, len(options), array)
+        if status:
+            raise RuntimeError(self._text(program, 'ProgramLog'))
+        return self._text(program, 'PTX')
+
+    def _text(self, program, what):
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f'nvrtcGet{what}Size')(
+            program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f'nvrtcGet{what}')(
+            program, buffer))
+        return buffer.value.decode()
+
+    def _check(self, status):
+        if status:
+            raise RuntimeError(
+                self._library.nvrtcGetErrorString(status).decode())
+
+
+def _nvrtc_path():
+    """Skips the test where there is no NVRTC."""
+    packages = importlib.util.find_spec('nvidia')
+    for place in packages.submodule_search_locations if packages else ():
+        for path in sorted(pathlib.Path(place).glob('*/lib/libnvrtc.so.*')):
+            return str(path)
+    path = ctypes.util.find_library('nvrtc')
+    if path is None:
+        pytest.skip('no NVRTC (pip install nvidia-cuda-nvrtc)')
+    return path
+
+
+def keys(seed):
+    """The keys of the random bits, as the operations derive them."""
+    from chainer_fp8pipe.fp8 import operations
+    _, *numbers = operations._rounding('nearest', seed)
+    return [np.uint32(number) for number in numbers]
