@@ -1,8 +1,6 @@
 """The E5M2 number format (one byte) and loops over it, on CPU and GPU."""
+from .constants import MAX, ROUNDINGS, TINY
 from .operations import (
-    MAX,
-    ROUNDINGS,
-    TINY,
     Counts,
     accumulate,
     add,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import NamedTuple
 
-from .operations import ROUNDINGS
+from .constants import ROUNDINGS
 
 #: No contraction of a * b + c, so that CPU and GPU give the same bits.
 OPTIONS = ('--fmad=false',)

@@ -3,7 +3,7 @@
 Arrays are NumPy arrays, or all CuPy arrays; ``float32`` for values and
 ``uint8`` for codes, C-contiguous, of the same size (their shapes may differ).
 Every operation writes into arrays that the caller gives.  Finite values
-saturate at :data:`MAX`; NaN and infinity stay what they are.
+saturate at :data:`~.constants.MAX`; NaN and infinity stay what they are.
 """
 from __future__ import annotations
 
@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import FLOAT, loops_for
-
-#: The largest finite value.
-MAX = 57344.0
-
-#: The smallest positive value.
-TINY = 2.0 ** -16
-
-#: Names of the roundings; their order is that of the header's numbers.
-ROUNDINGS = ('nearest', 'truncate', 'stochastic')
-
+from .constants import ROUNDINGS
 
 class Counts(NamedTuple):
     """What did not fit the format.
