@@ -15,6 +15,7 @@ import numpy as np
 from .arrays import FLOAT, loops_for
 from .constants import ROUNDINGS
 
+
 class Counts(NamedTuple):
     """What did not fit the format.
 
