@@ -114,7 +114,7 @@ matrix:  ## the import and quick tests on every supported Python found
 	$(PYTHON) tools/matrix.py
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) build docs/_build *.egg-info
+	rm -rf $(VENV) .venv-matrix build docs/_build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache result
 	find chainer_fp8pipe -name '*.so' -exec rm {} +

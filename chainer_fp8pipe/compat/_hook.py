@@ -1,0 +1,126 @@
+"""Runs a patch around the code of one module when that is imported."""
+import dataclasses
+import functools
+import importlib.abc
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+
+CHAINER = '7.8.1'
+
+
+class CompatWarning(UserWarning):
+    """Chainer is not what the patches of this module were written for."""
+
+
+@dataclasses.dataclass
+class Patch:
+    """What one module of Chainer needs on a current stack.
+
+    ``apply(module, run)`` calls ``run()`` to execute the module's own code;
+    ``expects`` is a piece of that code without which it is not applied.
+    """
+
+    module: str
+    lines: str
+    cause: str
+    expects: str
+    needed: Callable[[], bool]
+    apply: Callable[[types.ModuleType, Callable[[], None]], None]
+    state: str = 'not imported'
+
+    def load(self, module, run):
+        """Runs the module's own code, patched if it needs to be."""
+        if not self.needed():
+            run()
+            self.state = 'not needed'
+        elif self._finds_its_place(module):
+            self.apply(module, run)
+            self.state = 'applied'
+        else:
+            warnings.warn(
+                f'{self.module} is not the one of Chainer {CHAINER} (no '
+                f'{self.expects!r} in it) and is left unpatched: {self.cause}',
+                CompatWarning, stacklevel=2)
+            run()
+            self.state = 'not applied: not the code of Chainer ' + CHAINER
+
+    def _finds_its_place(self, module):
+        loader = getattr(module.__spec__, 'loader', None)
+        if loader is None or not hasattr(loader, 'get_source'):
+            return True
+        source = loader.get_source(self.module)
+        return source is None or self.expects in source
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as the other finders do, and wraps their loader."""
+
+    def __init__(self, patches):
+        self._patches = patches
+        self._asked = set()
+
+    def find_spec(self, fullname, path, target=None):
+        # Another finder may ask all finders in turn: do not answer it.
+        question = fullname, threading.get_ident()
+        if fullname not in self._patches or question in self._asked:
+            return None
+        self._asked.add(question)
+        try:
+            spec = self._ask_the_others(fullname, path, target)
+        finally:
+            self._asked.remove(question)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, self._patches[fullname])
+        return spec
+
+    def _ask_the_others(self, fullname, path, target):
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, 'find_spec'):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """The wrapped loader in all but exec_module, before which it leaves."""
+
+    def __init__(self, loader, patch):
+        self._loader = loader
+        self._patch = patch
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._patch.load(
+            module, functools.partial(self._loader.exec_module, module))
+
+
+def version(distribution: str) -> str | None:
+    """The installed version of a distribution, None without it."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def install(patches: dict[str, Patch]) -> None:
+    """Patches the modules already imported, and those that will be."""
+    if version('chainer') not in (None, CHAINER):
+        warnings.warn(
+            f'Chainer {version("chainer")} is installed; '
+            f'chainer_fp8pipe.compat was written for {CHAINER}',
+            CompatWarning, stacklevel=2)
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch.load(sys.modules[name], lambda: None)
+    sys.meta_path.insert(0, _Finder(patches))

@@ -1,0 +1,270 @@
+"""The patches: for each module of Chainer 7.8.1 its line, cause and remedy.
+
+Deprecated in NumPy 2.5 but working, so not patched yet:
+``links/activation/maxout.py:75`` (setting an array's shape),
+``functions/math/fix.py:22`` (``numpy.fix``) and ``dataset/convert.py:322``
+(a third positional argument of ``numpy.maximum``).
+"""
+import atexit
+import contextlib
+import functools
+import importlib.util
+import pathlib
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Iterator
+
+import numpy
+from packaging.requirements import Requirement
+
+from ._hook import Patch, version
+
+PATCHES: dict[str, Patch] = {}
+
+
+def _patch(module, lines, cause, expects, needed):
+    """Decorates the ``apply`` of a :class:`Patch` and registers it."""
+    def register(apply):
+        PATCHES[module] = Patch(module, lines, cause, expects, needed, apply)
+        return apply
+    return register
+
+
+# --- names that NumPy has dropped --------------------------------------------
+
+def _numpy_with(**names) -> types.ModuleType:
+    stand_in = types.ModuleType('numpy')
+    vars(stand_in).update(
+        names, __getattr__=functools.partial(getattr, numpy))
+    return stand_in
+
+
+def _numpy_lacks(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        return not hasattr(numpy, name)
+
+
+@_patch('chainer.functions.array.as_strided', '10,252',
+        'numpy.sctypes was removed in NumPy 2.0',
+        "np.sctypes['int']", lambda: _numpy_lacks('sctypes'))
+def _as_strided(module, run):
+    sctypes = {
+        'int': [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
+        'float': [numpy.float16, numpy.float32, numpy.float64],
+    }
+    with _temporarily(vars(numpy), sctypes=sctypes):
+        run()
+    module.np = _numpy_with(sctypes=sctypes)
+
+
+@_patch('chainer.functions.array.resize_images', '179-196',
+        'numpy.float was removed in NumPy 1.24',
+        'def compute_indices_and_weights(', lambda: _numpy_lacks('float'))
+def _resize_images(module, run):
+    run()
+    # Not the whole module: elsewhere in it stands "if xp is numpy".
+    module.compute_indices_and_weights = types.FunctionType(
+        module.compute_indices_and_weights.__code__,
+        {**vars(module), 'numpy': _numpy_with(float=float)})
+
+
+@_patch('chainer.distributions.categorical', '69-76',
+        'numpy.meshgrid returns a tuple, no longer a list, since NumPy 2.0',
+        'self.log_p[mg + [', lambda: isinstance(numpy.meshgrid([0]), tuple))
+def _categorical(module, run):
+    run()
+    module.numpy = _numpy_with(
+        meshgrid=lambda *xi, **options: list(numpy.meshgrid(*xi, **options)))
+
+
+# --- modules that are gone ---------------------------------------------------
+
+@contextlib.contextmanager
+def _temporarily(namespace, **names) -> Iterator[None]:
+    absent = object()
+    saved = {name: namespace.get(name, absent) for name in names}
+    namespace.update(names)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is absent:
+                del namespace[name]
+            else:
+                namespace[name] = value
+
+
+@functools.cache
+def _imports(*names):
+    # As a side effect, pkg_resources and numpy.distutils have then told of
+    # their deprecation unheard, and do not tell again when Chainer asks.
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
+        try:
+            for name in names:
+                importlib.import_module(name)
+        except ImportError:
+            return False
+    return True
+
+
+def _environment_check_is_useless():
+    return (importlib.util.find_spec('cupy') is not None
+            or not _imports('numpy.distutils.system_info', 'pkg_resources'))
+
+
+@_patch('chainer._environment_check', '6-7,57',
+        'numpy.distutils went with Python 3.12 and fails with setuptools 74, '
+        'pkg_resources went with 82; and no CuPy after 7 is known to it',
+        'def check():', _environment_check_is_useless)
+def _environment_check(module, run):
+    # chainer/__init__.py:96 needs nothing of it but this.
+    module.check = lambda: None
+
+
+class _ResolutionError(Exception):
+    pass
+
+
+class _WorkingSet:
+    def require(self, *requirements):
+        for wanted in map(Requirement, requirements):
+            found = version(wanted.name)
+            if found is None or not wanted.specifier.contains(
+                    found, prereleases=True):
+                raise _ResolutionError(f'{wanted}, found {found}')
+
+
+@_patch('chainer.testing.helper', '6', 'pkg_resources went with setuptools 82',
+        'pkg_resources.WorkingSet()', lambda: not _imports('pkg_resources'))
+@_patch('chainer.testing.doctest_helper', '3',
+        'pkg_resources went with setuptools 82',
+        'pkg_resources.WorkingSet()', lambda: not _imports('pkg_resources'))
+def _testing(module, run):
+    stand_in = types.ModuleType('pkg_resources')
+    vars(stand_in).update(
+        WorkingSet=_WorkingSet, ResolutionError=_ResolutionError)
+    with _temporarily(sys.modules, pkg_resources=stand_in):
+        run()
+
+
+# --- interpreter shutdown ----------------------------------------------------
+
+@_patch('chainer.iterators.multiprocess_iterator', '403',
+        'Python 3.13 stops daemon threads at its end but calls them alive: an '
+        'iterator that is collected only then waits for its own for ever',
+        'while self._thread.is_alive():',
+        lambda: sys.version_info >= (3, 13))
+def _multiprocess_iterator(module, run):
+    run()
+    iterators: weakref.WeakSet = weakref.WeakSet()
+    initialize = module.MultiprocessIterator._initialize_loop
+
+    def _initialize_loop(self):
+        initialize(self)
+        iterators.add(self)
+
+    def finalize_all():
+        for iterator in list(iterators):
+            iterator.finalize()
+
+    module.MultiprocessIterator._initialize_loop = _initialize_loop
+    atexit.register(finalize_all)
+
+
+# --- CuPy 14 -----------------------------------------------------------------
+
+def _half_moved():
+    spec = importlib.util.find_spec('cupy')
+    if spec is None or spec.origin is None:
+        return False
+    headers = pathlib.Path(spec.origin).parent / '_core/include/cupy'
+    return ((headers / 'float16.cuh').exists()
+            and 'float16.cuh' not in (headers / 'carray.cuh').read_text())
+
+
+@_patch('chainer.backends.cuda', '584,622',
+        'CuPy 14 moved half and float16 out of <cupy/carray.cuh>, where '
+        'chainermn/communicators/_memory_utility.py:290,362 and chainer/'
+        'training/updaters/multiprocess_parallel_updater.py:300,393 seek them;'
+        ' and it has no cuDNN that line 151 could ask to install',
+        'def raw(code, name, *args, **kwargs):', _half_moved)
+def _cuda(module, run):
+    run()
+    header = '#include <cupy/float16.cuh>\n'
+    raw, elementwise = module.raw, module.elementwise
+
+    @functools.wraps(raw)
+    def raw_with_half(code, name, *args, **kwargs):
+        return raw(header + code if 'half' in code else code,
+                   name, *args, **kwargs)
+
+    @functools.wraps(elementwise)
+    def elementwise_with_float16(
+            in_params, out_params, operation, name, **kwargs):
+        if 'float16' in operation:
+            kwargs['preamble'] = header + kwargs.get('preamble', '')
+        return elementwise(in_params, out_params, operation, name, **kwargs)
+
+    module.raw = raw_with_half
+    module.elementwise = elementwise_with_float16
+    module.check_cuda_available._already_warned = True
+
+
+# --- ChainerMN ---------------------------------------------------------------
+
+def _array_without_copy_raises():
+    # True of NumPy and CuPy alike: CuPy 14 needs NumPy 2.
+    try:
+        numpy.array(numpy.zeros(1, 'f'), copy=False, dtype='e')
+    except ValueError:
+        return True
+    return False
+
+
+@_patch('chainermn.communicators._memory_utility', '211',
+        'array(copy=False) raises in NumPy 2.0 and CuPy 14, it used to copy',
+        'v = xp.array(v, copy=False, dtype=transfer_dtype)',
+        _array_without_copy_raises)
+def _memory_utility(module, run):
+    run()
+
+    def unpack_params(params, attr_name, buffer, transfer_dtype, zero_fill,
+                      stream=None):
+        """Copies a buffer's pieces into the params' arrays, cast as needed."""
+        offset = 0
+        for param in params:
+            array = getattr(param, attr_name)
+            if attr_name == 'grad' and array is None and zero_fill:
+                array = param.xp.empty_like(param.data)
+                param.grad = array
+            received = array.astype(transfer_dtype, copy=False)
+            buffer.to_device(received, received.nbytes, offset, stream)
+            offset += received.nbytes
+            if received is not array:
+                array[...] = received.astype(array.dtype)
+
+    module.unpack_params = unpack_params
+
+
+def _int_of_array_raises():
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        try:
+            int(numpy.zeros(1))
+        except TypeError:
+            return True
+    return False
+
+
+@_patch('chainermn.iterators.multi_node_iterator', '137',
+        'int() of an array of one dimension raises since NumPy 2.4, on one '
+        'rank while the others wait for it',
+        'int(_size)', _int_of_array_raises)
+def _multi_node_iterator(module, run):
+    run()
+    module.int = lambda x: int(x.item() if hasattr(x, 'item') else x)

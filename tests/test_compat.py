@@ -1,0 +1,481 @@
+"""Chainer imports and works on whatever stack these tests run on.
+
+Where the order of imports matters the test runs a fresh interpreter.
+"""
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+import zipfile
+
+import numpy
+import pytest
+
+from chainer_fp8pipe import compat
+from chainer_fp8pipe.compat import _hook, _patches
+
+NO_PKG_RESOURCES = "import sys; sys.modules['pkg_resources'] = None\n"
+
+# What a user does that needs the patch of that module.
+USES = {
+    'chainer.functions.array.as_strided': '''
+        import chainer.functions as F, numpy
+        x = chainer.Variable(numpy.arange(4, dtype='f'))
+        y = F.as_strided(x, (3, 2), (1, 1), 0)
+        y.grad = numpy.ones((3, 2), 'f')
+        y.backward()
+        assert x.grad.tolist() == [1, 2, 2, 1]
+        ''',
+    'chainer.functions.array.resize_images': '''
+        import numpy
+        x = chainer.Variable(numpy.arange(16, dtype='f').reshape(1, 1, 4, 4))
+        y = chainer.functions.resize_images(x, (2, 2))
+        assert y.array.ravel().tolist() == [0, 3, 12, 15]
+        y.grad = numpy.ones((1, 1, 2, 2), 'f')
+        y.backward()
+        assert x.grad.sum() == 4
+        ''',
+    'chainer.distributions.categorical': '''
+        import numpy
+        p = numpy.array([[.25, .75], [.5, .5]], 'f')
+        found = chainer.distributions.Categorical(p=p).log_prob(
+            numpy.array([1, 0]))
+        assert abs(found.array - numpy.log([.75, .5])).max() < 1e-6
+        ''',
+    'chainer._environment_check': 'import chainer',
+    'chainer.testing.helper': '''
+        import chainer.testing, unittest
+        assert chainer.testing.with_requires('numpy>=1')(str) is str
+        @chainer.testing.with_requires('numpy<1')
+        class Skipped(unittest.TestCase):
+            pass
+        @chainer.testing.with_requires('no_such_distribution')
+        class AlsoSkipped(unittest.TestCase):
+            pass
+        assert Skipped.__unittest_skip__ and AlsoSkipped.__unittest_skip__
+        ''',
+    'chainer.testing.doctest_helper': '''
+        from chainer.testing import doctest_helper
+        assert doctest_helper.skipif_requires_satisfied('numpy>=1')
+        assert not doctest_helper.skipif_requires_satisfied('numpy<1')
+        ''',
+    'chainermn.communicators._memory_utility': '''
+        import numpy
+        from chainermn.communicators import _memory_utility
+        class Buffer:
+            def to_device(self, array, size, offset, stream):
+                assert array.dtype == 'e' and size == array.nbytes
+                array[...] = offset
+        params = [chainer.Parameter(numpy.zeros(n, 'f')) for n in (2, 1, 3)]
+        params[0].grad, params[1].grad = params[0].array, params[1].array
+        _memory_utility.unpack_params(params, 'grad', Buffer(), 'e', True)
+        assert [p.grad.tolist() for p in params] == [[0, 0], [4], [6, 6, 6]]
+        assert {p.grad.dtype.char for p in params} == {'f'}
+        ''',
+    'chainermn.iterators.multi_node_iterator': '''
+        import chainermn, numpy, warnings
+        warnings.simplefilter('ignore', FutureWarning)  # "experimental"
+        comm = chainermn.create_communicator('naive')
+        data = list(numpy.arange(6, dtype='f'))
+        serial = chainer.iterators.SerialIterator(
+            data, 2, repeat=False, shuffle=False)
+        batches = chainermn.iterators.create_multi_node_iterator(serial, comm)
+        assert [list(b) for b in batches] == [[0, 1], [2, 3], [4, 5]]
+        ''',
+}
+
+
+def python(script, *options, ranks=None, **environment):
+    """Runs a script in a fresh interpreter, or in one per rank."""
+    launcher = [] if ranks is None else [mpiexec(), '-n', str(ranks)]
+    if ranks is not None:
+        options += '-m', 'mpi4py'  # a rank that fails aborts the others
+    return subprocess.run(
+        [*launcher, sys.executable, *options, '-c', textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, **environment})
+
+
+def mpiexec():
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    return (os.environ.get('MPIEXEC')
+            or (beside if os.path.exists(beside) else shutil.which('mpiexec'))
+            or pytest.skip('no mpiexec found'))
+
+
+def passes(run):
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# --- imports -----------------------------------------------------------------
+
+def test_imports_print_nothing_even_when_first_compiled(tmp_path):
+    run = python('import chainer_fp8pipe, chainer, chainermn, chainer.testing',
+                 '-X', f'pycache_prefix={tmp_path}')
+    assert (passes(run), run.stderr) == ('', '')
+
+
+@pytest.mark.parametrize('modules', [
+    'chainermn', 'chainer.testing, chainermn', 'chainer.gradient_check'])
+def test_any_module_of_chainer_may_come_first(modules):
+    run = python('import chainer_fp8pipe, ' + modules)
+    assert (passes(run), run.stderr) == ('', '')
+
+
+def test_imports_pass_where_every_warning_is_an_error():
+    passes(python('import chainer_fp8pipe, chainer, chainermn',
+                  '-W', 'error'))
+
+
+def test_numpy_is_left_as_it_was():
+    passes(python("""
+        import numpy
+        before = dict(vars(numpy))
+        import chainer_fp8pipe, chainer, chainermn
+        added = set(vars(numpy)) - set(before)
+        assert not added & {'float', 'sctypes'}, added
+        """, '-W', 'ignore'))
+
+
+def test_the_package_starts_neither_chainer_nor_mpi():
+    passes(python("""
+        import sys, chainer_fp8pipe
+        assert not {'chainer', 'chainermn', 'mpi4py', 'cupy'} & {*sys.modules}
+        """))
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    passes(python("""
+        import chainer_fp8pipe
+        try:
+            chainer_fp8pipe.no_such_name
+        except AttributeError as error:
+            assert 'no_such_name' in str(error)
+        else:
+            raise AssertionError
+        """))
+
+
+# The least with which Chainer itself can be imported before the package.
+SHIMS = """
+import sys, types, warnings, numpy
+warnings.simplefilter('ignore')
+if not hasattr(numpy, 'sctypes'):
+    numpy.sctypes = {'int': [numpy.int32], 'float': [numpy.float32]}
+check = types.ModuleType('chainer._environment_check')
+check.check = lambda: None
+sys.modules[check.__name__] = check
+"""
+
+
+@pytest.mark.parametrize('module', [
+    'chainer.functions.array.as_strided',
+    'chainer.functions.array.resize_images',
+    'chainer.distributions.categorical',
+    'chainermn.communicators._memory_utility'])
+def test_chainer_may_be_imported_first(module):
+    passes(python(
+        SHIMS + f'import chainer, chainermn, {module}\n'
+        "vars(numpy).pop('sctypes')\n"
+        'import chainer_fp8pipe\n' + textwrap.dedent(USES[module])))
+
+
+def test_ranks_may_import_chainermn_first():
+    passes(python(
+        SHIMS + 'import chainer, chainermn, chainer_fp8pipe\n'
+        + textwrap.dedent(USES['chainermn.iterators.multi_node_iterator']),
+        ranks=2))
+
+
+# --- patches -----------------------------------------------------------------
+
+@pytest.mark.parametrize('module', USES)
+def test_a_patch_is_applied_where_chainer_fails_without_it(module):
+    ranks = 2 if 'iterator' in module else None
+    use = 'import chainer\n' + textwrap.dedent(USES[module])
+    without = python(
+        'from chainer_fp8pipe.compat import _patches\n'
+        f'del _patches.PATCHES[{module!r}]\n' + use, ranks=ranks)
+    if ranks is None:
+        exec(use, {})
+    else:
+        passes(python('import chainer_fp8pipe\n' + use, ranks=ranks))
+        importlib.import_module(module)
+    fails = without.returncode != 0
+    assert (module in compat.applied()) == fails, without.stderr
+
+
+@pytest.mark.parametrize(
+    'module', ['chainer.testing.helper', 'chainer.testing.doctest_helper'])
+def test_chainer_testing_works_without_setuptools(module):
+    passes(python(NO_PKG_RESOURCES + 'import chainer_fp8pipe, chainer\n'
+                  + textwrap.dedent(USES[module])
+                  + "assert sys.modules['pkg_resources'] is None"))
+
+
+def test_the_report_names_versions_causes_and_states():
+    report = passes(python("""
+        import chainer_fp8pipe, chainer
+        print(chainer_fp8pipe.compat.report())
+        """))
+    assert f'numpy {numpy.__version__}' in report
+    assert 'as_strided:10,252: ' in report
+    assert 'multi_node_iterator:137: not imported' in report
+
+
+def test_another_chainer_gives_a_warning(tmp_path):
+    info = tmp_path / 'chainer-7.9.0.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(
+        'Metadata-Version: 2.1\nName: chainer\nVersion: 7.9.0\n')
+    run = python('import chainer_fp8pipe', PYTHONPATH=os.pathsep.join(
+        [str(tmp_path), os.getcwd()]))
+    assert 'CompatWarning: Chainer 7.9.0 is installed' in run.stderr
+
+
+# --- CuPy, as far as it can be seen without a GPU ----------------------------
+
+@pytest.mark.parametrize('moved', [False, True])
+def test_kernels_are_patched_where_cupy_moved_half(moved, tmp_path):
+    headers = tmp_path / 'cupy/_core/include/cupy'
+    headers.mkdir(parents=True)
+    (tmp_path / 'cupy/__init__.py').write_text('raise ImportError')
+    (headers / 'carray.cuh').write_text('class float16;')
+    if moved:
+        (headers / 'float16.cuh').write_text('class float16 {};')
+    printed = passes(python("""
+        import chainer_fp8pipe, chainer
+        print('chainer.backends.cuda' in chainer_fp8pipe.compat.applied())
+        """, PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()])))
+    assert printed.split() == [str(moved)]
+
+
+def test_only_kernels_with_half_get_its_header():
+    module = types.ModuleType('cuda')
+    vars(module).update(
+        raw=lambda code, name: code,
+        elementwise=lambda i, o, operation, name, **more: more,
+        check_cuda_available=lambda: None)
+    _patches.PATCHES['chainer.backends.cuda'].apply(module, lambda: None)
+    header = '#include <cupy/float16.cuh>\n'
+    assert module.raw('half x;', 'k') == header + 'half x;'
+    assert module.raw('float x;', 'k') == 'float x;'
+    assert module.elementwise('', '', 'float16 x;', 'k', preamble='p') == {
+        'preamble': header + 'p'}
+    assert module.elementwise('', '', 'float x;', 'k') == {}
+
+
+def test_without_cupy_the_extra_to_install_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'cupy', None)
+    with pytest.raises(RuntimeError, match='chainer_fp8pipe.cuda13'):
+        compat.require_gpu()
+
+
+def test_a_cupy_that_fails_is_quoted(tmp_path):
+    (tmp_path / 'cupy.py').write_text(
+        "raise ImportError('libcublas.so.13: cannot open')")
+    run = python('import chainer_fp8pipe.compat as c; c.require_gpu()',
+                 PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()]))
+    assert 'RuntimeError: No GPU can be used' in run.stderr
+    assert 'libcublas.so.13: cannot open' in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(('count', 'reason'), [
+    (lambda: 0, 'has no GPU'), (lambda: 1 / 0, 'division by zero'),
+    (lambda: 2, None)])
+def test_a_machine_without_a_device_is_told_so(count, reason, monkeypatch):
+    from chainer.backends import cuda
+    runtime = types.SimpleNamespace(
+        getDeviceCount=count, CUDARuntimeError=ZeroDivisionError)
+    monkeypatch.setattr(cuda, 'available', True)
+    monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
+        cuda=types.SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    found = compat.explain_no_gpu()
+    assert found is None if reason is None else reason in found
+
+
+# --- the import hook ---------------------------------------------------------
+
+@pytest.fixture
+def hooked(monkeypatch, tmp_path):
+    """A patch for the module `hooked_module`, which lies in tmp_path."""
+    monkeypatch.setattr(sys, 'meta_path', sys.meta_path[:])
+    monkeypatch.delitem(sys.modules, 'hooked_module', raising=False)
+    (tmp_path / 'hooked_module.py').write_text('value = 1')
+
+    def apply(module, run):
+        run()
+        module.value += 1
+
+    patch = _hook.Patch(
+        'hooked_module', '1', 'it is one too few', 'value = 1',
+        lambda: True, apply)
+    _hook.install({patch.module: patch})
+    yield patch
+    sys.modules.pop('hooked_module', None)
+
+
+def test_a_module_on_the_path_is_patched(hooked, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    import hooked_module
+    assert (hooked_module.value, hooked.state) == (2, 'applied')
+    assert isinstance(hooked_module.__spec__.loader,
+                      importlib.machinery.SourceFileLoader)
+
+
+def test_an_editable_install_is_patched(hooked, tmp_path):
+    class EditableFinder:  # as setuptools writes it: not on sys.path
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name == 'hooked_module':
+                return importlib.util.spec_from_file_location(
+                    name, tmp_path / 'hooked_module.py')
+            return None
+
+    sys.meta_path.append(EditableFinder)
+    import hooked_module
+    assert hooked_module.value == 2
+
+
+def test_a_zipped_module_is_patched(hooked, monkeypatch, tmp_path):
+    archive = tmp_path / 'archive.zip'
+    with zipfile.ZipFile(archive, 'w') as file:
+        file.writestr('hooked_module.py', 'value = 1')
+    monkeypatch.syspath_prepend(archive)
+    import hooked_module
+    assert hooked_module.value == 2
+
+
+def test_a_finder_that_asks_all_finders_does_not_patch_twice(
+        hooked, monkeypatch, tmp_path):
+    class AskingFinder:
+        asking = False
+
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name != 'hooked_module' or cls.asking:
+                return None
+            cls.asking = True
+            return importlib.util.find_spec(name)
+
+    sys.meta_path.insert(1, AskingFinder)
+    monkeypatch.syspath_prepend(tmp_path)
+    import hooked_module
+    assert hooked_module.value == 2
+
+
+def test_a_changed_module_is_left_alone_with_a_warning(
+        hooked, monkeypatch, tmp_path):
+    (tmp_path / 'hooked_module.py').write_text('value = 10')
+    hooked.expects = 'value = 1;'
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(compat.CompatWarning, match='one too few'):
+        import hooked_module
+    assert hooked_module.value == 10
+    assert hooked.state.startswith('not applied')
+
+
+def test_a_failing_import_raises_its_own_error_and_can_be_repeated():
+    passes(python("""
+        import sys, chainer_fp8pipe, chainermn
+        sys.modules['mpi4py'] = None
+        for _ in range(2):
+            try:
+                import chainermn.communicators._memory_utility
+            except ImportError as error:
+                assert 'mpi4py' in str(error), error
+            else:
+                raise AssertionError
+        del sys.modules['mpi4py']
+        """ + USES['chainermn.communicators._memory_utility'].replace(
+            'import numpy', 'import numpy, chainer')))
+
+
+# --- Chainer at work ---------------------------------------------------------
+
+def run_script(place, text):
+    """Runs a script with all its child processes in a group of their own."""
+    script = place / 'script.py'
+    script.write_text(textwrap.dedent(text))
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, 'PYTHONPATH': os.getcwd()})
+    try:
+        process.wait(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(script, process.returncode, out, err)
+
+
+@pytest.mark.parametrize('method', ['fork', 'forkserver', 'spawn'])
+def test_a_multiprocess_iterator_works(method, tmp_path):
+    run = run_script(tmp_path, f"""
+        import multiprocessing
+        import chainer_fp8pipe
+        import chainer, numpy
+
+        if __name__ == '__main__':
+            multiprocessing.set_start_method({method!r})
+            data = chainer.datasets.TupleDataset(
+                numpy.arange(8, dtype='f').reshape(4, 2), numpy.arange(4))
+            batches = chainer.iterators.MultiprocessIterator(
+                data, 2, repeat=False, shuffle=False, n_processes=2)
+            print([int(label) for batch in batches for _, label in batch])
+            batches.finalize()
+        """)
+    assert (passes(run), run.stderr) == ('[0, 1, 2, 3]\n', '')
+
+
+@pytest.mark.parametrize('patched', [True, False])
+def test_an_iterator_in_a_cycle_does_not_keep_python_from_ending(
+        patched, tmp_path):
+    name = 'chainer.iterators.multiprocess_iterator'
+    run = run_script(tmp_path, f"""
+        import faulthandler
+        from chainer_fp8pipe.compat._patches import PATCHES
+        {'' if patched else f'del PATCHES[{name!r}]'}
+        import chainer
+
+        def main():
+            batches = chainer.iterators.MultiprocessIterator(
+                [1, 2, 3, 4], 2, n_processes=2)
+            batches.itself = batches
+            print(len(next(batches)))
+
+        if __name__ == '__main__':
+            main()
+            faulthandler.dump_traceback_later(3, exit=True)
+        """)
+    if patched or not _patches.PATCHES[name].needed():
+        assert passes(run) == '2\n'
+    else:
+        assert 'multiprocess_iterator.py", line 404 in terminate' in run.stderr
+
+
+def test_a_multilayer_perceptron_learns():
+    import chainer
+    rng = numpy.random.RandomState(0)
+    x = rng.standard_normal((32, 4)).astype('f')
+    model = chainer.Sequential(
+        chainer.links.Linear(4, 8), chainer.functions.relu,
+        chainer.links.Linear(8, 2))
+    optimizer = chainer.optimizers.Adam(0.05).setup(model)
+    losses = []
+    for _ in range(20):
+        loss = chainer.functions.softmax_cross_entropy(
+            model(x), (x[:, 0] > 0).astype('i'))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append(float(loss.array))
+    assert losses[-1] < losses[0] / 2
