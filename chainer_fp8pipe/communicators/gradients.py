@@ -1,6 +1,7 @@
 """A Chainer model's gradients as flat float32 arrays, and back."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import chainer
@@ -88,11 +89,18 @@ def describe(parameter: chainer.Parameter) -> str:
     if array is None:
         return UNINITIALISED
     gradient = parameter.grad
-    text = f'{array.dtype.name} {array.shape}'
+    return _text(array.dtype, array.shape,
+                 None if gradient is None else gradient.dtype)
+
+
+@functools.lru_cache(4096)      # asked for at every update
+def _text(dtype: numpy.dtype, shape: tuple[int, ...],
+          gradient: numpy.dtype | None) -> str:
+    text = f'{dtype.name} {shape}'
     if gradient is None:
         return f'{text} {NO_GRADIENT}'
-    if gradient.dtype != array.dtype:
-        return f'{text} with a gradient of {gradient.dtype.name}'
+    if gradient != dtype:
+        return f'{text} with a gradient of {gradient.name}'
     return text
 
 

@@ -100,20 +100,25 @@ def _check_sizes(arrays: Arrays) -> None:
 def _check_overlap(
     written: str, arrays: Arrays, in_place: Collection[str], on_gpu: bool
 ) -> None:
-    start, stop = _bounds(arrays[written], on_gpu)
+    out = arrays[written]
+    may_share = _may_share_on_gpu if on_gpu else np.may_share_memory
     for name, array in arrays.items():
-        if name == written:
-            continue
-        bounds = _bounds(array, on_gpu)
-        if name in in_place and bounds == (start, stop):
-            continue
-        if bounds[0] < stop and start < bounds[1]:
+        if (name != written and may_share(out, array)
+                and not (name in in_place and _is_same(out, array, on_gpu))):
             raise ValueError(f'{written} shares memory with {name}')
 
 
-def _bounds(array: Any, on_gpu: bool) -> tuple[int, int]:
-    """First address and the one after the last."""
+def _may_share_on_gpu(a: Any, b: Any) -> bool:
+    start, other = _address(a, True), _address(b, True)
+    return start < other + b.nbytes and other < start + a.nbytes
+
+
+def _is_same(a: Any, b: Any, on_gpu: bool) -> bool:
+    return (a.nbytes == b.nbytes
+            and _address(a, on_gpu) == _address(b, on_gpu))
+
+
+def _address(array: Any, on_gpu: bool) -> int:
     interface = (array.__cuda_array_interface__ if on_gpu
                  else array.__array_interface__)
-    start = interface['data'][0]
-    return start, start + array.nbytes
+    return interface['data'][0]

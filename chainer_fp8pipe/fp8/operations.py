@@ -7,6 +7,7 @@ saturate at :data:`~.constants.MAX`; NaN and infinity stay what they are.
 """
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any, NamedTuple
 
@@ -191,6 +192,10 @@ def ratio_decode(
         wire, parameter, out, inverse, _positive('epsilon', epsilon))
 
 
+# A model has hundreds of tensors, whose scales stay for many updates: what is
+# derived from them is remembered, or it would take longer than the loops.
+
+@functools.lru_cache(4096)
 def _rounding(rounding: str, seed: int) -> tuple[int, int, int]:
     """Number of the rounding and the two keys of its random bits."""
     if rounding not in ROUNDINGS:
@@ -205,6 +210,7 @@ def _rounding(rounding: str, seed: int) -> tuple[int, int, int]:
     return ROUNDINGS.index(rounding), key >> 32, key % 2 ** 32
 
 
+@functools.lru_cache(4096)
 def _scale(scale: float) -> tuple[float, float]:
     """The scale and its inverse as float32 numbers."""
     factor = _positive('scale', scale)
@@ -215,6 +221,7 @@ def _scale(scale: float) -> tuple[float, float]:
     return factor, inverse
 
 
+@functools.lru_cache(4096)
 def _positive(name: str, value: float) -> float:
     """The value as a float32 number, if it is positive and finite there."""
     with np.errstate(over='ignore', under='ignore'):
