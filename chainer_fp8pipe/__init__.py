@@ -1,7 +1,7 @@
 """Chainer on today's Python, with gradients that cross the network as fp8.
 
-Import this package before (or after) ``chainer`` and ``chainermn``: the
-import alone puts :mod:`chainer_fp8pipe.compat` in place.  It starts neither
+Import this package before ``chainer`` and ``chainermn``, as with NumPy 2
+Chainer does not import without it: the import alone puts :mod:`chainer_fp8pipe.compat` in place.  It starts neither
 Chainer nor MPI; the public names below are loaded when first asked for.
 """
 import importlib

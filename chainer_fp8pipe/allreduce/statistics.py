@@ -11,7 +11,10 @@ class Statistics:
 
     Attributes:
         updates: Exchanges finished.
-        bytes_sent: Bytes this rank handed to MPI, over all updates.
+        bytes_sent: Bytes of wires and scales that this rank handed to MPI,
+            over all updates; without the 16 bytes of the agreement and what
+            ``bcast_data`` sends.  For ``MPI_Allreduce``, which sends out of
+            sight, what a reduce-scatter and an all-gather need.
         seconds: Seconds by section, over all updates: ``'encode'``,
             ``'exchange'`` (MPI, incl. waiting for slower ranks) and
             ``'decode'`` (incl. sums).  Sections exclude each other: time in

@@ -14,10 +14,10 @@ Two things go beyond the paper, and both can be switched off:
 ``headroom``
     The paper clips whatever lies above q, 5 % of all elements for Q = 0.95.
     Clipped is worse than rounded: error feedback can never catch up with an
-    element that is clipped at every update.  E5M2 spans 2^32 from its
-    smallest to its largest value, so leaving ``headroom`` above q costs
-    nothing that matters at the other end (benchmarks/headroom.py: the error
-    of a round trip is 0.38 with the paper's 1 and 0.053 from 2^10 to 2^14).
+    element that is clipped at every update.  The room comes from the other
+    end: normal codes then reach down to 1.06e-9 q headroom, and the error of
+    a round trip falls from 0.38 with the paper's 1 to 0.053 from 2^10 to 2^14
+    (benchmarks/headroom.py).
 
 ``error_feedback``
     What an encoding loses is added to the next gradient.  Residuals are kept
@@ -25,6 +25,7 @@ Two things go beyond the paper, and both can be switched off:
 """
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 import numpy
@@ -42,7 +43,7 @@ _LARGEST_Q = 1e30
 class TensorReport(NamedTuple):
     """What became of one tensor (see :meth:`Fp8Ratio.report`)."""
 
-    q: float            # quantile of |D| now in use; 0 before the first
+    q: float            # quantile of the ratio |D| in use, no unit; 0: none
     clipped: int        # elements saturated so far
     encoded: int        # elements encoded so far
 
@@ -50,15 +51,19 @@ class TensorReport(NamedTuple):
 class Fp8Ratio(Codec):
     """fp8 on the wire, scaled per tensor by the ratio to the parameter.
 
+    Arguments are not checked here but where users give them, in
+    :class:`chainer_fp8pipe.communicators.options.Fp8Options`.
+
     Args:
         rounding: ``'nearest'``, ``'truncate'`` (the paper's) or
-            ``'stochastic'``.
-        period: Updates from one choice of q to the next (the paper's N).
-        quantile: Which quantile of the ratios q is (the paper's Q).
+            ``'stochastic'`` (encodings; sums of wires round to nearest).
+        period: Updates from one choice of q to the next (the paper's N), at
+            least 1.
+        quantile: Which quantile of the ratios q is (the paper's Q), 0 to 1.
         samples: Elements it is estimated from, at most (the paper's R).
-        epsilon: Keeps the ratio finite where a parameter is zero.
-        headroom: How far above q values may lie before they are clipped;
-            1 is the paper's.
+        epsilon: Keeps the ratio finite where a parameter is zero; positive.
+        headroom: How far above q values may lie before they are clipped, at
+            least 1, which is the paper's.
         error_feedback: Whether residuals are carried to the next update.
         seed: Of the sampling and of stochastic rounding, together with
             ``rank``.
@@ -119,7 +124,8 @@ class Fp8Ratio(Codec):
                 gradient, tensors.parameters[index], out[place],
                 scale=self._scale(name) * prescale, epsilon=self.epsilon,
                 residual=self._residual(tensors.xp, name, gradient.size),
-                rounding=self.rounding, seed=self._rounding_seed(index, 0))
+                rounding=self.rounding,
+                seed=self._rounding_seed(index, 'gradient'))
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
                 self.nonfinite.append(name)
@@ -149,7 +155,7 @@ class Fp8Ratio(Codec):
                 scale=scale, epsilon=self.epsilon,
                 residual=None if residual is None else residual[place],
                 rounding=self.rounding,
-                seed=self._rounding_seed(index, start + 1))
+                seed=self._rounding_seed(index, f'{site}:{start}'))
             self._count(tensors.names[index], counts.clipped, 0)
         download(out, wire)
 
@@ -165,15 +171,18 @@ class Fp8Ratio(Codec):
         return nonfinite == 0
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
-        fp8.add(wire, total, total, rounding=self.rounding,
-                seed=self._rounding_seed(0, 0))
+        # Inside MPI_Allreduce several ranks may make the same sum, each for
+        # itself, and must get the same: it is never rounded at random.
+        rounding = 'nearest' if self.rounding == 'stochastic' else (
+            self.rounding)
+        fp8.add(wire, total, total, rounding=rounding)
 
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
         values = numpy.empty(wire.size, numpy.float32)
         fp8.decode(wire, values)
         values *= numpy.float32(factor)
         fp8.encode(values, wire, rounding=self.rounding,
-                   seed=self._rounding_seed(0, 1))
+                   seed=self._rounding_seed(0, 'rescale'))
 
     # --- report and state ---------------------------------------------------
 
@@ -271,11 +280,12 @@ class Fp8Ratio(Codec):
                 residual *= numpy.float32(loss_scale / self._loss_scale)
             self._loss_scale = loss_scale
 
-    def _rounding_seed(self, index: int, place: int) -> int:
+    def _rounding_seed(self, index: int, place: str) -> int:
         if self.rounding != 'stochastic':
             return 0
+        # Encodings that share random bits would err in the same direction.
         sequence = numpy.random.SeedSequence(
-            (*self._seed, self._updates, index, place))
+            (*self._seed, self._updates, index, zlib.crc32(place.encode())))
         return int(sequence.generate_state(1)[0])
 
     def _count(self, name: str, clipped: int, encoded: int) -> None:

@@ -16,7 +16,11 @@ def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeOptions:
-    """What every codec's communicator understands."""
+    """What every codec's communicator understands.
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
 
     exchange: str = _option(
         'direct', 'how bytes travel: float32 sums made by one rank per piece,'
@@ -43,7 +47,11 @@ class ExchangeOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Options(ExchangeOptions):
-    """The fp8 codec's constants (the paper's names in brackets)."""
+    """The fp8 codec's constants (the paper's names in brackets).
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
 
     warmup: int = _option(
         100, 'updates in float32 before the first in fp8', low=0)

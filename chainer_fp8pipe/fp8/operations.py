@@ -119,7 +119,7 @@ def ratio_encode(
     """Encodes the ratio of gradient and parameter, with error feedback.
 
     With c = gradient + residual, an element of the wire is the code of
-    c / (|w| + epsilon) x scale (Algorithm 1 of the fp8 paper).  What the
+    ``c / (|w| + epsilon) * scale`` (Algorithm 1 of the fp8 paper).  What the
     code leaves out of c becomes the new residual; where that is not finite
     it becomes 0.  A finite c never becomes infinite on the wire.
 
@@ -161,7 +161,7 @@ def ratio_decode(
     scale: float,
     epsilon: float = 1e-5,
 ) -> int:
-    """Turns ratios back into gradients: ratio / scale x (|w| + epsilon).
+    """Turns ratios back: ``ratio / scale * (|w| + epsilon)``.
 
     Args:
         wire: What :func:`ratio_encode` wrote (uint8), or a sum or mean of

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_fp8pipe.allreduce.base import piece_bounds
+from chainer_fp8pipe.codecs import Fp8Ratio
 from tests.ranks import on_ranks
 
 from .helpers import (
@@ -94,6 +95,26 @@ def test_nan_and_infinity_reach_every_rank(comm, algorithm):
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
+@on_ranks(3, 4)
+def test_stochastic_rounding_is_unbiased_and_the_same_on_all_ranks(
+        comm, algorithm):
+    size = 40000
+    _, result = exchange(
+        make(algorithm, comm),
+        Fp8Ratio(rounding='stochastic', error_feedback=False), comm,
+        tensors_of(comm.rank, [size]))
+    assert set(comm.allgather(result.tobytes())) == {result.tobytes()}
+    mean, magnitude = mean_and_spread(comm.size, [size])
+    # Of the error's share along the mean; each of the roundings errs by at
+    # most 1/4 of a magnitude, independently for every element.
+    slope = (result * mean).sum() / (mean * mean).sum()
+    error = numpy.sqrt(((mean * magnitude) ** 2).sum()) / 4 * (
+        comm.size + 2) / (mean * mean).sum()
+    assert abs(slope - 1) < 4 * error
+    assert error < 0.03
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
 @pytest.mark.parametrize('sizes', [[], [0], [1], [3], [2, 2]])
 @on_ranks(4)
 def test_fewer_elements_than_ranks_are_legal(comm, algorithm, sizes):
@@ -115,7 +136,6 @@ def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
             total = total + result.astype(float)
         mean, _ = mean_and_spread(comm.size, [4000])
         return numpy.linalg.norm(total / 50 - mean)
-    from chainer_fp8pipe.codecs import Fp8Ratio
     assert error(Fp8Ratio()) < error(Fp8Ratio(error_feedback=False)) / 5
 
 

@@ -21,6 +21,9 @@ class CommunicationReport(extension.Extension):
 
     Args:
         comm: A communicator of this package.
+
+    Raises:
+        TypeError: The communicator is ChainerMN's.
     """
 
     trigger = 1, 'iteration'

@@ -21,10 +21,15 @@ class CompressionReport(extension.Extension):
     last call.  The record is written as JSON, and drawn as PNG if
     matplotlib is installed, at the end of each epoch and of the run.
 
+    It is called every 10 iterations unless ``extend`` is told otherwise.
+
     Args:
         comm: An fp8 communicator of this package.
         filename: Of the record, in the trainer's output directory.
         plot: Of the picture; None for none.
+
+    Raises:
+        TypeError: The communicator is not an fp8 one of this package.
     """
 
     trigger = 10, 'iteration'

@@ -38,9 +38,14 @@ class Snapshot(extension.Extension):
     so that no crash leaves half a snapshot or takes an older one.  Continue
     with :func:`resume`.
 
+    Its trigger is every epoch unless ``extend`` is told otherwise.
+
     Args:
         comm: The ranks' communicator.
         retain: How many of the newest snapshots to keep; None: all.
+
+    Raises:
+        ValueError: ``retain`` is less than 1.
     """
 
     trigger = 1, 'epoch'
