@@ -1,3 +1,5 @@
+import types
+
 import chainer
 import numpy
 import pytest
@@ -56,3 +58,41 @@ def test_a_parameter_that_cannot_be_averaged_is_a_problem(dtype):
     gradients = Gradients(model, zero_fill=False)
     assert 'parameter /count has dtype' in gradients.problem
     assert gradients.tensors is None
+
+
+class GpuArray:
+    """Stands for a CuPy array."""
+
+    dtype = numpy.dtype('f4')
+    shape = (3,)
+
+    def __init__(self, device):
+        self.device = types.SimpleNamespace(id=device)
+
+
+def model_of(**parameters):
+    """A model whose parameters are pairs of array and gradient."""
+    return types.SimpleNamespace(namedparams=lambda: [
+        (f'/{name}', types.SimpleNamespace(array=array, grad=gradient))
+        for name, (array, gradient) in parameters.items()])
+
+
+@pytest.mark.parametrize(('first', 'second', 'message'), [
+    (numpy.zeros(3, 'f4'), GpuArray(0),
+     'the gradient of parameter /b is on GPU 0 but parameter /a is on the '
+     'CPU; move the whole model'),
+    (GpuArray(0), GpuArray(1),
+     'the gradient of parameter /b is on GPU 1 but parameter /a is on GPU 0')])
+def test_arrays_on_different_devices_are_a_problem(
+        monkeypatch, first, second, message):
+    monkeypatch.setattr(chainer.backends.cuda, 'ndarray', GpuArray)
+    gradients = Gradients(
+        model_of(a=(first, first), b=(first, second)), zero_fill=False)
+    assert message in gradients.problem
+
+
+def test_arrays_of_another_library_are_a_problem():
+    other = types.SimpleNamespace(dtype=numpy.dtype('f4'), shape=(3,))
+    gradients = Gradients(model_of(a=(other, other)), zero_fill=False)
+    assert '/a is a types.SimpleNamespace; it must be a NumPy or a CuPy ' in (
+        gradients.problem)
