@@ -1,8 +1,9 @@
 """Chainer on today's Python, with gradients that cross the network as fp8.
 
-Import this package before ``chainer`` and ``chainermn``, as with NumPy 2
-Chainer does not import without it: the import alone puts :mod:`chainer_fp8pipe.compat` in place.  It starts neither
-Chainer nor MPI; the public names below are loaded when first asked for.
+Import this package before ``chainer`` and ``chainermn``: the import alone
+puts :mod:`chainer_fp8pipe.compat` in place, without which Chainer does not
+import with NumPy 2.  It starts neither Chainer nor MPI; the public names
+below are loaded when first asked for.
 """
 import importlib
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from .communicators import create_communicator
 from .communicators.abort import abort_on_exception
 from .communicators.factory import CHAINERMN
-from .communicators.options import FAMILIES, parse_option
+from .communicators.options import FAMILIES, make_options, parse_option
 
 _RUN = """
 Runs an unmodified ChainerMN script:
@@ -93,8 +93,11 @@ def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
     if given and name not in FAMILIES:
         raise ValueError(f'communicator {name!r} is ChainerMN\'s and has no '
                          f'option {min(given)!r}')
-    return {option: parse_option(name, option, text)
-            for option, text in given.items()}
+    parsed = {option: parse_option(name, option, text)
+              for option, text in given.items()}
+    if parsed:
+        make_options(name, parsed)      # raises if a value is not allowed
+    return parsed
 
 
 def _run(script: str, arguments: Sequence[str], communicator: str | None,

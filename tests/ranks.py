@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import importlib
 import inspect
@@ -93,6 +94,7 @@ class Job:
         address = os.path.join(folder, 'socket')
         self._output = os.path.join(folder, 'output')
         self._folder = folder
+        self._pids: dict[int, int] = {}
         with open(self._output, 'w') as output, Listener(
                 address, 'AF_UNIX', backlog=size, authkey=_KEY) as listener:
             self._process = subprocess.Popen(
@@ -151,7 +153,8 @@ class Job:
         try:
             while len(connections) < size:
                 connection = listener.accept()
-                connections[connection.recv()] = connection
+                rank, pid = connection.recv()
+                connections[rank], self._pids[rank] = connection, pid
         except Exception as error:
             self._process.kill()
             raise RuntimeError(
@@ -164,7 +167,12 @@ class Job:
                 for rank, trace in sorted(failures.items())]
         if missing:
             text.append('no answer from rank '
-                        + ', '.join(map(str, missing)))
+                        + ', '.join(map(str, missing))
+                        + '; where each was is at the end of the output')
+            for rank in missing:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pids[rank], signal.SIGUSR1)
+            time.sleep(0.5)
         return '\n'.join([*text, self._printed()])
 
     def _printed(self) -> str:
@@ -199,10 +207,13 @@ def _receive(connection: Connection) -> str:
 
 def _serve(address: str) -> None:
     """What a rank does: waits, without using the processor, for calls."""
+    import chainer
     from mpi4py import MPI
-    comm = MPI.COMM_WORLD
+    faulthandler.register(signal.SIGUSR1)
+    rank = MPI.COMM_WORLD.rank
     connection = Client(address, 'AF_UNIX', authkey=_KEY)
-    connection.send(comm.rank)
+    connection.send((rank, os.getpid()))
+    config = dict(vars(chainer.global_config))
     while True:
         try:
             module, name, arguments = connection.recv()
@@ -210,10 +221,15 @@ def _serve(address: str) -> None:
             return
         try:
             test = getattr(importlib.import_module(module), name)
+            # Messages that a test leaves behind must not meet the next.
+            comm = MPI.COMM_WORLD.Dup()
             test.__wrapped__(comm, **arguments)
+            comm.Free()
         except BaseException:
             connection.send(traceback.format_exc())
         else:
+            vars(chainer.global_config).clear()
+            vars(chainer.global_config).update(config)
             connection.send('')
 
 

@@ -120,6 +120,7 @@ def test_without_communicator_the_script_chooses(script):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--communicator', 'fp9'], "invalid choice: 'fp9'"),
     (['--communicator', 'fp8', '--period', 'x'], 'period must be of type int'),
+    (['--warmup=-1'], 'warmup must be at least 0, not -1'),
     (['--communicator', 'float16', '--warmup', '3'], "no option 'warmup'"),
     (['--communicator', 'naive', '--warmup', '3'], "no option 'warmup'"),
 ])

@@ -30,8 +30,8 @@ class Codec(abc.ABC):
     :meth:`rescale` in place of the two in the middle.
 
     Attributes:
-        nonfinite: Names of this rank's tensors whose gradient, as last
-            encoded, held a NaN, an infinity, or a value that became one.
+        nonfinite: What on this rank made the wire that was last encoded
+            hold a NaN or an infinity, e.g. ``'the gradient of /l1/W'``.
     """
 
     name: ClassVar[str]
@@ -74,10 +74,17 @@ class Codec(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
         """Writes the values of ``wire`` into the gradients.
 
-        Returns whether all of them are finite.
+        Returns the names of tensors whose gradient is now not finite.
+        """
+
+    @abc.abstractmethod
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        """Whether no value of ``wire`` is a NaN or an infinity.
+
+        A wire is the same on all ranks, so all ranks get the same answer.
         """
 
     @abc.abstractmethod

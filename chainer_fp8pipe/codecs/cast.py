@@ -41,7 +41,8 @@ class Cast(Codec):
                     part[...] = (tensors.gradients[index]
                                  * numpy.float32(prescale))
                 if not _all_finite(part):
-                    self.nonfinite.append(tensors.names[index])
+                    self.nonfinite.append(
+                        f'the gradient of {tensors.names[index]}')
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -56,11 +57,17 @@ class Cast(Codec):
             out[...] = total
         download(out, wire)
 
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
         values = upload(tensors.xp, wire)
+        nonfinite = []
         for index, _, place in tensors.overlaps(0, tensors.size):
             tensors.gradients[index][...] = values[place]
-        return _all_finite(values)
+            if not _all_finite(values[place]):
+                nonfinite.append(tensors.names[index])
+        return nonfinite
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        return _all_finite(wire)
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         with numpy.errstate(invalid='ignore', over='ignore'):

@@ -32,12 +32,16 @@ import numpy
 
 from .. import fp8
 from .base import Codec, Maximum
+from .residuals import Residuals
 from .staging import download, output, upload
 from .tensors import Tensors
 
 # q is kept where neither 57344 / q nor its inverse leaves float32.
 _SMALLEST_Q = 1e-30
 _LARGEST_Q = 1e30
+
+# Of a code: all bits set in infinities and NaN only.
+_EXPONENT = numpy.uint8(0x7C)
 
 
 class TensorReport(NamedTuple):
@@ -90,28 +94,32 @@ class Fp8Ratio(Codec):
         self._updates = 0
         self._loss_scale = 1.0
         self._q: dict[str, float] = {}
+        self._age: dict[str, int] = {}          # updates since q was chosen
         self._clipped: dict[str, int] = {}
         self._encoded: dict[str, int] = {}
-        self._residuals: dict[str, Any] = {}
+        self._residuals = Residuals()
 
     # --- an update ---------------------------------------------------------
 
     def begin(self, tensors: Tensors, maximum: Maximum) -> None:
         super().begin(tensors, maximum)
         self._follow_loss_scale(tensors.loss_scale)
-        due = self._updates % self.period == 0
-        # A tensor that has shown nothing but zeros has no q yet.  q is the
-        # same on all ranks, so all ranks agree about who is due.
-        wanted = [index for index, name in enumerate(tensors.names)
-                  if due or self._q.get(name, 0.0) == 0.0]
-        if wanted:
+        # A tensor that is not in every update has a period of its own, and
+        # one that has shown nothing but zeros has no q yet.  Ages and q are
+        # the same on all ranks, so all ranks agree about who is due.
+        due = [index for index, name in enumerate(tensors.names)
+               if name not in self._q or self._age[name] >= self.period]
+        if due:
             found = numpy.array([self._sample(tensors, index)
-                                 for index in wanted], numpy.float32)
+                                 for index in due], numpy.float32)
             maximum(found)
-            for index, q in zip(wanted, found.tolist(), strict=True):
+            for index, q in zip(due, found.tolist(), strict=True):
+                name = tensors.names[index]
+                self._age[name] = 0
                 if q > 0:
-                    q = min(max(q, _SMALLEST_Q), _LARGEST_Q)
-                    self._q[tensors.names[index]] = q
+                    self._q[name] = min(max(q, _SMALLEST_Q), _LARGEST_Q)
+        for name in tensors.names:
+            self._age[name] += 1
         self._updates += 1
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
@@ -123,12 +131,15 @@ class Fp8Ratio(Codec):
             counts = fp8.ratio_encode(
                 gradient, tensors.parameters[index], out[place],
                 scale=self._scale(name) * prescale, epsilon=self.epsilon,
-                residual=self._residual(tensors.xp, name, gradient.size),
+                residual=self._residual(tensors.xp, 'gradient', name, 0,
+                                        gradient.size),
                 rounding=self.rounding,
                 seed=self._rounding_seed(index, 'gradient'))
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
-                self.nonfinite.append(name)
+                whole = bool(tensors.xp.isfinite(gradient).all())
+                self.nonfinite.append(
+                    f'the {"value" if whole else "gradient"} of {name}')
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -137,15 +148,11 @@ class Fp8Ratio(Codec):
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
                     wire: numpy.ndarray, start: int, site: str) -> None:
-        stop = start + wire.size
         out = output(tensors.xp, wire)
-        # The residual belongs to a range of the fused vector, so its key
-        # does: another layout of the model starts with another residual.
-        residual = self._residual(
-            tensors.xp, f'{site}:{start}:{stop}:{tensors.size}', wire.size)
         total /= numpy.float32(count)
-        for index, part, place in tensors.overlaps(start, stop):
-            scale = self._scale(tensors.names[index])
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            name = tensors.names[index]
+            scale = self._scale(name)
             parameter = tensors.parameters[index][part]
             mean = total[place]
             fp8.ratio_decode(mean, parameter, mean,
@@ -153,22 +160,28 @@ class Fp8Ratio(Codec):
             counts = fp8.ratio_encode(
                 mean, parameter, out[place],
                 scale=scale, epsilon=self.epsilon,
-                residual=None if residual is None else residual[place],
+                residual=self._residual(tensors.xp, site, name, part.start,
+                                        part.stop),
                 rounding=self.rounding,
                 seed=self._rounding_seed(index, f'{site}:{start}'))
-            self._count(tensors.names[index], counts.clipped, 0)
+            self._count(name, counts.clipped, 0)
+            if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
+                self.nonfinite.append(f'the value of {name}')
         download(out, wire)
 
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> bool:
+    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
         codes = upload(tensors.xp, wire)
-        nonfinite = 0
-        for index, _, place in tensors.overlaps(0, tensors.size):
-            nonfinite += int(fp8.ratio_decode(
+        return [
+            tensors.names[index]
+            for index, _, place in tensors.overlaps(0, tensors.size)
+            if fp8.ratio_decode(
                 codes[place], tensors.parameters[index],
                 tensors.gradients[index],
                 scale=self._scale(tensors.names[index]),
-                epsilon=self.epsilon))
-        return nonfinite == 0
+                epsilon=self.epsilon)]
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        return not ((wire & _EXPONENT) == _EXPONENT).any()
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         # Inside MPI_Allreduce several ranks may make the same sum, each for
@@ -200,34 +213,38 @@ class Fp8Ratio(Codec):
     def state(self) -> dict[str, numpy.ndarray]:
         state = {'updates': numpy.asarray(self._updates),
                  'loss_scale': numpy.asarray(self._loss_scale)}
-        for kind, values in self._saved().items():
+        for kind, values in self._by_name().items():
             for name, value in values.items():
-                get = getattr(value, 'get', None)   # CuPy's way to the host
-                state[f'{kind}|{name}'] = numpy.array(get() if get else value)
+                state[f'{kind}|{name}'] = numpy.asarray(value)
+        for key, array in self._residuals.state().items():
+            state[f'residual|{key}'] = array
         return state
 
     def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        saved = self._by_name()
         unknown = [key for key in state if key.partition('|')[0] not in
-                   (*self._saved(), 'updates', 'loss_scale')]
+                   (*saved, 'residual', 'updates', 'loss_scale')]
         if unknown or 'updates' not in state:
             raise ValueError('this is no state of the fp8 codec: '
                              f'{sorted(unknown or state)}')
         self._updates = int(state['updates'])
         self._loss_scale = float(state['loss_scale'])
-        saved = self._saved()
         for values in saved.values():
             values.clear()
+        residuals = {}
         for key, array in state.items():
             kind, separator, name = key.partition('|')
-            if separator:
-                saved[kind][name] = array.item() if array.ndim == 0 else (
-                    numpy.array(array))
+            if kind == 'residual':
+                residuals[name] = array
+            elif separator:
+                saved[kind][name] = array.item()
+        self._residuals = Residuals(residuals)
 
     # --- details -----------------------------------------------------------
 
-    def _saved(self) -> dict[str, dict[str, Any]]:
-        return {'q': self._q, 'clipped': self._clipped,
-                'encoded': self._encoded, 'residual': self._residuals}
+    def _by_name(self) -> dict[str, dict[str, Any]]:
+        return {'q': self._q, 'age': self._age, 'clipped': self._clipped,
+                'encoded': self._encoded}
 
     def _sample(self, tensors: Tensors, index: int) -> float:
         """This rank's quantile of |D| of one tensor; 0 if all is zero."""
@@ -248,8 +265,10 @@ class Fp8Ratio(Codec):
         return q
 
     def _quantile(self, gradient: Any, parameter: Any) -> float:
-        ratio = abs(gradient) / (abs(parameter) + numpy.float32(self.epsilon))
-        get = getattr(ratio, 'get', None)
+        # In float64: a ratio may be larger than float32's largest number.
+        ratio = abs(gradient.astype(numpy.float64)) / (
+            abs(parameter.astype(numpy.float64)) + self.epsilon)
+        get = getattr(ratio, 'get', None)       # CuPy's way to the host
         ratio = get() if get else ratio
         # NaN and infinity travel and are reported; they set no scale.
         ratio = ratio[numpy.isfinite(ratio)]
@@ -257,27 +276,27 @@ class Fp8Ratio(Codec):
             return 0.0
         q = float(numpy.quantile(ratio, self.quantile))
         # More zeros than the quantile allows: take it of the others.
-        return q or float(numpy.quantile(ratio[ratio > 0], self.quantile))
+        q = q or float(numpy.quantile(ratio[ratio > 0], self.quantile))
+        return min(q, _LARGEST_Q)
 
     def _scale(self, name: str) -> float:
         # Without a q the tensor is zero on all ranks: any scale will do.
         q = self._q.get(name, 0.0) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
 
-    def _residual(self, xp: Any, key: str, size: int) -> Any:
+    def _residual(self, xp: Any, site: str, name: str, start: int,
+                  stop: int) -> Any:
         if not self.error_feedback:
             return None
-        residual = self._residuals.get(key)
-        if residual is None or residual.size != size:
-            residual = xp.zeros(size, numpy.float32)
-        # A restored residual comes from the host; the gradient may not.
-        self._residuals[key] = residual = xp.asarray(residual)
-        return residual
+        return self._residuals.get(xp, site, name, start, stop)
 
     def _follow_loss_scale(self, loss_scale: float) -> None:
+        # All that was learnt from gradients grows with their factor.
         if loss_scale != self._loss_scale:
-            for residual in self._residuals.values():
-                residual *= numpy.float32(loss_scale / self._loss_scale)
+            factor = loss_scale / self._loss_scale
+            self._residuals.multiply(factor)
+            for name, q in self._q.items():
+                self._q[name] = min(max(q * factor, _SMALLEST_Q), _LARGEST_Q)
             self._loss_scale = loss_scale
 
     def _rounding_seed(self, index: int, place: str) -> int:

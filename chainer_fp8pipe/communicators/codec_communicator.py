@@ -11,8 +11,10 @@ from mpi4py import MPI
 
 from ..allreduce import Direct, MpiOp, Signature, Statistics, TwoLevel, agree
 from ..codecs import Cast, Codec, Fp8Ratio, Tensors, WarmUp
+from ..codecs.fp8_ratio import TensorReport
 from ..codecs.staging import empty_wire
 from .gradients import Gradients, describe, distinct_parameters
+from .model_state import ModelState, ModelStates
 from .options import ExchangeOptions, Fp8Options
 
 _SAME_MODEL = ('Build the same model on all ranks: same layers, same names, '
@@ -35,7 +37,6 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     Attributes:
         statistics: Bytes and seconds of the exchanges so far.
-        warm_up: The codec in use and its state.
     """
 
     def __init__(self, mpi_comm: MPI.Comm, name: str,
@@ -46,7 +47,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
-        self.warm_up = _codec(name, options, self.rank)
+        self._models = ModelStates(
+            lambda: _codec(name, options, self.rank))
+        self._owns_mpi_comm = False
         self._algorithm = self._compose()
         self._wire = numpy.empty(0, numpy.uint8)
 
@@ -68,23 +71,23 @@ class CodecCommunicator(MpiCommunicatorBase):
             ValueError: The models differ between ranks, or a parameter
                 cannot be averaged; on all ranks, naming rank and parameter.
             RuntimeError: A gradient is NaN or infinite (unless options say
-                otherwise); on all ranks, naming rank and parameter.
+                otherwise); on all ranks, naming rank and parameter.  If a
+                parameter itself is, it may be on its rank only.
         """
         gradients = Gradients(model, zero_fill)
+        state = self._models.of(model)
         agree(self.mpi_comm,
               # A rank resumed from another snapshot must not go unseen.
               Signature({**gradients.entries, 'the number of updates':
-                         str(self.warm_up.done)}),
+                         str(state.warm_up.done)}),
               gradients.problem, _SAME_GRADIENTS)
         tensors = gradients.tensors
         assert tensors is not None          # or agree() had raised
-        codec = self.warm_up.current
+        state.see(gradients.loss_scale)
         if tensors.size:
-            finite = self._exchange(codec, tensors)
+            self._exchange(state, tensors)
             gradients.write_back()
-            if not finite and self._must_be_finite(model):
-                self._raise_nonfinite(codec)
-        self.warm_up.done += 1
+        state.warm_up.done += 1
         self.statistics.updates += 1
 
     def bcast_data(self, model: chainer.Link) -> None:
@@ -110,23 +113,58 @@ class CodecCommunicator(MpiCommunicatorBase):
         It starts afresh: warm-up, scales and residuals are its own.
         """
         options = dataclasses.replace(self.options, ranks_per_node=0)
-        return type(self)(self.mpi_comm.Split(color, key), self.name, options)
+        part = type(self)(self.mpi_comm.Split(color, key), self.name, options)
+        part._owns_mpi_comm = True
+        return part
 
     def finalize(self) -> None:
-        """Frees what was allocated in MPI."""
+        """Frees what was allocated in MPI; call it on all ranks.
+
+        MPI libraries have room for some 2,000 communicators; a program that
+        makes many must give them back.
+        """
         self._algorithm.free()
+        if self._owns_mpi_comm:
+            self.mpi_comm.Free()
         super().finalize()
 
     # --- state --------------------------------------------------------------
 
     @property
+    def warm_up(self) -> WarmUp:
+        """Codec and warm-up of the first model."""
+        return next(iter(self._models)).warm_up
+
+    @property
     def codec(self) -> Codec:
-        """The codec after the warm-up."""
+        """The codec of the first model after its warm-up."""
         return self.warm_up.codec
 
+    def report(self) -> dict[str, TensorReport]:
+        """What became of every tensor so far, by the parameter's name.
+
+        With several models, names begin with the model's number, in the
+        order in which they were first averaged: ``'1:/l1/W'``.
+
+        Raises:
+            TypeError: The codec is not fp8.
+        """
+        codecs = [state.warm_up.codec for state in self._models]
+        reports = {}
+        for number, codec in enumerate(codecs):
+            if not isinstance(codec, Fp8Ratio):
+                raise TypeError(f'communicator {self.name!r} has no fp8 codec')
+            prefix = f'{number}:' if len(codecs) > 1 else ''
+            for name, report in codec.report().items():
+                reports[prefix + name] = report
+        return reports
+
     def state(self) -> dict[str, numpy.ndarray]:
-        """This rank's part of what an exact continuation needs."""
-        return self.warm_up.state()
+        """This rank's part of what an exact continuation needs.
+
+        Flat arrays by name; for fp8, scales, counters and residuals.
+        """
+        return self._models.state()
 
     def load_state(self, state: dict[str, numpy.ndarray]) -> None:
         """Takes over what :meth:`state` gave.
@@ -134,13 +172,14 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: It was given by another kind of communicator.
         """
-        self.warm_up.load_state(state)
+        self._models.load_state(state)
 
     # --- details ------------------------------------------------------------
 
-    def _exchange(self, codec: Codec, tensors: Tensors) -> bool:
-        """One mean of all gradients; returns whether it is finite."""
+    def _exchange(self, state: ModelState, tensors: Tensors) -> None:
+        """One mean of all gradients, in place; raises if not finite."""
         section = self.statistics.section
+        codec = state.warm_up.current
         wire = self._wire_for(codec, tensors)
         with section('encode'):
             codec.begin(tensors, self._maximum)
@@ -148,7 +187,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         with section('exchange'):
             self._algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
         with section('decode'):
-            return codec.decode(tensors, wire)
+            nonfinite = codec.decode(tensors, wire)
+        if nonfinite and self._must_be_finite(state):
+            self._raise_nonfinite(codec, nonfinite, codec.is_finite(wire))
 
     def _maximum(self, array: numpy.ndarray) -> None:
         with self.statistics.section('exchange'):
@@ -162,28 +203,32 @@ class CodecCommunicator(MpiCommunicatorBase):
                                     codec.wire_dtype)
         return self._wire
 
-    def _must_be_finite(self, model: chainer.Link) -> bool:
+    def _must_be_finite(self, state: ModelState) -> bool:
         if self.options.nonfinite == 'auto':
-            return all(parameter._loss_scale is None
-                       for parameter in model.params())
+            return not state.scaling_is_dynamic
         return self.options.nonfinite == 'raise'
 
-    def _raise_nonfinite(self, codec: Codec) -> None:
-        culprits = [
-            f'the gradient of parameter {names[0]} is not finite in '
-            f'{codec.wire_dtype.name if isinstance(codec, Cast) else "fp8"} '
-            f'on rank {rank}'
-            + (f' (and those of {len(names) - 1} more)' if names[1:] else '')
-            for rank, names in enumerate(
-                self.mpi_comm.allgather(codec.nonfinite)) if names]
+    def _raise_nonfinite(self, codec: Codec, nonfinite: list[str],
+                         wire_is_finite: bool) -> None:
+        if wire_is_finite:      # so the others need not be here
+            culprits = [f'the value of {nonfinite[0]}, or its product with '
+                        f'the ratio, is not finite on rank {self.rank}']
+        else:
+            where = codec.wire_dtype.name if isinstance(codec, Cast) else 'fp8'
+            culprits = [
+                f'{names[0]} is not finite in {where} on rank {rank}'
+                + (f' (and {len(names) - 1} more)' if names[1:] else '')
+                for rank, names in enumerate(
+                    self.mpi_comm.allgather(codec.nonfinite)) if names]
+        text = '; '.join(culprits) or (
+            f'the sum of the gradients of {nonfinite[0]} overflowed')
         raise RuntimeError(
-            ('; '.join(culprits) or 'the sum of the gradients overflowed')
-            + '. No parameter was updated. Lower the learning rate, clip '
-            "gradients, scale the loss, or pass nonfinite='pass' to "
+            f'{text}. No parameter was updated. Lower the learning rate, '
+            "clip gradients, scale the loss, or pass nonfinite='pass' to "
             'create_communicator.')
 
     def _init_ranks(self) -> None:
-        per_node = getattr(self.options, 'ranks_per_node', 0)
+        per_node = self.options.ranks_per_node
         if not per_node:
             super()._init_ranks()
             return

@@ -52,13 +52,13 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         >>> comm.size
         1
     """
+    abort_on_exception()        # first, or others wait for an error here
     if name not in FAMILIES and name not in CHAINERMN:
         raise ValueError(f'no communicator is called {name!r}; choose from: '
                          f'{", ".join([*FAMILIES, *CHAINERMN])}')
     if mpi_comm is not None and not isinstance(mpi_comm, MPI.Comm):
         raise TypeError("mpi_comm must be an mpi4py communicator, not "
                         f'{mpi_comm!r}')
-    abort_on_exception()
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if name in FAMILIES:
         return CodecCommunicator(mpi_comm, name, make_options(name, options))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 TWO_LEVEL = ('auto', 'yes', 'no')
@@ -36,7 +37,8 @@ class ExchangeOptions:
     nonfinite: str = _option(
         'auto', 'what to do when the mean gradient is NaN or infinite: raise '
         'an error naming rank and parameter, pass it on, or auto: raise '
-        'unless the loss is scaled (loss scaling expects to see it)',
+        'unless the loss is scaled dynamically (which expects to see it and '
+        'skips the update)',
         choices=('auto', 'raise', 'pass'))
 
     def __post_init__(self) -> None:
@@ -138,7 +140,8 @@ def _check(field: dataclasses.Field, value: Any) -> None:
                              f'not {value!r}')
         return
     wanted = type(field.default)
-    if isinstance(value, bool) or not isinstance(value, (wanted, int)):
+    number = numbers.Integral if wanted is int else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, number):
         raise ValueError(f'{field.name} must be of type {wanted.__name__}, '
                          f'not {value!r}')
     low, high = field.metadata['low'], field.metadata['high']

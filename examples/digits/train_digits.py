@@ -26,10 +26,12 @@ from model import ConvNet
 from mpi4py import MPI
 from report import plot_curves, print_table, summarise
 
+from chainer_fp8pipe.communicators.options import parse_option
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
     CompressionReport,
     Snapshot,
+    find_snapshots,
     resume,
 )
 
@@ -43,9 +45,10 @@ def parse(arguments=None):
         '--communicator', nargs='+', metavar='NAME',
         default=['float32', 'fp8', 'fp8_paper'],
         help='train with each of these (default: float32 fp8 fp8_paper); '
-        'also float16 and any of ChainerMN, e.g. naive')
-    parser.add_argument('--epoch', type=int, default=20,
-                        help='passes over the training set (default: 20)')
+        'also float16 and any of ChainerMN, e.g. naive; options follow a '
+        'colon: fp8:rounding=stochastic,period=50')
+    parser.add_argument('--epoch', type=int, default=30,
+                        help='passes over the training set (default: 30)')
     parser.add_argument('--batchsize', type=int, default=8,
                         help='images per rank and update (default: 8)')
     parser.add_argument('--lr', type=float, default=0.1,
@@ -95,7 +98,7 @@ def load_on_root(options):
     if MPI.COMM_WORLD.rank == 0:
         try:
             datasets = load(options.dataset, options.root)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:      # or the others wait for ever
             problem = f'{type(error).__name__}: {error}'
             print(f'{sys.argv[0]}: {problem}', file=sys.stderr)
     if MPI.COMM_WORLD.bcast(problem):
@@ -105,12 +108,11 @@ def load_on_root(options):
 
 def train(options, name, datasets):
     """One training run; returns what the table and the picture need."""
-    train_set, test_set = (chainermn.scatter_dataset(
-        dataset, chainer_fp8pipe.create_communicator('float32'))
-        for dataset in datasets)
+    train_set, test_set = datasets
     updates = -(-len(train_set) * options.epoch // options.batchsize)
     comm = create_communicator(options, name, updates)
     out = os.path.join(options.out, name)
+    found = MPI.COMM_WORLD.bcast(prepare_directory(out, options.resume))
 
     seed_random(options.seed)                   # same weights on all ranks
     model = L.Classifier(ConvNet(train_set[0][0].shape[0]))
@@ -138,26 +140,49 @@ def train(options, name, datasets):
         trainer.extend(extensions.ProgressBar(update_interval=10))
     trainer.extend(Snapshot(comm, retain=2))
 
-    if options.resume and MPI.COMM_WORLD.bcast(os.path.isdir(out)):
+    if found:
         iteration = resume(trainer, comm, out)
         if comm.rank == 0:
             print(f'{name}: goes on after iteration {iteration}')
     elif comm.rank == 0:
         print(f'{name}: {updates} updates on {comm.size} ranks')
     trainer.run()
-    if comm.rank == 0:
-        chainer.serializers.save_npz(os.path.join(out, 'model.npz'), model)
-        with open(os.path.join(out, 'log')) as file:
-            return summarise(name, json.load(file))
-    return None
+    if hasattr(comm, 'statistics'):
+        comm.finalize()
+    if comm.rank:
+        return None
+    chainer.serializers.save_npz(os.path.join(out, 'model.npz'), model)
+    with open(os.path.join(out, 'log')) as file:
+        return summarise(name, json.load(file))
 
 
-def create_communicator(options, name, updates):
+def prepare_directory(out, go_on):
+    """Whether there is a snapshot to go on from; rank 0 decides.
+
+    Unless the run goes on, an old run's results are moved aside.
+    """
+    if MPI.COMM_WORLD.rank or not os.path.isdir(out):
+        return False
+    if go_on:
+        return bool(find_snapshots(out))
+    number = 1
+    while os.path.exists(f'{out}.{number}'):
+        number += 1
+    print(f'{out} of an earlier run is now {out}.{number}')
+    os.rename(out, f'{out}.{number}')
+    return False
+
+
+def create_communicator(options, text, updates):
     """The communicator, with the float32 warm-up if it is an fp8 one."""
+    name, _, given = text.partition(':')
     extra = {}
     if name.startswith('fp8'):
         extra['warmup'] = (updates // 20 if options.warmup is None
                            else options.warmup)
+    for part in filter(None, given.split(',')):
+        option, _, value = part.partition('=')
+        extra[option] = parse_option(name, option, value)
     return chainer_fp8pipe.create_communicator(name, **extra)
 
 
@@ -179,6 +204,9 @@ def seed_random(seed):
 def main():
     options = parse()
     datasets = load_on_root(options)
+    comm = chainer_fp8pipe.create_communicator('float32')
+    datasets = [chainermn.scatter_dataset(dataset, comm)
+                for dataset in datasets]
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
         print_table(runs)

@@ -30,7 +30,8 @@ def round_trip(codec, tensors):
     """Encodes and decodes; returns whether finite, and the gradients."""
     wire = encode(codec, tensors)
     before = [gradient.copy() for gradient in tensors.gradients]
-    finite = codec.decode(tensors, wire)
+    finite = not codec.decode(tensors, wire)
+    assert finite == codec.is_finite(wire)
     after = tensors.gradients
     tensors.gradients = before
     return finite, after

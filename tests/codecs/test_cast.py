@@ -50,7 +50,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_seen(bad):
     codec = Cast('float32')
     finite, decoded = round_trip(codec, tensors)
     assert not finite
-    assert codec.nonfinite == ['/l3/W']
+    assert codec.nonfinite == ['the gradient of /l3/W']
     numpy.testing.assert_array_equal(decoded[3][7], numpy.float32(bad))
 
 
@@ -60,7 +60,7 @@ def test_a_gradient_too_large_for_float16_is_named_as_not_finite():
     codec = Cast('float16')
     finite, _ = round_trip(codec, tensors)
     assert not finite
-    assert codec.nonfinite == ['/l0/W']
+    assert codec.nonfinite == ['the gradient of /l0/W']
 
 
 def test_large_values_whose_sum_overflows_are_still_finite():

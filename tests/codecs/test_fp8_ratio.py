@@ -142,12 +142,62 @@ def test_a_gradient_that_is_not_finite_travels_as_what_it_is(bad):
     codec = Fp8Ratio()
     finite, decoded = round_trip(codec, tensors)
     assert not finite
-    assert codec.nonfinite == ['/l3/W']
+    assert codec.nonfinite == ['the gradient of /l3/W']
     numpy.testing.assert_array_equal(decoded[3][7], numpy.float32(bad))
     tensors.gradients[3][7] = 0.5       # and leaves no trace in residuals
     finite, _ = round_trip(codec, tensors)
     assert finite
     assert codec.nonfinite == []
+
+
+def test_a_parameter_that_is_not_finite_is_told_from_its_gradient():
+    tensors = random_tensors(SIZES)
+    tensors.parameters[3][7] = numpy.nan
+    codec = Fp8Ratio()
+    finite, _ = round_trip(codec, tensors)
+    assert not finite
+    assert codec.nonfinite == ['the value of /l3/W']
+
+
+def test_a_ratio_beyond_float32_still_sets_a_scale():
+    tensors = random_tensors([100])
+    tensors.parameters[0][...] = 0
+    tensors.gradients[0] *= numpy.float32(1e36)
+    _, decoded = round_trip(Fp8Ratio(), tensors)
+    error = numpy.linalg.norm((decoded[0] - tensors.gradients[0]) / 1e36)
+    # q is held at 1e30, so the largest ratios saturate, in order of sign.
+    assert error < numpy.linalg.norm(tensors.gradients[0] / 1e36)
+    assert (numpy.sign(decoded[0]) == numpy.sign(tensors.gradients[0])).all()
+
+
+def test_a_tensor_that_is_absent_when_others_are_due_has_its_own_period():
+    def tensors(names, spread):
+        made = random_tensors([100] * len(names), spread=spread)
+        made.names = tuple(names)
+        return made
+    codec = Fp8Ratio(period=2)
+    for step in range(8):
+        encode(codec, tensors(['a', 'b'] if step % 2 else ['a'],
+                              10.0 ** -step))
+    report = codec.report()
+    # b came at steps 1, 3, 5 and 7, so its q was renewed at 1 and 5.
+    assert report['b'].q < 1e-4 * 100
+
+
+def test_a_residual_is_not_given_to_another_tensor():
+    """Two tensors of the same size take turns at the same site."""
+    codec = Fp8Ratio()
+    for name, spread in (('a', 1e6), ('b', 1e-3), ('a', 1e6), ('b', 1e-3)):
+        tensors = random_tensors([100], spread=spread)
+        tensors.names = (name,)
+        wire = encode(codec, tensors)
+        total = codec.zeros(tensors, 100)
+        codec.accumulate(wire, total)
+        codec.encode_mean(tensors, total, 1, wire, 0, 'all')
+        expected = tensors.gradients[0].copy()
+        codec.decode(tensors, wire)
+        error = numpy.linalg.norm(tensors.gradients[0] - expected)
+        assert error < 0.3 * numpy.linalg.norm(expected)
 
 
 @pytest.mark.parametrize('rounding', ['nearest', 'truncate', 'stochastic'])
@@ -177,10 +227,10 @@ def test_residuals_follow_the_loss_scale():
             tensors.gradients[0][...] = gradient * scale
             _, decoded = round_trip(codec, tensors)
         return decoded[0] / scales[-1]
-    # Powers of two change no rounding: q is the first update's, so the
-    # scaled wire differs by an exact factor.
+    # Powers of two change no rounding: q grows with the loss scale, so the
+    # wires are the same.
     numpy.testing.assert_allclose(
-        second_step([1.0, 4.0]), second_step([1.0, 1.0]), rtol=1e-6)
+        second_step([1.0, 2.0 ** 16]), second_step([1.0, 1.0]), rtol=1e-6)
 
 
 @given(st.integers(0, 4), st.integers(1, 3),

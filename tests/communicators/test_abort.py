@@ -43,6 +43,19 @@ def test_an_interrupted_rank_ends_all_without_a_traceback(script):
 
 
 @pytest.mark.timeout(60)
+def test_a_wrong_name_on_one_rank_ends_all(tmp_path):
+    path = tmp_path / 'script.py'
+    path.write_text(
+        'import chainer_fp8pipe\n'
+        'from mpi4py import MPI\n'
+        "name = 'fp9' if MPI.COMM_WORLD.rank else 'fp8'\n"
+        'chainer_fp8pipe.create_communicator(name)\n')
+    done = run_script(2, path, timeout=40)
+    assert done.returncode != 0
+    assert "no communicator is called 'fp9'" in done.stderr
+
+
+@pytest.mark.timeout(60)
 def test_a_killed_rank_ends_all(script):
     done = run_script(
         3, script('os.kill(os.getpid(), signal.SIGKILL)'), timeout=40)

@@ -1,3 +1,5 @@
+import warnings
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -353,19 +355,117 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all(comm, bad, warmup):
     set_gradients(model, comm.rank)
     if comm.rank == 1:
         model.p3.grad[123] = bad
-    rejected(comm, model, 'parameter /p3 is not finite in .* on rank 1',
+    rejected(comm, model, 'the gradient of /p3 is not finite in .* on rank 1',
              RuntimeError, warmup=warmup)
 
 
 @on_ranks(2)
-def test_with_a_loss_scale_infinity_is_passed_on(comm):
+def test_dynamic_loss_scaling_sees_infinity_on_all_ranks(comm):
+    """Chainer then skips the update and halves the scale."""
+    model = chainer.Sequential(L.Linear(3, 2, initialW=0.5))
+    optimizer = chainer.optimizers.SGD(0.1)
+    optimizer.loss_scaling()
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizer, make('fp8', comm)).setup(model)
+    seen = []
+    for step in range(6):
+        x = numpy.ones((1, 3), 'f4')
+        if step == 4 and comm.rank == 1:
+            x[...] = numpy.inf
+        before = model[0].W.array.copy()
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            optimizer.update(lambda x=x: F.sum(model(x)))
+        seen.append((float(optimizer._loss_scale),
+                     bool((before == model[0].W.array).all())))
+    # The first update broadcasts; each other doubles the scale, but one.
+    assert seen == [(1.0, True), (2.0, False), (4.0, False), (8.0, False),
+                    (4.0, True), (seen[5][0], False)]
+    assert set(comm.allgather(model[0].W.array.tobytes())) == {
+        model[0].W.array.tobytes()}
+
+
+@pytest.mark.parametrize('headroom', [1.0, 4096.0])
+@on_ranks(2)
+def test_scales_follow_dynamic_loss_scaling(comm, headroom):
+    """It doubles at every update: 2^12 times between two choices of q."""
+    communicator = make('fp8', comm, headroom=headroom)
+    model = Model()
+    for step in range(12):
+        gradients = set_gradients(model, comm.rank)
+        for name, parameter in model.namedparams():
+            parameter.grad[...] = gradients[name] * 2.0 ** step
+            parameter._loss_scale = 2.0 ** step
+        communicator.multi_node_mean_grad(model)
+    clipped = sum(report.clipped for report in communicator.report().values())
+    encoded = sum(report.encoded for report in communicator.report().values())
+    assert clipped / encoded < (0.25 if headroom == 1 else 1e-3)
+
+
+@on_ranks(2)
+def test_with_a_static_loss_scale_nan_is_an_error(comm):
+    """Chainer would let it into the weights."""
     model = Model(shapes=((3,),))
     set_gradients(model, comm.rank)
     model.p0._loss_scale = 128.0
-    if comm.rank:
-        model.p0.grad[1] = numpy.inf
-    make('fp8', comm).multi_node_mean_grad(model)
-    assert numpy.isinf(model.p0.grad[1])
+    model.p0.grad[1] = numpy.nan
+    rejected(comm, model, 'the gradient of /p0 is not finite', RuntimeError)
+
+
+@on_ranks(2)
+def test_different_loss_scales_on_two_ranks_are_an_error(comm):
+    model = Model(shapes=((3,),))
+    set_gradients(model, comm.rank)
+    model.p0._loss_scale = 64.0 * (1 + comm.rank)
+    rejected(comm, model, 'the loss scale is 64.0 on rank 0 but 128.0 on '
+             'rank 1')
+
+
+@on_ranks(2)
+def test_a_parameter_that_is_infinite_on_one_rank_is_named_there(comm):
+    """A gradient is undone with each rank's own parameter."""
+    model = Model(shapes=((3,), (4,)))
+    set_gradients(model, comm.rank)
+    if comm.rank == 1:
+        model.p1.array[0] = numpy.inf   # rank 1 encodes this element's mean
+    rejected(comm, model, 'the value of /p1 is not finite in fp8 on rank 1',
+             RuntimeError)
+    model = Model(shapes=((3,), (4,)))
+    set_gradients(model, comm.rank)
+    communicator = make('fp8', comm)
+    if comm.rank == 1:
+        model.p0.array[0] = numpy.inf   # rank 0 does, and sees nothing
+        with pytest.raises(RuntimeError, match='the value of /p0'):
+            communicator.multi_node_mean_grad(model)
+    else:
+        communicator.multi_node_mean_grad(model)
+
+
+@on_ranks(2)
+def test_two_models_on_one_communicator_do_not_mix(comm):
+    """A generator and a discriminator with parameters of the same names."""
+    communicator = make('fp8', comm, period=2)
+    large, small = Model(), Model()
+    for step in range(6):
+        for model, factor in ((large, 1e3), (small, 1e-3)):
+            for name, gradient in set_gradients(
+                    model, comm.rank, step).items():
+                dict(model.namedparams())[name].grad[...] = gradient * factor
+            communicator.multi_node_mean_grad(model)
+            for key, mean in mean_gradients(2, step).items():
+                numpy.testing.assert_allclose(
+                    dict(model.namedparams())[key].grad, mean * factor,
+                    rtol=0, atol=1.5 * factor)
+    assert set(communicator.report()) == {
+        f'{number}:/p{n}' for number in (0, 1) for n in range(4)}
+
+
+@on_ranks(1)
+def test_finalize_gives_mpis_communicators_back(comm):
+    communicator = make('fp8', comm, two_level='yes')
+    for _ in range(1500):       # MPICH has room for about 2,000
+        communicator.split(0, 0).finalize()
+    communicator.finalize()
 
 
 @on_ranks(2)
@@ -376,7 +476,7 @@ def test_nonfinite_can_be_passed_or_raised_whatever_the_loss_scale(comm):
     make('fp8', comm, nonfinite='pass').multi_node_mean_grad(model)
     assert numpy.isnan(model.p0.grad[0])
     model.p0._loss_scale = 128.0
-    rejected(comm, model, '/p0 is not finite', RuntimeError,
+    rejected(comm, model, 'of /p0 is not finite', RuntimeError,
              nonfinite='raise')
 
 

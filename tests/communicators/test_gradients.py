@@ -1,6 +1,7 @@
 import types
 
 import chainer
+import chainer.functions as F
 import numpy
 import pytest
 
@@ -45,9 +46,46 @@ def test_entries_describe_what_must_be_equal():
         model.lazy = chainer.Parameter(chainer.initializers.Zero())
     model.p0.grad = numpy.zeros((2, 3), 'f4')
     entries = Gradients(model, zero_fill=False).entries
-    assert entries == {'parameter /lazy': 'not initialised',
+    assert entries == {'the loss scale': 'None',
+                       'parameter /lazy': 'not initialised',
                        'parameter /p0': 'float32 (2, 3)',
                        'parameter /p1': 'float32 (4,) without gradient'}
+
+
+def test_filled_gradients_get_the_loss_scale_of_the_others():
+    model = Model(shapes=((2,), (3,)))
+    model.p0.grad = numpy.ones(2, 'f4')
+    model.p0._loss_scale, model.p1._loss_scale = 64.0, 8.0      # an old one
+    gradients = Gradients(model, zero_fill=True)
+    assert gradients.loss_scale == gradients.tensors.loss_scale == 64.0
+    assert model.p1._loss_scale == 64.0
+
+
+def test_different_loss_scales_are_a_problem():
+    model = Model(shapes=((2,), (3,)))
+    set_gradients(model, 0)
+    model.p0._loss_scale, model.p1._loss_scale = 64.0, 8.0
+    assert '/p0 and /p1 have different loss scales, 64.0 and 8.0' in (
+        Gradients(model, zero_fill=False).problem)
+
+
+def test_a_finite_gradient_stays_finite_in_float16():
+    model = Model(shapes=((4,),), dtypes=('f2',))
+    set_gradients(model, 0)
+    gradients = Gradients(model, zero_fill=False)
+    gradients.tensors.gradients[0][...] = [7e4, -7e4, numpy.inf, numpy.nan]
+    gradients.write_back()
+    numpy.testing.assert_array_equal(
+        model.p0.grad, [65504, -65504, numpy.inf, numpy.nan])
+
+
+def test_a_gradient_that_is_a_view_to_read_is_replaced():
+    model = Model(shapes=((4,),))
+    F.sum(model.p0).backward()
+    gradients = Gradients(model, zero_fill=False)
+    gradients.tensors.gradients[0][...] = 3
+    gradients.write_back()
+    numpy.testing.assert_array_equal(model.p0.grad, [3, 3, 3, 3])
 
 
 @pytest.mark.parametrize('dtype', ['i4', 'i8', '?', 'c8'])
@@ -73,7 +111,8 @@ class GpuArray:
 def model_of(**parameters):
     """A model whose parameters are pairs of array and gradient."""
     return types.SimpleNamespace(namedparams=lambda: [
-        (f'/{name}', types.SimpleNamespace(array=array, grad=gradient))
+        (f'/{name}', types.SimpleNamespace(array=array, grad=gradient,
+                                       _loss_scale=None))
         for name, (array, gradient) in parameters.items()])
 
 

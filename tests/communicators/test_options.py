@@ -1,3 +1,4 @@
+import numpy
 import pytest
 
 from chainer_fp8pipe.communicators.options import (
@@ -44,6 +45,11 @@ def test_an_unknown_option_lists_the_known_ones(name):
 def test_a_value_that_is_not_allowed_lists_what_is(option, value, message):
     with pytest.raises(ValueError, match=message):
         make_options('fp8', {option: value})
+
+
+def test_numpys_numbers_are_numbers():
+    assert make_options('fp8', {'warmup': numpy.int64(3)}).warmup == 3
+    assert make_options('fp8', {'quantile': numpy.float32(0.5)})
 
 
 @pytest.mark.parametrize(('option', 'text', 'value'), [

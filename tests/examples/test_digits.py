@@ -79,6 +79,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
 
 
 def test_resume_without_a_snapshot_starts_afresh(tmp_path):
+    (tmp_path / 'float32').mkdir()      # interrupted before the first
     done = run('--communicator', 'float32', '--epoch', '1', '--resume',
                '--out', tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,6 +133,29 @@ def test_missing_files_are_named_once(tmp_path, dataset, expected):
     assert done.stderr.count('FileNotFoundError') == 1
     assert expected in done.stderr
     assert str(tmp_path) in done.stderr
+
+
+def test_a_second_run_keeps_the_firsts_results(tmp_path):
+    options = ('--communicator', 'float32', '--epoch', '1', '--out', tmp_path)
+    assert run(*options).returncode == 0
+    done = run(*options)
+    assert done.returncode == 0, done.stderr
+    assert 'float32.1' in done.stdout
+    assert arrays(tmp_path / 'float32.1' / 'model.npz') == arrays(
+        tmp_path / 'float32' / 'model.npz')
+
+
+@pytest.mark.parametrize(('dataset', 'write', 'name'), [
+    ('mnist', write_mnist, 'train-images-idx3-ubyte.gz'),
+    ('cifar10', lambda root, _: write_cifar(root, False),
+     'cifar-10-batches-py/data_batch_1')])
+def test_a_truncated_file_ends_all_ranks(tmp_path, dataset, write, name):
+    write(tmp_path, True)
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:200])
+    done = run('--dataset', dataset, '--root', tmp_path)
+    assert done.returncode != 0
+    assert 'Error' in done.stderr
 
 
 def test_a_damaged_file_is_named(tmp_path):

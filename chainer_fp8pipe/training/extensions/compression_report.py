@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from typing import Any
 
 import chainer
+import numpy
 from chainer.training import extension
 
 _MOST_IN_LEGEND = 24
@@ -54,14 +54,14 @@ class CompressionReport(extension.Extension):
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         tensors = {}
-        for name, report in self._comm.codec.report().items():
+        for name, report in self._comm.report().items():
             clipped, encoded = self._last.get(name, (0, 0))
             fresh = report.encoded - encoded
             if fresh:
                 tensors[name] = {'q': report.q, 'clipped':
                                  (report.clipped - clipped) / fresh}
             self._last[name] = (report.clipped, report.encoded)
-        if tensors:
+        if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
                                  'tensors': tensors})
         if trainer.updater.is_new_epoch:
@@ -71,10 +71,13 @@ class CompressionReport(extension.Extension):
         self._write()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        text = json.dumps([self._record, self._last])
-        text = serializer('record', text)
-        if isinstance(serializer, chainer.serializer.Deserializer):
-            self._record, last = json.loads(str(text))
+        # As bytes: NumPy takes four of them for each character of a text.
+        if isinstance(serializer, chainer.serializer.Serializer):
+            text = json.dumps([self._record, self._last]).encode()
+            serializer('record', numpy.frombuffer(text, numpy.uint8))
+        else:
+            saved = serializer('record', None)
+            self._record, last = json.loads(saved.tobytes())
             self._last = {name: (clipped, encoded)
                           for name, (clipped, encoded) in last.items()}
 
@@ -82,10 +85,10 @@ class CompressionReport(extension.Extension):
         if not self._record or self._comm.rank:
             return
         os.makedirs(self._out, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-                'w', dir=self._out, delete=False) as file:
+        path = os.path.join(self._out, self._filename)
+        with open(f'{path}.partial', 'w') as file:
             json.dump(self._record, file, indent=1)
-        os.replace(file.name, os.path.join(self._out, self._filename))
+        os.replace(file.name, path)
         if self._plot:
             plot_compression(self._record,
                              os.path.join(self._out, self._plot))

@@ -1,9 +1,8 @@
 """All that one rank must have back for an exact continuation.
 
-What a trainer serializes is not enough: Chainer leaves out the optimizers'
-hyperparameters (a learning rate that an extension has changed), the dynamic
-loss scale, and the generators of random numbers; and it knows nothing of a
-communicator's residuals.
+What a trainer serializes is not enough: Chainer leaves out much of the
+optimizers (:mod:`.optimizer_state`) and the generators of random numbers, and
+it knows nothing of a communicator's residuals.
 
 A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
 Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
@@ -17,15 +16,15 @@ from typing import Any
 import chainer
 import numpy
 
-State = dict[str, numpy.ndarray]
+from .optimizer_state import State, collect_optimizers, restore_optimizers
+
 _MODEL = 'trainer/updater/model:'
-_LOSS_SCALE = ('_loss_scale', '_loss_scaling_isnan_ever')
 
 
 def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     """This rank's state."""
     return {**_prefixed('trainer/', _trainer(trainer)),
-            **_prefixed('optimizer/', _optimizers(trainer)),
+            **_prefixed('optimizer/', collect_optimizers(trainer)),
             **_prefixed('communicator/', comm.state()
                         if hasattr(comm, 'state') else {}),
             **_prefixed('random/', _random())}
@@ -34,9 +33,11 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
 def restore(state: State, trainer: chainer.training.Trainer,
             comm: Any) -> None:
     """Takes over what :func:`collect` gave."""
-    deserializer = chainer.serializers.NpzDeserializer(state)
+    # Not strict: an optimizer that had not updated a parameter yet has
+    # nothing to say of it; what must be there was checked before.
+    deserializer = chainer.serializers.NpzDeserializer(state, strict=False)
     trainer.serialize(deserializer['trainer'])
-    _restore_optimizers(below('optimizer/', state), trainer)
+    restore_optimizers(below('optimizer/', state), trainer)
     if hasattr(comm, 'load_state'):
         comm.load_state(below('communicator/', state))
     _restore_random(below('random/', state))
@@ -50,7 +51,14 @@ def incompatible(saved: State, current: State) -> str:
     """
     for key in current:
         if key.startswith('trainer/') and key not in saved:
-            return f'{_name(key)} is not in the snapshot'
+            return (f'{_name(key)} is not in the snapshot; build the trainer '
+                    'as it was, with the same extensions')
+    for key, value in below('optimizer/', current).items():
+        if key.endswith('/class'):
+            was = saved.get(f'optimizer/{key}')
+            if was != value:
+                return (f'optimizer {key.partition("/")[0]!r} is {value}, in '
+                        f'the snapshot it is {was}')
     for key, value in saved.items():
         if key.startswith(_MODEL):
             if key not in current:
@@ -91,42 +99,6 @@ def _trainer(trainer: chainer.training.Trainer) -> State:
         serializer('_snapshot_elapsed_time', 0.0)
     return {key: numpy.asarray(value)
             for key, value in serializer.target.items()}
-
-
-def _optimizers(trainer: chainer.training.Trainer) -> State:
-    state = {}
-    for name, optimizer in trainer.updater.get_all_optimizers().items():
-        hyperparam = getattr(optimizer, 'hyperparam', None)
-        values = {} if hyperparam is None else hyperparam.get_dict()
-        for key, value in values.items():
-            if isinstance(value, (int, float, numpy.number)):
-                state[f'{name}/hyperparam/{key}'] = _from_number(value)
-        for key in _LOSS_SCALE:
-            value = getattr(optimizer, key, None)
-            if value is not None:
-                state[f'{name}/scaling/{key}'] = _from_number(value)
-    return state
-
-
-def _from_number(value: Any) -> numpy.ndarray:
-    # Python's and NumPy's numbers are told apart by their dimensions: a
-    # learning rate of numpy.float64 makes float64 of what it is multiplied
-    # with (since NumPy 2), and so other bits than Python's float.
-    return numpy.array([value] if isinstance(value, numpy.number) else value)
-
-
-def _to_number(array: numpy.ndarray) -> Any:
-    return array[0] if array.ndim else array.item()
-
-
-def _restore_optimizers(state: State,
-                        trainer: chainer.training.Trainer) -> None:
-    optimizers = trainer.updater.get_all_optimizers()
-    for key, value in state.items():
-        name, kind, attribute = key.split('/')
-        optimizer = optimizers[name]
-        holder = optimizer.hyperparam if kind == 'hyperparam' else optimizer
-        setattr(holder, attribute, _to_number(value))
 
 
 def _random() -> State:

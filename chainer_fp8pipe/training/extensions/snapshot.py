@@ -12,11 +12,12 @@ not, ``meta/KEY`` about the job.  A key is what Chainer's serializer or
 """
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
+import pickle
 import re
-import tempfile
 import zipfile
 from typing import Any
 
@@ -57,6 +58,23 @@ class Snapshot(extension.Extension):
             raise ValueError(f'retain must be at least 1, not {retain!r}')
         self._comm = comm
         self._retain = retain
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Refuses to mix a new run's snapshots with those of an old one.
+
+        Raises:
+            RuntimeError: The run starts at iteration 0 and there are
+                snapshots in its directory; on all ranks.
+        """
+        def look() -> None:
+            if self._comm.rank == 0 and trainer.updater.iteration == 0:
+                found = find_snapshots(trainer.out)
+                if found:
+                    raise FileExistsError(
+                        f'{found[-1]} is of another run; resume from it, move '
+                        "it away, or choose another directory (the trainer's "
+                        'out)')
+        raise_together(self._comm.mpi_comm, look)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         name = _FILENAME.format(trainer.updater.iteration)
@@ -122,7 +140,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
           incompatible(saved, collect(trainer, comm)))
     restore(saved, trainer, comm)
     for optimizer in trainer.updater.get_all_optimizers().values():
-        if hasattr(optimizer, 'is_changed'):
+        if hasattr(optimizer, 'target_params'):
             # ChainerMN's optimizer spends its first update on a broadcast
             # unless it has seen these parameters; all ranks have them.
             optimizer.is_changed(optimizer.target)
@@ -167,9 +185,10 @@ class _Ranks:
 def _write(path: str, meta: State, state: State, others: _Ranks) -> None:
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
-    handle, temporary = tempfile.mkstemp('.partial', dir=directory)
+    # A name of its own, so that a killed run leaves no more than one.
+    temporary = os.path.join(directory, 'snapshot.partial')
     try:
-        with os.fdopen(handle, 'wb') as file:
+        with open(temporary, 'wb') as file:
             with zipfile.ZipFile(file, 'w') as archive:
                 _add(archive, 'all/', state)
                 for rank, own in others:
@@ -179,7 +198,8 @@ def _write(path: str, meta: State, state: State, others: _Ranks) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.remove(temporary)
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
         raise
 
 
@@ -193,7 +213,7 @@ def _add(archive: zipfile.ZipFile, prefix: str, state: State) -> None:
 def _digest(value: numpy.ndarray) -> bytes:
     digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode())
     if value.dtype == object:
-        digest.update(repr(value.tolist()).encode())
+        digest.update(pickle.dumps(value.tolist()))
     else:
         flat = numpy.ascontiguousarray(value).reshape(-1)
         digest.update(flat.view(numpy.uint8).data)

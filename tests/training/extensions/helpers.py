@@ -24,7 +24,8 @@ class Net(chainer.Chain):
         return self.l2(F.dropout(F.relu(self.bn(self.l1(x))), 0.3))
 
 
-def make_trainer(comm, out, epochs=4, name='fp8', width=8, **options):
+def make_trainer(comm, out, epochs=4, name='fp8', width=8,
+                 optimizer=None, dtype='f4', **options):
     """A trainer and its communicator; the same on every call."""
     if name.startswith('fp8'):
         options = {'warmup': 3, 'period': 4, **options}
@@ -32,12 +33,12 @@ def make_trainer(comm, out, epochs=4, name='fp8', width=8, **options):
     numpy.random.seed(0)
     model = L.Classifier(Net(width))
     numpy.random.seed(1 + comm.rank)
-    x = numpy.random.rand(40, 6).astype('f4')
+    x = numpy.random.rand(40, 6).astype(dtype)
     t = numpy.random.randint(0, 3, 40).astype('i4')
     iterator = chainer.iterators.SerialIterator(
         chainer.datasets.TupleDataset(x, t), 8)
     optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.Adam(0.01), communicator).setup(model)
+        optimizer or chainer.optimizers.Adam(0.01), communicator).setup(model)
     trainer = Trainer(StandardUpdater(iterator, optimizer),
                       (epochs, 'epoch'), str(out))
     trainer.extend(decay, trigger=(2, 'iteration'))
@@ -49,8 +50,10 @@ def decay(trainer):
 
     It is one of NumPy's numbers, which round differently from Python's.
     """
-    trainer.updater.get_optimizer('main').alpha = numpy.float64(
-        0.02 / (1 + trainer.updater.iteration))
+    hyperparam = trainer.updater.get_optimizer('main').hyperparam
+    name = 'alpha' if hasattr(hyperparam, 'alpha') else 'lr'
+    setattr(hyperparam, name, numpy.float64(
+        0.02 / (1 + trainer.updater.iteration)))
 
 
 def weights(trainer):

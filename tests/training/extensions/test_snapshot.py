@@ -2,6 +2,7 @@ import hashlib
 import os
 import pathlib
 
+import chainer
 import numpy
 import pytest
 from chainer.training import extensions
@@ -40,6 +41,82 @@ def test_an_interrupted_run_ends_with_the_same_bits(comm, name, tmp_path):
         assert logs[0] == logs[1]
 
 
+def run_twice(comm, folder, prepare, stop, last, **options):
+    """A whole run, and one stopped at an iteration and resumed."""
+    results = []
+    for name, iterations in (('whole', [last]), ('part', [stop, last])):
+        for part in iterations:
+            trainer, communicator = make_trainer(
+                comm, folder / name, optimizer=prepare(None), **options)
+            prepare(trainer)
+            trainer.stop_trigger = chainer.training.get_trigger(
+                (part, 'iteration'))
+            trainer.extend(Snapshot(communicator),
+                           trigger=(stop, 'iteration'))
+            if part == last and name == 'part':
+                resume(trainer, communicator, str(folder / name))
+            trainer.run()
+        results.append(weights(trainer))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize('stop', [1, 2])
+@on_ranks(2)
+def test_a_snapshot_of_the_first_iterations_can_be_resumed(
+        comm, tmp_path, stop):
+    """ChainerMN's first update leaves the optimizer without state."""
+    run_twice(comm, tmp_path,
+              lambda trainer: chainer.optimizers.Adam(0.01), stop, 6)
+
+
+@on_ranks(2)
+def test_a_learning_rate_of_one_parameter_goes_on(comm, tmp_path):
+    def prepare(trainer):
+        if trainer is None:
+            return chainer.optimizers.MomentumSGD(0.1)
+        if trainer.updater.iteration == 0:
+            model = trainer.updater.get_optimizer('main').target
+            model.predictor.l1.W.update_rule.hyperparam.lr = 0.5
+            trainer.extend(shrink, trigger=(1, 'iteration'))
+        return None
+
+    def shrink(trainer):
+        model = trainer.updater.get_optimizer('main').target
+        model.predictor.l1.W.update_rule.hyperparam.lr *= 0.9
+    run_twice(comm, tmp_path, prepare, 5, 12)
+
+
+@on_ranks(2)
+def test_float32_copies_of_float16_parameters_go_on(comm, tmp_path):
+    def prepare(trainer):
+        optimizer = chainer.optimizers.MomentumSGD(0.1)
+        optimizer.use_fp32_update()
+        return optimizer if trainer is None else None
+    with chainer.using_config('dtype', chainer.mixed16):
+        run_twice(comm, tmp_path, prepare, 5, 12, dtype='f2')
+
+
+@on_ranks(2)
+def test_a_snapshot_of_another_optimizer_is_an_error(comm, tmp_path):
+    train(comm, tmp_path, 2)
+    rejected(comm, tmp_path / 'snapshot_iter_7.npz',
+             "optimizer 'main' is MomentumSGD, in the snapshot it is Adam",
+             optimizer=chainer.optimizers.MomentumSGD(0.1))
+
+
+@on_ranks(2)
+def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
+        comm, tmp_path):
+    train(comm, tmp_path, 2)
+    trainer, communicator = make_trainer(comm, tmp_path)
+    trainer.extend(Snapshot(communicator, retain=1))
+    with pytest.raises(RuntimeError, match='snapshot_iter_7.npz is of '
+                       'another run; resume from it'):
+        trainer.run()
+    assert [os.path.basename(path) for path in find_snapshots(str(tmp_path))
+            ] == ['snapshot_iter_7.npz']
+
+
 @on_ranks(3)
 def test_what_is_equal_on_all_ranks_is_written_once(comm, tmp_path):
     trainer = train(comm, tmp_path, 2)
@@ -51,7 +128,8 @@ def test_what_is_equal_on_all_ranks_is_written_once(comm, tmp_path):
     assert 'all/trainer/updater/model:main/predictor/l1/W' in keys
     for rank in (1, 2):
         own = {key for key in keys if key.startswith(f'rank{rank}/')}
-        assert f'rank{rank}/communicator/residual|/predictor/l1/W' in own
+        assert (f'rank{rank}/communicator/0|codec|residual|0|48|gradient|'
+                '/predictor/l1/W') in own
         assert f'rank{rank}/random/numpy_keys' in own
         assert not any('l1/W' in key and 'updater' in key for key in own)
         # The running statistics of batch normalisation differ by rank.

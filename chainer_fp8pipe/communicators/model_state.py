@@ -1,0 +1,116 @@
+"""What a communicator remembers of each model whose gradients it averages."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import chainer
+import numpy
+
+from ..codecs import WarmUp
+
+State = dict[str, numpy.ndarray]
+
+
+class ModelState:
+    """Codec and loss scale of one model.
+
+    Attributes:
+        warm_up: The codec, with what it has learnt from this model.
+        scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
+            dynamic loss scaling, which skips an update whose gradients are
+            not finite; static loss scaling does not.
+    """
+
+    def __init__(self, warm_up: WarmUp) -> None:
+        self.warm_up = warm_up
+        self.scaling_is_dynamic = False
+        self._loss_scale = 0.0
+
+    def see(self, loss_scale: float | None) -> None:
+        """Takes notice of the loss scale of the update to come."""
+        if loss_scale is None:
+            self.scaling_is_dynamic = False
+            return
+        # Dynamic scaling starts at 1, which no one would choose as a static
+        # scale, and changes.
+        changed = self._loss_scale not in (0.0, loss_scale)
+        self.scaling_is_dynamic |= changed or loss_scale == 1.0
+        self._loss_scale = loss_scale
+
+    def state(self) -> State:
+        """All that must be saved for an exact continuation."""
+        return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
+                'loss_scale': numpy.asarray(self._loss_scale),
+                **{f'codec|{key}': value
+                   for key, value in self.warm_up.state().items()}}
+
+    def load_state(self, state: State) -> None:
+        """Takes over what :meth:`state` gave."""
+        self.warm_up.load_state({
+            key.partition('|')[2]: value for key, value in state.items()
+            if key.startswith('codec|')})
+        self.scaling_is_dynamic = bool(state['dynamic'])
+        self._loss_scale = float(state['loss_scale'])
+
+
+class ModelStates:
+    """The state of every model, in the order in which they first came.
+
+    Two models (a generator and a discriminator) may have parameters of the
+    same names; what is learnt from one must not be used for the other.
+
+    Args:
+        make: Makes the codec of a model.
+    """
+
+    def __init__(self, make: Callable[[], WarmUp]) -> None:
+        self._make = make
+        self._states = [ModelState(make())]
+        self._models: list[weakref.ref[chainer.Link]] = []
+
+    def __iter__(self) -> Iterator[ModelState]:
+        return iter(self._states)
+
+    def of(self, model: chainer.Link) -> ModelState:
+        """The state of ``model``, a fresh one if it is new."""
+        for known, state in zip(self._models, self._states, strict=False):
+            if known() is model:
+                return state
+        self._models.append(weakref.ref(model))
+        if len(self._models) > len(self._states):
+            self._states.append(ModelState(self._make()))
+        return self._states[len(self._models) - 1]
+
+    def state(self) -> State:
+        """All that must be saved for an exact continuation."""
+        return {f'{number}|{key}': value
+                for number, state in enumerate(self._states)
+                for key, value in state.state().items()}
+
+    def load_state(self, state: State) -> None:
+        """Takes over what :meth:`state` gave.
+
+        Models must come in the same order again.
+
+        Raises:
+            ValueError: It was given by another kind of communicator.
+        """
+        parts: dict[str, State] = {}
+        for key, value in state.items():
+            number, _, rest = key.partition('|')
+            parts.setdefault(number, {})[rest] = value
+        restored = []
+        for index in range(len(parts)):
+            restored.append(ModelState(self._make()))
+            try:
+                restored[-1].load_state(parts[str(index)])
+            except KeyError as error:
+                raise ValueError('this is no state of a communicator of '
+                                 f'chainer_fp8pipe: {error} is not in it'
+                                 ) from error
+        if not restored:
+            raise ValueError('this state of a communicator is empty')
+        while len(restored) < len(self._models):
+            restored.append(ModelState(self._make()))
+        self._states = restored
