@@ -33,12 +33,9 @@ import numpy
 from .. import fp8
 from .base import Codec, Maximum
 from .residuals import Residuals
+from .scales import Scales
 from .staging import download, output, upload
 from .tensors import Tensors
-
-# q is kept where neither 57344 / q nor its inverse leaves float32.
-_SMALLEST_Q = 1e-30
-_LARGEST_Q = 1e30
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
@@ -84,17 +81,13 @@ class Fp8Ratio(Codec):
                  rank: int = 0) -> None:
         super().__init__()
         self.rounding = rounding
-        self.period = period
-        self.quantile = quantile
-        self.samples = samples
         self.epsilon = epsilon
         self.headroom = headroom
         self.error_feedback = error_feedback
         self._seed = (seed, rank)
         self._updates = 0
         self._loss_scale = 1.0
-        self._q: dict[str, float] = {}
-        self._age: dict[str, int] = {}          # updates since q was chosen
+        self._scales = Scales(period, quantile, samples, epsilon, self._seed)
         self._clipped: dict[str, int] = {}
         self._encoded: dict[str, int] = {}
         self._residuals = Residuals()
@@ -104,22 +97,7 @@ class Fp8Ratio(Codec):
     def begin(self, tensors: Tensors, maximum: Maximum) -> None:
         super().begin(tensors, maximum)
         self._follow_loss_scale(tensors.loss_scale)
-        # A tensor that is not in every update has a period of its own, and
-        # one that has shown nothing but zeros has no q yet.  Ages and q are
-        # the same on all ranks, so all ranks agree about who is due.
-        due = [index for index, name in enumerate(tensors.names)
-               if name not in self._q or self._age[name] >= self.period]
-        if due:
-            found = numpy.array([self._sample(tensors, index)
-                                 for index in due], numpy.float32)
-            maximum(found)
-            for index, q in zip(due, found.tolist(), strict=True):
-                name = tensors.names[index]
-                self._age[name] = 0
-                if q > 0:
-                    self._q[name] = min(max(q, _SMALLEST_Q), _LARGEST_Q)
-        for name in tensors.names:
-            self._age[name] += 1
+        self._scales.renew(tensors, maximum, self._updates)
         self._updates += 1
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
@@ -206,7 +184,7 @@ class Fp8Ratio(Codec):
         Both encodings can clip, so a tensor's second one adds to ``clipped``
         on the ranks that made it.
         """
-        return {name: TensorReport(self._q.get(name, 0.0),
+        return {name: TensorReport(self._scales.q.get(name, 0.0),
                                    self._clipped[name], encoded)
                 for name, encoded in self._encoded.items()}
 
@@ -243,45 +221,13 @@ class Fp8Ratio(Codec):
     # --- details -----------------------------------------------------------
 
     def _by_name(self) -> dict[str, dict[str, Any]]:
-        return {'q': self._q, 'age': self._age, 'clipped': self._clipped,
+        return {'q': self._scales.q, 'age': self._scales.age,
+                'clipped': self._clipped,
                 'encoded': self._encoded}
-
-    def _sample(self, tensors: Tensors, index: int) -> float:
-        """This rank's quantile of |D| of one tensor; 0 if all is zero."""
-        gradient = tensors.gradients[index]
-        parameter = tensors.parameters[index]
-        if gradient.size <= self.samples:
-            return self._quantile(gradient, parameter)
-        generator = numpy.random.default_rng(
-            (*self._seed, self._updates, index))
-        chosen = generator.integers(gradient.size, size=self.samples)
-        q = self._quantile(gradient[chosen], parameter[chosen])
-        if q == 0.0 and bool(gradient.any()):
-            # So sparse that the sample missed it: look where it is not zero.
-            places = tensors.xp.flatnonzero(gradient)
-            chosen = places[generator.integers(places.size,
-                                               size=self.samples)]
-            q = self._quantile(gradient[chosen], parameter[chosen])
-        return q
-
-    def _quantile(self, gradient: Any, parameter: Any) -> float:
-        # In float64: a ratio may be larger than float32's largest number.
-        ratio = abs(gradient.astype(numpy.float64)) / (
-            abs(parameter.astype(numpy.float64)) + self.epsilon)
-        get = getattr(ratio, 'get', None)       # CuPy's way to the host
-        ratio = get() if get else ratio
-        # NaN and infinity travel and are reported; they set no scale.
-        ratio = ratio[numpy.isfinite(ratio)]
-        if not ratio.any():
-            return 0.0
-        q = float(numpy.quantile(ratio, self.quantile))
-        # More zeros than the quantile allows: take it of the others.
-        q = q or float(numpy.quantile(ratio[ratio > 0], self.quantile))
-        return min(q, _LARGEST_Q)
 
     def _scale(self, name: str) -> float:
         # Without a q the tensor is zero on all ranks: any scale will do.
-        q = self._q.get(name, 0.0) or fp8.MAX
+        q = self._scales.q.get(name, 0.0) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
 
     def _residual(self, xp: Any, site: str, name: str, start: int,
@@ -295,8 +241,7 @@ class Fp8Ratio(Codec):
         if loss_scale != self._loss_scale:
             factor = loss_scale / self._loss_scale
             self._residuals.multiply(factor)
-            for name, q in self._q.items():
-                self._q[name] = min(max(q * factor, _SMALLEST_Q), _LARGEST_Q)
+            self._scales.multiply(factor)
             self._loss_scale = loss_scale
 
     def _rounding_seed(self, index: int, place: str) -> int:

@@ -100,7 +100,7 @@ def test_q_is_the_maximum_over_ranks_and_renewed_each_period():
     for _ in range(7):
         codec.begin(tensors, maximum)
     assert len(asked) == 3
-    assert codec._q['/l0/W'] == pytest.approx(2 * asked[0][0])
+    assert codec._scales.q['/l0/W'] == pytest.approx(2 * asked[0][0])
 
 
 def test_a_tensor_of_zeros_gets_its_scale_when_it_first_moves():
@@ -301,7 +301,7 @@ def test_the_mean_of_ranks_is_encoded_with_a_residual_of_its_own():
         wires = []
         for codec, tensors in zip(codecs, ranks, strict=True):
             codec.begin(tensors, alone)
-            codec._q['/l0/W'] = 50.0
+            codec._scales.q['/l0/W'] = 50.0
             wires.append(numpy.empty(3000, numpy.uint8))
             codec.encode(tensors, wires[-1])
         total = codecs[0].zeros(ranks[0], 3000)
