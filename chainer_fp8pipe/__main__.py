@@ -15,7 +15,7 @@ import chainermn.communicators
 from mpi4py import MPI
 
 from .communicators import create_communicator
-from .communicators.abort import abort_on_exception
+from .communicators.abort import abort_on_exception, end_all_ranks
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
 
@@ -123,16 +123,10 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
     except SystemExit as exit:
         if exit.code not in (None, 0) and MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.
-            _end_all(exit.code)
+            if isinstance(exit.code, int):
+                end_all_ranks('', exit.code)
+            end_all_ranks(f'{exit.code}\n', 1)
         raise
-
-
-def _end_all(code: Any) -> None:
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(code if isinstance(code, int) else 1)
 
 
 @contextlib.contextmanager

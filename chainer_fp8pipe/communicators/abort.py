@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from types import TracebackType
 
@@ -28,7 +29,14 @@ def _abort(kind: type[BaseException], error: BaseException,
     else:
         trace_text = ''.join(traceback.format_exception(kind, error, trace))
         text = f'\n{rank} failed, ending all:\n{trace_text}'
+    end_all_ranks(text, 130 if interrupted else 1)
+
+
+def end_all_ranks(text: str, code: int) -> None:
+    """Prints why, and ends all ranks with an exit code."""
     sys.stdout.flush()
-    sys.stderr.write(text)  # in one write, so that ranks do not mix
+    sys.stderr.write(text)      # in one write, so that ranks do not mix
     sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(130 if interrupted else 1)
+    # MPI_Abort may end the launcher before it has passed that on.
+    time.sleep(0.5)
+    MPI.COMM_WORLD.Abort(code)

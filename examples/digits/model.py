@@ -14,11 +14,13 @@ class ConvNet(chainer.Chain):
 
     def __init__(self, channels, classes=10):
         super().__init__()
+        # For layers followed by a ReLU: Chainer's default shrinks the signal.
+        he = chainer.initializers.HeNormal()
         with self.init_scope():
-            self.conv1 = L.Convolution2D(channels, 32, 3, pad=1)
-            self.conv2 = L.Convolution2D(32, 64, 3, pad=1)
-            self.conv3 = L.Convolution2D(64, 64, 3, pad=1)
-            self.fc1 = L.Linear(64, 64)
+            self.conv1 = L.Convolution2D(channels, 32, 3, pad=1, initialW=he)
+            self.conv2 = L.Convolution2D(32, 64, 3, pad=1, initialW=he)
+            self.conv3 = L.Convolution2D(64, 64, 3, pad=1, initialW=he)
+            self.fc1 = L.Linear(64, 64, initialW=he)
             self.fc2 = L.Linear(64, classes)
 
     def forward(self, x):

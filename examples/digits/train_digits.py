@@ -47,13 +47,13 @@ def parse(arguments=None):
         help='train with each of these (default: float32 fp8 fp8_paper); '
         'also float16 and any of ChainerMN, e.g. naive; options follow a '
         'colon: fp8:rounding=stochastic,period=50')
-    parser.add_argument('--epoch', type=int, default=30,
-                        help='passes over the training set (default: 30)')
+    parser.add_argument('--epoch', type=int, default=20,
+                        help='passes over the training set (default: 20)')
     parser.add_argument('--batchsize', type=int, default=8,
                         help='images per rank and update (default: 8)')
-    parser.add_argument('--lr', type=float, default=0.1,
+    parser.add_argument('--lr', type=float, default=0.05,
                         help='learning rate at the start; it falls to zero '
-                        'along half a cosine (default: 0.1)')
+                        'along half a cosine (default: 0.05)')
     parser.add_argument(
         '--warmup', type=int, metavar='UPDATES',
         help='updates in float32 before the first in fp8 (default: 5 %% of '
