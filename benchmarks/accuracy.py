@@ -50,9 +50,9 @@ def run(seed, options):
 
 def print_table(names, seeds):
     reference = names[0]
-    print(f'\n{"communicator":14}{"final test accuracy [%]":>28}'
+    print(f'\n{"communicator":26}{"final test accuracy [%]":>28}'
           f'{"difference":>22}{"best":>9}{"bytes":>10}')
-    print(f'{"":14}{"mean +- std":>28}{"mean +- std. error":>22}'
+    print(f'{"":26}{"mean +- std":>28}{"mean +- std. error":>22}'
           f'{"mean":>9}{"ratio":>10}')
     for name in names:
         final = [one[name]['final'] for one in seeds]
@@ -63,7 +63,7 @@ def print_table(names, seeds):
         ratio = seeds[0][name]['bytes'] / seeds[0][reference]['bytes']
         accuracy = f'{statistics.mean(final):.2f} +- {spread(final):.2f}'
         difference = f'{statistics.mean(differences):+.2f} +- {error:.2f}'
-        print(f'{name:14}{accuracy:>28}{difference:>22}{best:9.2f}'
+        print(f'{name:26}{accuracy:>28}{difference:>22}{best:9.2f}'
               f'{ratio:10.3f}')
 
 
