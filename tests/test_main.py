@@ -51,8 +51,8 @@ def main():
         train, test = chainer.datasets.split_dataset(data, 300)
     else:
         train, test = None, None
-    train = chainermn.scatter_dataset(train, comm, shuffle=True)
-    test = chainermn.scatter_dataset(test, comm, shuffle=True)
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
+    test = chainermn.scatter_dataset(test, comm, shuffle=True, seed=0)
     train_iter = chainer.iterators.SerialIterator(train, 15)
     test_iter = chainer.iterators.SerialIterator(
         test, 50, repeat=False, shuffle=False)
@@ -66,7 +66,7 @@ def main():
             ['epoch', 'main/loss', 'validation/main/accuracy']))
     trainer.run()
     weights = sum(float(p.array.sum()) for p in model.params())
-    print('weights', comm.rank, repr(weights))
+    print('weights %d %r' % (comm.rank, weights))
 
 
 if __name__ == '__main__':

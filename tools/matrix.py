@@ -91,12 +91,16 @@ def prepare(interpreter, minor, age, fresh):
     python = place / 'bin' / 'python'
     wanted = ['--editable', '.', *REQUIREMENTS, 'numpy' + (
         f'=={OLDEST[minor]}' if age == 'oldest' else '')]
+    sources = sorted((ROOT / 'chainer_fp8pipe').rglob('*.[ch]'))
     made_of = '\n'.join([str(interpreter), *wanted, *(
-        (ROOT / name).read_text()
-        for name in ('setup.cfg', 'setup.py', 'constraints.txt'))])
+        (ROOT / name).read_text() for name in (
+            'setup.cfg', 'setup.py', 'constraints.txt', *sources))])
     stamp = place / '.made_of'
     if not fresh and stamp.exists() and stamp.read_text() == made_of:
-        return python
+        # The compiled part lies in the tree, and may have been cleaned.
+        done = run(python, '-c', 'import chainer_fp8pipe.fp8')
+        if done.returncode == 0:
+            return python
     print('  installing', flush=True)
     shutil.rmtree(place, ignore_errors=True)
     must(interpreter, '-m', 'venv', place)
