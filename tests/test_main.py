@@ -88,7 +88,7 @@ def run(script, *before, ranks=2, after=()):
 
 def check_training(done, ranks=2):
     assert done.returncode == 0, done.stderr
-    weights = re.findall(r'weights \d (\S+)', done.stdout)
+    weights = re.findall(r'weights \d (-?[\d.e+-]+)', done.stdout)
     assert len(weights) == ranks
     assert len(set(weights)) == 1
     accuracy = float(re.findall(r'J9 +\S+ +(\S+)', done.stdout)[0])
