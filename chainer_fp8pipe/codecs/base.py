@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
@@ -34,7 +34,7 @@ class Codec(abc.ABC):
             hold a NaN or an infinity, e.g. ``'the gradient of /l1/W'``.
     """
 
-    name: ClassVar[str]
+    name: str
     wire_dtype: numpy.dtype
 
     def __init__(self) -> None:

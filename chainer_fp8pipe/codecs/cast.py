@@ -20,13 +20,12 @@ class Cast(Codec):
         dtype: ``'float32'`` or ``'float16'``.
     """
 
-    name = 'cast'
-
     def __init__(self, dtype: str) -> None:
         super().__init__()
         if dtype not in ('float32', 'float16'):
             raise ValueError(f"dtype must be 'float32' or 'float16', "
                              f'not {dtype!r}')
+        self.name = dtype
         self.wire_dtype = numpy.dtype(dtype)
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,

@@ -35,7 +35,7 @@ from .base import Codec, Maximum
 from .residuals import Residuals
 from .scales import Scales
 from .staging import download, output, upload
-from .tensors import Tensors
+from .tensors import Tensors, array_module
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
@@ -121,8 +121,7 @@ class Fp8Ratio(Codec):
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
-        xp = numpy if isinstance(total, numpy.ndarray) else _cupy()
-        fp8.accumulate(upload(xp, wire), total)
+        fp8.accumulate(upload(array_module(total), wire), total)
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
                     wire: numpy.ndarray, start: int, site: str) -> None:
@@ -255,8 +254,3 @@ class Fp8Ratio(Codec):
     def _count(self, name: str, clipped: int, encoded: int) -> None:
         self._clipped[name] = self._clipped.get(name, 0) + int(clipped)
         self._encoded[name] = self._encoded.get(name, 0) + encoded
-
-
-def _cupy() -> Any:
-    import cupy
-    return cupy

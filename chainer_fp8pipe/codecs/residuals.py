@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from .staging import to_host
+
 
 class _Residual(NamedTuple):
     start: int          # the part of the tensor that it belongs to
@@ -54,9 +56,6 @@ class Residuals:
 
     def state(self) -> dict[str, numpy.ndarray]:
         """All residuals on the host, for a snapshot."""
-        state = {}
-        for (site, name), (start, stop, array) in self._residuals.items():
-            get = getattr(array, 'get', None)       # CuPy's way to the host
-            state[f'{start}|{stop}|{site}|{name}'] = numpy.array(
-                get() if get else array)
-        return state
+        return {f'{start}|{stop}|{site}|{name}': to_host(array)
+                for (site, name), (start, stop, array)
+                in self._residuals.items()}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from .base import Maximum
+from .staging import to_host
 from .tensors import Tensors
 
 # q is kept where neither 57344 / q nor its inverse leaves float32.
@@ -84,10 +85,8 @@ class Scales:
 
     def _quantile_of(self, gradient: Any, parameter: Any) -> float:
         # In float64: a ratio may be larger than float32's largest number.
-        ratio = abs(gradient.astype(numpy.float64)) / (
-            abs(parameter.astype(numpy.float64)) + self._epsilon)
-        get = getattr(ratio, 'get', None)       # CuPy's way to the host
-        ratio = get() if get else ratio
+        ratio = to_host(abs(gradient.astype(numpy.float64)) / (
+            abs(parameter.astype(numpy.float64)) + self._epsilon))
         # NaN and infinity travel and are reported; they set no scale.
         ratio = ratio[numpy.isfinite(ratio)]
         if not ratio.any():

@@ -23,6 +23,12 @@ def upload(xp: Any, wire: numpy.ndarray) -> Any:
     return wire if xp is numpy else xp.asarray(wire)
 
 
+def to_host(array: Any) -> numpy.ndarray:
+    """A small array or number of either kind, as a new NumPy array."""
+    get = getattr(array, 'get', None)       # CuPy's
+    return get() if get else numpy.array(array)
+
+
 def output(xp: Any, wire: numpy.ndarray) -> Any:
     """An array for ``xp`` to write ``wire`` into; itself if ``xp`` is NumPy.
 

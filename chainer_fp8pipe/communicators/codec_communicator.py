@@ -214,9 +214,8 @@ class CodecCommunicator(MpiCommunicatorBase):
             culprits = [f'the value of {nonfinite[0]}, or its product with '
                         f'the ratio, is not finite on rank {self.rank}']
         else:
-            where = codec.wire_dtype.name if isinstance(codec, Cast) else 'fp8'
             culprits = [
-                f'{names[0]} is not finite in {where} on rank {rank}'
+                f'{names[0]} is not finite in {codec.name} on rank {rank}'
                 + (f' (and {len(names) - 1} more)' if names[1:] else '')
                 for rank, names in enumerate(
                     self.mpi_comm.allgather(codec.nonfinite)) if names]
