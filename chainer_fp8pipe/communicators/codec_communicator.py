@@ -13,9 +13,10 @@ from ..allreduce import Direct, MpiOp, Signature, Statistics, TwoLevel, agree
 from ..codecs import Cast, Codec, Fp8Ratio, Tensors, WarmUp
 from ..codecs.fp8_ratio import TensorReport
 from ..codecs.staging import empty_wire
-from .gradients import Gradients, describe, distinct_parameters
+from .gradients import Gradients
 from .model_state import ModelState, ModelStates
 from .options import ExchangeOptions, Fp8Options
+from .parameters import describe, distinct_parameters
 
 _SAME_MODEL = ('Build the same model on all ranks: same layers, same names, '
                'same order.')
