@@ -11,18 +11,15 @@ import os
 import statistics
 import sys
 
-import chainer_fp8pipe  # noqa: F401  isort: skip  (lets chainer import)
+from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
+
 import chainer
 import chainer.links as L
 import numpy
 from environment import describe, write_json
 
-from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
-
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'examples', 'digits'))
-from data import load  # noqa: E402
-from model import ConvNet  # noqa: E402
 
 
 def parse():
@@ -41,6 +38,8 @@ def parse():
 
 def gradients(updates):
     """Trains serially; yields the gradients of every update."""
+    from data import load
+    from model import ConvNet
     numpy.random.seed(0)
     train, _ = load('digits')
     model = L.Classifier(ConvNet(1))

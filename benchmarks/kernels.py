@@ -13,13 +13,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from chainer_fp8pipe import fp8
 
 import ml_dtypes
 import numpy as np
 from environment import describe, write_json
-
-from chainer_fp8pipe import fp8
 
 COPIES = ('copy (NumPy)', 'copy (memcpy)')
 
@@ -67,9 +67,9 @@ def cases(n: int) -> dict[str, Case]:
     def encode(values: np.ndarray, **options: str) -> Callable[[], object]:
         return lambda: fp8.encode(values, c, **options)
 
-    def ratio(gradient: np.ndarray, **options: object) -> Callable[[], object]:
+    def ratio(gradient: np.ndarray, **options: Any) -> Callable[[], object]:
         return lambda: fp8.ratio_encode(
-            gradient, w, c, scale=scale, **options)  # type: ignore[arg-type]
+            gradient, w, c, scale=scale, **options)
 
     return {
         COPIES[0]: Case(lambda: np.copyto(y, x), 8),

@@ -1,1 +1,2 @@
-import chainer_fp8pipe  # noqa: F401  (lets the tests import chainer)
+# Lets the tests import chainer; "as" says that it is meant to be unused.
+import chainer_fp8pipe as chainer_fp8pipe

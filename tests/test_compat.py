@@ -13,11 +13,11 @@ import textwrap
 import types
 import zipfile
 
-import numpy
-import pytest
-
 from chainer_fp8pipe import compat
 from chainer_fp8pipe.compat import _hook, _patches
+
+import numpy
+import pytest
 
 NO_PKG_RESOURCES = "import sys; sys.modules['pkg_resources'] = None\n"
 

@@ -6,8 +6,6 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from chainer_fp8pipe.communicators import factory
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import (
@@ -16,6 +14,9 @@ from chainer_fp8pipe.communicators.options import (
     Fp8Options,
 )
 from chainer_fp8pipe.compat import PATCHES
+
+import pytest
+
 from tests.ranks import run_script
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,16 @@ import os
 import random
 import sys
 
-import chainer_fp8pipe  # isort: skip  (lets chainer import)
+import chainer_fp8pipe
+from chainer_fp8pipe.communicators.options import parse_option
+from chainer_fp8pipe.training.extensions import (
+    CommunicationReport,
+    CompressionReport,
+    Snapshot,
+    find_snapshots,
+    resume,
+)
+
 import chainer
 import chainer.links as L
 import chainermn
@@ -25,15 +34,6 @@ from data import load
 from model import ConvNet
 from mpi4py import MPI
 from report import plot_curves, print_table, summarise
-
-from chainer_fp8pipe.communicators.options import parse_option
-from chainer_fp8pipe.training.extensions import (
-    CommunicationReport,
-    CompressionReport,
-    Snapshot,
-    find_snapshots,
-    resume,
-)
 
 
 def parse(arguments=None):

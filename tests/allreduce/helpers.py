@@ -1,8 +1,8 @@
 """Gradients that every rank can compute for every other rank."""
-import numpy
-
 from chainer_fp8pipe.allreduce import Direct, MpiOp, Statistics, TwoLevel
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+
+import numpy
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),

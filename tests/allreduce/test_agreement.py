@@ -1,6 +1,7 @@
+from chainer_fp8pipe.allreduce import Signature, agree, raise_together
+
 import pytest
 
-from chainer_fp8pipe.allreduce import Signature, agree, raise_together
 from tests.ranks import on_ranks
 
 MODEL = {'parameter /l1/W': 'float32 (3, 2)', 'parameter /l2/W': 'float32 ()'}

@@ -1,11 +1,12 @@
 """What holds for every algorithm with every codec."""
+from chainer_fp8pipe.allreduce.base import piece_bounds
+from chainer_fp8pipe.codecs import Fp8Ratio
+
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_fp8pipe.allreduce.base import piece_bounds
-from chainer_fp8pipe.codecs import Fp8Ratio
 from tests.ranks import on_ranks
 
 from .helpers import (

@@ -1,9 +1,10 @@
 """The paper's arithmetic, rank by rank, against ml_dtypes."""
+from chainer_fp8pipe.codecs import Fp8Ratio
+
 import ml_dtypes
 import numpy
 import pytest
 
-from chainer_fp8pipe.codecs import Fp8Ratio
 from tests.ranks import on_ranks
 
 from .helpers import exchange, make, tensors_of

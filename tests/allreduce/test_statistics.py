@@ -1,6 +1,6 @@
-import pytest
-
 from chainer_fp8pipe.allreduce import Statistics, statistics
+
+import pytest
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ gradient through the device can be tested where there is no GPU.
 """
 import types
 
+from chainer_fp8pipe.fp8 import kernels
+
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from chainer_fp8pipe.fp8 import kernels
 from tests.fp8.compilers import host_kernels
 
 

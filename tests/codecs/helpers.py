@@ -1,7 +1,7 @@
 """Tensors with random values, and how a codec is used by one rank alone."""
-import numpy
-
 from chainer_fp8pipe.codecs import Tensors
+
+import numpy
 
 
 def random_tensors(sizes, seed=0, spread=1.0):

@@ -1,7 +1,7 @@
+from chainer_fp8pipe.codecs import Cast
+
 import numpy
 import pytest
-
-from chainer_fp8pipe.codecs import Cast
 
 from .helpers import encode, random_tensors, round_trip
 

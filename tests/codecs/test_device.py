@@ -1,12 +1,12 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-import numpy
-import pytest
-
 from chainer_fp8pipe import fp8
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
 from chainer_fp8pipe.codecs.staging import empty_wire
+
+import numpy
+import pytest
 
 from . import fake_cupy
 from .helpers import alone, random_tensors

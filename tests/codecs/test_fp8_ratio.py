@@ -1,11 +1,11 @@
 """The fp8 codec against Algorithm 1 computed in float64."""
+from chainer_fp8pipe.codecs import Fp8Ratio
+
 import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from chainer_fp8pipe.codecs import Fp8Ratio
 
 from .helpers import alone, encode, random_tensors, round_trip
 

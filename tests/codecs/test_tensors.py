@@ -1,9 +1,9 @@
+from chainer_fp8pipe.codecs import Tensors
+
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from chainer_fp8pipe.codecs import Tensors
 
 
 def make(sizes):

@@ -1,6 +1,6 @@
-import numpy
-
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, WarmUp
+
+import numpy
 
 
 def test_the_first_updates_are_float32_and_then_the_codecs():

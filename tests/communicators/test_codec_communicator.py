@@ -1,5 +1,7 @@
 import warnings
 
+from chainer_fp8pipe import create_communicator
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -8,7 +10,6 @@ import numpy
 import pytest
 from chainer.training import extensions
 
-from chainer_fp8pipe import create_communicator
 from tests.ranks import on_ranks
 from tests.training.extensions.helpers import make_trainer
 

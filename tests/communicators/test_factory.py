@@ -1,7 +1,8 @@
-import pytest
-
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import CodecCommunicator
+
+import pytest
+
 from tests.ranks import on_ranks
 
 

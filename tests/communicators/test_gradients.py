@@ -1,11 +1,11 @@
 import types
 
+from chainer_fp8pipe.communicators.gradients import Gradients
+
 import chainer
 import chainer.functions as F
 import numpy
 import pytest
-
-from chainer_fp8pipe.communicators.gradients import Gradients
 
 from .helpers import Model, set_gradients
 

@@ -1,11 +1,11 @@
-import numpy
-import pytest
-
 from chainer_fp8pipe.communicators.options import (
     FAMILIES,
     make_options,
     parse_option,
 )
+
+import numpy
+import pytest
 
 
 def test_fp8s_defaults_are_algorithm_1s_constants():

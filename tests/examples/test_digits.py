@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import chainer_fp8pipe  # noqa: F401  isort: skip
 import numpy
 import pytest
 

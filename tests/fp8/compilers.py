@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import sysconfig
 
+from chainer_fp8pipe.fp8 import kernels
+
 import numpy as np
 import pytest
-
-from chainer_fp8pipe.fp8 import kernels
 
 C_TYPES = {
     'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int'}

@@ -1,8 +1,8 @@
 """Arguments that are refused, and how the message names them."""
+from chainer_fp8pipe import fp8
+
 import numpy as np
 import pytest
-
-from chainer_fp8pipe import fp8
 
 
 def floats(n=4):

@@ -2,11 +2,11 @@
 import sys
 import types
 
-import numpy as np
-import pytest
-
 from chainer_fp8pipe import fp8
 from chainer_fp8pipe.fp8 import kernels
+
+import numpy as np
+import pytest
 
 from . import compilers, reference
 

@@ -1,11 +1,11 @@
 """The GPU's kernels where there is no GPU: compiled, and run on the CPU."""
 import re
 
-import numpy as np
-import pytest
-
 from chainer_fp8pipe import fp8
 from chainer_fp8pipe.fp8 import kernels
+
+import numpy as np
+import pytest
 
 from . import compilers, reference
 

@@ -3,11 +3,11 @@ import concurrent.futures
 import pathlib
 import platform
 
-import numpy as np
-import pytest
-
 from chainer_fp8pipe import fp8
 from chainer_fp8pipe.fp8 import _loops
+
+import numpy as np
+import pytest
 
 from . import compilers, reference
 

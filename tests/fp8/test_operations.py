@@ -1,11 +1,11 @@
 """The operations on NumPy arrays against independent implementations."""
+from chainer_fp8pipe import fp8
+
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from chainer_fp8pipe import fp8
 
 from . import reference
 

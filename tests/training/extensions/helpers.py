@@ -1,4 +1,6 @@
 """A small training run that several tests interrupt and watch."""
+from chainer_fp8pipe import create_communicator
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -6,8 +8,6 @@ import chainermn
 import numpy
 from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
-
-from chainer_fp8pipe import create_communicator
 
 
 class Net(chainer.Chain):

@@ -1,10 +1,5 @@
 import json
 
-import chainer
-import numpy
-import pytest
-from chainer.training import extensions
-
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
@@ -13,6 +8,12 @@ from chainer_fp8pipe.training.extensions import (
 from chainer_fp8pipe.training.extensions.compression_report import (
     plot_compression,
 )
+
+import chainer
+import numpy
+import pytest
+from chainer.training import extensions
+
 from tests.ranks import on_ranks
 
 from .helpers import make_trainer

@@ -2,13 +2,14 @@ import hashlib
 import os
 import pathlib
 
+from chainer_fp8pipe.training.extensions import Snapshot, resume
+from chainer_fp8pipe.training.extensions.snapshot import find_snapshots
+
 import chainer
 import numpy
 import pytest
 from chainer.training import extensions
 
-from chainer_fp8pipe.training.extensions import Snapshot, resume
-from chainer_fp8pipe.training.extensions.snapshot import find_snapshots
 from tests.ranks import on_ranks
 
 from .helpers import make_trainer, weights
