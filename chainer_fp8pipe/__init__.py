@@ -11,7 +11,13 @@ from . import compat
 from ._version import __version__
 
 _HOMES = {
+    'Divisible': 'chainer_fp8pipe.links',
+    'Dropout': 'chainer_fp8pipe.links',
+    'PipelineUpdater': 'chainer_fp8pipe.training.updaters',
+    'ProcessGrid': 'chainer_fp8pipe.pipeline.grid',
+    'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
     'create_communicator': 'chainer_fp8pipe.communicators',
+    'lazy': 'chainer_fp8pipe.links',
 }
 
 __all__ = ['__version__', 'compat', *_HOMES]

@@ -14,8 +14,8 @@ import chainermn
 import chainermn.communicators
 from mpi4py import MPI
 
+from .allreduce.abort import abort_on_exception, end_all_ranks
 from .communicators import create_communicator
-from .communicators.abort import abort_on_exception, end_all_ranks
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
 

@@ -23,6 +23,19 @@ def upload(xp: Any, wire: numpy.ndarray) -> Any:
     return wire if xp is numpy else xp.asarray(wire)
 
 
+def upload_now(xp: Any, wire: numpy.ndarray) -> Any:
+    """As :func:`upload`; ``wire`` may be given up when it returns.
+
+    The device reads pinned memory where it lies, so the copy is waited for.
+    """
+    if xp is numpy:
+        return wire
+    array = xp.empty(wire.shape, wire.dtype)
+    array.set(wire)
+    xp.cuda.get_current_stream().synchronize()
+    return array
+
+
 def to_host(array: Any) -> numpy.ndarray:
     """A small array or number of either kind, as a new NumPy array."""
     get = getattr(array, 'get', None)       # CuPy's

@@ -6,7 +6,7 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
-from .abort import abort_on_exception
+from ..allreduce.abort import abort_on_exception
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options
 

@@ -113,6 +113,9 @@ def parse_option(name: str, option: str, text: str) -> Any:
     Raises:
         ValueError: There is no such option, or ``text`` is not of its type.
     """
+    if name not in FAMILIES:
+        raise ValueError(f'communicator {name!r} takes no options on the '
+                         f'command line; these do: {", ".join(FAMILIES)}')
     options, _ = FAMILIES[name]
     defaults = {field.name: field.default
                 for field in dataclasses.fields(options)}

@@ -6,41 +6,132 @@ it knows nothing of a communicator's residuals.
 
 A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
 Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
-``random/`` are this module's.
+``random/`` are this module's.  Keys of parameters are the same on whatever
+rank the parameter is, so that a state can move to other ranks; those below
+``communicator/`` and ``random/`` are of one rank in one layout, and cannot.
 """
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import chainer
 import numpy
 
-from .optimizer_state import State, collect_optimizers, restore_optimizers
+from .optimizer_state import (
+    State,
+    collect_optimizers,
+    parameter_of,
+    restore_optimizers,
+)
 
-_MODEL = 'trainer/updater/model:'
+MODEL = 'trainer/updater/model:'
+_ITERATOR = 'trainer/updater/iterator:'
+_OPTIMIZER = 'trainer/updater/optimizer:'
 
 
 def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
-    """This rank's state."""
-    return {**_prefixed('trainer/', _trainer(trainer)),
-            **_prefixed('optimizer/', collect_optimizers(trainer)),
-            **_prefixed('communicator/', comm.state()
-                        if hasattr(comm, 'state') else {}),
-            **_prefixed('random/', _random())}
+    """This rank's state.
+
+    Args:
+        trainer: On this rank.
+        comm: What ``Snapshot`` was given.
+    """
+    state = {**_prefixed('trainer/', _trainer(trainer)),
+             **_prefixed('optimizer/', collect_optimizers(trainer)),
+             **_prefixed('random/', _random())}
+    for prefix, communicator in _stateful(trainer, comm):
+        state.update(_prefixed(prefix, communicator.state()))
+    return state
 
 
 def restore(state: State, trainer: chainer.training.Trainer,
             comm: Any) -> None:
-    """Takes over what :func:`collect` gave."""
+    """Takes over what :func:`collect` gave, or :func:`movable` chose."""
     # Not strict: an optimizer that had not updated a parameter yet has
     # nothing to say of it; what must be there was checked before.
     deserializer = chainer.serializers.NpzDeserializer(state, strict=False)
     trainer.serialize(deserializer['trainer'])
     restore_optimizers(below('optimizer/', state), trainer)
-    if hasattr(comm, 'load_state'):
-        comm.load_state(below('communicator/', state))
-    _restore_random(below('random/', state))
+    for prefix, communicator in _stateful(trainer, comm):
+        own = below(prefix, state)
+        if own:
+            communicator.load_state(own)
+    numbers = below('random/', state)
+    if numbers:
+        _restore_random(numbers)
+
+
+def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
+    """Those that average gradients, as far as one can see."""
+    found = [comm] if hasattr(comm, 'mpi_comm') else []
+    for optimizer in trainer.updater.get_all_optimizers().values():
+        # ChainerMN's multi-node optimizer has one.
+        communicator = getattr(optimizer, 'communicator', None)
+        if communicator is not None and not any(
+                communicator is other for other in found):
+            found.append(communicator)
+    return found
+
+
+def layout(keys: Collection[str]) -> set[str]:
+    """The keys that tell which part of which job a rank does.
+
+    Those of the model, and what the updater has to say for itself.
+    """
+    return {key for key in keys if key.startswith(MODEL) or _of_updater(key)}
+
+
+def movable(keys: Collection[str], current: State,
+            trainer: chainer.training.Trainer) -> list[str]:
+    """The keys that this rank takes from a snapshot of another layout.
+
+    Of model and optimizer, what belongs to this rank's parameters.
+
+    Args:
+        keys: All keys of the snapshot, of all its ranks.
+        current: This rank's state.
+        trainer: On this rank.
+    """
+    parameters = {
+        name + place
+        for name, optimizer in trainer.updater.get_all_optimizers().items()
+        for place, _ in optimizer.target.namedparams()}
+
+    def is_wanted(key: str) -> bool:
+        if key.startswith(MODEL):
+            return key in current
+        if key.startswith(_OPTIMIZER):
+            owner = key[len(_OPTIMIZER):].rpartition('/')[0]
+            return '/' not in owner or owner in parameters
+        if key.startswith('optimizer/'):
+            owner = parameter_of(key[len('optimizer/'):])
+            return not owner or owner in parameters
+        return key.startswith('trainer/')
+    return [key for key in keys if is_wanted(key)]
+
+
+def missing(saved: Collection[str], current: State, exact: bool) -> str:
+    """What a snapshot lacks of what this rank needs; '' if nothing.
+
+    Args:
+        saved: The keys that this rank would get.
+        current: This rank's state.
+        exact: Whether the layout is that of the snapshot.  If not, the
+            updater may be another one, with other values of its own.
+    """
+    lacks = [key for key in current
+             if key.startswith('trainer/') and key not in saved
+             and (exact or not _of_updater(key))]
+    for key in lacks:
+        if key.startswith(MODEL):
+            return (f'{describe(key)} is not in the snapshot; build the model '
+                    'as it was')
+    if lacks:
+        return (f'{lacks[0]} is not in the snapshot; build the trainer as it '
+                'was, with the same extensions')
+    return ''
 
 
 def incompatible(saved: State, current: State) -> str:
@@ -49,10 +140,6 @@ def incompatible(saved: State, current: State) -> str:
     Nothing is restored before this is known: a trainer that is half one run
     and half another would go on without a complaint.
     """
-    for key in current:
-        if key.startswith('trainer/') and key not in saved:
-            return (f'{_name(key)} is not in the snapshot; build the trainer '
-                    'as it was, with the same extensions')
     for key, value in below('optimizer/', current).items():
         if key.endswith('/class'):
             was = saved.get(f'optimizer/{key}')
@@ -60,15 +147,25 @@ def incompatible(saved: State, current: State) -> str:
                 return (f'optimizer {key.partition("/")[0]!r} is {value}, in '
                         f'the snapshot it is {was}')
     for key, value in saved.items():
-        if key.startswith(_MODEL):
-            if key not in current:
-                return f'the snapshot has {_name(key)}, the model has not'
-            now = current[key]
-            if (now.dtype != object and value.dtype != object
-                    and (now.shape, now.dtype) != (value.shape, value.dtype)):
-                return (f'{_name(key)} is {value.dtype} {value.shape} in the '
-                        f'snapshot but {now.dtype} {now.shape} in the model')
+        now = current.get(key)
+        if now is None or now.dtype == object or value.dtype == object:
+            continue
+        if key.startswith(MODEL) and (now.shape, now.dtype) != (
+                value.shape, value.dtype):
+            return (f'{describe(key)} is {value.dtype} {value.shape} in the '
+                    f'snapshot but {now.dtype} {now.shape} in the model')
+        if key.startswith(_ITERATOR) and now.shape != value.shape:
+            return (f'{describe(key)} has shape {value.shape} in the snapshot '
+                    f'but {now.shape} here; use the same data set, and '
+                    'ReplicaIterator for another number of replicas')
     return ''
+
+
+def describe(key: str) -> str:
+    """A key as messages call it."""
+    if key.startswith(MODEL):
+        return 'parameter /' + key[len(MODEL):].partition('/')[2]
+    return key
 
 
 def below(prefix: str, state: State) -> State:
@@ -81,10 +178,17 @@ def _prefixed(prefix: str, state: State) -> State:
     return {prefix + key: value for key, value in state.items()}
 
 
-def _name(key: str) -> str:
-    if key.startswith(_MODEL):
-        return 'parameter /' + key[len(_MODEL):].partition('/')[2]
-    return key
+def _of_updater(key: str) -> bool:
+    """Whether it is an updater's own value, such as ``iteration``."""
+    return key.startswith('trainer/updater/') and ':' not in key
+
+
+def _stateful(trainer: chainer.training.Trainer, comm: Any
+              ) -> Iterator[tuple[str, Any]]:
+    """The communicators that have a state, and where it is kept."""
+    for number, communicator in enumerate(communicators(trainer, comm)):
+        if hasattr(communicator, 'state'):
+            yield f'communicator{number or ""}/', communicator
 
 
 def _trainer(trainer: chainer.training.Trainer) -> State:

@@ -68,6 +68,22 @@ def restore_optimizers(state: State,
                     parameter.xp.asarray(value), name=parameter.name)
 
 
+def parameter_of(key: str) -> str:
+    """The parameter that a key of :func:`collect_optimizers` is about.
+
+    Returns:
+        The optimizer's name and the parameter's, as in ``main/l1/W``; '' if
+        the key is about the optimizer as a whole.
+    """
+    name, _, key = key.partition('/')
+    kind, _, rest = key.partition('/')
+    if kind == 'rule':
+        rest = rest.partition('/')[2]
+    elif kind != 'float32':
+        return ''
+    return f'{name}/{rest}'
+
+
 def _class_of(optimizer: Any) -> str:
     # ChainerMN's proxy has the real one inside.
     return type(getattr(optimizer, 'actual_optimizer', optimizer)).__name__

@@ -1,0 +1,155 @@
+"""How fast a pipeline is, beside serial Chainer, its bounds, and PyTorch.
+
+    python benchmarks/pipeline.py
+
+trains the paper's network (fully connected layers of one width) serially and
+over 2 and 4 stages.  Everything that is compared runs in the same processes,
+turn by turn.  Needs ``pip install '.[mpich,plot]'``; with PyTorch installed
+(``pip install '.[compare]'``) its pipelines run beside.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from environment import describe, mpiexec, write_json
+
+SCHEDULES = ('gpipe', '1f1b', 'zero_bubble')
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--stages', type=int, nargs='+', default=[2, 4],
+                        help='numbers of stages (default: 2 4)')
+    parser.add_argument('--widths', type=int, nargs='+',
+                        default=[512, 1024, 2048],
+                        help='of the layers (default: 512 1024 2048)')
+    parser.add_argument('--micro-batches', type=int, nargs='+',
+                        default=[1, 2, 4, 8, 16],
+                        help='per batch (default: 1 2 4 8 16)')
+    parser.add_argument('--depth', type=int, default=8,
+                        help='layers before the last one (default: 8)')
+    parser.add_argument('--batch', type=int, default=480,
+                        help='samples (default: 480)')
+    parser.add_argument('--rounds', type=int, default=7,
+                        help='steps of each that are timed (default: 7)')
+    parser.add_argument('--no-torch', action='store_true',
+                        help='leave PyTorch out even if it is installed')
+    parser.add_argument('--json', metavar='FILE', help='write the raw data')
+    parser.add_argument('--plot', metavar='FILE',
+                        help='draw the speed-ups (PNG)')
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    print(describe())
+    print(f'{options.depth} layers and one of 10, batch {options.batch}, '
+          f'SGD, medians of {options.rounds} steps; one BLAS thread per rank')
+    rows = []
+    for stages in options.stages:
+        rows += measure(stages, options)
+        report([row for row in rows if row['stages'] == stages])
+    if options.json:
+        write_json(options.json, {'rows': rows})
+    if options.plot:
+        plot(rows, options.plot)
+
+
+def measure(stages, options):
+    """Starts the ranks; returns a row per width and number of parts."""
+    job = {name: getattr(options, name) for name in (
+        'widths', 'micro_batches', 'depth', 'batch', 'rounds', 'no_torch')}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'rows.json')
+        environment = {**os.environ, 'OMP_NUM_THREADS': '1',
+                       'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
+        subprocess.run(
+            [*mpiexec(stages), sys.executable,
+             os.path.join(HERE, 'pipeline_ranks.py'), path, json.dumps(job)],
+            check=True, env=environment)
+        with open(path) as file:
+            return json.load(file)
+
+
+def report(rows):
+    """The table for one number of stages."""
+    stages = rows[0]['stages']
+    torch = any('torch' in row for row in rows)
+    print(f'\n{stages} stages{"":8}serial  ours  '
+          f'{"spread":>11}  best schedule  speed-up   of (a)  of (b)'
+          + ('   PyTorch  ours is' if torch else ''))
+    print('width  parts      [ms]  [ms]  [ms]')
+    for row in rows:
+        best, times = fastest(row, 'ours')
+        time = statistics.median(times)
+        line = (f'{row["width"]:5} {row["micro_batches"]:6} '
+                f'{1e3 * statistics.median(row["serial"]):9.1f} '
+                f'{1e3 * time:5.0f}  {1e3 * min(times):4.0f} - '
+                f'{1e3 * max(times):4.0f}  {best:>13} '
+                f'{statistics.median(row["serial"]) / time:9.2f} '
+                f'{row["equation 2"] / time:8.2f} {row["bound"] / time:7.2f}')
+        if 'torch' in row:
+            other = statistics.median(fastest(row, 'torch')[1])
+            line += f' {1e3 * other:8.0f} {other / time:6.2f} x as fast'
+        print(line)
+    print('of (a): the paper\'s equation 2 from the serial time, over ours; '
+          'of (b): the bound\nfrom the measured time of a micro-batch and of '
+          'the update, over ours')
+
+
+def fastest(row, kind):
+    """Schedule and times with the smallest median."""
+    return min(row[kind].items(),
+               key=lambda item: statistics.median(item[1]))
+
+
+def plot(rows, path):
+    """Speed-up over serial against the number of micro-batches."""
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    widths = sorted({row['width'] for row in rows})
+    figure, axes = pyplot.subplots(1, len(widths), sharey=True, squeeze=False,
+                                   figsize=(4 * len(widths), 3.6))
+    for axis, width in zip(axes[0], widths, strict=True):
+        for stages, colour in zip(
+                sorted({row['stages'] for row in rows}),
+                ('tab:blue', 'tab:orange', 'tab:green'), strict=False):
+            chosen = [row for row in rows
+                      if (row['width'], row['stages']) == (width, stages)]
+            parts = [row['micro_batches'] for row in chosen]
+            for kind, style in (('ours', 'o-'), ('torch', 's:')):
+                if kind in chosen[0]:
+                    axis.plot(parts, [
+                        statistics.median(row['serial'])
+                        / statistics.median(fastest(row, kind)[1])
+                        for row in chosen], style, color=colour, label=(
+                            f'{stages} stages'
+                            + (', PyTorch' if kind == 'torch' else '')))
+            axis.plot(parts, [
+                statistics.median(row['serial']) / row['bound']
+                for row in chosen], '--', color=colour, alpha=0.5,
+                label=f'{stages} stages, bound (b)')
+        axis.set_title(f'width {width}')
+        axis.set_xscale('log', base=2)
+        axis.set_xticks(parts, parts)
+        axis.set_xlabel('micro-batches')
+        axis.axhline(1, color='grey', linewidth=0.8)
+    axes[0][0].set_ylabel('speed-up over serial Chainer')
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncol=3,
+                  loc='lower center', fontsize='small')
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,236 @@
+"""What the ranks of ``benchmarks/pipeline.py`` do; it starts them."""
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import warnings
+
+from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.chunk import Chunk
+from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.randomness import Place
+from chainer_fp8pipe.training.updaters import PipelineUpdater
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from mpi4py import MPI
+from pipeline import SCHEDULES
+
+comm = MPI.COMM_WORLD
+
+
+class Network(Divisible):
+    """The paper's: layers of one width, the last one of 10."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        for _ in range(depth):
+            self.append(lazy(L.Linear, width, width))
+            self.append(F.relu)
+        self.append(lazy(L.Linear, width, 10))
+
+
+class Same(chainer.dataset.Iterator):
+    """One batch for ever: reading data is not what is measured."""
+
+    epoch, is_new_epoch, epoch_detail, previous_epoch_detail = 0, False, 0, 0
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def next(self):
+        return self.batch
+
+
+def main():
+    path, job = sys.argv[1], json.loads(sys.argv[2])
+    torch = None if job['no_torch'] else start_torch()
+    rows = []
+    for width in job['widths']:
+        rows += at_width(width, job, torch)
+    if comm.rank == 0:
+        with open(path, 'w') as file:
+            json.dump(rows, file)
+    if torch:
+        torch.distributed.destroy_process_group()
+
+
+def at_width(width, job, torch):
+    """All rows of one width; what is compared takes turns."""
+    batch = np.random.RandomState(0).rand(job['batch'], width).astype('f')
+    labels = np.random.RandomState(1).randint(
+        0, 10, job['batch']).astype('i')
+    steps = {('serial', '', 0): serial(width, job['depth'], batch, labels)}
+    model = Network(width, job['depth']).stage(comm, balance='layers' if (
+        job['depth'] * 2 + 1) % comm.size == 0 else even(job['depth']))
+    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
+    for parts in job['micro_batches']:
+        for name in SCHEDULES:
+            updater = PipelineUpdater(
+                Same((batch, labels)), optimizer, comm, micro_batches=parts,
+                schedule=name, converter=lambda batch, device: batch)
+            steps['ours', name, parts] = updater.update
+    if torch:
+        steps.update(torch_steps(torch, width, job, batch, labels))
+    times = take_turns(steps, job['rounds'])
+    rows = []
+    for parts in job['micro_batches']:
+        row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
+               'serial': times['serial', '', 0]}
+        for kind in ('ours', 'torch'):
+            found = {name: value for (other, name, number), value
+                     in times.items() if (other, number) == (kind, parts)}
+            if found:
+                row[kind] = found
+        rows.append({**row, **bounds(model, optimizer, row, job, width)})
+    return rows
+
+
+def even(depth):
+    """As many pairs of a layer and its function for each stage."""
+    share, more = divmod(depth, comm.size)
+    counts = [2 * (share + (rank < more)) for rank in range(comm.size)]
+    counts[-1] += 1
+    return counts
+
+
+def serial(width, depth, batch, labels):
+    """A step of plain Chainer on rank 0; the others sleep meanwhile."""
+    if comm.rank:
+        return None
+    model = Network(width, depth)
+    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
+    return lambda: optimizer.update(
+        lambda: F.softmax_cross_entropy(model(batch), labels))
+
+
+def take_turns(steps, rounds):
+    """Seconds of each step, on the rank that was last; one turn to warm."""
+    times = {key: [] for key in steps}
+    for number in range(rounds + 1):
+        for key, step in steps.items():
+            comm.Barrier()
+            start = time.perf_counter()
+            if step:
+                step()
+            quiet_barrier()
+            if number:
+                times[key].append(comm.bcast(time.perf_counter() - start))
+    return times
+
+
+def quiet_barrier():
+    """A barrier that leaves the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-4)
+
+
+def bounds(model, optimizer, row, job, width):
+    """The paper's equation 2, and the bound from measured compute times."""
+    stages, parts = comm.size, row['micro_batches']
+    shared = stages <= len(os.sched_getaffinity(0))
+    size = job['batch'] // parts
+    (piece,) = model.pieces
+    chunk = Chunk(piece, first=comm.rank == 0, recompute=False,
+                  sums=GradientSums(), statistics=BatchStatistics(),
+                  parameters=list(model.params()))
+    inputs = np.random.rand(size, width).astype('f')
+    (outputs,) = chunk.forward(0, (inputs,), Place(0, 0, 0, 0))
+    chunk.backward(0, (outputs,))
+
+    def compute():
+        for _ in range(2):
+            (y,) = chunk.forward(0, (inputs,), Place(0, 0, 0, 0))
+            chunk.backward(0, (y,))
+    part = timed(compute, job['rounds'], shared) / 2
+    update = timed(optimizer.update, job['rounds'], shared)
+    bound = (parts + stages - 1) * max(part) + max(update)
+    if not shared:      # no schedule makes the cores do more than this
+        cores = len(os.sched_getaffinity(0))
+        bound = max(bound, (parts * sum(part) + sum(update)) / cores)
+    whole = statistics.median(row['serial'])
+    return {'bound': float(bound),
+            'equation 2': (parts + stages - 1) / parts * whole / stages}
+
+
+def timed(action, rounds, together):
+    """Median seconds on every rank: all at once, or one after the other."""
+    found = []
+    for rank in [None] if together else range(comm.size):
+        quiet_barrier()
+        if rank in (None, comm.rank):
+            for _ in range(rounds):
+                start = time.perf_counter()
+                action()
+                found.append(time.perf_counter() - start)
+    return np.array(comm.allgather(statistics.median(found)))
+
+
+# --- PyTorch ----------------------------------------------------------------
+
+def start_torch():
+    """PyTorch with gloo over the same ranks; None if it is not there."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    port = None
+    if comm.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(comm.bcast(port)))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo', rank=comm.rank,
+                                         world_size=comm.size)
+    return torch
+
+
+def torch_steps(torch, width, job, batch, labels):
+    """A step per schedule and number of parts that PyTorch takes."""
+    from torch.distributed import pipelining
+    layers = []
+    for _ in range(even(job['depth'])[comm.rank] // 2):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    if comm.rank == comm.size - 1:
+        layers.append(torch.nn.Linear(width, 10))
+    module = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    x, target = torch.from_numpy(batch), torch.from_numpy(labels).long()
+
+    def step_of(schedule):
+        def step():
+            optimizer.zero_grad()
+            arguments = (x,) if comm.rank == 0 else ()
+            options = ({'target': target, 'losses': []}
+                       if comm.rank == comm.size - 1 else {})
+            schedule.step(*arguments, **options)
+            optimizer.step()
+        return step
+
+    steps = {}
+    for parts in job['micro_batches']:
+        for name, kind in (('gpipe', pipelining.ScheduleGPipe),
+                           ('1f1b', pipelining.Schedule1F1B)):
+            if name == '1f1b' and parts < comm.size:
+                continue        # it does not take fewer parts than stages
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                stage = pipelining.PipelineStage(
+                    module, comm.rank, comm.size, torch.device('cpu'))
+                steps['torch', name, parts] = step_of(kind(
+                    stage, parts, loss_fn=torch.nn.functional.cross_entropy))
+    return steps
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,115 @@
+"""Dropout whose mask does not depend on how model and batch were cut."""
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy
+
+from ..pipeline.randomness import Place, current
+
+_WORDS_PER_BLOCK = 4        # what Philox gives for one value of its counter
+
+
+class _Draws(threading.local):
+    place: Place | None = None
+    count = 0
+
+
+_draws = _Draws()
+
+
+class Dropout(chainer.Link):
+    """Sets elements to zero at random, as ``F.dropout`` does.
+
+    In a pipeline the mask of a sample depends on the seed, the iteration,
+    the number of the layer and the number of the sample in the batch of all
+    replicas, and on nothing else: it is the same for every number of stages,
+    micro-batches and replicas.  Elsewhere the mask is drawn from the global
+    generator, as Chainer's is.
+
+    The other elements are multiplied by ``1 / (1 - ratio)``.  When Chainer's
+    ``train`` is False, nothing is changed.
+
+    Args:
+        ratio: Probability of zero, in [0, 1).
+
+    Raises:
+        ValueError: ``ratio`` is not in [0, 1).
+
+    .. admonition:: Example
+
+        >>> from chainer_fp8pipe.links import Divisible, Dropout
+        >>> import chainer.links as L
+        >>> model = Divisible(L.Linear(8, 8), Dropout(0.2), L.Linear(8, 2))
+    """
+
+    def __init__(self, ratio: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= ratio < 1:
+            raise ValueError(f'ratio must be in [0, 1), not {ratio}')
+        self.ratio = float(ratio)
+
+    @property
+    def printable_specs(self) -> Iterator[tuple[str, Any]]:
+        """What ``str`` shows."""
+        yield 'ratio', self.ratio
+
+    def forward(self, x: Any) -> chainer.Variable:
+        """``x`` with elements set to zero.
+
+        Args:
+            x: Floating-point variable or array of shape (samples, ...).
+        """
+        if not chainer.config.train or self.ratio == 0:
+            return chainer.as_variable(x)
+        place = current()
+        if place is None:
+            return F.dropout(x, self.ratio)
+        if x.ndim == 0:
+            raise ValueError('dropout takes an array of samples, not a '
+                             'single number')
+        device = chainer.backend.get_device_from_array(
+            getattr(x, 'array', x))
+        mask = _mask(place, _draw_number(place), x.shape, self.ratio)
+        scale = x.dtype.type(1 / (1 - self.ratio))
+        return F.dropout(x, self.ratio,
+                         mask=device.send(mask.astype(x.dtype) * scale))
+
+
+def _draw_number(place: Place) -> int:
+    """How many masks have been drawn for this call of the layer.
+
+    A layer may be a chain with several dropouts.  Whenever a layer is
+    called, also for recomputation, its place is another object.
+    """
+    if _draws.place is not place:
+        _draws.place, _draws.count = place, 0
+    _draws.count += 1
+    return _draws.count
+
+
+def _mask(place: Place, draw: int, shape: tuple[int, ...],
+          ratio: float) -> numpy.ndarray:
+    """True where elements are kept; bool of this shape.
+
+    The stream of Philox (Salmon et al., 2011) is a function of key and
+    counter, so that a sample has its part of the stream wherever the
+    micro-batch starts.  Elements take 32 bits each.
+    """
+    samples, elements = shape[0], int(numpy.prod(shape[1:], dtype=int))
+    blocks = -(-elements // (2 * _WORDS_PER_BLOCK))
+    seed, iteration, layer, first_sample = map(int, place)
+    key = hashlib.blake2b(repr((seed, iteration, layer, draw)).encode(),
+                          digest_size=16)
+    generator = numpy.random.Philox(
+        key=int.from_bytes(key.digest(), 'little'),
+        counter=first_sample * blocks)
+    words = generator.random_raw(samples * blocks * _WORDS_PER_BLOCK)
+    numbers = words.astype('<u8', copy=False).view('<u4').reshape(
+        samples, blocks * 2 * _WORDS_PER_BLOCK)[:, :elements]
+    return (numbers >= round(ratio * 2 ** 32)).reshape(shape)

@@ -1,0 +1,132 @@
+"""Running statistics of batch normalisation, as if a batch came whole.
+
+Each micro-batch is normalised with its own mean and variance.  Chainer would
+also update the running averages once per micro-batch, so that they would
+depend on how many there are.  Here they are updated once per batch, with the
+mean and the variance of the whole batch, which follow from those of its parts
+(Chan, Golub, LeVeque: parallel variance).
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import chainer
+import numpy
+from chainer.links import BatchNormalization, BatchRenormalization
+from chainermn.links import MultiNodeBatchNormalization
+
+Parts = list[tuple[int, Any, Any]]      # elements per channel, mean, variance
+
+
+class BatchStatistics(chainer.LinkHook):
+    """Gathers statistics while it is active as a link hook.
+
+    Batch renormalisation reads its running averages while it trains; it is
+    left as Chainer has it.
+    """
+
+    name = 'BatchStatistics of chainer_fp8pipe'
+
+    def __init__(self) -> None:
+        # By link and its how-manieth use in one micro-batch.
+        self._parts: dict[tuple[Any, int], Parts] = {}
+        self._finetune: dict[Any, bool] = {}
+        self._uses: dict[Any, int] = {}
+        self._before: list[tuple[Any, ...]] = []
+
+    def next_micro_batch(self) -> None:
+        """The next forward passes are of another micro-batch."""
+        self._uses.clear()
+
+    def forward_preprocess(self, args: Any) -> None:
+        link = args.link
+        if not _counts(link):
+            return
+        x = args.args[0]
+        if link.avg_mean is None:
+            link._initialize_params(tuple(
+                length for axis, length in enumerate(x.shape)
+                if axis not in link.axis))
+        self._before.append(
+            (link, link.avg_mean, link.avg_var, link.decay, link.N))
+        # So that "the running average" is this micro-batch's own value.
+        link.avg_mean = link.xp.zeros_like(link.avg_mean)
+        link.avg_var = link.xp.zeros_like(link.avg_var)
+        link.decay, link.N = 0.0, 0
+
+    def forward_postprocess(self, args: Any) -> None:
+        link = args.link
+        if not _counts(link):
+            return
+        count = args.args[0].size // max(link.avg_mean.size, 1)
+        mean = link.avg_mean.astype(numpy.float64)
+        variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
+        use = self._uses[link] = self._uses.get(link, -1) + 1
+        self._parts.setdefault((link, use), []).append(
+            (count, mean, variance))
+        self._finetune[link] = link.N > 0
+        self._restore()
+
+    def finish(self) -> None:
+        """Updates the running averages of all links seen; starts anew."""
+        for (link, _), parts in self._parts.items():
+            _update(link, parts, self._finetune[link])
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew, after a step that failed."""
+        self._parts.clear()
+        self._finetune.clear()
+        self._uses.clear()
+        while self._before:
+            self._restore()
+
+    def _restore(self) -> None:
+        link, link.avg_mean, link.avg_var, link.decay, link.N = (
+            self._before.pop())
+
+
+@contextlib.contextmanager
+def recomputing(layers: Iterable[Any]) -> Iterator[None]:
+    """Forward passes inside leave all running averages alone.
+
+    Chainer's links look at its configuration; ChainerMN's do not.
+    """
+    before = [
+        (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
+        for layer in layers if isinstance(layer, chainer.Link)
+        for link in layer.links()
+        if isinstance(link, MultiNodeBatchNormalization)]
+    with chainer.using_config('in_recomputing', True):
+        yield
+    for link, mean, variance, number in before:
+        link.avg_mean[...], link.avg_var[...] = mean, variance
+        link.N = number
+
+
+def _counts(link: Any) -> bool:
+    return (isinstance(link, BatchNormalization)
+            and not isinstance(link, BatchRenormalization)
+            and chainer.config.train and not chainer.config.in_recomputing)
+
+
+def _unbiased(count: int) -> float:
+    """Chainer's running variance is the unbiased one."""
+    return count / max(count - 1.0, 1.0)
+
+
+def _update(link: Any, parts: Parts, finetune: bool) -> None:
+    total = sum(count for count, _, _ in parts)
+    mean = sum(count * part for count, part, _ in parts) / total
+    variance = sum(count * (part + (centre - mean) ** 2)
+                   for count, centre, part in parts) / total
+    decay = link.decay
+    if finetune:
+        link.N += 1
+        decay = 1.0 - 1.0 / link.N
+    for average, now in ((link.avg_mean, mean),
+                         (link.avg_var, variance * _unbiased(total))):
+        average *= decay
+        average += ((1 - decay) * now).astype(average.dtype)

@@ -1,0 +1,108 @@
+"""All channels of one rank of a pipeline."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from .channel import Receiver, Sender
+from .schedule import Action, Kind
+from .tape import Arrays
+
+_UP = {Kind.SEND_ACTIVATION: 1, Kind.RECEIVE_GRADIENT: 1}
+_TARGETS = 0        # the tag of the targets; boundaries follow
+
+
+class Channels:
+    """Senders and receivers for the chunks of one rank.
+
+    Boundary b lies between chunks b and b + 1; its activations and its
+    gradients have a tag each.
+
+    Args:
+        comm: The ranks of one pipeline; rank r has the chunks c with
+            ``c % size == r``.  It is duplicated: nothing that an earlier
+            pipeline left behind can arrive here.
+        chunks: The numbers of this rank's chunks.
+        last: Number of the pipeline's last chunk.
+        codec: What activations and gradients cross as: None (as they are)
+            or ``'fp8'``.
+        xp: ``numpy`` or ``cupy``: what is received into.
+    """
+
+    def __init__(self, comm: MPI.Comm, chunks: Iterable[int], last: int,
+                 codec: str | None = None, xp: Any = numpy) -> None:
+        self._senders: dict[tuple[Kind, int], Sender] = {}
+        self._receivers: dict[tuple[Kind, int], Receiver] = {}
+        self._targets_out: Any = None
+        self._targets_in: Any = None
+        if comm.size == 1:
+            return
+        comm = comm.Dup()
+        for chunk in chunks:
+            if chunk > 0:
+                self._open(comm, chunk, -1, codec, xp)
+            if chunk < last:
+                self._open(comm, chunk, +1, codec, xp)
+        end = last % comm.size
+        if comm.rank == 0:
+            self._targets_out = Sender(comm, end, _TARGETS)
+        elif comm.rank == end:
+            self._targets_in = Receiver(comm, 0, _TARGETS, xp=xp)
+
+    def _open(self, comm: MPI.Comm, chunk: int, step: int,
+              codec: str | None, xp: Any) -> None:
+        other = (chunk + step) % comm.size
+        boundary = chunk if step > 0 else chunk - 1
+        forward, back = 1 + 2 * boundary, 2 + 2 * boundary
+        if step > 0:
+            send, receive = Kind.SEND_ACTIVATION, Kind.RECEIVE_GRADIENT
+            out, into = forward, back
+        else:
+            send, receive = Kind.SEND_GRADIENT, Kind.RECEIVE_ACTIVATION
+            out, into = back, forward
+        self._senders[send, chunk] = Sender(comm, other, out, codec)
+        self._receivers[receive, chunk] = Receiver(comm, other, into, codec,
+                                                   xp)
+
+    def expect(self, counts: Mapping[tuple[Kind, int], int]) -> None:
+        """Says how many messages will come in this step."""
+        for key, count in counts.items():
+            self._receivers[key].expect(count)
+
+    def send(self, action: Action, arrays: Arrays) -> None:
+        """Starts to send; returns at once."""
+        self._senders[action.kind, action.chunk].send(arrays)
+
+    def receive(self, action: Action) -> Arrays:
+        """Waits for the next message of its kind."""
+        return self._receivers[action.kind, action.chunk].receive()
+
+    def send_targets(self, target: Any) -> None:
+        """From the first rank to the last, which computes the loss."""
+        self._targets_out.send((target,))
+
+    def receive_targets(self) -> Any:
+        """What the first rank sends to the last."""
+        self._targets_in.expect(1)
+        return self._targets_in.receive()[0]
+
+    def flush(self) -> None:
+        """Waits until all that was sent has left."""
+        for sender in self._all_senders():
+            sender.flush()
+
+    def fail(self, text: str) -> None:
+        """Tells all neighbours that this rank cannot go on."""
+        for receiver in self._receivers.values():
+            receiver.cancel()
+        for sender in self._all_senders():
+            with contextlib.suppress(MPI.Exception):
+                sender.fail(text)
+
+    def _all_senders(self) -> list[Sender]:
+        return [*self._senders.values(),
+                *filter(None, [self._targets_out])]

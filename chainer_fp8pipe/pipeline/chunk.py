@@ -1,0 +1,186 @@
+"""Consecutive layers on one rank, and what their micro-batches keep."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+from .batch_statistics import BatchStatistics, recomputing
+from .gradient_sums import GradientSums
+from .layers import Layer, as_variables, blame, layer_name
+from .randomness import Place, at
+from .tape import Arrays, Tape
+
+#: Layers that draw no random numbers once their parameters are there, and so
+#: need no seeding: it costs as much as a small layer.
+_STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
+                L.BatchNormalization, L.LayerNormalization)
+_STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
+
+
+class Chunk:
+    """Runs layers forward and backward, one micro-batch at a time.
+
+    Args:
+        layers: Consecutive layers of the whole model.
+        first: There is no layer before these; nobody wants the gradient of
+            the input.
+        recompute: Keep the inputs only, and run forward again before
+            backward (Griewank and Walther, Algorithm 799; Chen et al. 2016).
+        sums: Where gradients of parameters are added up.
+        statistics: Of the batch normalisations.
+        parameters: Of the whole stage.
+    """
+
+    def __init__(self, layers: Sequence[Layer], *, first: bool,
+                 recompute: bool, sums: GradientSums,
+                 statistics: BatchStatistics,
+                 parameters: list[chainer.Parameter]) -> None:
+        self.recompute = recompute
+        self._layers = tuple(layers)
+        self._first = first
+        self._sums = sums
+        self._statistics = statistics
+        self._parameters = parameters
+        self._inputs: dict[int, tuple[Arrays, Place]] = {}
+        self._tapes: dict[int, list[Tape]] = {}
+        self._still: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        """``'layers 2 to 5'``."""
+        return f'layers {self._layers[0][0]} to {self._layers[-1][0]}'
+
+    @property
+    def live(self) -> int:
+        """How many micro-batches wait for their backward pass."""
+        return len(set(self._inputs) | set(self._tapes))
+
+    def infer(self, micro_batch: int, arrays: Arrays,
+              place: Place) -> Arrays:
+        """Forward only, as Chainer's configuration says; keeps nothing."""
+        for index, layer in self._layers:
+            with blame(layer_name(index, layer), micro_batch), \
+                    self._seeded(index, layer, place):
+                arrays = _call(layer, arrays)
+        return arrays
+
+    def forward(self, micro_batch: int, arrays: Arrays,
+                place: Place) -> Arrays:
+        """The outputs for one micro-batch; keeps what backward needs.
+
+        Args:
+            micro_batch: Its number.
+            arrays: The inputs.
+            place: Where we are; the layer is filled in here.
+
+        Raises:
+            LayerError: Naming the layer.
+        """
+        self._statistics.next_micro_batch()
+        if not self.recompute:
+            with self._statistics:
+                tapes = self._record(micro_batch, arrays, place)
+            self._tapes[micro_batch] = tapes
+            return tapes[-1].arrays
+        self._inputs[micro_batch] = arrays, place
+        with self._statistics, chainer.no_backprop_mode():
+            for index, layer in self._layers:
+                with blame(layer_name(index, layer), micro_batch), \
+                        self._seeded(index, layer, place):
+                    arrays = _call(layer, arrays)
+        return arrays
+
+    def restore(self, micro_batch: int) -> None:
+        """Runs forward again if that was asked for."""
+        if micro_batch in self._inputs:
+            arrays, place = self._inputs.pop(micro_batch)
+            with recomputing(layer for _, layer in self._layers):
+                self._tapes[micro_batch] = self._record(
+                    micro_batch, arrays, place)
+
+    def backward(self, micro_batch: int, gradients: Arrays,
+                 defer: bool = False) -> Arrays:
+        """Gradients of the inputs; those of parameters go into the sums.
+
+        Args:
+            micro_batch: Its number; :meth:`forward` has seen it.
+            gradients: Of the outputs; None where there is none.
+            defer: Leave out what :meth:`backward_weight` can do later.
+        """
+        tapes = (self._tapes[micro_batch] if defer
+                 else self._tapes.pop(micro_batch))
+        for position in reversed(range(len(tapes))):
+            with blame('the backward pass of '
+                       + layer_name(*self._layers[position]), micro_batch):
+                gradients = tapes[position].backward(
+                    gradients, self._sums, defer)
+            if not defer:
+                tapes.pop()         # frees its activations at once
+        self._sums.collect(self._parameters)
+        return gradients
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """What a deferring :meth:`backward` left out."""
+        tapes = self._tapes.pop(micro_batch)
+        for position in reversed(range(len(tapes))):
+            with blame('the backward pass of '
+                       + layer_name(*self._layers[position]), micro_batch):
+                tapes.pop().backward_weight(self._sums)
+
+    def forget(self) -> None:
+        """Drops all micro-batches, after a step that failed."""
+        self._inputs.clear()
+        self._tapes.clear()
+
+    # --- details ------------------------------------------------------------
+
+    def _record(self, micro_batch: int, arrays: Arrays,
+                place: Place) -> list[Tape]:
+        tapes: list[Tape] = []
+        wanted = tuple(not self._first and array is not None
+                       and array.dtype.kind == 'f' for array in arrays)
+        for index, layer in self._layers:
+            with blame(layer_name(index, layer), micro_batch), \
+                    self._seeded(index, layer, place):
+                tapes.append(Tape(layer, arrays, wanted))
+            arrays, wanted = tapes[-1].arrays, tapes[-1].wants
+        return tapes
+
+    @contextlib.contextmanager
+    def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:
+        if index in self._still:
+            yield
+            return
+        if not _has_all(layer):
+            # Initial values must be the same on every replica.
+            place = Place(place.seed, 0, index, 0)
+        elif _draws_nothing(layer):
+            self._still.add(index)
+        with at(place._replace(layer=index)):
+            yield
+
+
+def _call(layer: Any, arrays: Arrays) -> Arrays:
+    """Without a graph, but with variables, as layers get them in training.
+
+    Some functions give another dtype to arrays, and what works in place on
+    an array makes a new variable.
+    """
+    outputs = layer(*[chainer.Variable(array, requires_grad=False)
+                      for array in arrays])
+    return tuple(output.array for output in as_variables(outputs))
+
+
+def _has_all(layer: Any) -> bool:
+    return not isinstance(layer, chainer.Link) or all(
+        parameter.array is not None for parameter in layer.params())
+
+
+def _draws_nothing(layer: Any) -> bool:
+    return type(layer) in _STILL_LINKS or any(
+        layer is function for function in _STILL_FUNCTIONS)

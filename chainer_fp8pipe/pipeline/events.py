@@ -1,0 +1,170 @@
+"""What the ranks did when, measured or simulated."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+#: Names of the events in which a rank computes.
+COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
+               'update')
+
+#: Names of the events in which a rank is busy with messages.
+COMMUNICATION = ('send', 'receive', 'exchange')
+
+#: Name of the events in which a rank does nothing but wait.
+WAITING = 'wait'
+
+#: Micro-batch, boundary, whether an activation -> rank -> events.
+_Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
+
+
+class Event(NamedTuple):
+    """Something that took a rank some time.
+
+    Attributes:
+        rank: Who.
+        name: One of :data:`COMPUTATION` or :data:`COMMUNICATION`, or
+            :data:`WAITING`.  ``backward_weight`` is the weight half of a
+            backward pass where that runs on its own, ``backward`` then the
+            input half.
+        start: In seconds, on one clock for all ranks.
+        end: In seconds.
+        micro_batch: Its number, if it is about one.
+        chunk: The chunk of the whole model, if it is about one.
+        iteration: The number of the update, if known.
+    """
+
+    rank: int
+    name: str
+    start: float
+    end: float
+    micro_batch: int | None = None
+    chunk: int | None = None
+    iteration: int | None = None
+
+
+def idle_share(events: Iterable[Event]) -> float:
+    """The share of all ranks' time in which they do not compute.
+
+    The time is that from the first event's start to the last event's end.
+    Communication counts as idle, as long as a rank does nothing else.
+
+    Args:
+        events: Of all ranks; events of computation do not overlap on a rank.
+
+    Returns:
+        Between 0 and 1; 0 where nothing took any time.
+    """
+    events = list(events)
+    if not events:
+        return 0.0
+    span = (max(event.end for event in events)
+            - min(event.start for event in events))
+    busy = sum(event.end - event.start for event in events
+               if event.name in COMPUTATION)
+    ranks = len({event.rank for event in events})
+    return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
+
+
+def part_waits(events: Iterable[Event]) -> list[Event]:
+    """Cuts each ``'receive'`` in two where its message began to be sent.
+
+    What was measured as a receive is mostly waiting for another rank that
+    computes.  It becomes ``'wait'`` until that rank starts its ``'send'``,
+    and ``'receive'`` from then on.  A receive whose send is not among the
+    events stays as it is.
+
+    Args:
+        events: Measured, in any order.
+
+    Returns:
+        The events by their start.
+    """
+    events = sorted(events, key=lambda event: (event.start, event.end))
+    sent = _when_sent(events)
+    parts: list[Event] = []
+    for event in events:
+        cut = min(max(sent.get(event, event.start), event.start), event.end)
+        if cut > event.start:
+            parts.append(event._replace(name=WAITING, end=cut))
+        if cut < event.end or cut == event.start:
+            parts.append(event._replace(start=cut))
+    return sorted(parts, key=lambda event: (event.start, event.end))
+
+
+def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
+    """The events as Chrome trace, one row per rank.
+
+    Write it with :func:`json.dump` and open it at ``chrome://tracing`` or in
+    Perfetto.
+
+    Args:
+        events: In any order; receives are parted by :func:`part_waits`.
+
+    Returns:
+        The "JSON object format" of the Trace Event Format: times in
+        microseconds from the first event on, rounded to nanoseconds.
+    """
+    events = part_waits(events)
+    origin = events[0].start if events else 0.0
+    rows: list[dict[str, Any]] = [
+        {'ph': 'M', 'pid': 0, 'name': 'process_name',
+         'args': {'name': 'pipeline'}}]
+    for rank in sorted({event.rank for event in events}):
+        rows += [{'ph': 'M', 'pid': 0, 'tid': rank, 'name': 'thread_name',
+                  'args': {'name': f'rank {rank}'}},
+                 {'ph': 'M', 'pid': 0, 'tid': rank,
+                  'name': 'thread_sort_index', 'args': {'sort_index': rank}}]
+    return {'traceEvents': rows + [_row(event, origin) for event in events],
+            'displayTimeUnit': 'ms'}
+
+
+def _when_sent(events: list[Event]) -> dict[Event, float]:
+    """For each receive, when its message began to be sent, if known."""
+    sends = _messages(events, 'send')
+    sent = {}
+    for message, receivers in _messages(events[::-1], 'receive').items():
+        senders = sends.get(message, {})
+        if len(senders) != len(receivers):
+            continue
+        # Replicas of a stage are in the order of those of its neighbour.
+        for source, target in zip(sorted(senders), sorted(receivers),
+                                  strict=True):
+            for send, receive in zip(
+                    senders[source], receivers[target][::-1], strict=False):
+                sent[receive] = send.start
+    return sent
+
+
+def _messages(events: list[Event], name: str) -> _Messages:
+    """Sends in order of time, or receives against it, by what they carry.
+
+    An activation follows the forward pass that made it, or comes before the
+    one that needs it; so do gradients with backward passes.
+    """
+    found: _Messages = {}
+    latest: dict[tuple[int, int | None, int | None], str] = {}
+    for event in events:
+        place = event.rank, event.micro_batch, event.chunk
+        if event.name in COMPUTATION:
+            latest[place] = event.name
+        elif event.name == name and event.chunk is not None:
+            upward = latest.get(place) == 'forward'
+            boundary = event.chunk - (upward != (name == 'send'))
+            found.setdefault((event.micro_batch, boundary, upward), {}
+                             ).setdefault(event.rank, []).append(event)
+    return found
+
+
+def _row(event: Event, origin: float) -> dict[str, Any]:
+    # Both ends are rounded, so that events that meet do not overlap.
+    start, end = (round((time - origin) * 1e6, 3)
+                  for time in (event.start, event.end))
+    number = '' if event.micro_batch is None else f' {event.micro_batch}'
+    details = {'micro_batch': event.micro_batch, 'chunk': event.chunk,
+               'iteration': event.iteration}
+    return {'ph': 'X', 'pid': 0, 'tid': event.rank,
+            'name': event.name + number, 'cat': event.name, 'ts': start,
+            'dur': round(end - start, 3),
+            'args': {name: value for name, value in details.items()
+                     if value is not None}}

@@ -1,0 +1,176 @@
+"""The order of computation on one rank, for each schedule.
+
+All functions take the rank, the number of stages (ranks), of micro-batches
+and of chunks per rank; any number of micro-batches from 1 on will do.  They
+return the computation only, without transfers.
+
+The tables show four ranks, a row each, with four micro-batches, one column
+per unit of time: F is forward (one unit), B backward (two), I and W are its
+input and weight halves, numbered by micro-batch.
+"""
+from __future__ import annotations
+
+from itertools import pairwise
+
+from .actions import Action, Kind
+
+
+def gpipe(rank: int, stages: int, micro_batches: int,
+          chunks: int) -> list[Action]:
+    """All forward passes, then all backward passes.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
+        1 | .. F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
+        2 | .. .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. .. .. ..
+        3 | .. .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. .. .. ..
+
+    With m micro-batches and d stages the ranks are idle for a share of
+    (d - 1) / (m + d - 1); each keeps the activations of m micro-batches.
+
+    Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks
+    using Pipeline Parallelism, NeurIPS 2019; backward in the order of forward
+    as in program 3 of Takisawa, Yazaki, Ishihata, Proposing an Implementation
+    Method for Pipeline Parallelism Distributed Deep Learning.
+    """
+    return (forwards(rank, stages, micro_batches, chunks)
+            + _backwards(rank, stages, micro_batches, chunks))
+
+
+def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
+                             chunks: int) -> list[Action]:
+    """Forward and backward in turn as soon as the pipeline is full.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 -- .. B1 -- .. B2 -- .. B3 --
+        1 | .. F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 -- .. ..
+        2 | .. .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. .. .. ..
+        3 | .. .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. .. .. ..
+
+    As fast as :func:`gpipe`, but rank r of d keeps d - r micro-batches at
+    most.
+
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for
+    DNN Training, SOSP 2019; with one update per batch as in Narayanan et al.,
+    Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
+    """
+    return _take_turns(stages - 1 - rank,
+                       forwards(rank, stages, micro_batches, chunks),
+                       _backwards(rank, stages, micro_batches, chunks))
+
+
+def interleaved(rank: int, stages: int, micro_batches: int,
+                chunks: int) -> list[Action]:
+    """Several chunks per rank, so that the pipeline fills in less time.
+
+    Two chunks per rank, G and C being the second one's F and B, each of which
+    has half as many layers as a chunk in the other tables::
+
+        0 | F0F1F2F3G0G1G2G3............C0--..C1--..C2--..C3--B0--B1--B2--B3--
+        1 | ..F0F1F2F3G0G1G2G3......C0--..C1--..C2--..C3--B0--B1--B2--B3--....
+        2 | ....F0F1F2F3G0G1G2..C0--G3C1--..C2--..C3--B0--B1--B2--B3--........
+        3 | ......F0F1F2F3G0C0--G1C1--G2C2--G3C3--B0--B1--B2--B3--............
+
+    Micro-batches go through a chunk in groups of d or some more, so that
+    nobody waits when a group comes round.  With v chunks and m >= d the idle
+    share is (d - 1) / (v m + d - 1), for v times as many messages and more
+    live activations than :func:`one_forward_one_backward`, which it is for
+    one chunk.
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training
+    on GPU Clusters Using Megatron-LM, SC 2021; there m is a multiple of d and
+    all groups are of d.
+    """
+    warm_up = stages - 1 - rank
+    if chunks > 1:
+        # A group, the first being the largest, has been through all chunks
+        # of this rank but the last, and the micro-batch goes on to the last
+        # rank and back.
+        warm_up = (2 * warm_up
+                   + (chunks - 1) * len(_groups(stages, micro_batches)[0]))
+    return _take_turns(warm_up,
+                       forwards(rank, stages, micro_batches, chunks),
+                       _backwards(rank, stages, micro_batches, chunks))
+
+
+def zero_bubble(rank: int, stages: int, micro_batches: int,
+                chunks: int) -> list[Action]:
+    """1F1B with the weight halves moved to where a rank would wait.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. I0 W0 I1 W1 I2 W2 I3 W3
+        1 | .. F0 F1 F2 .. .. I0 F3 I1 W0 I2 W1 I3 W2 W3
+        2 | .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
+        3 | .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
+
+    Where all three take the same time and m >= d, each rank waits for d - 1
+    units instead of 3 (d - 1).  Every rank keeps up to d micro-batches, as
+    the first one does in :func:`one_forward_one_backward`.
+
+    Source: schedule ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism,
+    2023.
+    """
+    order: list[Action] = []
+    delayed: list[Action] = []
+    for action in one_forward_one_backward(rank, stages, micro_batches,
+                                           chunks):
+        if action.kind is Kind.FORWARD:
+            order.append(action)
+            continue
+        order.append(action._replace(kind=Kind.BACKWARD_INPUT))
+        delayed.append(action._replace(kind=Kind.BACKWARD_WEIGHT))
+        # Rank r has r micro-batches fewer in flight than rank 0 and so may
+        # keep r for their weight halves.
+        if len(delayed) > rank:
+            order.append(delayed.pop(0))
+    return order + delayed
+
+
+def forwards(rank: int, stages: int, micro_batches: int,
+             chunks: int) -> list[Action]:
+    """Forward passes only; several chunks take turns as in interleaved.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. ..
+        1 | .. F0 F1 F2 F3 .. ..
+        2 | .. .. F0 F1 F2 F3 ..
+        3 | .. .. .. F0 F1 F2 F3
+    """
+    return [Action(Kind.FORWARD, micro_batch, chunk)
+            for group in _groups(stages, micro_batches)
+            for chunk in range(rank, stages * chunks, stages)
+            for micro_batch in group]
+
+
+def _backwards(rank: int, stages: int, micro_batches: int,
+               chunks: int) -> list[Action]:
+    return [Action(Kind.BACKWARD, micro_batch, chunk)
+            for group in _groups(stages, micro_batches)
+            for chunk in reversed(range(rank, stages * chunks, stages))
+            for micro_batch in group]
+
+
+def _groups(stages: int, micro_batches: int) -> list[range]:
+    """Micro-batches that go through a chunk before the next chunk's turn.
+
+    At least ``stages`` in each, so that the first one has been through all
+    ranks when it comes back; all of them if there are fewer than that.  The
+    sizes differ by one at most, the first is the largest.
+    """
+    count = max(1, micro_batches // stages)
+    bounds = [-(-micro_batches * i // count) for i in range(count + 1)]
+    return [range(*pair) for pair in pairwise(bounds)]
+
+
+def _take_turns(warm_up: int, forwards: list[Action],
+                backwards: list[Action]) -> list[Action]:
+    """``warm_up`` forwards, then one forward and one backward in turn."""
+    turns = max(0, len(forwards) - warm_up)
+    order = forwards[:warm_up]
+    for pair in zip(forwards[warm_up:], backwards[:turns], strict=True):
+        order.extend(pair)
+    return order + backwards[turns:]

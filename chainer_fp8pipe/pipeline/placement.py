@@ -1,0 +1,174 @@
+"""Which rank of a job is which stage of which replica.
+
+The ranks of one pipeline hold one replica of the model; the replicas of one
+stage average its gradients.  What the ranks of a node have in common decides
+what crosses the slow network between nodes.  RaNNC (section 5.3.1 of its
+report) keeps each pipeline inside a node as far as possible; so does this,
+unless less is sent the other way.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+AXES = 'pipeline', 'data'
+
+
+class Placement(NamedTuple):
+    """Where the ranks of a job are on the grid of stages and replicas.
+
+    Attributes:
+        inside: The axis that is kept inside the nodes, as far as it fits:
+            ``'pipeline'`` or ``'data'``.
+        ranks: ``ranks[stage][replica]`` is the rank there.
+        nodes: ``nodes[rank]`` is the number of that rank's node.
+    """
+
+    inside: str
+    ranks: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def pipeline_crossings(self) -> int:
+        """Boundaries between stages on two nodes, over all pipelines."""
+        return sum(self.nodes[rank] != self.nodes[following]
+                   for pipeline in zip(*self.ranks, strict=True)
+                   for rank, following in zip(pipeline, pipeline[1:],
+                                              strict=False))
+
+    @property
+    def data_crossings(self) -> int:
+        """Nodes that a stage's replicas are on, less one, over all stages."""
+        return sum(len({self.nodes[rank] for rank in stage}) - 1
+                   for stage in self.ranks)
+
+    def moved(self, pipeline_bytes: float, data_bytes: float
+              ) -> dict[str, tuple[float, float]]:
+        """What all ranks together send in one step.
+
+        Gradients are counted as exchanged with the least that can be: n
+        replicas, or nodes, send 2 (n - 1) times the bytes of the stage.
+
+        Args:
+            pipeline_bytes: What one pipeline moves in a step, activations
+                and gradients over all its boundaries together.
+            data_bytes: The bytes of one replica's gradients, all stages
+                together.
+
+        Returns:
+            For each axis the bytes in all, and those from node to node.
+        """
+        stages, replicas = len(self.ranks), len(self.ranks[0])
+        boundary = pipeline_bytes / max(stages - 1, 1)
+        stage = 2 * data_bytes / stages
+        return {'pipeline': (replicas * (stages - 1) * boundary,
+                             self.pipeline_crossings * boundary),
+                'data': (stages * (replicas - 1) * stage,
+                         self.data_crossings * stage)}
+
+    def table(self) -> list[str]:
+        """Lines of text: stages by replicas, or the other way if narrower.
+
+        Each cell is ``rank@node``.
+        """
+        cells = [[f'{rank}@{self.nodes[rank]}' for rank in stage]
+                 for stage in self.ranks]
+        down, across = 'stage', 'replica'
+        if len(cells[0]) > len(cells):
+            cells = [list(column) for column in zip(*cells, strict=True)]
+            down, across = across, down
+        rows = [[f'{down} \\ {across}', *map(str, range(len(cells[0])))],
+                *([str(number), *row] for number, row in enumerate(cells))]
+        widths = [max(map(len, column))
+                  for column in zip(*rows, strict=True)]
+        return ['  '.join(text.rjust(width) for text, width
+                          in zip(row, widths, strict=True)) for row in rows]
+
+
+def place(nodes: Sequence[int], stages: int, inside: str = 'auto',
+          pipeline_bytes: float | None = None,
+          data_bytes: float | None = None) -> Placement:
+    """Chooses each rank's stage and replica.
+
+    Args:
+        nodes: The node of every rank.
+        stages: Ranks of one pipeline; divides the number of ranks.
+        inside: ``'pipeline'`` or ``'data'``: the axis to keep inside nodes.
+            ``'auto'``: that with which fewer bytes go from node to node; if
+            bytes are not given, the pipeline, unless it does not fit into
+            the nodes and the data axis does.
+        pipeline_bytes: As for :meth:`Placement.moved`.
+        data_bytes: As for :meth:`Placement.moved`.
+    """
+    if inside != 'auto':
+        return _place(nodes, stages, inside)
+    pipeline, data = (_place(nodes, stages, axis) for axis in AXES)
+    if pipeline_bytes is None or data_bytes is None:
+        only_data_fits = (pipeline.pipeline_crossings
+                          and not data.data_crossings)
+        return data if only_data_fits else pipeline
+
+    def between_nodes(placement: Placement) -> float:
+        moved = placement.moved(pipeline_bytes, data_bytes)
+        return sum(crossing for _, crossing in moved.values())
+    return min(pipeline, data, key=between_nodes)
+
+
+def axis_bytes(boundaries: Sequence[int], parameters: int, samples: int,
+               activation_itemsize: int = 4, gradient_itemsize: int = 4
+               ) -> dict[str, int]:
+    """Estimates what each axis moves in a step.
+
+        ProcessGrid(comm, 2, **axis_bytes([1024], parameters=10 ** 6,
+                                          samples=240))
+
+    Args:
+        boundaries: For each boundary between stages, how many numbers of
+            each sample cross it forward; as many gradients come back.
+        parameters: Numbers in the parameters of the whole model.
+        samples: Of one replica in a step.  Into how many micro-batches they
+            are divided makes no difference.
+        activation_itemsize: Bytes of a number between stages.
+        gradient_itemsize: Bytes of a number between replicas; 1 for fp8.
+
+    Returns:
+        ``pipeline_bytes`` and ``data_bytes``, as for
+        :meth:`Placement.moved`.
+    """
+    return {'pipeline_bytes':
+            2 * samples * sum(boundaries) * activation_itemsize,
+            'data_bytes': parameters * gradient_itemsize}
+
+
+def _place(nodes: Sequence[int], stages: int, inside: str) -> Placement:
+    lines = _lines(nodes, stages if inside == 'pipeline'
+                   else len(nodes) // stages)
+    ranks = (zip(*lines, strict=True) if inside == 'pipeline' else lines)
+    return Placement(inside, tuple(map(tuple, ranks)), tuple(nodes))
+
+
+def _lines(nodes: Sequence[int], length: int) -> list[list[int]]:
+    """Divides the ranks into lines of so many that span few nodes.
+
+    Whole lines inside nodes first.  What is then left over on uneven nodes
+    is joined: the largest rest, completed by one that fits exactly or by the
+    next largest.  Ranks of a node stay neighbours in a line.
+    """
+    free = Counter(nodes)
+    waiting = {node: [rank for rank, of in enumerate(nodes) if of == node]
+               for node in free}
+    lines = []
+    while free.total():
+        line: list[int] = []
+        while len(line) < length:
+            need = length - len(line)
+            node = next((node for node in sorted(free) if line
+                         and free[node] == need),
+                        max(sorted(free), key=free.__getitem__))
+            take = min(need, free[node])
+            line += waiting[node][:take]
+            del waiting[node][:take]
+            free[node] -= take
+        lines.append(sorted(line, key=lambda rank: (nodes[rank], rank)))
+    return sorted(lines)

@@ -1,0 +1,66 @@
+"""Keeps messages between nodes moving while this rank computes.
+
+MPI moves a large message only while both sides are inside a call of MPI:
+they first agree where it goes, and over TCP the sender then feeds a socket.
+A stage that computes makes no such calls for a long time, and the next stage
+would wait for an activation that was sent long ago.  So a thread calls MPI
+from time to time, while a channel to another node has something to do.
+
+Ranks of one node read each other's memory; they need no help, and get none,
+as a thread that wakes a thousand times per second is not free.
+"""
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+
+from mpi4py import MPI
+
+_PERIOD = 1e-3      # seconds between calls of MPI
+
+
+class Progress:
+    """The thread; it starts when it is first needed."""
+
+    def __init__(self) -> None:
+        self._busy: weakref.WeakSet[object] = weakref.WeakSet()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, channel: object) -> None:
+        """This channel has something on its way."""
+        self._busy.add(channel)
+        self._wanted.set()
+        if (self._thread is None
+                and MPI.Query_thread() == MPI.THREAD_MULTIPLE):
+            self._thread = threading.Thread(
+                target=self._run, name='MPI progress', daemon=True)
+            self._thread.start()
+            # Before MPI_Finalize, which mpi4py calls later still.
+            atexit.register(self._stop)
+
+    def end(self, channel: object) -> None:
+        """It has not any more."""
+        self._busy.discard(channel)
+        if not self._busy:
+            self._wanted.clear()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            time.sleep(_PERIOD)
+            if self._thread is None or MPI.Is_finalized():
+                return
+            # Finds nothing; that MPI looks at the network is what counts.
+            MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, 0)
+
+    def _stop(self) -> None:
+        thread, self._thread = self._thread, None
+        self._wanted.set()
+        if thread:
+            thread.join()
+
+
+progress = Progress()

@@ -1,0 +1,83 @@
+"""Random numbers that do not depend on how a model was cut.
+
+Serial training draws dropout masks one after another from one generator, so
+a mask depends on all that was drawn before.  Here a layer draws from a
+generator seeded by its place (seed, iteration, layer of the whole model,
+first sample of the micro-batch): the same mask on whatever rank it runs, in
+whatever order, and again when a forward pass is repeated for recomputation.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy
+
+
+class Place(NamedTuple):
+    """Where in the training a layer runs.
+
+    Attributes:
+        seed: Of the whole run.
+        iteration: Number of the update.
+        layer: Index in the whole model.
+        first_sample: Index of the micro-batch's first sample in the batch of
+            all replicas together.
+    """
+
+    seed: int
+    iteration: int
+    layer: int
+    first_sample: int
+
+
+class _Now(threading.local):
+    place: Place | None = None
+
+
+_now = _Now()
+
+
+def current() -> Place | None:
+    """The place of the layer that runs; None outside of a pipeline."""
+    return _now.place
+
+
+@contextlib.contextmanager
+def at(place: Place, xp: Any = numpy) -> Iterator[None]:
+    """Whatever is drawn inside depends on ``place`` alone.
+
+    Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
+    from which Chainer's functions draw, and leaves it so: put
+    :func:`preserved` around the whole step.
+
+    Args:
+        place: Where we are.
+        xp: ``numpy`` or ``cupy``.
+    """
+    numpy.random.seed(_words(place))
+    if xp is not numpy:
+        xp.random.seed(int(numpy.random.randint(1 << 31)))
+    before, _now.place = _now.place, place
+    try:
+        yield
+    finally:
+        _now.place = before
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Gives NumPy's global generator its state back at the end."""
+    state = numpy.random.get_state()
+    try:
+        yield
+    finally:
+        numpy.random.set_state(state)
+
+
+def _words(place: Place) -> list[int]:
+    """The place as 32-bit words: two for each number, low word first."""
+    return [number >> shift & 0xffffffff
+            for number in place for shift in (0, 32)]

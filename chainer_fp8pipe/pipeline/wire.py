@@ -1,0 +1,169 @@
+"""What the bytes of one message mean: a description that travels apart.
+
+A description has no Python in it: the number of arrays, and for each array
+its axes, its order in memory, whether it crosses as fp8, and its dtype.
+"""
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from . import fp8_wire
+
+_ALIGNMENT = 64     # bytes; a cache line, and more than any dtype asks for
+
+_NUMBER = struct.Struct('<I')       # arrays in the message
+_HEAD = struct.Struct('<BBBB')      # kind, length of the dtype's name, axes, 0
+_AXIS = struct.Struct('<Q')
+_NOTHING, _PLAIN, _FORTRAN, _CODED = 0, 1, 2, 4     # kind: sum of these
+
+
+class Spec(NamedTuple):
+    """How to read one array.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype as ``numpy.dtype.str`` writes it, e.g. ``'<f2'``.
+        fortran: Whether its elements lie in Fortran's order.
+        coded: Whether it crosses as fp8 codes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    fortran: bool
+    coded: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a message."""
+        size = math.prod(self.shape)
+        if self.coded and size:
+            return fp8_wire.EXPONENT + size
+        return size * numpy.dtype(self.dtype).itemsize
+
+
+Specs = tuple[Spec | None, ...]
+
+
+class Layout:
+    """Where the arrays of a message lie: in their order, at 64-byte offsets.
+
+    Args:
+        specs: One per array; None where there is none.
+
+    Attributes:
+        specs: As given.
+        places: Where each array's bytes are.
+        size: Bytes of a message.
+        bare: Whether a message is the memory of one array and nothing else.
+    """
+
+    def __init__(self, specs: Specs) -> None:
+        self.specs = specs
+        self.places: list[slice] = []
+        self.size = 0
+        for spec in specs:
+            length = spec.nbytes if spec else 0
+            start = self.size
+            if length:
+                start = -(-start // _ALIGNMENT) * _ALIGNMENT
+            self.size = start + length
+            self.places.append(slice(start, self.size))
+        self._signature = [
+            spec and (spec.shape, numpy.dtype(spec.dtype), spec.fortran)
+            for spec in specs]
+        self.bare = (len(specs) == 1 and self.size > 0
+                     and specs[0] is not None and not specs[0].coded
+                     # MPI takes the memory of these as it is.
+                     and numpy.dtype(specs[0].dtype).kind in 'biufc')
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether :func:`describe` would give the same specs; quicker."""
+        try:
+            return self._signature == [
+                None if array is None
+                else (array.shape, array.dtype, array.flags.fnc)
+                for array in arrays]
+        except AttributeError:      # describe says what is wrong
+            return False
+
+
+def describe(arrays: Sequence[Any], codec: str | None) -> Specs:
+    """How to read what these arrays are sent as.
+
+    Args:
+        arrays: NumPy or CuPy arrays and None.
+        codec: None or ``'fp8'``.
+
+    Raises:
+        TypeError: For something that is not an array, and for dtypes whose
+            elements are not plain numbers, text or bytes.
+    """
+    return tuple([None if array is None else _spec(array, codec, number)
+                  for number, array in enumerate(arrays)])
+
+
+def encode_specs(specs: Specs) -> bytes:
+    """The bytes that :func:`decode_specs` reads."""
+    parts = [_NUMBER.pack(len(specs))]
+    for spec in specs:
+        if spec is None:
+            parts.append(_HEAD.pack(_NOTHING, 0, 0, 0))
+            continue
+        name = spec.dtype.encode()
+        kind = _PLAIN + _FORTRAN * spec.fortran + _CODED * spec.coded
+        parts += [_HEAD.pack(kind, len(name), len(spec.shape), 0), name]
+        parts += map(_AXIS.pack, spec.shape)
+    return b''.join(parts)
+
+
+def decode_specs(data: bytes) -> Specs:
+    """What :func:`encode_specs` wrote."""
+    number, = _NUMBER.unpack_from(data)
+    place, specs = _NUMBER.size, []
+    for _ in range(number):
+        kind, length, axes, _ = _HEAD.unpack_from(data, place)
+        place += _HEAD.size
+        name = data[place:place + length].decode()
+        place += length
+        shape = struct.unpack_from(f'<{axes}Q', data, place)
+        place += axes * _AXIS.size
+        specs.append(Spec(shape, name, bool(kind & _FORTRAN),
+                          bool(kind & _CODED)) if kind else None)
+    return tuple(specs)
+
+
+def crosses_as(specs: Specs, codec: str | None) -> bool:
+    """Whether a sender with this codec made these specs."""
+    return all(spec.coded == _is_coded(numpy.dtype(spec.dtype), codec)
+               for spec in specs if spec)
+
+
+def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
+    return codec == 'fp8' and fp8_wire.takes(dtype)
+
+
+def _spec(array: Any, codec: str | None, number: int) -> Spec:
+    try:
+        flags, dtype, shape = array.flags, array.dtype, array.shape
+    except AttributeError:
+        raise TypeError(
+            f'array {number} of a message is of type '
+            f'{type(array).__name__}; expected NumPy or CuPy arrays and '
+            'None') from None
+    return Spec(shape, _name(dtype), flags.fnc,
+                _is_coded(dtype, codec))
+
+
+@functools.lru_cache(256)
+def _name(dtype: numpy.dtype) -> str:
+    if dtype.hasobject or numpy.dtype(dtype.str) != dtype:
+        raise TypeError(
+            f'arrays of dtype {dtype} cannot be sent to another rank; '
+            'convert them to one of plain numbers')
+    return dtype.str

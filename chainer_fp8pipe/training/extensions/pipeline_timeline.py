@@ -1,0 +1,120 @@
+"""A picture of what the ranks of a pipeline do in one update."""
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import chainer
+from chainer.training import extension
+from mpi4py import MPI
+
+from ...allreduce import raise_together
+from ...pipeline.events import Event, chrome_trace
+
+
+class PipelineTimeline(extension.Extension):
+    """Writes ``timeline.png`` and ``timeline.json``.  Add it on all ranks.
+
+    One row per rank: forward, backward, update, communication, waiting, as in
+    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The JSON is
+    a Chrome trace, for ``chrome://tracing`` or Perfetto.  Other updates are not recorded and lose no time.
+
+    Args:
+        updater: The trainer's :class:`PipelineUpdater`.
+        iteration: The update to record, counted from 1.  The first ones also
+            allocate and make connections.
+        name: Of the files, without ending.
+        title: Above the picture; default: the schedule and its numbers.
+
+    Raises:
+        ValueError: ``iteration`` is less than 1.
+    """
+
+    trigger = 1, 'iteration'
+    priority = extension.PRIORITY_READER
+    default_name = 'PipelineTimeline'
+
+    def __init__(self, updater: Any, iteration: int = 10,
+                 name: str = 'timeline', title: str | None = None) -> None:
+        if iteration < 1:
+            raise ValueError(
+                f'iteration must be at least 1, not {iteration!r}')
+        self._updater = updater
+        self._iteration = iteration
+        self._name = name
+        self._title = title
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        self._start_before(trainer.updater.iteration + 1)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        done = self._updater.iteration
+        if done == self._iteration:
+            events = gather_events(self._updater)
+            raise_together(self._updater.grid.comm, lambda: self._write(
+                trainer.out, events))
+        self._start_before(done + 1)
+
+    def _start_before(self, iteration: int) -> None:
+        if iteration == self._iteration:
+            start_recording(self._updater)
+
+    def _write(self, directory: str, events: list[Event] | None) -> None:
+        if events is None:
+            return
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, self._name)
+        with open(f'{path}.json', 'w') as file:
+            json.dump(chrome_trace(events), file)
+        try:
+            from ...pipeline.plot import plot_timeline
+            plot_timeline(events, f'{path}.png', self._title
+                          or self._describe())
+        except ImportError as error:
+            warnings.warn(f'{path}.png is not drawn: {error}', stacklevel=2)
+
+    def _describe(self) -> str:
+        schedule, grid = self._updater.schedule, self._updater.grid
+        parts = [schedule.name, f'{schedule.stages} stages',
+                 f'{schedule.micro_batches} micro-batches']
+        if schedule.chunks > 1:
+            parts.insert(2, f'{schedule.chunks} chunks each')
+        if grid.replicas > 1:
+            parts.append(f'{grid.replicas} replicas')
+        return ', '.join(parts)
+
+
+def start_recording(updater: Any) -> None:
+    """The next update is recorded; call it on all ranks."""
+    updater.recorder.start(_common_origin(updater.grid.comm))
+
+
+def gather_events(updater: Any) -> list[Event] | None:
+    """What was recorded on all ranks in the update before.
+
+    Call it on all ranks; rank 0 gets the events, the others None.
+    """
+    own = [event._replace(iteration=updater.iteration)
+           for event in updater.recorder.events]
+    everyone: list[Iterable[Event]] | None = (
+        updater.grid.comm.gather(own))
+    if everyone is None:
+        return None
+    return [event for events in everyone for event in events]
+
+
+def _common_origin(comm: MPI.Comm) -> float:
+    """The same moment on all ranks, as each rank's clock has it.
+
+    The ranks of a node have one clock.  Those of different nodes take the end
+    of a barrier, some tens of microseconds apart.
+    """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    comm.Barrier()
+    origin = node.bcast(time.monotonic())
+    node.Free()
+    return origin

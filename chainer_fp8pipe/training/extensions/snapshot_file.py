@@ -1,0 +1,184 @@
+"""The file of a snapshot.
+
+An ordinary ``.npz``: ``all/KEY`` is a value as the first rank that has it has
+it, ``rank3/KEY`` the same where rank 3 differs, ``meta/KEY`` about the job.
+``meta/has`` says which rank had which key: element (r, k) for rank r and the
+k-th ``all/`` of the file.
+
+Keys of a model name its layers as the whole model does, so each layer of a
+pipeline is in the file once, and Chainer's ``load_npz`` finds a model below
+``all/trainer/updater/model:main/`` however it was cut.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from .optimizer_state import State
+
+ALL = 'all/'
+
+
+class Index(NamedTuple):
+    """What is in a snapshot.
+
+    Attributes:
+        path: Of the file.
+        communicator: The names of the job's communicators.
+        keys: All keys, of all ranks.
+        has: bool array (ranks, keys): which rank had which.
+    """
+
+    path: str
+    communicator: str
+    keys: list[str]
+    has: numpy.ndarray
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the job had."""
+        return len(self.has)
+
+    def of_rank(self, rank: int) -> list[str]:
+        """The keys that a rank had, in the order of the file."""
+        return [key for key, has in zip(self.keys, self.has[rank],
+                                        strict=True) if has]
+
+
+class Content:
+    """An open snapshot; one value at a time is in memory.
+
+    Attributes:
+        index: What is in it.
+    """
+
+    def __init__(self, path: str, archive: Any) -> None:
+        self._archive = archive
+        self._members = set(archive.files)
+        needed = {'meta/has', 'meta/communicator'}
+        if not needed <= self._members:
+            raise ValueError(f'{path} was not written by the Snapshot '
+                             'extension of this version of chainer_fp8pipe')
+        self.index = Index(
+            path, str(self._read('meta/communicator')),
+            [name[len(ALL):] for name in archive.files
+             if name.startswith(ALL)], self._read('meta/has'))
+
+    def has_own(self, rank: int, key: str) -> bool:
+        """Whether a rank's value differs from the first rank's."""
+        return f'rank{rank}/{key}' in self._members
+
+    def read(self, key: str, rank: int | None = None) -> numpy.ndarray:
+        """The first rank's value, or a rank's own.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        return self._read((ALL if rank is None else f'rank{rank}/') + key)
+
+    def _read(self, name: str) -> numpy.ndarray:
+        with _explained(self._archive.zip.filename):
+            return self._archive[name]
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Content]:
+    """Opens a snapshot for reading.
+
+    Raises:
+        ValueError: It is damaged, or no snapshot.
+    """
+    with contextlib.ExitStack() as stack:
+        with _explained(path):
+            archive = stack.enter_context(
+                numpy.load(path, allow_pickle=True))
+            if not hasattr(archive, 'files'):
+                raise ValueError('a single array')
+        yield Content(path, archive)
+
+
+def write(path: str, members: Iterable[tuple[str, numpy.ndarray]]) -> None:
+    """Writes a file that appears when it is complete.
+
+    Args:
+        path: Where; what was there before is replaced at the very end.
+        members: Names and values, written as they come.
+    """
+    directory = os.path.dirname(path) or '.'
+    os.makedirs(directory, exist_ok=True)
+    # A name of its own, so that a killed run leaves no more than one.
+    temporary = os.path.join(directory, 'snapshot.partial')
+    try:
+        with open(temporary, 'wb') as file:
+            with zipfile.ZipFile(file, 'w') as archive:
+                for name, value in members:
+                    with archive.open(f'{name}.npy', 'w',
+                                      force_zip64=True) as member:
+                        numpy.lib.format.write_array(member, value,
+                                                     allow_pickle=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+
+
+def digests(state: State) -> dict[str, bytes]:
+    """Of each value, dtype and shape included."""
+    return {key: _digest(value) for key, value in state.items()}
+
+
+def plan(tables: Sequence[dict[str, bytes]]
+         ) -> tuple[list[list[tuple[str, str]]], numpy.ndarray]:
+    """Who writes what.
+
+    Args:
+        tables: Each rank's :func:`digests`.
+
+    Returns:
+        For each rank the prefixes and keys that come from it, and the
+        array ``meta/has``.
+    """
+    first: dict[str, bytes] = {}
+    parts: list[list[tuple[str, str]]] = []
+    for rank, table in enumerate(tables):
+        parts.append([
+            (f'rank{rank}/' if key in first else ALL, key)
+            for key, digest in table.items() if first.get(key) != digest])
+        first = {**table, **first}
+    order = [key for part in parts for prefix, key in part if prefix == ALL]
+    has = [[key in table for key in order] for table in tables]
+    return parts, numpy.array(has, bool).reshape(len(tables), len(order))
+
+
+def _digest(value: numpy.ndarray) -> bytes:
+    digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode(),
+                             digest_size=16)
+    if value.dtype == object:
+        digest.update(pickle.dumps(value.tolist()))
+    else:
+        flat = numpy.ascontiguousarray(value).reshape(-1)
+        digest.update(flat.view(numpy.uint8).data)
+    return digest.digest()
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Whatever goes wrong inside means that the file is damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f'{path} is damaged or no snapshot ({error}); resume from an '
+            'older one') from error

@@ -1,0 +1,187 @@
+"""An iterator whose order does not depend on the number of replicas."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+
+class Share(NamedTuple):
+    """What part of a batch of all replicas this replica has.
+
+    Attributes:
+        start: Index of its first sample in the batch.
+        stop: Index after its last sample.
+        total: Samples in the batch.
+    """
+
+    start: int
+    stop: int
+    total: int
+
+
+class ReplicaIterator(chainer.dataset.Iterator):
+    """Divides each batch over the replicas of a model.
+
+    A batch of all replicas together is the same however many there are, and
+    every sample comes once in an epoch: the order depends on the seed and
+    the number of the epoch alone.  Each replica takes consecutive samples,
+    one more or fewer than the others.  All stages of a pipeline use the same
+    share.
+
+    With ``repeat``, every batch is full: one that reaches the end of an
+    epoch goes on with the next, as in Chainer's ``SerialIterator``.
+    Otherwise the last batch of the only epoch is as short as it must be; a
+    rest too small for all replicas joins the batch before it.
+
+    What is saved does not depend on the replica, so that a run goes on at
+    any number of them.
+
+    Args:
+        dataset: The whole data set, the same on all ranks.
+        batch_size: Samples of all replicas together.
+        replica_index: This replica.
+        replicas: How many there are.
+        repeat: Go on after the first epoch.
+        shuffle: Another order in each epoch; otherwise the data set's.
+        seed: Of the order; the same on all ranks.
+        grid: A :class:`~chainer_fp8pipe.pipeline.grid.ProcessGrid`, instead
+            of ``replica_index`` and ``replicas``.
+
+    Attributes:
+        dataset: As given.
+        batch_size: As given.
+        repeat: As given.
+        epoch: Finished epochs.
+        is_new_epoch: Whether the last batch finished one.
+        current_position: Samples of this epoch that were used already.
+        share: This replica's part of the last batch; None before it.
+
+    Raises:
+        ValueError: There is no such replica, a batch has not a sample for
+            each, or the data set is too small.
+    """
+
+    def __init__(self, dataset: Sequence, batch_size: int,
+                 replica_index: int = 0, replicas: int = 1,
+                 repeat: bool = True, shuffle: bool = True, seed: int = 0,
+                 grid: Any = None) -> None:
+        if grid is not None:
+            replica_index, replicas = grid.replica_index, grid.replicas
+        if not 0 <= replica_index < replicas:
+            raise ValueError(f'there is no replica {replica_index} among '
+                             f'{replicas}')
+        if batch_size < replicas:
+            raise ValueError(
+                f'batch_size={batch_size} of all replicas together is less '
+                f'than one sample for each of the {replicas} replicas')
+        needed = 1 if repeat else replicas
+        if len(dataset) < needed:
+            raise ValueError(f'the data set has {len(dataset)} samples; '
+                             f'{needed} are needed')
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.repeat = repeat
+        self._replica_index, self._replicas = replica_index, replicas
+        self._shuffle, self._seed = shuffle, seed
+        self._order: tuple[int, numpy.ndarray] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts again with the first epoch."""
+        self.epoch = 0
+        self.current_position = 0
+        self.is_new_epoch = False
+        self.share: Share | None = None
+        self._previous_epoch_detail = -1.0
+
+    def next_indices(self) -> numpy.ndarray:
+        """Goes on like ``next``, but does not read the data set.
+
+        Returns:
+            int64 array: where this replica's samples are in the data set.
+            For stages that need neither inputs nor labels.
+
+        Raises:
+            StopIteration: The only epoch is over.
+        """
+        if self.epoch and not self.repeat:
+            raise StopIteration
+        self._previous_epoch_detail = self.epoch_detail
+        self.is_new_epoch = False
+        size, left = len(self.dataset), self._next_size()
+        parts = []
+        while left:
+            end = min(self.current_position + left, size)
+            parts.append(self._permutation()[self.current_position:end])
+            left -= end - self.current_position
+            self.current_position = end
+            if end == size:
+                self.epoch += 1
+                self.current_position = 0
+                self.is_new_epoch = True
+        whole = numpy.concatenate(parts)
+        self.share = _share(len(whole), self._replica_index, self._replicas)
+        return whole[self.share.start:self.share.stop]
+
+    def __next__(self) -> list:
+        return [self.dataset[index] for index in self.next_indices()]
+
+    next = __next__
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs so far, with the fraction of the present one."""
+        return self.epoch + self.current_position / len(self.dataset)
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` before the last batch; None before the first."""
+        if self._previous_epoch_detail < 0:
+            return None
+        return self._previous_epoch_detail
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads where in which epoch it is.
+
+        Raises:
+            ValueError: It was saved with a larger data set.
+        """
+        position = serializer('current_position', self.current_position)
+        if position >= len(self.dataset):
+            raise ValueError(
+                f'the iterator was saved after {position} samples of an '
+                f'epoch, but the data set has {len(self.dataset)}; resume '
+                'with the same data set')
+        self.current_position = position
+        self.epoch = serializer('epoch', self.epoch)
+        self.is_new_epoch = serializer('is_new_epoch', self.is_new_epoch)
+        self._previous_epoch_detail = serializer(
+            'previous_epoch_detail', self._previous_epoch_detail)
+
+    def _next_size(self) -> int:
+        """Samples in the next batch of all replicas together."""
+        left = len(self.dataset) - self.current_position
+        if self.repeat or left - self.batch_size >= self._replicas:
+            return self.batch_size
+        return left
+
+    def _permutation(self) -> numpy.ndarray:
+        """The order of the present epoch."""
+        if not self._shuffle:
+            return numpy.arange(len(self.dataset))
+        if self._order is None or self._order[0] != self.epoch:
+            # Not a Generator: NumPy may change what those draw.
+            words = [number >> shift & 0xffffffff
+                     for number in (self._seed, self.epoch)
+                     for shift in (0, 32)]
+            self._order = self.epoch, numpy.random.RandomState(
+                words).permutation(len(self.dataset))
+        return self._order[1]
+
+
+def _share(total: int, index: int, replicas: int) -> Share:
+    return Share(total * index // replicas, total * (index + 1) // replicas,
+                 total)

@@ -1,0 +1,266 @@
+"""``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chainer
+import chainer.functions as F
+from chainer.dataset import concat_examples, convert
+from chainer.training.updaters import StandardUpdater
+from chainermn.optimizers import _MultiNodeOptimizer
+
+from ...allreduce import Signature, agree, raise_together
+from ...allreduce.abort import abort_on_exception
+from ...pipeline.grid import ProcessGrid
+from .batch import Batch, split_target
+from .following_iterator import FollowingIterator, progress
+from .layout import layout_problem
+from .pipeline_steps import Steps
+from .whole_model import decide_together
+
+
+class PipelineUpdater(StandardUpdater):
+    """Trains one model over several ranks, each with some of its layers.
+
+    Make it on all ranks; from then on, an exception that nobody catches ends
+    the whole job.  The batch is cut into micro-batches, which go
+    through the stages as the schedule says.  Loss and gradients are those of
+    serial training on the same micro-batches.  Only the ranks of the first
+    stage read data; all ranks report the same loss.  Afterwards the optimizer
+    updates this rank's layers; clipping and dynamic loss scaling look at all
+    stages.
+
+    From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
+    Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
+    schedules of :mod:`chainer_fp8pipe.pipeline.schedule`.
+
+    Args:
+        iterator: Gives batches on the ranks of the first stage; elsewhere it
+            is not used and may be None.  The last element of an example is
+            the target, the others are arguments of the first layer.
+        optimizer: Set up with this rank's stage, ``Net().stage(comm)``.
+            With replicas, ChainerMN's multi-node optimizer around a
+            communicator of ``grid.data``.
+        comm: The ranks: a communicator of ChainerMN or mpi4py, or a
+            :class:`ProcessGrid`.
+        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.
+        micro_batches: Into how many a batch is cut.
+        schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
+            ``'zero_bubble'``.
+        recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
+            the last'``: which keep their inputs only and run forward twice.
+            True and False mean the second and the first.
+        metrics: Name to function of the loss's arguments, reported beside
+            it; default: accuracy if the loss is ``softmax_cross_entropy``.
+        loss_weight: ``loss_weight(target)``: how much a micro-batch counts
+            in the mean; default: the labels that ``loss_fun`` does not
+            ignore, or else samples.
+        converter: Makes arrays of a batch.
+        device: Where the model and the arrays go.
+        label_key: Index or key of the target in an example.
+        activation_codec: ``'fp8'``: activations and their gradients cross
+            as fp8; default: as they are.
+        seed: Of dropout masks and deferred initial values.
+        auto_new_epoch: As in ``StandardUpdater``.
+
+    Raises:
+        ValueError: The ranks differ in options, the stages do not fit
+            together, or the optimizer is not one for these replicas; on all
+            ranks.
+
+    .. admonition:: Example
+
+        >>> import chainer, numpy
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from chainer_fp8pipe import Divisible, PipelineUpdater
+        >>> model = Divisible(L.Linear(4, 3)).stage(MPI.COMM_WORLD)
+        >>> data = chainer.datasets.TupleDataset(
+        ...     numpy.ones((6, 4), 'f'), numpy.zeros(6, 'i'))
+        >>> updater = PipelineUpdater(
+        ...     chainer.iterators.SerialIterator(data, 6),
+        ...     chainer.optimizers.SGD().setup(model), MPI.COMM_WORLD,
+        ...     micro_batches=3)
+        >>> updater.update()
+        >>> updater.iteration
+        1
+    """
+
+    def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
+                 loss_fun: Callable = F.softmax_cross_entropy,
+                 micro_batches: int = 4, schedule: str = '1f1b',
+                 recompute: Any = 'no stage',
+                 metrics: Mapping[str, Callable] | None = None,
+                 loss_weight: Callable | None = None,
+                 converter: Callable = concat_examples, device: Any = None,
+                 label_key: Any = -1, activation_codec: str | None = None,
+                 seed: int = 0, auto_new_epoch: bool = True) -> None:
+        abort_on_exception()
+        grid = (comm if isinstance(comm, ProcessGrid)
+                else ProcessGrid(comm, pipeline=comm.size))
+        self.grid = grid
+        self.label_key = label_key
+        if metrics is None:
+            metrics = ({'accuracy': F.accuracy}
+                       if loss_fun is F.softmax_cross_entropy else {})
+        raise_together(grid.comm, lambda: _check(
+            iterator, optimizer, grid, micro_batches, label_key,
+            activation_codec), error=ValueError)
+        agree(grid.comm, Signature({
+            'micro_batches': str(micro_batches), 'schedule': str(schedule),
+            'recompute': str(recompute), 'seed': str(seed),
+            'activation_codec': str(activation_codec),
+            'metrics': ', '.join(metrics)}),
+            remedy='Pass the same to PipelineUpdater on all ranks.')
+        model = optimizer.target
+        agree(grid.comm, Signature({}), layout_problem(model, grid),
+              'Make this rank\'s model with Net().stage(comm).')
+        if grid.stage_index or iterator is None:
+            iterator = FollowingIterator()
+        super().__init__(iterator, optimizer, converter, device,
+                         auto_new_epoch=auto_new_epoch)
+        self._steps = raise_together(grid.comm, lambda: _prepared(
+            model, grid, loss_fun, metrics, loss_weight, micro_batches,
+            schedule, recompute, activation_codec, seed), error=ValueError)
+        self._steps.connect()
+
+    @property
+    def schedule(self) -> Any:
+        """The :class:`~chainer_fp8pipe.pipeline.schedule.Schedule`."""
+        return self._steps.schedule
+
+    @property
+    def recorder(self) -> Any:
+        """Notes what this rank does when, once it is started."""
+        return self._steps.recorder
+
+    def update_core(self) -> None:
+        """One update of all stages; call it on all ranks."""
+        optimizer = self.get_optimizer('main')
+        iterator = self.get_iterator('main')
+        model = optimizer.target
+        if self.grid.replicas > 1 and optimizer.is_changed(model):
+            optimizer.communicator.bcast_data(model)
+        means, now = self._steps.train(
+            self._read, self.iteration, optimizer._loss_scale)
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(now)
+        chainer.report(means, model)
+        decide_together(optimizer, self.grid.pipeline)
+        if type(optimizer) is _MultiNodeOptimizer:
+            # What its update() does, but that never spends an update on
+            # sending parameters: those that this forward pass has made are
+            # the same on all replicas.
+            with self.recorder.note('exchange'):
+                optimizer.communicator.multi_node_mean_grad(
+                    model, optimizer.zero_fill)
+            optimizer = optimizer.actual_optimizer
+        with self.recorder.note('update'):
+            optimizer.update()
+        self.recorder.on = False        # what follows is no part of an update
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            optimizer.new_epoch(auto=True)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Reports loss and metrics of a batch; call it on all ranks.
+
+        For Chainer's ``Evaluator``, on all ranks::
+
+            extensions.Evaluator(iterator, model, eval_func=updater.evaluate)
+
+        Args:
+            args: Arrays as the converter gives them; those of the first
+                stage's rank count, the others only say that a batch comes.
+        """
+        means = self._steps.evaluate(
+            lambda: split_target(kwargs or args, self.label_key))
+        chainer.report(means, self.get_optimizer('main').target)
+
+    def predict(self, *inputs: Any, wanted: bool = True) -> Any:
+        """The model's output; call it on all ranks.
+
+        Args:
+            inputs: Arrays for the first layer, of one batch; they count on
+                the first stage's rank only, and may be left out elsewhere.
+            wanted: Whether this rank wants the output.
+
+        Returns:
+            What the last layer returns, as arrays; None where it was not
+            wanted.
+        """
+        return self._steps.predict(
+            lambda: Batch(inputs, None), wanted)
+
+    def serialize(self, serializer: Any) -> None:
+        """As in ``StandardUpdater``; how far the data are, on all ranks."""
+        super().serialize(serializer)
+        iterator = self.get_iterator('main')
+        now = [serializer(f'progress_{number}', value)
+               for number, value in enumerate(progress(iterator))]
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(tuple(float(value) for value in now))
+
+    def resumed(self) -> None:
+        """All stages learn from the first how far the data are.
+
+        ``resume`` calls it on all ranks: a snapshot of serial training does
+        not say it in this updater's way.
+        """
+        iterator = self.get_iterator('main')
+        now = self.grid.pipeline.bcast(progress(iterator))
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(now)
+
+    def _read(self) -> Batch:
+        iterator = self.get_iterator('main')
+        arrays = convert._call_converter(
+            self.converter, iterator.next(), self.input_device)
+        return split_target(arrays, self.label_key, progress(iterator))
+
+
+def _prepared(model: Any, grid: ProcessGrid, loss_fun: Callable,
+              metrics: Mapping[str, Callable], loss_weight: Callable | None,
+              micro_batches: int, schedule: str, recompute: Any,
+              activation_codec: str | None, seed: int) -> Steps:
+    return Steps(model, grid, loss_fun=loss_fun, metrics=metrics,
+                 loss_weight=loss_weight, micro_batches=micro_batches,
+                 schedule=schedule, recompute=recompute,
+                 activation_codec=activation_codec, seed=seed)
+
+
+def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
+           micro_batches: Any, label_key: Any, codec: Any) -> None:
+    """What this rank can see to be wrong by itself."""
+    if not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ValueError('micro_batches must be a positive integer, not '
+                         f'{micro_batches!r}')
+    if not isinstance(label_key, (int, str)):
+        raise TypeError('label_key must be an integer or a string, not '
+                        f'{label_key!r}')
+    if codec not in (None, 'fp8'):
+        raise ValueError(f"activation_codec must be None or 'fp8', not "
+                         f'{codec!r}')
+    if iterator is None and grid.stage_index == 0:
+        raise ValueError('the ranks of the first stage need an iterator')
+    model = getattr(optimizer, 'target', None)
+    if not hasattr(model, 'pieces'):
+        raise TypeError('the optimizer must be set up with a Divisible '
+                        '(optimizer.setup(Net().stage(comm))), not '
+                        f'{type(model).__name__}')
+    _check_replicas(optimizer, grid)
+
+
+def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
+    communicator = getattr(optimizer, 'communicator', None)
+    if communicator is None:
+        if grid.replicas > 1:
+            raise ValueError(
+                f'{grid.replicas} replicas would go apart; wrap the optimizer '
+                'in create_multi_node_optimizer(optimizer, '
+                'create_communicator(..., mpi_comm=grid.data))')
+    elif communicator.size != grid.replicas:
+        raise ValueError(
+            f"the optimizer's communicator has {communicator.size} ranks but "
+            f'a stage has {grid.replicas} replicas; make the communicator '
+            'with mpi_comm=grid.data of a ProcessGrid')

@@ -1,0 +1,171 @@
+"""How the ranks of a pipeline open and close a step.
+
+Every step opens with all ranks agreeing on what they are about to do and
+closes with all ranks knowing whether it worked, so that whatever goes wrong on
+one rank is an error on every rank.
+"""
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from ...allreduce import Signature, agree
+from ...pipeline.errors import RemoteError
+from ...pipeline.grid import ProcessGrid
+from .batch import Batch
+
+_STEPS = ('train', 'evaluate', 'predict')
+_READ, _ENDED, _FAILED = range(3)
+
+
+class Opened(NamedTuple):
+    """What all ranks know of a step's batch.
+
+    Attributes:
+        batch: None but on the first stage.
+        samples: In this replica's batch.
+        first_sample: Its first one's index in the batch of all replicas.
+        progress: Of the first stage's iterator.
+    """
+
+    batch: Batch | None
+    samples: int
+    first_sample: int
+    progress: tuple[float, ...]
+
+
+class Together:
+    """Opens and closes steps on all ranks of a grid.
+
+    A training step is one of all replicas, the other steps are of one
+    pipeline.
+    """
+
+    def __init__(self, grid: ProcessGrid) -> None:
+        self._grid = grid
+        self._broken = ''
+
+    def open(self, step: str, read: Callable[[], Batch],
+             entries: Mapping[str, str] | None = None) -> Opened:
+        """All ranks learn what the first stage has read, or that it failed.
+
+        Args:
+            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            read: Gives the batch; called on the first stage only.
+            entries: What else must be the same on all ranks.
+
+        Raises:
+            StopIteration: ``read`` raised it; on all ranks.
+            ValueError: It raised something else, or ranks are about to do
+                different things; on all ranks.
+            RuntimeError: An earlier step failed.
+        """
+        if self._broken:
+            raise RuntimeError('this pipeline failed before '
+                               f'({self._broken}); make a new updater')
+        batch, header, problem = None, numpy.zeros(8), ''
+        if self._grid.stage_index == 0:
+            header[0] = _STEPS.index(step)
+            try:
+                batch = read()
+                header[2] = batch.samples()
+                header[4:] = batch.progress
+            except StopIteration:
+                header[1] = _ENDED
+            except Exception as error:
+                header[1] = _FAILED
+                problem = f'{type(error).__name__}: {error}'
+                show_traceback(self._grid.comm)
+            if step == 'train':
+                header[3] = self._samples_before(header[2])
+        self._grid.pipeline.Bcast(header)
+        said, outcome = _STEPS[int(header[0])], int(header[1])
+        if said != step:
+            problem = (f'this rank is about to {step}, but the first stage '
+                       f'to {said}; call the same on all ranks')
+        ended = ' although the data have ended' * (outcome == _ENDED)
+        agree(self._scope(said),
+              Signature({'the step': said + ended, **(entries or {})}),
+              problem, 'Give all replicas iterators of equal length.')
+        if outcome == _ENDED:
+            raise StopIteration
+        return Opened(batch, int(header[2]), int(header[3]),
+                      tuple(header[4:].tolist()))
+
+    def close(self, step: str, work: Callable[[], list[float]],
+              give_up: Callable[[str], None]) -> numpy.ndarray:
+        """Does the work; if it fails anywhere, raises everywhere.
+
+        Args:
+            step: As it was opened.
+            work: Returns numbers to be summed over the ranks, the same
+                number of them on each.  It may wait for other ranks only
+                through channels.
+            give_up: Told what happened where this rank failed or another
+                one did; makes ranks that wait for this one fail too.
+
+        Returns:
+            The sums, float64, the same on all ranks.
+
+        Raises:
+            RemoteError: Another rank failed.
+            Exception: What failed on this rank.
+        """
+        scope = self._scope(step)
+        error: Exception | None = None
+        numbers: list[float] = []
+        try:
+            numbers = work()
+        except Exception as reason:
+            error = reason
+            give_up(str(reason))
+            if not isinstance(reason, RemoteError):
+                show_traceback(self._grid.comm)
+        failed = scope.allreduce(error is not None, MPI.LOR)
+        if failed:
+            self._break(scope, error)
+        sums = numpy.array(numbers, numpy.float64)
+        scope.Allreduce(MPI.IN_PLACE, sums)
+        return sums
+
+    def _break(self, scope: MPI.Comm, error: Exception | None) -> None:
+        """Raises on all ranks what went wrong on some."""
+        own = '' if error is None or isinstance(error, RemoteError) else str(
+            error) or type(error).__name__
+        # Messages of the failed step may still be on their way.
+        self._broken = '; '.join(
+            f'rank {rank}: {text}' for rank, text
+            in enumerate(scope.allgather(own)) if text)
+        if own:
+            assert error is not None
+            raise error
+        raise RemoteError(self._broken)
+
+    def _scope(self, step: str) -> MPI.Comm:
+        return self._grid.comm if step == 'train' else self._grid.pipeline
+
+    def _samples_before(self, samples: float) -> float:
+        """How many samples the replicas before this one have."""
+        if self._grid.replicas == 1:
+            return 0
+        counts = self._grid.data.allgather(samples)
+        return sum(counts[:self._grid.replica_index])
+
+
+def show_traceback(comm: MPI.Comm) -> None:
+    """Prints the exception that is handled, before what it leads to.
+
+    The other ranks fail as soon as they hear of it.
+    """
+    if comm.size > 1:
+        sys.stdout.flush()
+        sys.stderr.write(f'\nrank {comm.rank} of {comm.size} failed:\n'
+                         f'{traceback.format_exc()}')
+        sys.stderr.flush()
+        time.sleep(0.2)     # what is printed on another rank may overtake

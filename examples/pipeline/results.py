@@ -1,0 +1,132 @@
+"""The table and the picture at the end of a run."""
+import json
+from collections import defaultdict
+from statistics import fmean, median
+
+from chainer_fp8pipe.pipeline.checker import check
+from chainer_fp8pipe.pipeline.events import Event, idle_share
+from chainer_fp8pipe.pipeline.simulator import Costs, simulate
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+_ACCURACY = 'validation/main/accuracy'
+
+
+def summarise(log, schedule, seconds, timeline, drawn):
+    """What is shown of a run.
+
+    Args:
+        log: What ``LogReport`` wrote.
+        schedule: Of the pipeline.
+        seconds: Of each update of this run but the first.
+        timeline: The Chrome trace of an update; None: there is none.
+        drawn: The number of that update.
+    """
+    last = log[-1]
+    accuracies = [100 * entry[_ACCURACY] for entry in log]
+    return {
+        'schedule': schedule.name,
+        'stages': schedule.stages,
+        'chunks': schedule.chunks,
+        'micro_batches': schedule.micro_batches,
+        'epochs': last['epoch'],
+        'updates': last['iteration'],
+        'final': accuracies[-1],
+        'best': max(accuracies),
+        'milliseconds': 1e3 * median(seconds) if len(seconds) else None,
+        # of the last epoch, so after any warm-up
+        'bytes': last.get('comm/bytes'),
+        'seconds': last['elapsed_time'],
+        'drawn': drawn,
+        'idle': timeline and idle_shares(timeline, schedule),
+    }
+
+
+def idle_shares(timeline, schedule):
+    """Per cent of all ranks' time in which they do not compute.
+
+    Measured, and as the schedule has it: where all stages take equally long,
+    and where they take as long as was measured.  Update and exchange with
+    the replicas come after what a schedule is about.
+    """
+    with open(timeline) as file:
+        rows = json.load(file)['traceEvents']
+    events = [Event(row['tid'], row['cat'], row['ts'] / 1e6,
+                    (row['ts'] + row['dur']) / 1e6,
+                    row['args'].get('micro_batch'), row['args'].get('chunk'))
+              for row in rows if row['ph'] == 'X']
+    passes = [event for event in events
+              if event.name not in ('update', 'exchange')]
+    shares = {
+        'whole update': idle_share(events),
+        'forward and backward': idle_share(passes),
+        'equal stages': check(schedule).idle_share,
+        'stages as measured': simulate(schedule, _costs(passes)).idle_share}
+    return {name: 100 * share for name, share in shares.items()}
+
+
+def _costs(events):
+    """The mean times of each chunk, over micro-batches and replicas."""
+    times = defaultdict(list)
+    for event in events:
+        times[event.chunk, event.name].append(event.end - event.start)
+    chunks = {chunk for chunk, _ in times if chunk is not None}
+    return [Costs(*(fmean(times.get((chunk, name), [0.0])) for name in (
+        'forward', 'backward', 'backward_weight', 'recompute')))
+        for chunk in sorted(chunks)]
+
+
+def print_table(summary, files):
+    """A line for each thing that one wants to know of a run.
+
+    Args:
+        summary: What :func:`summarise` returned.
+        files: What is written where.
+    """
+    def row(title, value, unit, explanation):
+        print(f'{title:18}{value:>10} {unit:3}{explanation}'.rstrip())
+    print()
+    row('test accuracy', f'{summary["final"]:.2f}', '%',
+        f'best: {summary["best"]:.2f} %')
+    if summary['milliseconds']:
+        row('time per update', f'{summary["milliseconds"]:.1f}', 'ms',
+            'median')
+    if summary['bytes']:
+        row('gradients', f'{summary["bytes"] / 1e3:,.1f}', 'kB',
+            'sent by rank 0 per update')
+    if summary['idle']:
+        shares = {name: f'{share:.1f}'
+                  for name, share in summary['idle'].items()}
+        row('idle, measured', shares['whole update'], '%',
+            f"of the ranks' time in update {summary['drawn']}")
+        row('', shares['forward and backward'], '%',
+            'of it, in forward and backward passes')
+        row('idle, predicted', shares['equal stages'], '%',
+            f'by the schedule {summary["schedule"]}, for equal stages')
+        row('', shares['stages as measured'], '%',
+            'for stages that take as long as measured')
+    for name, path in files.items():
+        print(f'{name:18}{path}')
+
+
+def plot_curves(log, path):
+    """Loss and accuracy, training and test, against epochs, as PNG."""
+    figure = Figure(figsize=(10, 4.5), layout='constrained')
+    loss, accuracy = figure.subplots(1, 2)
+    epochs = [entry['epoch'] for entry in log]
+    for label, place, marker in (('training', 'main', 'o'),
+                                 ('test', 'validation/main', 's')):
+        style = {'label': label, 'marker': marker, 'markersize': 4}
+        loss.plot(epochs, [entry[f'{place}/loss'] for entry in log], **style)
+        accuracy.plot(epochs, [100 * entry[f'{place}/accuracy']
+                               for entry in log], **style)
+    loss.set_ylabel('loss (cross-entropy)')
+    loss.set_yscale('log')
+    accuracy.set_ylabel('accuracy [%]')
+    for axes in (loss, accuracy):
+        axes.set_xlabel('epoch')
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3, which='both')
+        axes.legend()
+    figure.savefig(path, dpi=120)

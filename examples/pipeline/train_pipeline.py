@@ -1,0 +1,244 @@
+"""Trains a network whose layers are divided over MPI ranks, as a pipeline.
+
+    OMP_NUM_THREADS=1 mpiexec -n 4 python examples/pipeline/train_pipeline.py
+
+makes 2 stages with half of the layers each, and 2 replicas of each stage,
+which average their gradients in fp8.  What the ranks did in one update is
+drawn to timeline.png; at the end the whole model is in model.npz.
+"""
+import contextlib
+import json
+import os
+import sys
+import time
+
+import chainer_fp8pipe
+from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
+from chainer_fp8pipe.pipeline.grid import ProcessGrid
+from chainer_fp8pipe.training.extensions import (
+    CommunicationReport,
+    Snapshot,
+    resume,
+)
+from chainer_fp8pipe.training.extensions.pipeline_timeline import (
+    PipelineTimeline,
+)
+from chainer_fp8pipe.training.iterators import ReplicaIterator
+from chainer_fp8pipe.training.updaters import PipelineUpdater
+
+import chainer
+import chainermn
+import numpy
+from arguments import check, make_parser
+from chainer.training import Trainer, extensions
+from models import NETWORKS
+from mpi4py import MPI
+from results import plot_curves, print_table, summarise
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
+                                'digits'))
+from data import load
+from train_digits import cosine_decay, only_rank_0_prints, prepare_directory
+
+_COLUMNS = ['epoch', 'iteration', 'main/loss', 'main/accuracy',
+            'validation/main/loss', 'validation/main/accuracy',
+            'elapsed_time']
+
+
+@contextlib.contextmanager
+def explained(parser):
+    """A wrong argument, which all ranks find, is an error of rank 0's."""
+    try:
+        yield
+    except ValueError as error:
+        with only_rank_0_prints():
+            parser.error(str(error))
+
+
+def load_on_root(options):
+    """Both data sets on rank 0, None elsewhere.
+
+    Raises ValueError on all ranks if the files are missing or damaged.
+    """
+    datasets, problem = (None, None), ''
+    if MPI.COMM_WORLD.rank == 0:
+        try:
+            datasets = load(options.dataset, options.root)
+        except Exception as error:      # or the others wait for ever
+            problem = f'{type(error).__name__}: {error}'
+    problem = MPI.COMM_WORLD.bcast(problem)
+    if problem:
+        raise ValueError(problem)
+    return datasets
+
+
+def deal(datasets, grid):
+    """Gives the data to the ranks that read them: those of the first stage.
+
+    The others get something as long.  Returns the two and an image's shape.
+    """
+    about = None
+    if grid.comm.rank == 0:
+        about = [len(dataset) for dataset in datasets], datasets[0][0][0].shape
+    lengths, shape = grid.comm.bcast(about)
+    datasets = (grid.data.bcast(datasets) if grid.stage_index == 0
+                else [range(length) for length in lengths])
+    return *datasets, shape
+
+
+def make_stage(options, grid, train_set, shape):
+    """This rank's layers."""
+    sizes = {name: getattr(options, name) for name in ('depth', 'width')
+             if getattr(options, name)}
+    model = NETWORKS[options.network](shape, seed=options.seed, **sizes)
+    example = None
+    if options.balance == 'time' and grid.comm.rank == 0:
+        example, _ = chainer.dataset.concat_examples(train_set[
+            :options.batchsize // (options.micro_batches * grid.replicas)])
+    return model.stage(grid, options.balance, options.chunks, example)
+
+
+def make_communicator(options, grid, updates):
+    """That of this stage's replicas; fp8 starts with 5 % in float32."""
+    name, _, given = options.communicator.partition(':')
+    extra = {'warmup': updates // 20} if name.startswith('fp8') else {}
+    for part in filter(None, given.split(',')):
+        option, _, value = part.partition('=')
+        extra[option] = (parse_option(name, option, value)
+                         if name in FAMILIES else value)
+    return chainer_fp8pipe.create_communicator(name, grid.data, **extra)
+
+
+def make_trainer(options, grid, datasets):
+    """What trains this rank's stage, and a list.
+
+    The list gets the time of day at the end of each update.
+    """
+    train_set, test_set, shape = deal(datasets, grid)
+    updates = count_updates(options, len(train_set))
+    communicator = make_communicator(options, grid, updates)
+    model = make_stage(options, grid, train_set, shape)
+
+    optimizer = chainer.optimizers.MomentumSGD(options.lr)
+    if grid.replicas > 1:
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, communicator)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    iterator = ReplicaIterator(train_set, options.batchsize, grid=grid,
+                               seed=options.seed)
+    updater = PipelineUpdater(
+        iterator, optimizer, grid, micro_batches=options.micro_batches,
+        schedule=options.schedule, recompute=options.recompute,
+        seed=options.seed)
+    trainer = Trainer(updater, (options.epoch, 'epoch'), options.out)
+
+    trainer.extend(make_evaluator(options, updater, test_set, communicator))
+    trainer.extend(cosine_decay(options.lr, updates),
+                   trigger=(1, 'iteration'))
+    if hasattr(communicator, 'statistics'):
+        trainer.extend(CommunicationReport(communicator))
+    trainer.extend(PipelineTimeline(updater, options.timeline))
+    times = []
+    trainer.extend(lambda trainer: times.append(time.perf_counter()),
+                   name='clock', trigger=(1, 'iteration'))
+    if grid.comm.rank == 0:
+        trainer.extend(extensions.LogReport())
+        trainer.extend(extensions.PrintReport(_COLUMNS))
+        trainer.extend(extensions.ProgressBar(update_interval=10))
+    trainer.extend(Snapshot(grid, retain=2))
+    return trainer, times
+
+
+def count_updates(options, samples):
+    """How many there are; the last one is drawn unless another is wanted."""
+    updates = -(-samples * options.epoch // options.batchsize)
+    options.timeline = options.timeline or updates
+    if options.timeline > updates:
+        raise ValueError(f'--timeline {options.timeline} does not come: '
+                         f'there are {updates} updates')
+    return updates
+
+
+def make_evaluator(options, updater, test_set, communicator):
+    """Each replica takes its share of the test set, in equal batches."""
+    grid = updater.grid
+    batches = -(-len(test_set) // (4 * options.batchsize))
+    iterator = ReplicaIterator(
+        test_set, -(-len(test_set) // batches), grid=grid, repeat=False,
+        shuffle=False)
+    evaluator = extensions.Evaluator(
+        iterator, updater.get_optimizer('main').target,
+        eval_func=updater.evaluate)
+    if grid.replicas > 1:
+        evaluator = chainermn.create_multi_node_evaluator(
+            evaluator, communicator)
+    return evaluator
+
+
+def save_whole_model(path, model, grid):
+    """Writes the layers of all stages to one file; call it on all ranks.
+
+    ``chainer.serializers.load_npz`` loads it into the whole model.
+    """
+    if grid.replica_index:
+        return
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(model)
+    stages = grid.pipeline.gather(serializer.target)
+    if stages:
+        numpy.savez_compressed(path, **{
+            key: value for stage in stages for key, value in stage.items()})
+
+
+def report(options, trainer, start, times):
+    """Curves, ``summary.json`` and a table, which names all files.
+
+    Args:
+        options: Of the command line.
+        trainer: After training.
+        start: The iteration after which this run went on.
+        times: When each of its updates ended.
+    """
+    def path(name):
+        return os.path.join(options.out, name)
+    with open(path('log')) as file:
+        log = json.load(file)
+    # An update before a resume may have been that of another grid.
+    drawn = start < options.timeline
+    summary = summarise(
+        log, trainer.updater.schedule, numpy.diff(times),
+        path('timeline.json') if drawn else None, options.timeline)
+    with open(path('summary.json'), 'w') as file:
+        json.dump(summary, file, indent=1)
+    plot_curves(log, path('curves.png'))
+    print_table(summary, {name: path(file) for name, file in (
+        ('curves', 'curves.png'), ('model', 'model.npz'),
+        ('trace', 'timeline.json'), ('timeline', 'timeline.png'))})
+
+
+def main():
+    parser = make_parser(__doc__)
+    with only_rank_0_prints():
+        options = parser.parse_args()
+    with explained(parser):
+        check(options)
+        datasets = load_on_root(options)
+        grid = ProcessGrid(MPI.COMM_WORLD, options.pipeline)
+        trainer, times = make_trainer(options, grid, datasets)
+        found = grid.comm.bcast(
+            prepare_directory(options.out, options.resume))
+        start = resume(trainer, grid, options.out) if found else 0
+    model = trainer.updater.get_optimizer('main').target
+    if grid.comm.rank == 0:
+        print(f'{grid}\n\n{model}\n')
+        if found:
+            print(f'goes on after iteration {start}')
+    trainer.run()
+    save_whole_model(os.path.join(options.out, 'model.npz'), model, grid)
+    if grid.comm.rank == 0:
+        report(options, trainer, start, times)
+
+
+if __name__ == '__main__':
+    main()

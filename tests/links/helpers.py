@@ -1,0 +1,54 @@
+"""Models and ranks for the tests of links."""
+from chainer_fp8pipe.links import Divisible, lazy
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+
+class Rank:
+    """What a model asks of a communicator, without MPI."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def stages(make, size, **options):
+    """The parts of all ranks."""
+    return [make().stage(Rank(rank, size), **options)
+            for rank in range(size)]
+
+
+class Net(Divisible):
+    """Five layers; its __init__ takes no arguments, as a user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.width = 4
+        self.append(lazy(L.Linear, 3, self.width))
+        self.append(F.relu)
+        self.append(lazy(L.Linear, self.width, self.width))
+        self.append(self.double)
+        self.append(lazy(L.Linear, self.width, 2))
+
+    def double(self, x):
+        return 2 * x
+
+
+def linears(count, width=2):
+    """So many layers that can be told apart: layer i is all i."""
+    return [L.Linear(width, width, initialW=i) for i in range(count)]
+
+
+def marks(model):
+    """What :func:`linears` are in a model, by the weights."""
+    return [int(layer.W.array[0, 0]) for layer in model]
+
+
+def bits(model):
+    """Name to bytes of each parameter."""
+    return {name: parameter.array.tobytes()
+            for name, parameter in model.namedparams()}
+
+
+INPUT = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)

@@ -1,0 +1,84 @@
+"""Schedules as graphs: a reference for the checker and the simulator."""
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+
+from chainer_fp8pipe.pipeline.schedule import Action, Kind
+
+BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+
+#: What comes before an action about the same micro-batch, if it is there:
+#: why, the kind, and how many chunks further on.
+NEEDS = {
+    Kind.FORWARD: [('data', Kind.RECEIVE_ACTIVATION, 0),
+                   ('data', Kind.FORWARD, -1)],
+    Kind.BACKWARD: [('data', Kind.FORWARD, 0),
+                    ('data', Kind.RECEIVE_GRADIENT, 0),
+                    *(('data', kind, 1) for kind in BACKWARDS)],
+    Kind.BACKWARD_WEIGHT: [('data', Kind.BACKWARD_INPUT, 0)],
+    Kind.SEND_ACTIVATION: [('data', Kind.FORWARD, 0)],
+    Kind.SEND_GRADIENT: [('data', kind, 0) for kind in BACKWARDS],
+    Kind.RECEIVE_ACTIVATION: [('message', Kind.SEND_ACTIVATION, -1)],
+    Kind.RECEIVE_GRADIENT: [('message', Kind.SEND_GRADIENT, 1)],
+}
+NEEDS[Kind.BACKWARD_INPUT] = NEEDS[Kind.BACKWARD]
+
+COMPUTING = (Kind.FORWARD, *BACKWARDS, Kind.BACKWARD_WEIGHT)
+
+
+def edges_of(schedule):
+    """Node (rank, action) -> the nodes that come before it, and why.
+
+    ``'order'`` in the rank's list, ``'data'``, ``'message'`` between ranks,
+    ``'number'`` of the micro-batch.
+    """
+    nodes = [(rank, action) for rank, actions in enumerate(schedule.actions)
+             for action in actions]
+    edges = {node: {} for node in nodes}
+    for before, node in zip(nodes, nodes[1:], strict=False):
+        if before[0] == node[0]:
+            edges[node][before] = 'order'
+    for node in nodes:
+        kind, number, chunk = node[1]
+        needs = [(reason, Action(kind, number, chunk + further))
+                 for reason, kind, further in NEEDS[kind]]
+        if kind in COMPUTING:
+            needs.append(('number', Action(kind, number - 1, chunk)))
+        for reason, action in needs:
+            other = action.chunk % schedule.stages, action
+            if other in edges:
+                edges[node][other] = reason
+    return edges
+
+
+def is_sound(schedule, model):
+    """Whether a schedule with the actions of ``model`` can be carried out."""
+    if any(Counter(mine) != Counter(theirs) for mine, theirs in zip(
+            schedule.actions, model.actions, strict=True)):
+        return False
+    try:
+        TopologicalSorter(edges_of(schedule)).prepare()
+    except CycleError:
+        return False
+    return all(
+        stream(schedule, Kind[f'SEND_{what}'], boundary)
+        == stream(schedule, Kind[f'RECEIVE_{what}'], boundary)
+        for what in ('ACTIVATION', 'GRADIENT')
+        for boundary in range(schedule.last_chunk))
+
+
+def stream(schedule, kind, boundary):
+    """Numbers of the micro-batches, in the order of the transfers."""
+    return [action.micro_batch for actions in schedule.actions
+            for action in actions
+            if action.kind is kind and action.boundary == boundary]
+
+
+def longest_path(schedule, seconds, latency=0.0):
+    """The length of a step: ``seconds(action)`` each, ``latency`` between."""
+    edges = edges_of(schedule)
+    end = {}
+    for node in TopologicalSorter(edges).static_order():
+        start = max((end[other] + latency * (reason == 'message')
+                     for other, reason in edges[node].items()), default=0.0)
+        end[node] = start + seconds(node[1])
+    return max(end.values())

@@ -1,0 +1,116 @@
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def averages(link):
+    return link.avg_mean, link.avg_var
+
+
+def run_in_parts(link, batch, sizes, **options):
+    statistics = BatchStatistics()
+    start = 0
+    with chainer.using_config('train', True):
+        for size in sizes:
+            statistics.next_micro_batch()
+            with statistics:
+                link(batch[start:start + size], **options)
+            start += size
+    statistics.finish()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5),
+       st.floats(0, 1), st.integers(0, 3))
+def test_parts_update_the_averages_like_the_whole(sizes, decay, seed):
+    random = np.random.RandomState(seed)
+    whole = L.BatchNormalization(3, decay=decay)
+    parted = L.BatchNormalization(3, decay=decay)
+    for _ in range(2):
+        batch = (random.randn(sum(sizes), 3, 2, 2) * 3 + 10).astype('f')
+        with chainer.using_config('train', True):
+            whole(batch)
+        run_in_parts(parted, batch, sizes)
+    for one, other in zip(averages(whole), averages(parted),
+                          strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-6)
+
+
+def test_finetuning_counts_a_batch_once():
+    whole, parted = (L.BatchNormalization(2) for _ in range(2))
+    for scale in (1, 2):
+        batch = np.random.RandomState(scale).randn(6, 2).astype('f')
+        with chainer.using_config('train', True):
+            whole(batch, finetune=True)
+        run_in_parts(parted, batch, [2, 4], finetune=True)
+    assert parted.N == whole.N == 2
+    for one, other in zip(averages(whole), averages(parted),
+                          strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-6)
+
+
+def test_sizes_may_be_found_in_the_first_batch():
+    link = L.BatchNormalization(axis=0)
+    batch = np.random.RandomState(0).randn(6, 2).astype('f')
+    run_in_parts(link, batch, [3, 3])
+    np.testing.assert_allclose(link.avg_mean, 0.1 * batch.mean(0), rtol=1e-5)
+
+
+def test_a_link_that_is_used_twice_is_updated_twice():
+    whole, parted = (L.BatchNormalization(2) for _ in range(2))
+    random = np.random.RandomState(0)
+    batches = [random.randn(6, 2).astype('f') + shift for shift in (0, 5)]
+    with chainer.using_config('train', True):
+        for batch in batches:
+            whole(batch)
+        statistics = BatchStatistics()
+        for part in (slice(0, 3), slice(3, 6)):
+            statistics.next_micro_batch()
+            with statistics:
+                for batch in batches:
+                    parted(batch[part])
+        statistics.finish()
+    for one, other in zip(averages(whole), averages(parted),
+                          strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-6)
+
+
+def test_recomputation_and_evaluation_do_not_count():
+    link = L.BatchNormalization(2)
+    statistics = BatchStatistics()
+    batch = np.ones((4, 2), 'f')
+    with statistics:
+        with chainer.using_config('train', False):
+            link(batch)
+        with chainer.using_config('train', True), chainer.using_config(
+                'in_recomputing', True):
+            link(batch)
+    statistics.finish()
+    assert link.avg_mean.tolist() == [0, 0]
+
+
+def test_a_forward_pass_that_fails_leaves_the_averages_alone():
+    link = L.BatchNormalization(2, decay=0.5)
+    statistics = BatchStatistics()
+    with pytest.raises(Exception, match='.'), chainer.using_config(
+            'train', True), statistics:
+        link(np.ones((4, 3), 'f'))
+    statistics.forget()
+    assert link.decay == 0.5
+    assert link.avg_mean.tolist() == [0, 0]
+    assert link.avg_var.tolist() == [1, 1]
+
+
+def test_batch_renormalisation_is_left_as_chainer_has_it():
+    plain, watched = (L.BatchRenormalization(2) for _ in range(2))
+    batch = np.random.RandomState(0).randn(6, 2).astype('f')
+    with chainer.using_config('train', True):
+        plain(batch)
+        with BatchStatistics():
+            watched(batch)
+    assert watched.avg_mean.tolist() == plain.avg_mean.tolist()

@@ -1,0 +1,46 @@
+from chainer_fp8pipe.pipeline.randomness import (
+    Place,
+    at,
+    current,
+    preserved,
+)
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+PLACES = st.builds(Place, *[st.integers(0, 2 ** 40)] * 4)
+
+
+def draw(place):
+    with at(place):
+        return np.random.rand(4).tolist()
+
+
+@given(PLACES, PLACES)
+def test_what_is_drawn_depends_on_the_place_alone(one, other):
+    first = draw(one)
+    second = draw(other)
+    assert draw(one) == first
+    assert (first == second) == (one == other)
+
+
+def test_the_place_is_known_inside_only():
+    place = Place(1, 2, 3, 4)
+    assert current() is None
+    with at(place):
+        assert current() == place
+        with at(place._replace(layer=5)):
+            assert current().layer == 5
+        assert current() == place
+    assert current() is None
+
+
+def test_the_users_generator_goes_on_as_if_nothing_had_been_drawn():
+    np.random.seed(7)
+    expected = np.random.rand(2).tolist()
+    np.random.seed(7)
+    first = np.random.rand()
+    with preserved():
+        draw(Place(0, 0, 0, 0))
+    assert [first, np.random.rand()] == expected

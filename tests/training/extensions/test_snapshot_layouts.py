@@ -1,0 +1,346 @@
+"""A run goes on with other numbers of stages and replicas, or serially."""
+import contextlib
+import json
+import warnings
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.training.extensions import Snapshot, resume
+from chainer_fp8pipe.training.extensions.job_state import collect
+from chainer_fp8pipe.training.extensions.snapshot import save
+
+import chainer
+import chainermn
+import numpy
+import pytest
+from chainer.training import extensions
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from .stages import LAYERS, Noisy, Stage, data, first, make_job, run, weights
+
+STOP, LAST = 5, 9
+
+
+def start(comm, out, stages, **options):
+    """Trains for some iterations and writes a snapshot."""
+    trainer, grid = make_job(comm, out, stages, **options)
+    run(trainer, STOP)
+    save(trainer, grid, str(out / 'snapshot_iter_5.npz'))
+    grid.free()
+    return trainer
+
+
+def go_on(comm, out, stages, exact=False, **options):
+    """Goes on from the snapshot in a job of another layout."""
+    trainer, grid = make_job(comm, out, stages, **options)
+    with told(comm, exact):
+        assert resume(trainer, grid, str(out)) == STOP
+    run(trainer, LAST)
+    grid.free()
+    return trainer
+
+
+@contextlib.contextmanager
+def told(comm, exact=False):
+    """A warning on rank 0, and nowhere else, that the layout is another."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        yield
+    texts = [str(warning.message) for warning in caught
+             if 'of a run with another layout' in str(warning.message)]
+    assert len(texts) == (comm.rank == 0 and not exact), caught
+
+
+def serial(out, **options):
+    """The whole run on one rank; every rank does it for itself."""
+    trainer, grid = make_job(MPI.COMM_SELF, out, 1, **options)
+    run(trainer, LAST)
+    grid.free()
+    return weights(trainer)
+
+
+def same_bits(trainer, expected):
+    found = weights(trainer)
+    assert found
+    for key, value in found.items():
+        assert numpy.array_equal(value, expected[key]), key
+
+
+@pytest.mark.parametrize('after', [1, 2, 4])
+@pytest.mark.parametrize('before', [1, 2, 4])
+@on_ranks(4)
+def test_a_run_goes_on_at_any_depth(comm, before, after, tmp_path):
+    expected = serial(tmp_path)
+    assert len(expected) == 2 * (LAYERS - 1) + 5
+    ranks = first(comm, before)
+    if ranks:
+        start(ranks, tmp_path, before)
+    comm.Barrier()
+    ranks = first(comm, after)
+    if ranks:
+        same_bits(go_on(ranks, tmp_path, after, before == after), expected)
+
+
+@pytest.mark.parametrize(('before', 'after'), [
+    ((4, 2), (2, 2)), ((2, 2), (4, 2)), ((2, 1), (4, 1)), ((4, 1), (2, 2)),
+    ((1, 1), (4, 2)), ((4, 4), (4, 1))])
+@on_ranks(4)
+def test_a_run_goes_on_at_any_width(comm, before, after, tmp_path):
+    """(ranks, stages); replicas add up in float32, in another order."""
+    expected = serial(tmp_path)
+    ranks = first(comm, before[0])
+    if ranks:
+        start(ranks, tmp_path, before[1])
+    comm.Barrier()
+    ranks = first(comm, after[0])
+    if ranks:
+        trainer = go_on(ranks, tmp_path, after[1])
+        for key, value in weights(trainer).items():
+            # Each replica normalises with the statistics of its share.
+            if not key.startswith('3/'):
+                numpy.testing.assert_allclose(value, expected[key], 1e-5)
+
+
+@on_ranks(4)
+def test_the_same_layout_goes_on_exactly(comm, tmp_path):
+    """With residuals and random numbers of each rank."""
+    whole, grid = make_job(comm, tmp_path, 2, 'fp8', Noisy)
+    expected = run(whole, LAST)
+    grid.free()
+    start(comm, tmp_path, 2, name='fp8', updater=Noisy)
+    same_bits(go_on(comm, tmp_path, 2, exact=True, name='fp8',
+                    updater=Noisy), expected)
+
+
+@on_ranks(4)
+def test_another_layout_starts_residuals_afresh(comm, tmp_path):
+    start(comm, tmp_path, 2, name='fp8')
+    trainer = go_on(comm, tmp_path, 1, name='fp8')
+    communicator = trainer.updater.get_optimizer('main').communicator
+    assert communicator.warm_up.done == LAST - STOP
+    found = weights(trainer)
+    assert all(len(set(comm.allgather(value.tobytes()))) == 1
+               for key, value in sorted(found.items())
+               if not key.startswith('3/'))
+
+
+@on_ranks(4)
+def test_each_layer_is_in_the_file_once(comm, tmp_path):
+    """2 stages x 2 replicas; only the statistics of replicas differ."""
+    before = start(comm, tmp_path, 2)
+    with numpy.load(tmp_path / 'snapshot_iter_5.npz',
+                    allow_pickle=True) as archive:
+        keys = [key for key in archive.files if '/model:' in key
+                or '/optimizer:' in key]
+        values = {key: archive[key] for key in keys}
+    layers = [(number, name) for number in range(LAYERS)
+              for name in (('gamma', 'beta') if number == 3 else 'Wb')]
+    for number, name in layers:
+        key = f'trainer/updater/optimizer:main/{number}/{name}/m'
+        assert keys.count(f'all/{key}') == 1
+        key = f'trainer/updater/model:main/{number}/{name}'
+        assert keys.count(f'all/{key}') == 1
+        own = weights(before).get(f'{number}/{name}')
+        assert own is None or numpy.array_equal(own, values[f'all/{key}'])
+    assert sorted(key for key in keys if not key.startswith('all/')) == [
+        f'rank3/trainer/updater/model:main/3/avg_{what}'
+        for what in ('mean', 'var')]
+
+
+@on_ranks(4)
+def test_chainers_load_npz_finds_the_whole_model(comm, tmp_path):
+    trainer = start(comm, tmp_path, 4)
+    model = Stage(range(LAYERS))
+    chainer.serializers.load_npz(tmp_path / 'snapshot_iter_5.npz', model,
+                                 'all/trainer/updater/model:main/')
+    parameters = dict(model.namedparams())
+    for name, parameter in trainer.updater.get_optimizer(
+            'main').target.namedparams():
+        assert numpy.array_equal(parameters[name].array, parameter.array)
+
+
+@on_ranks(4)
+def test_replicas_get_the_running_statistics_of_the_first(comm, tmp_path):
+    before = comm.bcast(weights(start(comm, tmp_path, 1)))
+    ranks = first(comm, 2)
+    if ranks:
+        trainer, grid = make_job(ranks, tmp_path, 1)
+        with told(ranks):
+            resume(trainer, grid, str(tmp_path))
+        same_bits(trainer, before)
+
+
+@on_ranks(4)
+def test_a_log_on_rank_0_goes_on(comm, tmp_path):
+    for stages, last in ((4, STOP), (2, LAST)):
+        trainer, grid = make_job(comm, tmp_path, stages)
+        trainer.extend(Snapshot(grid), trigger=(STOP, 'iteration'))
+        if comm.rank == 0:
+            trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+        if last == LAST:
+            with told(comm):
+                resume(trainer, grid, str(tmp_path))
+        run(trainer, last)
+    if comm.rank == 0:
+        log = json.loads((tmp_path / 'log').read_text())
+        assert [entry['iteration'] for entry in log] == list(
+            range(1, LAST + 1))
+
+
+def momentum():
+    """An optimizer of which Chainer would forget much."""
+    optimizer = chainer.optimizers.MomentumSGD(0.01)
+    optimizer.use_fp32_update()
+    optimizer.loss_scaling(interval=2)
+    return optimizer
+
+
+@on_ranks(4)
+def test_scales_rates_and_float32_copies_move_with_their_layer(
+        comm, tmp_path):
+    def job(ranks, stages):
+        return make_job(ranks, tmp_path, stages, optimizer=momentum())
+
+    def state(trainer):
+        kept = collect(trainer, MPI.COMM_SELF)
+        return {key: value.tolist() for key, value in kept.items()
+                if key.startswith('optimizer/')
+                or key.startswith('trainer/updater/optimizer')}
+    chainer.global_config.dtype = chainer.mixed16
+    trainer, grid = job(comm, 4)
+    run(trainer, STOP)
+    optimizer = trainer.updater.get_optimizer('main')
+    optimizer.hyperparam.lr = numpy.float64(0.02)
+    for name, parameter in optimizer.target.namedparams():
+        if name == '/4/W':
+            parameter.update_rule.hyperparam.lr = 0.5
+    save(trainer, grid, str(tmp_path / 'snapshot_iter_5.npz'))
+    assert optimizer._loss_scale == 2 ** STOP
+    before = {}
+    for part in comm.allgather(state(trainer)):
+        before.update(part)
+    assert before['optimizer/main/rule/lr/4/W'] == 0.5
+    assert 'optimizer/main/float32/4/W' in before
+    trainer, grid = job(comm, 2)
+    with told(comm):
+        resume(trainer, grid, str(tmp_path))
+    after = state(trainer)
+    assert after == {key: before[key] for key in after}
+    assert trainer.updater.get_optimizer('main')._loss_scale == 2 ** STOP
+    found = set().union(*comm.allgather(set(after)))
+    assert found == set(before)
+
+
+@on_ranks(2)
+def test_every_optimizers_communicator_keeps_its_state(comm, tmp_path):
+    trainer, grid = make_job(comm, tmp_path, 1, 'fp8')
+    other = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), create_communicator('fp8', comm))
+    trainer.updater._optimizers['other'] = other.setup(Stage([0]))
+    communicator = other.communicator
+    for parameter in other.target.params():
+        parameter.grad = numpy.ones_like(parameter.array)
+    communicator.multi_node_mean_grad(other.target)
+    save(trainer, grid, str(tmp_path / 'snapshot_iter_0.npz'))
+    done = 'communicator1/0|codec|done'
+    assert collect(trainer, grid)[done] == 1
+    communicator.warm_up.done = 7
+    resume(trainer, grid, str(tmp_path))
+    assert communicator.warm_up.done == 1
+
+
+class Resumed(Noisy):
+    """An updater with a value of its own, that wants to know."""
+
+    mark = 0
+    times = 0
+
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        self.mark = serializer('mark', self.mark)
+
+    def resumed(self):
+        self.times += 1
+
+
+@on_ranks(2)
+def test_an_updater_hears_that_it_goes_on(comm, tmp_path):
+    """Another updater: not the same layout, though all layers are."""
+    start(comm, tmp_path, 2, updater=Noisy)
+    trainer, grid = make_job(comm, tmp_path, 2, updater=Resumed)
+    with told(comm):
+        resume(trainer, grid, str(tmp_path))
+    assert (trainer.updater.mark, trainer.updater.times) == (0, 1)
+    trainer.updater.mark = 7
+    save(trainer, grid, str(tmp_path / 'snapshot_iter_5.npz'))
+    trainer, grid = make_job(comm, tmp_path, 2, updater=Resumed)
+    with told(comm, exact=True):
+        resume(trainer, grid, str(tmp_path))
+    assert (trainer.updater.mark, trainer.updater.times) == (7, 1)
+
+
+# --- bad input -------------------------------------------------------------
+
+def rejected(comm, out, match, stages, **options):
+    """All ranks raise the same; the trainer stays as it was."""
+    trainer, grid = make_job(comm, out, stages, **options)
+    before = weights(trainer)
+    with pytest.raises(ValueError, match=match) as raised:
+        resume(trainer, grid, str(out))
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    assert trainer.updater.iteration == 0
+    for key, value in weights(trainer).items():
+        assert value.tobytes() == before[key].tobytes()
+    grid.free()
+
+
+@on_ranks(4)
+def test_a_model_with_more_layers_names_what_is_missing(comm, tmp_path):
+    start(comm, tmp_path, 4)
+    rejected(comm, tmp_path, 'parameter /5/.* is not in the snapshot', 2,
+             layers=6)
+
+
+@on_ranks(4)
+def test_a_model_with_fewer_layers_names_what_is_left_over(comm, tmp_path):
+    start(comm, tmp_path, 4)
+    rejected(comm, tmp_path, 'all ranks: the snapshot has parameter /4/., '
+             'the model has not', 2, layers=4)
+
+
+@on_ranks(4)
+def test_a_layer_of_another_shape_is_named(comm, tmp_path):
+    start(comm, tmp_path, 4)
+    rejected(comm, tmp_path, r'parameter /0/W is float32 \(4, 3\) in the '
+             r'snapshot but float32 \(6, 3\) in the model', 2, width=6)
+
+
+@on_ranks(4)
+def test_another_optimizer_is_an_error_at_another_depth(comm, tmp_path):
+    start(comm, tmp_path, 4)
+    rejected(comm, tmp_path, "optimizer 'main' is SGD, in the snapshot it is "
+             'Adam', 2, optimizer=chainer.optimizers.SGD())
+
+
+@on_ranks(2)
+def test_an_iterator_over_a_part_of_the_data_cannot_be_dealt_out_anew(
+        comm, tmp_path):
+    def scattered(ranks):
+        return chainer.iterators.SerialIterator(data(24 // ranks.size), 4)
+    start(comm, tmp_path, 1, iterator=scattered(comm))
+    ranks = first(comm, 1)
+    if ranks:
+        rejected(ranks, tmp_path, r'iterator:main/order has shape \(12,\) in '
+                 r'the snapshot but \(24,\) here; use the same data set, and '
+                 'ReplicaIterator', 1, iterator=scattered(ranks))
+
+
+@on_ranks(2)
+def test_an_extension_that_was_not_there_is_an_error(comm, tmp_path):
+    start(comm, tmp_path, 2)
+    trainer, grid = make_job(comm, tmp_path, 1)
+    trainer.extend(extensions.LogReport())
+    with pytest.raises(ValueError, match='extensions/LogReport/.* is not in '
+                       'the snapshot'):
+        resume(trainer, grid, str(tmp_path))

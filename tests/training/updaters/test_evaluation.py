@@ -1,0 +1,132 @@
+from chainer_fp8pipe.links import Divisible
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+from tests.ranks import on_ranks
+from tests.training.updaters.networks import (
+    NETWORKS,
+    Normalised,
+    Plain,
+    dataset,
+)
+from tests.training.updaters.test_pipeline_updater import make_updater, update
+
+
+def serially(network, inputs, labels, batch):
+    """What Chainer's Evaluator gives for the whole model."""
+    model = L.Classifier(network())
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(inputs, labels), batch, repeat=False,
+        shuffle=False)
+    return extensions.Evaluator(iterator, model)()
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('network', ['Plain', 'Noisy'])
+def test_the_evaluator_gives_what_it_gives_serially(comm, network):
+    inputs, labels = dataset(23)
+    updater = make_updater(comm, NETWORKS[network], (inputs, labels),
+                           micro_batches=4)
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(inputs, labels), 10, repeat=False,
+        shuffle=False)      # a short last batch of 3
+    evaluator = extensions.Evaluator(
+        iterator, updater.get_optimizer('main').target,
+        eval_func=updater.evaluate)
+    expected = serially(NETWORKS[network], inputs, labels, 10)
+    first = evaluator()
+    assert first == pytest.approx(expected, rel=1e-5)
+    update(updater)         # learning rate 0
+    assert evaluator() == first
+    assert comm.allgather(first) == [first] * comm.size
+
+
+@on_ranks(1, 2)
+def test_only_the_first_ranks_arrays_count(comm):
+    inputs, labels = dataset(12)
+    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=4)
+    seen = []
+    for array in (inputs, inputs if comm.rank == 0 else 0 * inputs):
+        reporter, found = chainer.Reporter(), {}
+        reporter.add_observer('main', updater.get_optimizer('main').target)
+        with reporter.scope(found):
+            updater.evaluate(array, labels)
+        seen.append(found)
+    assert seen[0] == seen[1]
+
+
+@on_ranks(1, 2, 4)
+def test_an_evaluation_does_not_change_the_model(comm):
+    data = dataset(12)
+    updater = make_updater(comm, Normalised, data, micro_batches=2)
+    updater.evaluate(*data)
+    target = chainer.serializers.DictionarySerializer()
+    model = updater.get_optimizer('main').target
+    model.serialize(target)
+    before = {key: np.array(value) for key, value in target.target.items()}
+    updater.evaluate(*data)
+    target = chainer.serializers.DictionarySerializer()
+    model.serialize(target)
+    for key, value in target.target.items():
+        assert np.array_equal(value, before[key])
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('samples', [1, 3, 12])
+def test_a_prediction_reaches_those_who_want_it(comm, samples):
+    inputs, labels = dataset(12)
+    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=4)
+    with chainer.using_config('train', False):
+        expected = Plain()(inputs[:samples]).array
+    wanted = comm.rank % 2 == 0
+    found = updater.predict(
+        inputs[:samples] if comm.rank == 0 else None, wanted=wanted)
+    if wanted:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert found is None
+    everyone = updater.predict(inputs[:samples])
+    np.testing.assert_allclose(everyone, expected, rtol=1e-5, atol=1e-6)
+
+
+class Pair(Divisible):
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        self.append(L.Linear(8, 5))
+        self.append(lambda h: (h, F.sum(h, 1)))
+
+
+@on_ranks(1, 2)
+def test_a_prediction_may_be_a_tuple(comm):
+    inputs, _ = dataset(5)
+    updater = make_updater(comm, Pair, dataset(5), micro_batches=2,
+                           loss_fun=lambda h, s, t: F.sum(h) / len(t))
+    h, total = updater.predict(inputs)
+    np.testing.assert_allclose(h.sum(1), total, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2)
+def test_ranks_that_want_different_steps_get_an_error(comm):
+    inputs, labels = dataset(8)
+    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
+    with pytest.raises(ValueError, match='rank 1: this rank is about to '
+                                         'evaluate, but the first stage to '
+                                         'predict'):
+        if comm.rank:
+            updater.evaluate(inputs, labels)
+        else:
+            updater.predict(inputs)
+
+
+@on_ranks(1, 2)
+@pytest.mark.parametrize('given', [(), (np.zeros((0, 8), 'f'),)])
+def test_a_prediction_of_nothing_is_an_error(comm, given):
+    updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
+    with pytest.raises(ValueError, match='rank'):
+        updater.predict(*given)

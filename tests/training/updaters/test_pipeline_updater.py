@@ -1,0 +1,219 @@
+from chainer_fp8pipe.links import Divisible
+from chainer_fp8pipe.pipeline.splitting import bounds
+from chainer_fp8pipe.training.updaters import PipelineUpdater
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.networks import (
+    NETWORKS,
+    Plain,
+    dataset,
+    gathered,
+    gradients,
+    serial_gradients,
+)
+
+
+def make_updater(comm, network, data, optimizer=None, batch=None, chunks=1,
+                 **options):
+    model = network().stage(comm, balance='layers', chunks=chunks)
+    optimizer = (optimizer or chainer.optimizers.SGD(0.0)).setup(model)
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(*data), batch or len(data[0]),
+        shuffle=False)
+    return PipelineUpdater(iterator, optimizer, comm, **options)
+
+
+def update(updater):
+    """One update; what was reported."""
+    reporter, seen = chainer.Reporter(), {}
+    reporter.add_observer('main', updater.get_optimizer('main').target)
+    with reporter.scope(seen):
+        updater.update()
+    return {key: float(value) for key, value in seen.items()}
+
+
+def close(found, expected, tolerance=1e-6):
+    """Each array to a share of its largest element."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(np.abs(value).max(), 1e-3)
+        np.testing.assert_allclose(found[name], value, rtol=0,
+                                   atol=tolerance * scale, err_msg=name)
+
+
+@on_ranks(1, 2, 3, 4)
+@pytest.mark.parametrize(('schedule', 'recompute'), [
+    ('gpipe', 'no stage'), ('gpipe', 'every stage'),
+    ('1f1b', 'no stage'), ('1f1b', 'every stage'),
+    ('1f1b', 'every stage but the last'),
+    ('zero_bubble', 'no stage'), ('zero_bubble', 'every stage')])
+@pytest.mark.parametrize('network', NETWORKS)
+def test_loss_and_gradients_are_those_of_serial_training(
+        comm, network, schedule, recompute):
+    data = dataset(13, ignored=[2, 3, 7])
+    for micro_batches in (1, 2, 5, 8):
+        updater = make_updater(
+            comm, NETWORKS[network], data, schedule=schedule,
+            recompute=recompute, micro_batches=micro_batches)
+        seen = update(updater)
+        sizes = [end - start for start, end in bounds(13, micro_batches)]
+        loss, expected = serial_gradients(NETWORKS[network], data, sizes)
+        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
+        model = updater.get_optimizer('main').target
+        close(gathered(comm, gradients(model)), expected)
+
+
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize('recompute', [False, True])
+@pytest.mark.parametrize('chunks', [2, 3])
+def test_interleaved_stages_give_the_same(comm, chunks, recompute):
+    if chunks * comm.size > 7:
+        chunks = 2
+    data = dataset(13, ignored=[2])
+    for micro_batches in (1, 3, 4, 8):
+        updater = make_updater(
+            comm, Plain, data, schedule='interleaved', chunks=chunks,
+            recompute=recompute, micro_batches=micro_batches)
+        seen = update(updater)
+        sizes = [end - start for start, end in bounds(13, micro_batches)]
+        loss, expected = serial_gradients(Plain, data, sizes)
+        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
+        model = updater.get_optimizer('main').target
+        close(gathered(comm, gradients(model)), expected)
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+def test_the_bits_do_not_depend_on_the_cut(comm, schedule):
+    alone = comm.Split(comm.rank, 0)
+    data = dataset(12)
+    found = []
+    for ranks in (alone, comm):
+        updater = make_updater(ranks, Plain, data, micro_batches=4,
+                               schedule=schedule)
+        update(updater)
+        found.append(gathered(ranks, gradients(
+            updater.get_optimizer('main').target)))
+    alone.Free()
+    assert found[0].keys() == found[1].keys()
+    for name in found[0]:
+        assert found[0][name].tobytes() == found[1][name].tobytes()
+
+
+@on_ranks(1, 3)
+def test_all_ranks_report_the_same_loss_and_accuracy(comm):
+    inputs, labels = dataset(10)
+    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=3)
+    seen = update(updater)
+    assert comm.allgather(seen) == [seen] * comm.size
+    whole = Plain()
+    with chainer.using_config('train', False):
+        outputs = whole(inputs)
+    assert seen == pytest.approx({
+        'main/loss': float(F.softmax_cross_entropy(outputs, labels).array),
+        'main/accuracy': float(F.accuracy(outputs, labels).array)})
+
+
+@on_ranks(2)
+def test_only_the_owner_of_a_layer_has_its_parameters(comm):
+    updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
+    names = [name for name, _ in updater.get_optimizer(
+        'main').target.namedparams()]
+    everyone = comm.allgather(names)
+    assert not set(everyone[0]) & set(everyone[1])
+    assert sorted(everyone[0] + everyone[1]) == sorted(
+        name for name, _ in Plain().namedparams())
+
+
+@on_ranks(1, 2)
+def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
+    class Odd(Divisible):
+        def __init__(self):
+            super().__init__()
+            self.append(Unused())
+            self.append(L.Linear(4, 5))
+
+    class Unused(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.used, self.unused = L.Linear(8, 4), L.Linear(8, 4)
+
+        def forward(self, x):
+            return self.used(x)
+
+    updater = make_updater(comm, Odd, dataset(6), micro_batches=2)
+    updater._steps.train(updater._read, 0, None)
+    if comm.rank == 0:
+        layer = dict(updater.get_optimizer('main').target.pieces[0])[0]
+        assert layer.unused.W.grad is None
+        assert layer.used.W.grad is not None
+
+
+@on_ranks(1, 2, 4)
+def test_the_users_random_numbers_are_left_alone(comm):
+    updater = make_updater(comm, NETWORKS['Noisy'], dataset(8),
+                           micro_batches=2)
+    np.random.seed(5)
+    expected = np.random.RandomState(5).rand()
+    update(updater)
+    assert np.random.rand() == expected
+
+
+@on_ranks(2)
+def test_dropout_masks_change_from_update_to_update(comm):
+    updater = make_updater(comm, NETWORKS['Noisy'], dataset(8),
+                           micro_batches=2)
+    assert update(updater)['main/loss'] != update(updater)['main/loss']
+
+
+@on_ranks(2)
+def test_examples_may_be_dictionaries(comm):
+    inputs, labels = dataset(8)
+    data = [{'x': x, 'label': t} for x, t in zip(
+        inputs, labels, strict=True)]
+    model = Plain().stage(comm)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(data, 8, shuffle=False),
+        chainer.optimizers.SGD(0).setup(model), comm, label_key='label',
+        micro_batches=2)
+    expected = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
+    assert update(updater) == update(expected)
+
+
+@on_ranks(2)
+def test_ranks_that_read_no_data_need_no_iterator(comm):
+    model = Plain().stage(comm)
+    data = chainer.datasets.TupleDataset(*dataset(8))
+    iterator = None if comm.rank else chainer.iterators.SerialIterator(
+        data, 4)
+    updater = PipelineUpdater(
+        iterator, chainer.optimizers.SGD(0).setup(model), comm,
+        micro_batches=2)
+    details = []
+    for _ in range(3):
+        update(updater)
+        details.append((updater.epoch, updater.epoch_detail,
+                        updater.previous_epoch_detail, updater.is_new_epoch))
+    assert comm.allgather(details) == [details] * 2
+    assert details == [(0, 0.5, 0.0, False), (1, 1.0, 0.5, True),
+                       (1, 1.5, 1.0, False)]
+
+
+@on_ranks(1, 3)
+def test_an_iterator_that_ends_ends_on_all_ranks(comm):
+    model = Plain().stage(comm)
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(*dataset(8)), 8, repeat=False)
+    updater = PipelineUpdater(
+        iterator, chainer.optimizers.SGD(0).setup(model), comm,
+        micro_batches=2)
+    updater.update()
+    with pytest.raises(StopIteration):
+        updater.update()

@@ -1,0 +1,169 @@
+"""Optimizers that decide over all stages, against serial Chainer."""
+import contextlib
+
+from chainer_fp8pipe.links import Divisible
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.networks import Plain, dataset, gathered
+from tests.training.updaters.test_pipeline_updater import (
+    close,
+    make_updater,
+    update,
+)
+
+
+def parameters(model):
+    return {name: parameter.array.copy()
+            for name, parameter in model.namedparams()}
+
+
+def train_serially(network, data, optimizer, updates, prepare):
+    """Plain Chainer: no micro-batches, one model, one optimizer."""
+    model = network()
+    optimizer.setup(model)
+    prepare(optimizer)
+    inputs, labels = data
+    for _ in range(updates):
+        with chainer.using_config('train', True):
+            optimizer.update(
+                lambda: F.softmax_cross_entropy(model(inputs), labels))
+    return parameters(model)
+
+
+def train_in_pipeline(comm, network, data, optimizer, updates, prepare,
+                      **options):
+    updater = make_updater(comm, network, data, optimizer,
+                           micro_batches=3, **options)
+    prepare(optimizer)
+    for _ in range(updates):
+        update(updater)
+    return gathered(comm, parameters(optimizer.target))
+
+
+PREPARATIONS = {
+    'clipping': lambda optimizer: optimizer.add_hook(
+        chainer.optimizer_hooks.GradientClipping(0.1)),
+    'clipping that does nothing': lambda optimizer: optimizer.add_hook(
+        chainer.optimizer_hooks.GradientClipping(100.0)),
+    'weight decay': lambda optimizer: optimizer.add_hook(
+        chainer.optimizer_hooks.WeightDecay(0.1)),
+    'both': lambda optimizer: [optimizer.add_hook(hook) for hook in (
+        chainer.optimizer_hooks.WeightDecay(0.1),
+        chainer.optimizer_hooks.GradientClipping(0.1))],
+    'static loss scale': lambda optimizer: optimizer.loss_scaling(scale=128),
+    'dynamic loss scale': lambda optimizer: optimizer.loss_scaling(),
+}
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('name', PREPARATIONS)
+def test_an_optimizer_acts_as_on_the_whole_model(comm, name):
+    data = dataset(12)
+    arguments = (Plain, data, chainer.optimizers.MomentumSGD(0.5), 4,
+                 PREPARATIONS[name])
+    expected = train_serially(*arguments)
+    found = train_in_pipeline(
+        comm, Plain, data, chainer.optimizers.MomentumSGD(0.5), 4,
+        PREPARATIONS[name])
+    close(found, expected, 1e-5)
+
+
+@on_ranks(2, 4)
+def test_a_threshold_that_is_changed_later_counts(comm):
+    data = dataset(12)
+    optimizer = chainer.optimizers.SGD(1.0)
+    updater = make_updater(comm, Plain, data, optimizer, micro_batches=2)
+    hook = chainer.optimizer_hooks.GradientClipping(1e9)
+    optimizer.add_hook(hook)
+    update(updater)
+    hook.threshold = 1e-3
+    before = parameters(optimizer.target)
+    update(updater)
+    moved = sum(((parameters(optimizer.target)[name] - array) ** 2).sum()
+                for name, array in before.items())
+    assert comm.allreduce(float(moved)) ** 0.5 == pytest.approx(1e-3, rel=0.01)
+
+
+class Overflowing(Divisible):
+    """Its first layer gets a gradient that overflows where asked for."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        self.append(L.Linear(8, 4))
+        self.append(lambda x: x)
+        self.append(lambda x: x)
+        self.append(L.Linear(4, 5))
+
+
+@on_ranks(1, 2, 4)
+def test_one_stages_overflow_makes_all_stages_skip_the_update(comm):
+    inputs, labels = dataset(6)
+    optimizer = chainer.optimizers.SGD(1.0)
+    updater = make_updater(comm, Overflowing, (inputs, labels), optimizer,
+                           micro_batches=2)
+    optimizer.loss_scaling()
+    optimizer._loss_scale = 1024.0
+    update(updater)
+    assert optimizer._loss_scale > 1024
+    before = parameters(optimizer.target)
+    scale = optimizer._loss_scale
+    if comm.rank == 0:      # only the first layer's gradient is spoiled
+        inputs[0] = 1e38
+    warned = pytest.warns(UserWarning, match='Non finite')
+    with np.errstate(all='ignore'), (
+            warned if comm.rank == 0 else contextlib.nullcontext()):
+        update(updater)
+    after = parameters(optimizer.target)
+    assert optimizer._loss_scale == scale / 2
+    for name, array in before.items():
+        assert after[name].tobytes() == array.tobytes()
+
+
+@on_ranks(1, 2, 4)
+def test_four_stages_train_to_the_serial_weights(comm):
+    """The paper's figure 2, on scikit-learn's digits, for two epochs."""
+    from sklearn.datasets import load_digits
+    images, labels = load_digits(return_X_y=True)
+    images = (images[:1200] / 16).astype('f')
+    labels = labels[:1200].astype('i')
+    batches = [slice(start, start + 60) for start in range(0, 1200, 60)] * 2
+
+    def serial():
+        model = Digits()
+        optimizer = chainer.optimizers.MomentumSGD(0.05).setup(model)
+        losses = []
+        for batch in batches:
+            with chainer.using_config('train', True):
+                loss = F.softmax_cross_entropy(
+                    model(images[batch]), labels[batch])
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            losses.append(float(loss.array))
+        return parameters(model), losses
+
+    optimizer = chainer.optimizers.MomentumSGD(0.05)
+    updater = make_updater(comm, Digits, (images, labels), optimizer,
+                           batch=60, micro_batches=4)
+    found = [update(updater)['main/loss'] for _ in batches]
+    weights, expected = serial()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert found[-1] < 0.4 * found[0]
+    close(gathered(comm, parameters(optimizer.target)), weights, 1e-5)
+
+
+class Digits(Divisible):
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        for _ in range(3):
+            self.append(L.Linear(64, 64))
+            self.append(F.relu)
+        self.append(L.Linear(64, 10))
