@@ -163,11 +163,12 @@ class Divisible(LayerList):
                  for chunk, (start, end) in enumerate(layout)
                  for number in range(start, end)}
         check_cut(self.numbered_slots(), owner.__getitem__)
-        ranks = '' if hasattr(comm, 'stage_index') else ', rank {0}'
+        is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         return self._cut(
             layout[stage::stages], parameters, layout=layout, stage=stage,
-            stages=tuple(f'stage {{0}}{ranks}'.format(number)
-                         for number in range(stages)))
+            stages=tuple(
+                f'stage {number}' + ('' if is_grid else f', rank {number}')
+                for number in range(stages)))
 
     def _slice(self, i: slice) -> Any:
         start, end, step = i.indices(len(self))

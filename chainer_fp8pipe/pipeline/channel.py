@@ -22,6 +22,7 @@ way.  A new start needs new channels, on a duplicate of the communicator.
 """
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -39,8 +40,8 @@ from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
 
 _AHEAD = 2      # receives posted at a time, at most
 
-# What MPI may still read or write after a failure must not be freed.
-_given_up: list[tuple[MPI.Request, Any]] = []
+# What MPI may still read or write must not be freed, even if the channel is.
+_given_up: list[Any] = []
 
 
 class Sender(ChannelEnd):
@@ -63,6 +64,7 @@ class Sender(ChannelEnd):
                  codec: str | None = None) -> None:
         super().__init__(comm, dest, tag, codec)
         self._leaving: deque[tuple[MPI.Request, Any]] = deque()
+        weakref.finalize(self, _given_up.append, self._leaving)
         self._failed = False
 
     def send(self, arrays: Sequence[Any]) -> None:
@@ -167,6 +169,7 @@ class Receiver(ChannelEnd):
         self._xp = xp
         self._expected = 0
         self._posted: deque[PostedReceive] = deque()
+        weakref.finalize(self, _withdraw, self._posted)
         self._status = MPI.Status()
         self._assembly = Assembly()
         self._failure: str | None = None
@@ -213,13 +216,7 @@ class Receiver(ChannelEnd):
         Args:
             text: Why; the sender's ``flush`` raises it.
         """
-        self._expected = 0
-        for posted in self._posted:
-            posted.request.Cancel()
-            if not posted.request.Test():   # a message is on its way already
-                _given_up.append((posted.request, posted))
-        self._posted.clear()
-        self._mark(busy=False)
+        self._withdraw()
         text = text or f'rank {self._comm.rank} gave up receiving'
         wire = text.encode(errors='replace')
         _given_up.append((self._comm.Isend([wire, MPI.BYTE], self._peer,
@@ -232,6 +229,11 @@ class Receiver(ChannelEnd):
                 self._comm, self._peer, self._forward, self._layout,
                 self._xp))
             self._mark(busy=True)
+
+    def _withdraw(self) -> None:
+        self._expected = 0
+        _withdraw(self._posted)
+        self._mark(busy=False)
 
     def _wait(self, request: MPI.Request) -> int:
         """Bytes of the message, when it is there."""
@@ -249,7 +251,7 @@ class Receiver(ChannelEnd):
         if kind == FILLER:
             return
         if kind == FAILURE:
-            self._expected = 0
+            self._withdraw()
             self._failure = text.decode()
             raise RemoteError(self._failure)
         specs = decode_specs(text)
@@ -258,3 +260,11 @@ class Receiver(ChannelEnd):
                 f'rank {self._peer} does not send as this rank receives, '
                 f'with codec {self._codec!r}; give all ranks the same codec')
         self._layout = Layout(specs)
+
+
+def _withdraw(posted: deque[PostedReceive]) -> None:
+    for receive in posted:
+        receive.request.Cancel()
+        if not receive.request.Test():      # a message is on its way already
+            _given_up.append((receive.request, receive))
+    posted.clear()

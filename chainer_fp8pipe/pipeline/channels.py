@@ -37,8 +37,10 @@ class Channels:
                  codec: str | None = None, xp: Any = numpy) -> None:
         self._senders: dict[tuple[Kind, int], Sender] = {}
         self._receivers: dict[tuple[Kind, int], Receiver] = {}
-        self._targets_out: Any = None
-        self._targets_in: Any = None
+        self._targets: Any = None
+        # From the last rank to the others: outputs of predictions.
+        self._outputs: list[Sender] = []
+        self._output: Receiver | None = None
         if comm.size == 1:
             return
         comm = comm.Dup()
@@ -48,10 +50,14 @@ class Channels:
             if chunk < last:
                 self._open(comm, chunk, +1, codec, xp)
         end = last % comm.size
+        tag = 1 + 2 * last
+        if comm.rank == end:
+            self._targets = Receiver(comm, 0, _TARGETS, xp=xp)
+            self._outputs = [Sender(comm, rank, tag) for rank in range(end)]
+        else:
+            self._output = Receiver(comm, end, tag, xp=xp)
         if comm.rank == 0:
-            self._targets_out = Sender(comm, end, _TARGETS)
-        elif comm.rank == end:
-            self._targets_in = Receiver(comm, 0, _TARGETS, xp=xp)
+            self._targets = Sender(comm, end, _TARGETS)
 
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
@@ -83,12 +89,24 @@ class Channels:
 
     def send_targets(self, target: Any) -> None:
         """From the first rank to the last, which computes the loss."""
-        self._targets_out.send((target,))
+        self._targets.send((target,))
 
     def receive_targets(self) -> Any:
         """What the first rank sends to the last."""
-        self._targets_in.expect(1)
-        return self._targets_in.receive()[0]
+        self._targets.expect(1)
+        return self._targets.receive()[0]
+
+    def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
+        """From the last rank to some others; waits until they have left."""
+        for rank in ranks:
+            self._outputs[rank].send(arrays)
+        self.flush()
+
+    def receive_outputs(self) -> Arrays:
+        """What the last rank sends to this one."""
+        assert self._output is not None
+        self._output.expect(1)
+        return self._output.receive()
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
@@ -104,5 +122,5 @@ class Channels:
                 sender.fail(text)
 
     def _all_senders(self) -> list[Sender]:
-        return [*self._senders.values(),
-                *filter(None, [self._targets_out])]
+        targets = [self._targets] if isinstance(self._targets, Sender) else []
+        return [*self._senders.values(), *targets, *self._outputs]

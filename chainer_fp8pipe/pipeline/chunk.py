@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import numpy
 
 from .batch_statistics import BatchStatistics, recomputing
 from .gradient_sums import GradientSums
@@ -34,18 +35,23 @@ class Chunk:
         sums: Where gradients of parameters are added up.
         statistics: Of the batch normalisations.
         parameters: Of the whole stage.
+        initial_seed: Of parameters that get their shape from the first input.
+        xp: ``numpy`` or ``cupy``: where the layers are.
     """
 
     def __init__(self, layers: Sequence[Layer], *, first: bool,
                  recompute: bool, sums: GradientSums,
                  statistics: BatchStatistics,
-                 parameters: list[chainer.Parameter]) -> None:
+                 parameters: list[chainer.Parameter],
+                 initial_seed: int = 0, xp: Any = numpy) -> None:
         self.recompute = recompute
         self._layers = tuple(layers)
         self._first = first
         self._sums = sums
         self._statistics = statistics
         self._parameters = parameters
+        self._initial_seed = initial_seed
+        self._xp = xp
         self._inputs: dict[int, tuple[Arrays, Place]] = {}
         self._tapes: dict[int, list[Tape]] = {}
         self._still: set[int] = set()
@@ -156,12 +162,13 @@ class Chunk:
         if index in self._still:
             yield
             return
+        initial = None
         if not _has_all(layer):
             # Initial values must be the same on every replica.
-            place = Place(place.seed, 0, index, 0)
+            initial = Place(self._initial_seed, 0, index, 0)
         elif _draws_nothing(layer):
             self._still.add(index)
-        with at(place._replace(layer=index)):
+        with at(place._replace(layer=index), self._xp, initial):
             yield
 
 

@@ -18,8 +18,8 @@ from ..codecs.tensors import array_module
 
 EXPONENT = 4        # bytes before the codes: the scale's exponent, int32
 
-# Larger exponents would leave the range of the dtype.  The arrays concerned
-# hold nothing but subnormal numbers.
+# Larger exponents would leave the range of the dtype.  Only subnormal numbers
+# lose by it: the smallest normal one comes to 1.
 _LARGEST = {'f': 126, 'd': 1022}
 
 
@@ -40,9 +40,10 @@ def encode(values: Any, part: numpy.ndarray) -> None:
     exponent = min(_exponent(values), _LARGEST[values.dtype.char])
     part[:EXPONENT] = numpy.array([exponent], '<i4').view(numpy.uint8)
     scaled = values * values.dtype.type(2.0 ** exponent)
-    codes = output(array_module(values), part[EXPONENT:])
+    wire = part[EXPONENT:]
+    codes = output(array_module(values), wire)
     fp8.encode(scaled.astype(numpy.float32, copy=False), codes)
-    download(codes, part[EXPONENT:])
+    download(codes, wire)
 
 
 def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
@@ -59,8 +60,9 @@ def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
     fp8.decode(codes, scaled)
     wide = _wide(dtype)
     values = scaled.astype(wide, copy=False)
-    _keep_finite(xp, values, math.ldexp(float(numpy.finfo(dtype).max),
-                                        exponent))
+    if exponent < 0:
+        _keep_finite(xp, values, math.ldexp(
+            float(numpy.finfo(dtype).max), exponent))
     values *= wide.type(2.0 ** -exponent)
     return values.astype(dtype, copy=False)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ class LayerError(RuntimeError):
 
 def layer_name(index: int, layer: Any) -> str:
     """``'layer 3 (Linear)'``: what every message calls a layer."""
+    while isinstance(layer, functools.partial):
+        layer = layer.func
     kind = getattr(layer, '__name__', '') or type(layer).__name__
     return f'layer {index} ({kind})'
 

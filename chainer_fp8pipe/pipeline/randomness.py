@@ -46,7 +46,8 @@ def current() -> Place | None:
 
 
 @contextlib.contextmanager
-def at(place: Place, xp: Any = numpy) -> Iterator[None]:
+def at(place: Place, xp: Any = numpy,
+       draw_from: Place | None = None) -> Iterator[None]:
     """Whatever is drawn inside depends on ``place`` alone.
 
     Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
@@ -56,8 +57,9 @@ def at(place: Place, xp: Any = numpy) -> Iterator[None]:
     Args:
         place: Where we are.
         xp: ``numpy`` or ``cupy``.
+        draw_from: Another place to seed the generator by.
     """
-    numpy.random.seed(_words(place))
+    numpy.random.seed(_words(draw_from or place))
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
     before, _now.place = _now.place, place

@@ -13,6 +13,7 @@ def make_parser(description):
     """One group for each thing that there is to choose."""
     parser = argparse.ArgumentParser(
         description=description,
+        usage='mpiexec -n RANKS python %(prog)s [options]',
         formatter_class=argparse.RawDescriptionHelpFormatter)
     network = parser.add_argument_group('network')
     network.add_argument(

@@ -4,8 +4,11 @@ Its arrays cannot be mixed with NumPy's, as CuPy's cannot, and its kernels
 are the GPU kernels' own text, compiled for this processor.  So the way of a
 gradient through the device can be tested where there is no GPU.
 """
+import contextlib
+import sys
 import types
 
+from chainer_fp8pipe import fp8
 from chainer_fp8pipe.fp8 import kernels
 
 import numpy
@@ -39,7 +42,7 @@ class ndarray(NDArrayOperatorsMixin):
     def __getattr__(self, name):
         value = getattr(self._array, name)
         if not isinstance(value, types.BuiltinFunctionType):
-            return value
+            return _wrap(value)
         return lambda *args, **kwargs: _wrap(
             value(*map(_unwrap, args), **kwargs))
 
@@ -62,6 +65,21 @@ class ndarray(NDArrayOperatorsMixin):
         assert out.dtype == self.dtype
         out[...] = self._array
         return out
+
+    def set(self, array):
+        assert array.flags.c_contiguous
+        assert (array.dtype, array.shape) == (self.dtype, self.shape)
+        _not_there_yet.append((self._array, array))
+
+
+# Uploads from pinned memory that nobody has waited for.
+_not_there_yet = []
+
+
+def _synchronize():
+    for array, pinned in _not_there_yet:
+        array[...] = pinned
+    _not_there_yet.clear()
 
 
 def _unwrap(value):
@@ -94,6 +112,28 @@ def make(folder):
     ndarray.__int__ = lambda self: int(self._array)
     ndarray.__float__ = lambda self: float(self._array)
     ndarray.__bool__ = lambda self: bool(self._array)
+    stream = types.SimpleNamespace(synchronize=_synchronize)
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)
     cupyx = types.ModuleType('cupyx')
     cupyx.empty_pinned = numpy.empty
     return {'cupy': cupy, 'cupyx': cupyx}
+
+
+@contextlib.contextmanager
+def installed(modules):
+    """What :func:`make` made stands for CuPy; leaves nothing behind."""
+    # The GPU's loops are imported when first used, and then kept.
+    replaced = {name: sys.modules.pop(name, None)
+                for name in (*modules, 'chainer_fp8pipe.fp8.gpu')}
+    fp8.__dict__.pop('gpu', None)
+    sys.modules.update(modules)
+    try:
+        yield modules['cupy']
+    finally:
+        fp8.__dict__.pop('gpu', None)
+        for name, module in replaced.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+                if name.endswith('gpu'):
+                    fp8.gpu = module

@@ -132,7 +132,7 @@ def test_a_sum_has_the_layers_of_both_and_the_class_of_the_first():
 
 def test_names_do_not_depend_on_other_models_of_the_same_links():
     one, two = Divisible(*linears(2)), Divisible(*linears(2))
-    for outer in (one + two, chainer.Sequential(F.relu, *two)):
+    for outer in (one + two, chainer.Sequential(*one, *two)):
         assert len(outer) > 2
     assert [name for name, _ in two.namedparams()] == [
         '/0/W', '/0/b', '/1/W', '/1/b']

@@ -141,6 +141,12 @@ def test_parameters_sized_by_the_first_input_do_not_depend_on_the_order():
     whole(x)
     assert bits(second)['/1/W'] == bits(whole)['/1/W']
     assert bits(whole)['/0/W'] != bits(whole)['/1/W']
+    later = model()[:1] + model()[1:]
+    second = later.pop()
+    later(x)
+    later.append(second)
+    later(x)
+    assert bits(later) == bits(whole)
 
 
 def test_equal_models_inside_of_a_model_start_with_different_values():

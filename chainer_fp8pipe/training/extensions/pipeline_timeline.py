@@ -21,7 +21,8 @@ class PipelineTimeline(extension.Extension):
 
     One row per rank: forward, backward, update, communication, waiting, as in
     figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The JSON is
-    a Chrome trace, for ``chrome://tracing`` or Perfetto.  Other updates are not recorded and lose no time.
+    a Chrome trace, for ``chrome://tracing`` or Perfetto.  Other
+    updates are not recorded and lose no time.
 
     Args:
         updater: The trainer's :class:`PipelineUpdater`.

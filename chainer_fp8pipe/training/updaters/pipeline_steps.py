@@ -9,7 +9,6 @@ import chainer
 import numpy
 
 from ...pipeline.batch_statistics import BatchStatistics
-from ...pipeline.channel import Receiver, Sender
 from ...pipeline.channels import Channels
 from ...pipeline.chunk import Chunk
 from ...pipeline.executor import Executor
@@ -23,8 +22,6 @@ from ...pipeline.splitting import bounds, recomputed
 from ...pipeline.tape import Arrays
 from .batch import Batch
 from .together import Opened, Together
-
-_PREDICTIONS = 1 << 14      # a tag above those of all boundaries
 
 
 class Steps:
@@ -80,7 +77,8 @@ class Steps:
             chunks[number] = Chunk(
                 piece, first=number == 0,
                 recompute=number in self._recomputed, sums=self._sums,
-                statistics=self._statistics, parameters=parameters)
+                statistics=self._statistics, parameters=parameters,
+                initial_seed=model.seed, xp=model.xp)
         self._channels = Channels(grid.pipeline, chunks, self._last,
                                   self._codec, model.xp)
         self._executor = Executor(chunks, self._channels, self._last,
@@ -243,23 +241,17 @@ class Steps:
             return self._run(schedule, opened, 0, head, train=False)
 
     def _hand_out(self, parts: list[Arrays], wanted: bool) -> Any:
-        comm, end = self.grid.pipeline, self.grid.stages - 1
-        asking = comm.allgather(wanted)
+        """The last stage gives the outputs to all that want them."""
+        asking = self.grid.pipeline.allgather(wanted)
         outputs: Arrays = ()
-        if comm.rank == end:
+        if self._is_last:
             outputs = tuple(self._model.xp.concatenate(column)
                             for column in zip(*parts, strict=True))
-            senders = [Sender(comm, rank, _PREDICTIONS)
-                       for rank, asks in enumerate(asking)
-                       if asks and rank != end]
-            for sender in senders:
-                sender.send(outputs)
-            for sender in senders:
-                sender.flush()
+            self._channels.send_outputs(outputs, [
+                rank for rank, asks in enumerate(asking)
+                if asks and rank != self.grid.stage_index])
         elif wanted:
-            receiver = Receiver(comm, end, _PREDICTIONS, xp=self._model.xp)
-            receiver.expect(1)
-            outputs = receiver.receive()
+            outputs = self._channels.receive_outputs()
         if not wanted:
             return None
         return outputs if len(outputs) > 1 else outputs[0]

@@ -108,7 +108,7 @@ def serial_gradients(network, batch, sizes, iteration=0, seed=0):
                     parameter.array is not None
                     for parameter in layer.params())
                 with at(Place(seed, iteration, index, start) if ready
-                        else Place(seed, 0, index, 0)):
+                        else Place(model.seed, 0, index, 0)):
                     value = layer(*value)
                 value = value if isinstance(value, tuple) else (value,)
             part = labels[start:start + size]

@@ -115,13 +115,12 @@ def test_a_prediction_may_be_a_tuple(comm):
 def test_ranks_that_want_different_steps_get_an_error(comm):
     inputs, labels = dataset(8)
     updater = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
+    step = updater.evaluate if comm.rank else updater.predict
+    arguments = (inputs, labels) if comm.rank else (inputs,)
     with pytest.raises(ValueError, match='rank 1: this rank is about to '
                                          'evaluate, but the first stage to '
                                          'predict'):
-        if comm.rank:
-            updater.evaluate(inputs, labels)
-        else:
-            updater.predict(inputs)
+        step(*arguments)
 
 
 @on_ranks(1, 2)
@@ -130,3 +129,31 @@ def test_a_prediction_of_nothing_is_an_error(comm, given):
     updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
     with pytest.raises(ValueError, match='rank'):
         updater.predict(*given)
+
+
+class InPlace(Divisible):
+    """Layers that would change an array that is not a variable."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        self.append(_doubled)
+        self.append(L.Linear(8, 8))
+        self.append(lambda h: h / np.sqrt(8))
+        self.append(L.Linear(8, 5))
+
+
+def _doubled(h):
+    h += h
+    return h
+
+
+@on_ranks(1, 2)
+def test_layers_get_variables_in_evaluation_as_in_training(comm):
+    inputs, labels = dataset(6)
+    updater = make_updater(comm, InPlace, (inputs, labels), micro_batches=2)
+    before = inputs.copy()
+    first = updater.predict(inputs)
+    assert first.dtype == np.float32
+    assert np.array_equal(updater.predict(inputs), first)
+    assert np.array_equal(inputs, before)

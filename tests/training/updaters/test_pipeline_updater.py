@@ -1,4 +1,4 @@
-from chainer_fp8pipe.links import Divisible
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.splitting import bounds
 from chainer_fp8pipe.training.updaters import PipelineUpdater
 
@@ -217,3 +217,48 @@ def test_an_iterator_that_ends_ends_on_all_ranks(comm):
     updater.update()
     with pytest.raises(StopIteration):
         updater.update()
+
+
+class InPlace(Divisible):
+    """A first layer of each chunk that would change what was kept."""
+
+    def __init__(self):
+        super().__init__(seed=1)
+        for width in (8, 8):
+            self.append(_doubled)
+            self.append(lazy(L.Linear, width, 8))
+        self.append(lazy(L.Linear, 8, 5))
+
+
+def _doubled(h):
+    h += h
+    return h
+
+
+@on_ranks(1, 2)
+def test_recomputation_starts_from_what_came_in(comm):
+    data = dataset(6)
+    updater = make_updater(comm, InPlace, data, recompute=True,
+                           micro_batches=2)
+    update(updater)
+    _, expected = serial_gradients(InPlace, data, [3, 3])
+    close(gathered(comm, gradients(updater.get_optimizer('main').target)),
+          expected)
+
+
+@on_ranks(2)
+def test_fp8_activations_give_nearly_the_same(comm):
+    data = dataset(12)
+    found = []
+    for codec in (None, 'fp8'):
+        updater = make_updater(comm, Plain, data, micro_batches=3,
+                               activation_codec=codec)
+        seen = update(updater)
+        found.append((seen['main/loss'], gathered(comm, gradients(
+            updater.get_optimizer('main').target))))
+    (exact, wanted), (rounded, got) = found
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.05)
+    for name, value in wanted.items():
+        error = np.linalg.norm(got[name] - value) / np.linalg.norm(value)
+        assert error < 0.3, name

@@ -1,0 +1,116 @@
+import functools
+
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.chunk import Chunk
+from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.layers import LayerError, layer_name
+from chainer_fp8pipe.pipeline.randomness import Place, current
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+PLACE = Place(0, 0, 0, 0)
+
+
+def make(*layers, recompute=False, first=True, start=0):
+    parameters = [parameter for layer in layers
+                  if isinstance(layer, chainer.Link)
+                  for parameter in layer.params()]
+    for parameter in parameters:
+        parameter.cleargrad()
+    sums = GradientSums()
+    chunk = Chunk(tuple(enumerate(layers, start)), first=first,
+                  recompute=recompute, sums=sums,
+                  statistics=BatchStatistics(), parameters=parameters)
+    return chunk, sums
+
+
+def ones(*shape):
+    return np.ones(shape, 'f')
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+def test_what_backward_has_done_with_is_not_kept(recompute):
+    chunk, _ = make(L.Linear(3, 3), F.relu, recompute=recompute)
+    for number in range(3):
+        chunk.forward(number, (ones(2, 3),), PLACE)
+    lives = [chunk.live]
+    for number in range(3):
+        chunk.restore(number)
+        chunk.backward(number, (ones(2, 3),))
+        lives.append(chunk.live)
+    assert lives == [3, 2, 1, 0]
+
+
+def test_a_deferred_weight_gradient_keeps_its_micro_batch():
+    layer = L.Linear(3, 3)
+    chunk, sums = make(layer)
+    chunk.forward(0, (ones(2, 3),), PLACE)
+    chunk.backward(0, (ones(2, 3),), defer=True)
+    assert chunk.live == 1
+    chunk.backward_weight(0)
+    assert chunk.live == 0
+    sums.finish(None)
+    assert layer.W.grad.tolist() == [[2.0] * 3] * 3
+
+
+def test_the_first_chunk_gives_no_gradient_of_its_input():
+    for first in (True, False):
+        chunk, _ = make(L.Linear(3, 3), first=first)
+        chunk.forward(0, (ones(2, 3),), PLACE)
+        (gradient,) = chunk.backward(0, (ones(2, 3),))
+        assert (gradient is None) == first
+
+
+def test_layers_know_where_they_run():
+    seen = []
+
+    def spy(x):
+        seen.append(current())
+        return x
+    chunk, _ = make(spy, spy, start=4, recompute=True)
+    place = Place(1, 2, 0, 3)
+    chunk.forward(0, (ones(2, 3),), place)
+    chunk.restore(0)
+    assert seen == [place._replace(layer=layer) for layer in (4, 5, 4, 5)]
+
+
+def test_masks_are_the_same_when_forward_is_repeated():
+    chunk, _ = make(L.Linear(8, 8), F.dropout, L.Linear(8, 8),
+                    recompute=True)
+    outputs = chunk.forward(0, (ones(4, 8),), PLACE)[0]
+    np.random.seed(123)         # whatever is drawn between
+    chunk.restore(0)
+    assert np.array_equal(chunk._tapes[0][-1].arrays[0], outputs)
+
+
+def test_late_parameters_are_drawn_by_the_models_seed():
+    found = []
+    for first_sample, iteration in ((0, 0), (8, 3)):
+        layer = L.Linear(None, 3)
+        chunk, _ = make(layer)
+        chunk.forward(0, (ones(2, 5),),
+                      Place(9, iteration, 0, first_sample))
+        found.append(layer.W.array.copy())
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+def test_an_error_names_the_layer_and_the_micro_batch(recompute):
+    def broken(x):
+        raise KeyError('missing')
+    chunk, _ = make(F.relu, broken, start=7, recompute=recompute)
+    with pytest.raises(LayerError, match=r"layer 8 \(broken\), micro-batch "
+                                         r"2: KeyError: 'missing'"):
+        chunk.forward(2, (ones(2, 3),), PLACE)
+
+
+@pytest.mark.parametrize(('layer', 'name'), [
+    (L.Linear(2, 2), 'layer 3 (Linear)'), (F.relu, 'layer 3 (relu)'),
+    (functools.partial(F.dropout, ratio=0.1), 'layer 3 (dropout)'),
+    (lambda x: x, 'layer 3 (<lambda>)')])
+def test_layers_are_called_by_what_they_are(layer, name):
+    assert layer_name(3, layer) == name

@@ -1,0 +1,59 @@
+import json
+import os
+
+from chainer_fp8pipe.training.extensions import PipelineTimeline
+
+import chainer
+import pytest
+from chainer.training import extensions
+
+from tests.ranks import on_ranks
+from tests.training.updaters.networks import Plain, dataset
+from tests.training.updaters.test_pipeline_updater import make_updater
+
+
+def run(comm, out, iteration=3, **options):
+    updater = make_updater(comm, Plain, dataset(12), batch=6, **options)
+    trainer = chainer.training.Trainer(updater, (4, 'iteration'), out)
+    trainer.extend(PipelineTimeline(updater, iteration))
+    data = chainer.datasets.TupleDataset(*dataset(12))
+    trainer.extend(extensions.Evaluator(
+        chainer.iterators.SerialIterator(data, 4, repeat=False,
+                                         shuffle=False),
+        updater.get_optimizer('main').target, eval_func=updater.evaluate),
+        trigger=(1, 'iteration'))
+    trainer.run()
+    comm.Barrier()
+
+
+@on_ranks(1, 2)
+@pytest.mark.parametrize('schedule', ['1f1b', 'zero_bubble'])
+def test_one_update_of_all_ranks_is_drawn_and_traced(
+        comm, tmp_path, schedule):
+    run(comm, tmp_path, micro_batches=3, schedule=schedule)
+    assert os.path.getsize(tmp_path / 'timeline.png') > 5000
+    with open(tmp_path / 'timeline.json') as file:
+        events = [event for event in json.load(file)['traceEvents']
+                  if event['ph'] == 'X']
+    assert {event['tid'] for event in events} == set(range(comm.size))
+    for rank in range(comm.size):
+        names = [event['name'] for event in events if event['tid'] == rank]
+        # Those of the update alone: the evaluations are not in it.
+        for name in ('forward', 'backward'):
+            assert [one for one in names if one.startswith(name + ' ')] == [
+                f'{name} {number}' for number in range(3)]
+        assert names.count('update') == 1
+        assert sum(one.startswith('backward_weight') for one in names) == (
+            3 if schedule == 'zero_bubble' else 0)
+    assert {event['args']['iteration'] for event in events} == {3}
+
+
+@on_ranks(1, 2)
+def test_an_update_that_never_comes_is_not_drawn(comm, tmp_path):
+    run(comm, tmp_path, iteration=9, micro_batches=2)
+    assert not os.path.exists(tmp_path / 'timeline.png')
+
+
+def test_an_update_before_the_first_is_an_error():
+    with pytest.raises(ValueError, match='iteration must be at least 1'):
+        PipelineTimeline(None, 0)
