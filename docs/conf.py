@@ -18,7 +18,7 @@ autodoc_typehints = 'description'
 html_theme = 'alabaster'
 html_theme_options = {
     'description': 'Chainer on today’s Python, with gradients that cross '
-    'the network as fp8',
+    'the network as fp8, and models divided over ranks',
     'page_width': '1000px',
 }
 html_sidebars = {'**': ['about.html', 'navigation.html', 'searchbox.html']}

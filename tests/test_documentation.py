@@ -1,12 +1,16 @@
 """The pages say what the code does, and their code blocks run."""
 import dataclasses
 import doctest
+import functools
+import importlib
+import json
 import re
+import shutil
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from chainer_fp8pipe.communicators import factory
+import chainer_fp8pipe
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import (
     FAMILIES,
@@ -14,7 +18,11 @@ from chainer_fp8pipe.communicators.options import (
     Fp8Options,
 )
 from chainer_fp8pipe.compat import PATCHES
+from chainer_fp8pipe.pipeline.checker import check
+from chainer_fp8pipe.pipeline.schedule import SCHEDULES, make_schedule
+from chainer_fp8pipe.pipeline.splitting import RECOMPUTE
 
+import numpy
 import pytest
 
 from tests.ranks import run_script
@@ -84,7 +92,9 @@ def run(directory, code, *arguments, ranks=2):
 # --- code blocks -------------------------------------------------------------
 
 #: They have tests of their own.
-NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival'}
+NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
+             'pipeline-train', 'pipeline-resume', 'pipeline-load',
+             'pipeline-predict', 'pipeline-timeline', 'grid', 'how-many'}
 
 
 @pytest.mark.parametrize(
@@ -114,28 +124,36 @@ def test_what_a_page_shows_at_the_prompt_is_what_comes_out(page):
     assert not failed
 
 
-def test_the_example_of_create_communicator_is_what_comes_out():
-    failed, attempted = doctest.testmod(factory)
+@pytest.mark.parametrize('module', [
+    'communicators.factory', 'links.divisible', 'links.dropout', 'links.lazy',
+    'training.updaters.pipeline_updater'])
+def test_the_example_of_a_docstring_is_what_comes_out(module):
+    failed, attempted = doctest.testmod(
+        importlib.import_module(f'chainer_fp8pipe.{module}'))
     assert attempted
     assert not failed
 
 
 # --- the tour's script -------------------------------------------------------
 
-def changed_script():
-    """The tour's script with its ``diff`` applied."""
-    code = block('tour', 'train')
-    for hunk in block('tour', 'two-lines').split('@@\n'):
-        old, new = (''.join(line[1:] for line in hunk.splitlines(True)
-                            if line[0] in kept) for kept in (' -', ' +'))
-        assert old in code, f'{old!r} is not in the script'
-        code = code.replace(old, new, 1)
+def changed(code, diff, old=' -', new=' +'):
+    """A script with a ``diff`` applied; or undone, with old and new turned."""
+    for hunk in diff.split('@@\n'):
+        before, after = (''.join(line[1:] for line in hunk.splitlines(True)
+                                 if line[0] in kept) for kept in (old, new))
+        assert before in code, f'{before!r} is not in the script'
+        code = code.replace(before, after, 1)
     return code
 
 
-def with_parts(code, *names):
-    """The tour's script with other blocks before ``trainer.run()``."""
-    parts = '\n'.join(block('tour', name) for name in names)
+def changed_script():
+    """The tour's script with its ``diff`` applied."""
+    return changed(block('tour', 'train'), block('tour', 'two-lines'))
+
+
+def with_parts(code, *names, page='tour'):
+    """A script with other blocks of its page before ``trainer.run()``."""
+    parts = '\n'.join(block(page, name) for name in names)
     return code.replace('trainer.run()', parts + 'trainer.run()')
 
 
@@ -186,6 +204,84 @@ def test_the_tours_reports_and_snapshots_are_written(tmp_path):
     assert (tmp_path / 'result' / 'snapshot_iter_256.npz').exists()
 
 
+# --- the script of the page on pipelines -------------------------------------
+
+def reported(printed):
+    """The numbers in each row of ``PrintReport``."""
+    return [[float(cell) for cell in row.split()] for row in re.findall(
+        r'^(\d+(?: +[\d.e-]+)+) *$', printed.replace('\x1b[J', ''), re.M)]
+
+
+@functools.lru_cache
+def script(*names):
+    """The page's script, with other blocks before ``trainer.run()``."""
+    return with_parts(block('pipeline', 'pipeline-train'), *names,
+                      page='pipeline')
+
+
+@pytest.fixture(scope='module')
+def whole_run(tmp_path_factory):
+    """What the script prints on three ranks, never interrupted."""
+    return run(tmp_path_factory.mktemp('whole'), script(), ranks=3)
+
+
+def test_a_pipeline_reports_what_the_serial_script_reports(
+        whole_run, tmp_path):
+    serial = changed(script(), block('pipeline', 'pipeline-lines'),
+                     ' +', ' -')
+    assert 'StandardUpdater' in serial
+    expected = reported(run(tmp_path, serial, ranks=1))
+    assert len(expected) == 8
+    assert expected[-1][-1] > 0.95      # accuracy
+    for found, row in zip(reported(whole_run), expected, strict=True):
+        assert found == pytest.approx(row, rel=1e-3)
+
+
+def test_the_table_of_the_pipelines_layers_is_what_is_printed(whole_run):
+    assert block('pipeline', 'pipeline-placement') in whole_run
+
+
+def test_the_pipelines_snapshot_moves_to_other_ranks(whole_run, tmp_path):
+    parts = script('pipeline-timeline', 'pipeline-resume')
+    first = parts.replace("(8, 'epoch')", "(3, 'epoch')")
+    run(tmp_path, first, ranks=2)
+    for name in 'timeline.png', 'timeline.json':
+        assert (tmp_path / 'result' / name).exists()
+    for ranks in 3, 1:
+        place = tmp_path / str(ranks)
+        shutil.copytree(tmp_path / 'result', place / 'result')
+        printed = run(place, parts, '--resume', ranks=ranks)
+        assert reported(printed) == reported(whole_run)
+
+
+def test_the_whole_model_is_read_from_a_pipelines_snapshot(tmp_path):
+    predict = block('pipeline', 'pipeline-predict')
+    predicted = run(tmp_path, script() + predict
+                    + '    print(y.tolist())\n')
+    load = script().partition('model = Net()')[0] + block(
+        'pipeline', 'pipeline-load') + textwrap.dedent("""
+        x = points[:7].astype(numpy.float32)
+        with chainer.using_config('train', False):
+            print(model(x).array.tolist())
+        """)
+    loaded = run(tmp_path, load, ranks=1)
+    assert '(7, 2)' in predicted
+    assert numpy.array(json.loads(predicted.splitlines()[-1])) == (
+        pytest.approx(numpy.array(json.loads(loaded)), rel=1e-4, abs=1e-5))
+
+
+def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
+    code = changed(script(), block('pipeline', 'hybrid-lines'))
+    printed = run(tmp_path, code, ranks=4)
+    assert 'stage 0 (here): layers 0 to 3' in printed
+    assert reported(printed)[-1][-1] > 0.95
+
+
+def test_the_grid_of_the_page_is_what_is_printed(tmp_path):
+    printed = run(tmp_path, block('pipeline', 'grid'), ranks=4)
+    assert printed == block('pipeline', 'grid-placement')
+
+
 # --- tables ------------------------------------------------------------------
 
 def test_every_communicator_is_in_the_tours_table():
@@ -209,6 +305,40 @@ def test_the_tour_lists_the_papers_own_defaults():
     for name, value in FAMILIES['fp8_paper'][1].items():
         assert f'``{name}={value!r}``' in text.partition(
             '``fp8_paper`` has ')[2]
+
+
+def test_the_pages_idle_shares_and_memory_are_the_checkers():
+    rows = {row[0]: row[1:] for row in rows_of('pipeline.rst')
+            if len(row) == 3 and row[1].endswith(' %')}
+    assert len(rows) == len(SCHEDULES)
+    for name in SCHEDULES:
+        chunks = 2 if name == 'interleaved' else 1
+        title = f'``{name}``' + ', 2 chunks' * (chunks > 1)
+        report = check(make_schedule(name, 4, 8, chunks))
+        assert rows[title] == [
+            f'{100 * report.idle_share:.1f} %',
+            ', '.join(map(str, report.peak_live))
+            + ' (half as large)' * (chunks > 1)]
+
+
+def test_every_schedule_and_recomputation_is_in_a_table():
+    first = [row[0] for row in rows_of('pipeline.rst')]
+    for name in (*SCHEDULES, *RECOMPUTE):
+        assert any(cell.startswith(f"``'{name}'``") for cell in first), name
+
+
+def test_the_times_by_micro_batches_are_those_of_the_script(tmp_path):
+    printed = run(tmp_path, block('pipeline', 'how-many'), ranks=1)
+    assert [line.split() for line in printed.splitlines()] == [
+        row for row in rows_of('pipeline.rst') if len(row) == 7][1:]
+
+
+def test_every_public_name_is_in_the_api():
+    listed = re.findall(r'^\.\. auto\w+:: (\S+)', (DOCS / 'api.rst'
+                                                ).read_text(), re.MULTILINE)
+    names = {name.rpartition('.')[2].partition('(')[0] for name in listed}
+    for name in chainer_fp8pipe.__all__:
+        assert name in names | {'__version__'}, name
 
 
 def test_the_algorithms_constants_are_the_defaults():

@@ -18,7 +18,7 @@ from .table import describe, rows_of, table
 class Divisible(LayerList):
     """A ``chainer.Sequential`` that can be cut between any two layers.
 
-    The paper's program 2 (section 4.1):
+    The paper's program 2 (section 4.1)::
 
         class NN(Divisible):
             def __init__(self):

@@ -91,7 +91,7 @@ class Lazy:
 
 
 def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Lazy:
-    """A layer of a :class:`Divisible`, built by the rank that owns it.
+    """A layer of a :class:`Divisible`, built by the rank that owns it::
 
         model.append(lazy(L.Linear, 3072, 3072))
 

@@ -34,14 +34,11 @@ from .channel_end import ChannelEnd
 from .errors import RemoteError
 from .frames import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
 from .packing import pack
-from .posted import PostedReceive
+from .posted import PostedReceive, given_up, withdraw
 from .waiting import wait_until
 from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
 
 _AHEAD = 2      # receives posted at a time, at most
-
-# What MPI may still read or write must not be freed, even if the channel is.
-_given_up: list[Any] = []
 
 
 class Sender(ChannelEnd):
@@ -64,7 +61,7 @@ class Sender(ChannelEnd):
                  codec: str | None = None) -> None:
         super().__init__(comm, dest, tag, codec)
         self._leaving: deque[tuple[MPI.Request, Any]] = deque()
-        weakref.finalize(self, _given_up.append, self._leaving)
+        weakref.finalize(self, given_up.append, self._leaving)
         self._failed = False
 
     def send(self, arrays: Sequence[Any]) -> None:
@@ -140,7 +137,7 @@ class Sender(ChannelEnd):
         status = MPI.Status()
         if not self._comm.Iprobe(self._peer, self._back, status):
             return self._have_left()
-        _given_up.extend(self._leaving)
+        given_up.extend(self._leaving)
         self._leaving.clear()
         self._mark(busy=False)
         text = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
@@ -169,7 +166,7 @@ class Receiver(ChannelEnd):
         self._xp = xp
         self._expected = 0
         self._posted: deque[PostedReceive] = deque()
-        weakref.finalize(self, _withdraw, self._posted)
+        weakref.finalize(self, withdraw, self._posted)
         self._status = MPI.Status()
         self._assembly = Assembly()
         self._failure: str | None = None
@@ -219,7 +216,7 @@ class Receiver(ChannelEnd):
         self._withdraw()
         text = text or f'rank {self._comm.rank} gave up receiving'
         wire = text.encode(errors='replace')
-        _given_up.append((self._comm.Isend([wire, MPI.BYTE], self._peer,
+        given_up.append((self._comm.Isend([wire, MPI.BYTE], self._peer,
                                            self._back), wire))
 
     def _post(self) -> None:
@@ -232,7 +229,7 @@ class Receiver(ChannelEnd):
 
     def _withdraw(self) -> None:
         self._expected = 0
-        _withdraw(self._posted)
+        withdraw(self._posted)
         self._mark(busy=False)
 
     def _wait(self, request: MPI.Request) -> int:
@@ -260,11 +257,3 @@ class Receiver(ChannelEnd):
                 f'rank {self._peer} does not send as this rank receives, '
                 f'with codec {self._codec!r}; give all ranks the same codec')
         self._layout = Layout(specs)
-
-
-def _withdraw(posted: deque[PostedReceive]) -> None:
-    for receive in posted:
-        receive.request.Cancel()
-        if not receive.request.Test():      # a message is on its way already
-            _given_up.append((receive.request, receive))
-    posted.clear()

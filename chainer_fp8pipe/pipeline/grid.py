@@ -11,6 +11,8 @@ from .placement import AXES, place
 class ProcessGrid:
     """Divides the ranks of a job into pipelines and replicas of each stage.
 
+    Example::
+
         grid = ProcessGrid(comm, pipeline=2)
         model = Net().stage(grid)
         data = create_communicator('fp8', mpi_comm=grid.data)

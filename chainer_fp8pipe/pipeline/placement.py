@@ -120,6 +120,8 @@ def axis_bytes(boundaries: Sequence[int], parameters: int, samples: int,
                ) -> dict[str, int]:
     """Estimates what each axis moves in a step.
 
+    The result is what a grid takes::
+
         ProcessGrid(comm, 2, **axis_bytes([1024], parameters=10 ** 6,
                                           samples=240))
 

@@ -1,6 +1,7 @@
-"""A receive that waits for its message."""
+"""Receives that wait for their message."""
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from typing import Any
 
 import numpy
@@ -10,6 +11,9 @@ from ..codecs.staging import empty_wire
 from .frames import FRAME
 from .packing import unpack
 from .wire import Layout
+
+# What MPI may still read or write must not be freed, even if the channel is.
+given_up: list[Any] = []
 
 
 class PostedReceive:
@@ -56,3 +60,12 @@ class PostedReceive:
 
     def _bytes(self) -> numpy.ndarray:
         return self._wire.ravel('K').view(numpy.uint8)
+
+
+def withdraw(posted: MutableSequence[PostedReceive]) -> None:
+    """Gives up receives, without waiting for anybody; empties the list."""
+    for receive in posted:
+        receive.request.Cancel()
+        if not receive.request.Test():      # a message is on its way already
+            given_up.append(receive)
+    posted.clear()

@@ -60,8 +60,8 @@ def make_parser(description):
         '--batchsize', type=positive, metavar='N', default=64,
         help='images per update, of all replicas together (default: 64)')
     training.add_argument(
-        '--epoch', type=positive, metavar='N', default=15,
-        help='passes over the training set (default: 15)')
+        '--epoch', type=positive, metavar='N', default=12,
+        help='passes over the training set (default: 12)')
     training.add_argument(
         '--lr', type=float, default=0.05,
         help='learning rate at the start; it falls to zero along half a '

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ...allreduce import Signature, agree
 from ...pipeline.errors import RemoteError
 from ...pipeline.grid import ProcessGrid
+from ...pipeline.waiting import wait_until
 from .batch import Batch
 
 _STEPS = ('train', 'evaluate', 'predict')
@@ -84,7 +85,9 @@ class Together:
                 show_traceback(self._grid.comm)
             if step == 'train':
                 header[3] = self._samples_before(header[2])
-        self._grid.pipeline.Bcast(header)
+        # Not a blocking broadcast: ranks may outnumber the cores, and MPI
+        # does not yield them while the first stage reads data.
+        wait_until(self._grid.pipeline.Ibcast(header).Test)
         said, outcome = _STEPS[int(header[0])], int(header[1])
         if said != step:
             problem = (f'this rank is about to {step}, but the first stage '
@@ -127,8 +130,9 @@ class Together:
             give_up(str(reason))
             if not isinstance(reason, RemoteError):
                 show_traceback(self._grid.comm)
-        failed = scope.allreduce(error is not None, MPI.LOR)
-        if failed:
+        failed = numpy.array([error is not None], numpy.int32)
+        wait_until(scope.Iallreduce(MPI.IN_PLACE, failed).Test)
+        if failed[0]:
             self._break(scope, error)
         sums = numpy.array(numbers, numpy.float64)
         scope.Allreduce(MPI.IN_PLACE, sums)
