@@ -90,8 +90,11 @@ help:  ## show this list
 	@echo 'make TARGET [PYTHON=python3.12] [MPIEXEC=mpirun]'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
-demo: $(DEMO)  ## train the digits over 4 ranks with fp8 gradients
+demo: $(DEMO)  ## train the digits over 4 ranks: fp8 gradients, a pipeline
 	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/train_digits.py
+	@echo; echo 'And as a pipeline of 2 stages, with 2 replicas of each'
+	@$(LAUNCHER) -n 4 $(BIN)/python examples/pipeline/train_pipeline.py \
+	    --pipeline 2 --communicator fp8
 
 test: lint docs pytest  ## run every check; pytest comes last
 

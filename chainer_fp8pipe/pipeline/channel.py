@@ -19,6 +19,8 @@ After a failure a channel cannot be used again.  Each side says that it gives
 up, its sender by ``fail``, its receiver by ``cancel``, and whoever waits for
 it gets a :class:`.RemoteError`; nobody waits for messages that were under
 way.  A new start needs new channels, on a duplicate of the communicator.
+What was under way stays with MPI, and not every MPI_Finalize survives that:
+end the job by MPI_Abort, as an exception that nobody catches does.
 """
 from __future__ import annotations
 
@@ -184,8 +186,8 @@ class Receiver(ChannelEnd):
 
         Returns:
             Its arrays, which are the caller's to keep and to change, and
-            None where there was none.  Contiguous arrays keep their order
-            in memory; others come in C order.
+            None where there was none.  Arrays without gaps keep the order
+            of their axes in memory; others come in C order.
 
         Raises:
             RemoteError: The sender failed; the message is what it said.

@@ -115,8 +115,8 @@ class Channels:
 
     def fail(self, text: str) -> None:
         """Tells all neighbours that this rank cannot go on."""
-        for receiver in self._receivers.values():
-            receiver.cancel()
+        for receiver in self._all_receivers():
+            receiver.cancel(text)
         for sender in self._all_senders():
             with contextlib.suppress(MPI.Exception):
                 sender.fail(text)
@@ -124,3 +124,8 @@ class Channels:
     def _all_senders(self) -> list[Sender]:
         targets = [self._targets] if isinstance(self._targets, Sender) else []
         return [*self._senders.values(), *targets, *self._outputs]
+
+    def _all_receivers(self) -> list[Receiver]:
+        others = [self._targets, self._output]
+        return [*self._receivers.values(),
+                *(one for one in others if isinstance(one, Receiver))]

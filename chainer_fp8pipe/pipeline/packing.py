@@ -24,8 +24,8 @@ def pack(layout: Layout, arrays: Sequence[Any]) -> numpy.ndarray:
         NumPy array itself, unless it shall cross as fp8; else a new one.
     """
     if layout.bare and isinstance(arrays[0], numpy.ndarray):
-        array = arrays[0]
-        return array if array.flags.forc else array.copy()
+        return numpy.ascontiguousarray(_ordered(arrays[0],
+                                                layout.specs[0]))
     xp = array_module(*(array for array in arrays if array is not None))
     wire = empty_wire(xp, layout.size, numpy.uint8)
     for array, spec, place in zip(arrays, layout.specs, layout.places,
@@ -37,7 +37,7 @@ def pack(layout: Layout, arrays: Sequence[Any]) -> numpy.ndarray:
         else:
             part = wire[place].view(spec.dtype)
             if isinstance(array, numpy.ndarray):
-                _shaped(part, spec)[...] = array
+                shaped(part, spec)[...] = array
             else:
                 download(_flat(array, spec), part)
     return wire
@@ -66,17 +66,26 @@ def _read(part: numpy.ndarray, spec: Spec, xp: Any) -> Any:
     if not part.size:
         return xp.empty(spec.shape, dtype)
     if spec.coded:
-        return _shaped(fp8_wire.decode(part, dtype, xp), spec)
-    return _shaped(upload_now(xp, part.view(dtype)), spec)
+        return shaped(fp8_wire.decode(part, dtype, xp), spec)
+    return shaped(upload_now(xp, part.view(dtype)), spec)
 
 
 def _flat(array: Any, spec: Spec) -> Any:
     """The elements in the order they lie in memory; a copy if need be."""
-    return (array.T if spec.fortran else array).reshape(-1)
+    return _ordered(array, spec).reshape(-1)
 
 
-def _shaped(flat: Any, spec: Spec) -> Any:
-    """The array whose elements these are."""
-    if spec.fortran:
-        return flat.reshape(spec.shape[::-1]).T
-    return flat.reshape(spec.shape)
+def _ordered(array: Any, spec: Spec | None) -> Any:
+    """The array with its axes in the order in which they lie in memory."""
+    if spec is None or spec.order is None:
+        return array
+    return array.transpose(spec.order)
+
+
+def shaped(flat: Any, spec: Spec) -> Any:
+    """The array whose elements these are, in the order of memory."""
+    if spec.order is None:
+        return flat.reshape(spec.shape)
+    lengths = [spec.shape[axis] for axis in spec.order]
+    back = sorted(range(len(lengths)), key=spec.order.__getitem__)
+    return flat.reshape(lengths).transpose(back)

@@ -1,6 +1,7 @@
 """Receives that wait for their message."""
 from __future__ import annotations
 
+import math
 from collections.abc import MutableSequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from mpi4py import MPI
 
 from ..codecs.staging import empty_wire
 from .frames import FRAME
-from .packing import unpack
+from .packing import shaped, unpack
 from .wire import Layout
 
 # What MPI may still read or write must not be freed, even if the channel is.
@@ -40,9 +41,8 @@ class PostedReceive:
         if layout and layout.bare and layout.size >= FRAME and xp is numpy:
             spec = layout.specs[0]
             assert spec is not None
-            self._wire = numpy.empty(spec.shape, spec.dtype,
-                                     'F' if spec.fortran else 'C')
-            self._views = (self._wire,)
+            self._wire = numpy.empty(math.prod(spec.shape), spec.dtype)
+            self._views = (shaped(self._wire, spec),)
         else:
             size = max(layout.size if layout else 0, FRAME)
             self._wire = empty_wire(xp, size, numpy.uint8)
@@ -59,12 +59,12 @@ class PostedReceive:
         return unpack(layout, self._bytes(), self._xp)
 
     def _bytes(self) -> numpy.ndarray:
-        return self._wire.ravel('K').view(numpy.uint8)
+        return self._wire.view(numpy.uint8)
 
 
 def withdraw(posted: MutableSequence[PostedReceive]) -> None:
     """Gives up receives, without waiting for anybody; empties the list."""
-    for receive in posted:
+    for receive in posted if not MPI.Is_finalized() else ():
         receive.request.Cancel()
         if not receive.request.Test():      # a message is on its way already
             given_up.append(receive)

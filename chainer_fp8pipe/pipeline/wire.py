@@ -20,7 +20,7 @@ _ALIGNMENT = 64     # bytes; a cache line, and more than any dtype asks for
 _NUMBER = struct.Struct('<I')       # arrays in the message
 _HEAD = struct.Struct('<BBBB')      # kind, length of the dtype's name, axes, 0
 _AXIS = struct.Struct('<Q')
-_NOTHING, _PLAIN, _FORTRAN, _CODED = 0, 1, 2, 4     # kind: sum of these
+_NOTHING, _PLAIN, _ORDERED, _CODED = 0, 1, 2, 4     # kind: sum of these
 
 
 class Spec(NamedTuple):
@@ -29,13 +29,15 @@ class Spec(NamedTuple):
     Attributes:
         shape: Its shape.
         dtype: Its dtype as ``numpy.dtype.str`` writes it, e.g. ``'<f2'``.
-        fortran: Whether its elements lie in Fortran's order.
+        order: Its axes from the one with the largest steps in memory to the
+            one with the smallest; None: as in C.  A layer may be sensitive
+            to it: sums over other axes are rounded in another order.
         coded: Whether it crosses as fp8 codes.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    fortran: bool
+    order: tuple[int, ...] | None
     coded: bool
 
     @property
@@ -75,7 +77,7 @@ class Layout:
             self.size = start + length
             self.places.append(slice(start, self.size))
         self._signature = [
-            spec and (spec.shape, numpy.dtype(spec.dtype), spec.fortran)
+            spec and (spec.shape, numpy.dtype(spec.dtype), spec.order)
             for spec in specs]
         self.bare = (len(specs) == 1 and self.size > 0
                      and specs[0] is not None and not specs[0].coded
@@ -87,7 +89,7 @@ class Layout:
         try:
             return self._signature == [
                 None if array is None
-                else (array.shape, array.dtype, array.flags.fnc)
+                else (array.shape, array.dtype, order_of(array))
                 for array in arrays]
         except AttributeError:      # describe says what is wrong
             return False
@@ -116,9 +118,10 @@ def encode_specs(specs: Specs) -> bytes:
             parts.append(_HEAD.pack(_NOTHING, 0, 0, 0))
             continue
         name = spec.dtype.encode()
-        kind = _PLAIN + _FORTRAN * spec.fortran + _CODED * spec.coded
+        ordered = spec.order is not None
+        kind = _PLAIN + _ORDERED * ordered + _CODED * spec.coded
         parts += [_HEAD.pack(kind, len(name), len(spec.shape), 0), name]
-        parts += map(_AXIS.pack, spec.shape)
+        parts += map(_AXIS.pack, (*spec.shape, *(spec.order or ())))
     return b''.join(parts)
 
 
@@ -131,11 +134,24 @@ def decode_specs(data: bytes) -> Specs:
         place += _HEAD.size
         name = data[place:place + length].decode()
         place += length
-        shape = struct.unpack_from(f'<{axes}Q', data, place)
-        place += axes * _AXIS.size
-        specs.append(Spec(shape, name, bool(kind & _FORTRAN),
+        numbers = struct.unpack_from(
+            f'<{axes * (2 if kind & _ORDERED else 1)}Q', data, place)
+        place += len(numbers) * _AXIS.size
+        specs.append(Spec(numbers[:axes], name, numbers[axes:] or None,
                           bool(kind & _CODED)) if kind else None)
     return tuple(specs)
+
+
+def order_of(array: Any) -> tuple[int, ...] | None:
+    """The order of the axes in memory; None for C's.
+
+    An array with gaps or overlaps in memory is sent in C's order.
+    """
+    if array.flags.c_contiguous:
+        return None
+    order = tuple(sorted(range(array.ndim),
+                         key=lambda axis: -array.strides[axis]))
+    return order if array.transpose(order).flags.c_contiguous else None
 
 
 def crosses_as(specs: Specs, codec: str | None) -> bool:
@@ -150,13 +166,13 @@ def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
 
 def _spec(array: Any, codec: str | None, number: int) -> Spec:
     try:
-        flags, dtype, shape = array.flags, array.dtype, array.shape
+        _, dtype, shape = array.flags, array.dtype, array.shape
     except AttributeError:
         raise TypeError(
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    return Spec(shape, _name(dtype), flags.fnc,
+    return Spec(shape, _name(dtype), order_of(array),
                 _is_coded(dtype, codec))
 
 

@@ -1,5 +1,6 @@
 """The table and the picture at the end of a run."""
 import json
+import os
 from collections import defaultdict
 from statistics import fmean, median
 
@@ -13,11 +14,12 @@ from matplotlib.ticker import MaxNLocator
 _ACCURACY = 'validation/main/accuracy'
 
 
-def summarise(log, schedule, seconds, timeline, drawn):
+def summarise(log, grid, schedule, seconds, timeline, drawn):
     """What is shown of a run.
 
     Args:
         log: What ``LogReport`` wrote.
+        grid: Where the ranks were.
         schedule: Of the pipeline.
         seconds: Of each update of this run but the first.
         timeline: The Chrome trace of an update; None: there is none.
@@ -29,6 +31,7 @@ def summarise(log, schedule, seconds, timeline, drawn):
         'schedule': schedule.name,
         'stages': schedule.stages,
         'chunks': schedule.chunks,
+        'replicas': grid.replicas,
         'micro_batches': schedule.micro_batches,
         'epochs': last['epoch'],
         'updates': last['iteration'],
@@ -38,9 +41,18 @@ def summarise(log, schedule, seconds, timeline, drawn):
         # of the last epoch, so after any warm-up
         'bytes': last.get('comm/bytes'),
         'seconds': last['elapsed_time'],
+        'ranks here': grid.placement.nodes.count(grid.placement.nodes[0]),
+        'cores here': _cores(),
         'drawn': drawn,
         'idle': timeline and idle_shares(timeline, schedule),
     }
+
+
+def _cores():
+    """Cores that this process may use, where the system tells."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def idle_shares(timeline, schedule):
@@ -106,11 +118,15 @@ def print_table(summary, files):
             f'by the schedule {summary["schedule"]}, for equal stages')
         row('', shares['stages as measured'], '%',
             'for stages that take as long as measured')
+    if summary['ranks here'] > summary['cores here']:
+        print(f'{"":33}({summary["ranks here"]} ranks share '
+              f'{summary["cores here"]} cores; a rank without a core seems '
+              'busy, or waits)')
     for name, path in files.items():
         print(f'{name:18}{path}')
 
 
-def plot_curves(log, path):
+def plot_curves(log, title, path):
     """Loss and accuracy, training and test, against epochs, as PNG."""
     figure = Figure(figsize=(10, 4.5), layout='constrained')
     loss, accuracy = figure.subplots(1, 2)
@@ -129,4 +145,5 @@ def plot_curves(log, path):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3, which='both')
         axes.legend()
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)

@@ -12,19 +12,21 @@ import os
 import sys
 import time
 
-import chainer_fp8pipe
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    ProcessGrid,
+    ReplicaIterator,
+    create_communicator,
+)
+from chainer_fp8pipe.allreduce import raise_together
 from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
-from chainer_fp8pipe.pipeline.grid import ProcessGrid
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
+    PipelineTimeline,
     Snapshot,
+    find_snapshots,
     resume,
 )
-from chainer_fp8pipe.training.extensions.pipeline_timeline import (
-    PipelineTimeline,
-)
-from chainer_fp8pipe.training.iterators import ReplicaIterator
-from chainer_fp8pipe.training.updaters import PipelineUpdater
 
 import chainer
 import chainermn
@@ -55,27 +57,22 @@ def explained(parser):
             parser.error(str(error))
 
 
-def load_on_root(options):
-    """Both data sets on rank 0, None elsewhere.
-
-    Raises ValueError on all ranks if the files are missing or damaged.
-    """
-    datasets, problem = (None, None), ''
-    if MPI.COMM_WORLD.rank == 0:
-        try:
-            datasets = load(options.dataset, options.root)
-        except Exception as error:      # or the others wait for ever
-            problem = f'{type(error).__name__}: {error}'
-    problem = MPI.COMM_WORLD.bcast(problem)
-    if problem:
-        raise ValueError(problem)
-    return datasets
+def on_root(action):
+    """What rank 0 does and returns; an error of its is one of all ranks."""
+    return raise_together(
+        MPI.COMM_WORLD, lambda: action() if MPI.COMM_WORLD.rank == 0 else None,
+        error=ValueError)
 
 
 def deal(datasets, grid):
-    """Gives the data to the ranks that read them: those of the first stage.
+    """Gives the data sets to the ranks that read them.
 
-    The others get something as long.  Returns the two and an image's shape.
+    These are those of the first stage; the others get something as long.
+    Returns both data sets, and the shape of an image.
+
+    Args:
+        datasets: Both, on rank 0, which is of the first stage.
+        grid: Where the ranks are.
     """
     about = None
     if grid.comm.rank == 0:
@@ -106,7 +103,7 @@ def make_communicator(options, grid, updates):
         option, _, value = part.partition('=')
         extra[option] = (parse_option(name, option, value)
                          if name in FAMILIES else value)
-    return chainer_fp8pipe.create_communicator(name, grid.data, **extra)
+    return create_communicator(name, grid.data, **extra)
 
 
 def make_trainer(options, grid, datasets):
@@ -176,6 +173,18 @@ def make_evaluator(options, updater, test_set, communicator):
     return evaluator
 
 
+def prepare(options):
+    """Makes the directory; returns whether there is a snapshot to go on from.
+
+    Unless the run goes on, an old run's results are moved aside.
+    """
+    found = False
+    if find_snapshots(options.out):
+        found = prepare_directory(options.out, options.resume)
+    os.makedirs(options.out, exist_ok=True)
+    return found
+
+
 def save_whole_model(path, model, grid):
     """Writes the layers of all stages to one file; call it on all ranks.
 
@@ -202,16 +211,19 @@ def report(options, trainer, start, times):
     """
     def path(name):
         return os.path.join(options.out, name)
+    updater = trainer.updater
     with open(path('log')) as file:
         log = json.load(file)
     # An update before a resume may have been that of another grid.
     drawn = start < options.timeline
     summary = summarise(
-        log, trainer.updater.schedule, numpy.diff(times),
+        log, updater.grid, updater.schedule, numpy.diff(times),
         path('timeline.json') if drawn else None, options.timeline)
     with open(path('summary.json'), 'w') as file:
         json.dump(summary, file, indent=1)
-    plot_curves(log, path('curves.png'))
+    plot_curves(log, f'{options.dataset}, {options.network}: '
+                f'{updater.grid.stages} stages x {updater.grid.replicas} '
+                'replicas', path('curves.png'))
     print_table(summary, {name: path(file) for name, file in (
         ('curves', 'curves.png'), ('model', 'model.npz'),
         ('trace', 'timeline.json'), ('timeline', 'timeline.png'))})
@@ -223,11 +235,10 @@ def main():
         options = parser.parse_args()
     with explained(parser):
         check(options)
-        datasets = load_on_root(options)
+        datasets = on_root(lambda: load(options.dataset, options.root))
         grid = ProcessGrid(MPI.COMM_WORLD, options.pipeline)
         trainer, times = make_trainer(options, grid, datasets)
-        found = grid.comm.bcast(
-            prepare_directory(options.out, options.resume))
+        found = grid.comm.bcast(on_root(lambda: prepare(options)))
         start = resume(trainer, grid, options.out) if found else 0
     model = trainer.updater.get_optimizer('main').target
     if grid.comm.rank == 0:

@@ -22,7 +22,8 @@ DTYPES = ['<f2', '<f4', '<f8', '>f4', '|b1', '|i1', '<u8', '<c8', '<U3',
 @st.composite
 def specs(draw):
     shape = tuple(draw(st.lists(st.integers(0, 2 ** 40), max_size=6)))
-    return Spec(shape, draw(st.sampled_from(DTYPES)), draw(st.booleans()),
+    order = draw(st.none() | st.permutations(range(len(shape))).map(tuple))
+    return Spec(shape, draw(st.sampled_from(DTYPES)), order or None,
                 draw(st.booleans()))
 
 
@@ -37,6 +38,22 @@ def test_a_description_is_plain_bytes():
     assert encode_specs(describe(arrays, None)) == (
         struct.pack('<I', 2) + struct.pack('<BBBB', 1, 3, 2, 0) + b'<f2'
         + struct.pack('<QQ', 3, 5) + struct.pack('<BBBB', 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(('array', 'order'), [
+    (numpy.zeros((2, 3, 4)), None),
+    (numpy.zeros((2, 3, 4)).T, (2, 1, 0)),
+    (numpy.zeros((2, 3, 4)).transpose(0, 2, 1), (0, 2, 1)),
+    (numpy.zeros((2, 3, 4)).transpose(1, 2, 0), (2, 0, 1)),
+    (numpy.zeros((2, 3, 8))[..., ::2], None),
+    (numpy.zeros((2, 3))[::-1], None),
+    (numpy.broadcast_to(numpy.zeros(3), (2, 3)), None),
+    (numpy.zeros((0, 3)).T, None),
+    (numpy.zeros(()), None),
+])
+def test_the_order_of_axes_is_the_one_in_memory(array, order):
+    (spec,) = describe([array], None)
+    assert spec.order == order
 
 
 def test_arrays_start_at_64_bytes_and_do_not_overlap():

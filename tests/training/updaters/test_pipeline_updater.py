@@ -88,15 +88,17 @@ def test_interleaved_stages_give_the_same(comm, chunks, recompute):
         close(gathered(comm, gradients(model)), expected)
 
 
-@on_ranks(2, 4)
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-def test_the_bits_do_not_depend_on_the_cut(comm, schedule):
+@on_ranks(2, 3, 4)
+@pytest.mark.parametrize(('network', 'schedule'), [
+    ('Plain', 'gpipe'), ('Plain', '1f1b'), ('Plain', 'zero_bubble'),
+    ('Skipping', '1f1b'), ('Noisy', '1f1b'), ('Normalised', '1f1b')])
+def test_the_bits_do_not_depend_on_the_cut(comm, network, schedule):
     alone = comm.Split(comm.rank, 0)
     data = dataset(12)
     found = []
     for ranks in (alone, comm):
-        updater = make_updater(ranks, Plain, data, micro_batches=4,
-                               schedule=schedule)
+        updater = make_updater(ranks, NETWORKS[network], data,
+                               micro_batches=4, schedule=schedule)
         update(updater)
         found.append(gathered(ranks, gradients(
             updater.get_optimizer('main').target)))
