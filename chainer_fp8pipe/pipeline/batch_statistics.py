@@ -30,15 +30,17 @@ class BatchStatistics(chainer.LinkHook):
     name = 'BatchStatistics of chainer_fp8pipe'
 
     def __init__(self) -> None:
-        # By link and its how-manieth use in one micro-batch.
-        self._parts: dict[tuple[Any, int], Parts] = {}
+        # By link, chunk, and its how-manieth use there in one micro-batch.
+        self._parts: dict[tuple[Any, int, int], Parts] = {}
         self._finetune: dict[Any, bool] = {}
         self._uses: dict[Any, int] = {}
         self._before: list[tuple[Any, ...]] = []
+        self._chunk = 0
 
-    def next_micro_batch(self) -> None:
-        """The next forward passes are of another micro-batch."""
+    def next_micro_batch(self, chunk: int = 0) -> None:
+        """The next forward passes are of another micro-batch or chunk."""
         self._uses.clear()
+        self._chunk = chunk
 
     def forward_preprocess(self, args: Any) -> None:
         link = args.link
@@ -64,14 +66,14 @@ class BatchStatistics(chainer.LinkHook):
         mean = link.avg_mean.astype(numpy.float64)
         variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
         use = self._uses[link] = self._uses.get(link, -1) + 1
-        self._parts.setdefault((link, use), []).append(
+        self._parts.setdefault((link, self._chunk, use), []).append(
             (count, mean, variance))
         self._finetune[link] = link.N > 0
         self._restore()
 
     def finish(self) -> None:
         """Updates the running averages of all links seen; starts anew."""
-        for (link, _), parts in self._parts.items():
+        for (link, *_), parts in self._parts.items():
             _update(link, parts, self._finetune[link])
         self.forget()
 

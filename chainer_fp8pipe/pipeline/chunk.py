@@ -9,12 +9,13 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
+from chainer.link_hooks import SpectralNormalization
 
 from .batch_statistics import BatchStatistics, recomputing
 from .gradient_sums import GradientSums
-from .layers import Layer, as_variables, blame, layer_name
+from .layers import Layer, LayerError, as_variables, blame, layer_name
 from .randomness import Place, at
-from .tape import Arrays, Tape
+from .tape import Arrays, Tape, record
 
 #: Layers that draw no random numbers once their parameters are there, and so
 #: need no seeding: it costs as much as a small layer.
@@ -87,12 +88,13 @@ class Chunk:
         Raises:
             LayerError: Naming the layer.
         """
-        self._statistics.next_micro_batch()
+        self._statistics.next_micro_batch(self._layers[0][0])
         if not self.recompute:
             with self._statistics:
-                tapes = self._record(micro_batch, arrays, place)
-            self._tapes[micro_batch] = tapes
-            return tapes[-1].arrays
+                self._tapes[micro_batch], arrays = self._record(
+                    micro_batch, arrays, place)
+            return arrays
+        self._refuse_moving_weights()
         self._inputs[micro_batch] = arrays, place
         with self._statistics, chainer.no_backprop_mode():
             for index, layer in self._layers:
@@ -106,7 +108,7 @@ class Chunk:
         if micro_batch in self._inputs:
             arrays, place = self._inputs.pop(micro_batch)
             with recomputing(layer for _, layer in self._layers):
-                self._tapes[micro_batch] = self._record(
+                self._tapes[micro_batch], _ = self._record(
                     micro_batch, arrays, place)
 
     def backward(self, micro_batch: int, gradients: Arrays,
@@ -146,16 +148,29 @@ class Chunk:
     # --- details ------------------------------------------------------------
 
     def _record(self, micro_batch: int, arrays: Arrays,
-                place: Place) -> list[Tape]:
+                place: Place) -> tuple[list[Tape], Arrays]:
         tapes: list[Tape] = []
         wanted = tuple(not self._first and array is not None
                        and array.dtype.kind == 'f' for array in arrays)
         for index, layer in self._layers:
             with blame(layer_name(index, layer), micro_batch), \
                     self._seeded(index, layer, place):
-                tapes.append(Tape(layer, arrays, wanted))
-            arrays, wanted = tapes[-1].arrays, tapes[-1].wants
-        return tapes
+                tape, arrays = record(layer, arrays, wanted)
+            tapes.append(tape)
+            wanted = tape.wants
+        return tapes, arrays
+
+    def _refuse_moving_weights(self) -> None:
+        for index, layer in self._layers:
+            for link in (layer.links() if isinstance(layer, chainer.Link)
+                         else ()):
+                if any(isinstance(hook, SpectralNormalization)
+                       for hook in link.local_link_hooks.values()):
+                    raise LayerError(
+                        f'{layer_name(index, layer)} has spectral '
+                        'normalisation, whose vectors move on with every '
+                        'forward pass; it cannot be recomputed: pass '
+                        "recompute='no stage'")
 
     @contextlib.contextmanager
     def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:

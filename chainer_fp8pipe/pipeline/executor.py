@@ -22,12 +22,14 @@ class Executor:
         chunks: This rank's, by their number in the whole pipeline.
         channels: To the neighbours.
         last: Number of the pipeline's last chunk.
+        layers: How many layers the whole model has.
         recorder: Notes what happens when.
     """
 
     def __init__(self, chunks: Mapping[int, Chunk], channels: Channels,
-                 last: int, recorder: Recorder) -> None:
+                 last: int, layers: int, recorder: Recorder) -> None:
         self._chunks = dict(chunks)
+        self._layers = layers
         self._channels = channels
         self._last = last
         self._recorder = recorder
@@ -97,7 +99,9 @@ class Executor:
                 if self._head is None:
                     self._outputs[micro_batch] = arrays
                 else:
-                    self._head.forward(micro_batch, arrays)
+                    # Behind all layers, wherever they were cut.
+                    self._head.forward(micro_batch, arrays, self._places[
+                        micro_batch]._replace(layer=self._layers))
                 return
         if number + 1 in self._chunks:
             kind, number = Kind.RECEIVE_ACTIVATION, number + 1

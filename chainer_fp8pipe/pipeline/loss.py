@@ -16,6 +16,7 @@ import chainer.functions as F
 import numpy
 
 from .layers import blame
+from .randomness import Place, at
 from .tape import Arrays
 
 Count = Callable[[Any], float]
@@ -26,17 +27,21 @@ class LossHead:
 
     Args:
         loss_fun: ``loss_fun(*outputs, target)``, a mean over what it counts.
-        metrics: Name to function of the same arguments; means as well.
-        count: ``count(target)``: how much a micro-batch counts for; None:
-            the labels that the function does not ignore, or else samples.
+        metrics: Name to a function of the same arguments, a mean as well, or
+            to a pair of such a function and its count.
+        count: ``count(target)``: how much a micro-batch counts for in the
+            loss; None: the labels that the function does not ignore, or else
+            samples.
     """
 
-    def __init__(self, loss_fun: Callable,
-                 metrics: Mapping[str, Callable], count: Count | None) -> None:
-        self._functions = {'loss': loss_fun, **metrics}
-        self._counts = {name: count or counting(function)
-                        for name, function in self._functions.items()}
-        self._guess = count is None
+    def __init__(self, loss_fun: Callable, metrics: Mapping[str, Any],
+                 count: Count | None) -> None:
+        self._functions = {'loss': loss_fun}
+        self._counts = {'loss': count or counting(loss_fun)}
+        for name, metric in metrics.items():
+            function, weight = (metric if isinstance(metric, tuple)
+                                else (metric, counting(metric)))
+            self._functions[name], self._counts[name] = function, weight
         self._losses: dict[int, tuple[chainer.Variable, tuple]] = {}
         self.begin([], [], 1.0, None)
 
@@ -67,27 +72,33 @@ class LossHead:
         self.sums = dict.fromkeys(self._functions, 0.0)
         self.totals = dict.fromkeys(self._functions, 0.0)
 
-    def forward(self, micro_batch: int, arrays: Arrays) -> None:
+    def forward(self, micro_batch: int, arrays: Arrays,
+                place: Place) -> None:
         """Loss and metrics of one micro-batch.
+
+        Args:
+            micro_batch: Its number.
+            arrays: The last layer's outputs.
+            place: Where we are, for what the loss draws.
 
         Raises:
             LayerError: The loss cannot be computed, or is no scalar.
         """
         target = self._targets[micro_batch]
-        inputs = tuple(
-            chainer.Variable(array, requires_grad=array.dtype.kind == 'f')
-            for array in arrays)
-        with blame('the loss', micro_batch):
-            loss = self._functions['loss'](*inputs, target)
-            self._check(loss, target)
-        if chainer.config.enable_backprop:
-            self._losses[micro_batch] = loss, inputs
-        self._note('loss', loss, target)
-        with chainer.no_backprop_mode():
-            for name, function in self._functions.items():
-                if name != 'loss':
-                    with blame(f'metric {name!r}', micro_batch):
-                        self._note(name, function(*inputs, target), target)
+        train = chainer.config.enable_backprop
+        for name in self._functions:
+            what = 'the loss' if name == 'loss' else f'metric {name!r}'
+            with blame(what, micro_batch), at(place):
+                inputs = tuple(chainer.Variable(
+                    array, requires_grad=array.dtype.kind == 'f')
+                    for array in arrays)
+                # With a graph, in which one sees what is ignored.
+                with chainer.force_backprop_mode():
+                    value = self._functions[name](*inputs, target)
+                self._check(name, value, target)
+                self._note(name, value, target)
+            if name == 'loss' and train:
+                self._losses[micro_batch] = value, inputs
 
     def backward(self, micro_batch: int) -> Arrays:
         """Gradients of the last layer's outputs."""
@@ -105,24 +116,31 @@ class LossHead:
             self.sums[name] += weight * number
             self.totals[name] += weight
 
-    def _check(self, loss: Any, target: Any) -> None:
-        if not isinstance(loss, chainer.Variable):
-            raise TypeError(f'loss_fun returned a {type(loss).__name__}; it '
+    def _check(self, name: str, value: Any, target: Any) -> None:
+        if name == 'loss' and not isinstance(value, chainer.Variable):
+            raise TypeError(f'loss_fun returned a {type(value).__name__}; it '
                             'must return a variable')
-        if loss.size != 1:
-            raise ValueError(f'loss_fun returned shape {loss.shape}; it must '
+        if getattr(value, 'size', 1) != 1:
+            raise ValueError(f'it returned shape {value.shape}; it must '
                              'return a scalar, the mean over a micro-batch')
-        if not self._guess:
-            return
-        for function in _functions(loss):
-            label = getattr(function, 'ignore_label', None)
-            if (label is not None and getattr(function, 'normalize', False)
-                    and self._counts['loss'] is samples
-                    and bool((target == label).any())):
-                raise ValueError(
-                    f'loss_fun ignores label {label}, which occurs, inside '
-                    'of a function that hides how many count; pass '
-                    f'loss_weight=lambda t: (t != {label}).sum()')
+        if (self._counts[name] is samples
+                and isinstance(value, chainer.Variable)):
+            _refuse_hidden_labels(name, value, target)
+
+
+def _refuse_hidden_labels(name: str, value: chainer.Variable,
+                          target: Any) -> None:
+    """A mean over fewer than all samples must not be taken for all."""
+    for function in _functions(value):
+        label = getattr(function, 'ignore_label', None)
+        if (label is not None and getattr(function, 'normalize', True)
+                and bool((target == label).any())):
+            weight = f'lambda t: (t != {label}).sum()'
+            remedy = (f'loss_weight={weight}' if name == 'loss' else
+                      f'metrics={{{name!r}: (function, {weight})}}')
+            raise ValueError(
+                f'label {label} occurs and is ignored inside of a function '
+                f'that does not say how many count; pass {remedy}')
 
 
 def counting(function: Callable) -> Count:
@@ -157,7 +175,7 @@ def _functions(loss: chainer.Variable) -> Iterator[Any]:
         function = waiting.pop()
         if function is not None and id(function) not in seen:
             seen.add(id(function))
-            yield function
+            yield getattr(function, 'function', function)   # old style
             waiting += [node.creator_node for node in function.inputs]
 
 

@@ -1,4 +1,4 @@
-"""One layer's run on one micro-batch, and its way back.
+"""One layer's run on one micro-batch, and the way back.
 
 Every layer runs on variables of its own: the graph is cut between layers.
 So a gradient is final as soon as its layer is through, the input half of a
@@ -35,34 +35,52 @@ _SEPARABLE = (
 )
 
 
-class Tape:
-    """A layer's inputs and outputs for one micro-batch.
+def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
+           ) -> tuple[Tape, Arrays]:
+    """Runs a layer; returns its way back and its outputs.
 
     Args:
         layer: What is called, with one argument per input.
         inputs: Arrays.
         wanted: For each input, whether its gradient is of use.
     """
+    variables = tuple(
+        chainer.Variable(array, requires_grad=want)
+        for array, want in zip(inputs, wanted, strict=True))
+    outputs = as_variables(layer(*variables))
+    return Tape(variables, outputs), tuple(
+        output.array for output in outputs)
 
-    def __init__(self, layer: Any, inputs: Arrays,
-                 wanted: tuple[bool, ...]) -> None:
-        self._inputs = tuple(
-            chainer.Variable(array, requires_grad=want)
-            for array, want in zip(inputs, wanted, strict=True))
-        self._outputs = as_variables(layer(*self._inputs))
-        self._function = self._only_function()
+
+class Tape:
+    """The way back through a layer for one micro-batch.
+
+    It keeps no arrays but those that Chainer's functions retain, and the
+    inputs where the layer is more than one function.
+
+    Args:
+        inputs: What the layer was called with.
+        outputs: What it returned.
+
+    Attributes:
+        wants: For each output, whether its gradient is of use.
+    """
+
+    def __init__(self, inputs: tuple[chainer.Variable, ...],
+                 outputs: tuple[chainer.Variable, ...]) -> None:
+        self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
+                           for output in outputs)
+        self._inputs = tuple(variable.node for variable in inputs)
+        self._function = self._only_function(outputs)
+        self._outputs: tuple[Any, ...] = ()
+        self._leaves: tuple[chainer.Variable, ...] = ()
+        if self._function is None:
+            self._outputs = tuple(output.node for output in outputs)
+            # Variables without function must live to get their gradient.
+            self._leaves = tuple({
+                id(leaf.node): leaf for leaf in (*inputs, *outputs)
+                if leaf.creator_node is None}.values())
         self._deferred: tuple[Any, ...] | None = None
-
-    @property
-    def arrays(self) -> Arrays:
-        """The outputs."""
-        return tuple(output.array for output in self._outputs)
-
-    @property
-    def wants(self) -> tuple[bool, ...]:
-        """For each output, whether its gradient is of use."""
-        return tuple(output.requires_grad and output.dtype.kind == 'f'
-                     for output in self._outputs)
 
     def backward(self, gradients: Arrays, sums: GradientSums,
                  defer: bool = False) -> Arrays:
@@ -109,11 +127,11 @@ class Tape:
 
     # --- the way back -------------------------------------------------------
 
-    def _only_function(self) -> Any:
+    def _only_function(self, outputs: tuple[chainer.Variable, ...]) -> Any:
         """The one function between inputs and outputs; None if there are
         several, or if somebody wants to look on."""
         functions = {id(output.creator_node): output.creator_node
-                     for output in self._outputs}
+                     for output in outputs}
         function = functions.popitem()[1]
         if (functions or function is None or chainer.get_function_hooks()
                 or function._n_local_function_hooks or chainer.is_debug()):
@@ -121,7 +139,7 @@ class Tape:
         if (type(function).backward_accumulate
                 is not chainer.FunctionNode.backward_accumulate):
             return None
-        if tuple(output.node for output in self._outputs) != tuple(
+        if tuple(output.node for output in outputs) != tuple(
                 node() for node in function.outputs):
             return None
         own = [node.requires_grad and not self._is_input(node)
@@ -131,44 +149,42 @@ class Tape:
         return None if any(own) else function
 
     def _is_input(self, node: Any) -> bool:
-        return any(node is variable.node for variable in self._inputs)
+        return any(node is other for other in self._inputs)
 
     def _of_inputs(self, found: dict[int, Any]) -> Arrays:
         assert self._function is not None
         gradients = []
-        for variable in self._inputs:
+        for wanted in self._inputs:
             total = None
             for position, node in enumerate(self._function.inputs):
                 item = found.get(position)
-                if node is variable.node and item is not None:
+                if node is wanted and item is not None:
                     total = item.array if total is None else (
                         total + item.array)
             gradients.append(total)
         return tuple(gradients)
 
     def _through_graph(self, gradients: Arrays) -> Arrays:
-        roots: dict[int, tuple[chainer.Variable, Any]] = {}
-        for output, gradient in zip(self._outputs, gradients, strict=True):
-            if gradient is not None and output.requires_grad:
-                key = id(output.node)
-                if key in roots:        # the same variable twice
-                    gradient = roots[key][1] + gradient
-                roots[key] = output, gradient
-        for variable in self._inputs:
-            variable.cleargrad()
-        starts = []
-        for output, gradient in roots.values():
-            # An input that is passed on has no function to go back through.
-            if output.creator_node is None:
-                for variable in self._inputs:
-                    if variable.node is output.node:
-                        variable.grad = gradient
+        leaves = {id(leaf.node): leaf for leaf in self._leaves}
+        for node in self._inputs:
+            leaves[id(node)].cleargrad()
+        starts: dict[int, tuple[Any, Any]] = {}
+        for node, gradient in zip(self._outputs, gradients, strict=True):
+            if gradient is None or not node.requires_grad:
+                continue
+            if node.creator_node is None:   # an input or a parameter itself
+                leaf = leaves[id(node)]
+                leaf.grad = (gradient if leaf.grad is None
+                             else leaf.grad + gradient)
+            elif id(node) in starts:        # the same variable twice
+                starts[id(node)] = node, starts[id(node)][1] + gradient
             else:
-                starts.append((output, gradient))
+                starts[id(node)] = node, gradient
         if starts:
-            outputs, seeds = zip(*starts, strict=True)
-            chainer.backward(list(outputs), list(map(_variable, seeds)))
-        return tuple(variable.grad for variable in self._inputs)
+            nodes, seeds = zip(*starts.values(), strict=True)
+            chainer.backward([node.get_variable() for node in nodes],
+                             list(map(_variable, seeds)))
+        return tuple(leaves[id(node)].grad for node in self._inputs)
 
 
 def _variable(array: Any) -> chainer.Variable | None:

@@ -41,8 +41,8 @@ def summarise(log, grid, schedule, seconds, timeline, drawn):
         # of the last epoch, so after any warm-up
         'bytes': last.get('comm/bytes'),
         'seconds': last['elapsed_time'],
-        'ranks here': grid.placement.nodes.count(grid.placement.nodes[0]),
-        'cores here': _cores(),
+        'ranks_of_node': grid.placement.nodes.count(grid.placement.nodes[0]),
+        'cores_of_node': _cores(),
         'drawn': drawn,
         'idle': timeline and idle_shares(timeline, schedule),
     }
@@ -68,13 +68,12 @@ def idle_shares(timeline, schedule):
                     (row['ts'] + row['dur']) / 1e6,
                     row['args'].get('micro_batch'), row['args'].get('chunk'))
               for row in rows if row['ph'] == 'X']
-    passes = [event for event in events
-              if event.name not in ('update', 'exchange')]
+    passes = [event for event in events if event.micro_batch is not None]
     shares = {
-        'whole update': idle_share(events),
-        'forward and backward': idle_share(passes),
-        'equal stages': check(schedule).idle_share,
-        'stages as measured': simulate(schedule, _costs(passes)).idle_share}
+        'update': idle_share(events),
+        'passes': idle_share(passes),
+        'equal_stages': check(schedule).idle_share,
+        'measured_stages': simulate(schedule, _costs(passes)).idle_share}
     return {name: 100 * share for name, share in shares.items()}
 
 
@@ -83,7 +82,7 @@ def _costs(events):
     times = defaultdict(list)
     for event in events:
         times[event.chunk, event.name].append(event.end - event.start)
-    chunks = {chunk for chunk, _ in times if chunk is not None}
+    chunks = {chunk for chunk, _ in times}
     return [Costs(*(fmean(times.get((chunk, name), [0.0])) for name in (
         'forward', 'backward', 'backward_weight', 'recompute')))
         for chunk in sorted(chunks)]
@@ -108,20 +107,18 @@ def print_table(summary, files):
         row('gradients', f'{summary["bytes"] / 1e3:,.1f}', 'kB',
             'sent by rank 0 per update')
     if summary['idle']:
+        ranks, cores = summary['ranks_of_node'], summary['cores_of_node']
         shares = {name: f'{share:.1f}'
                   for name, share in summary['idle'].items()}
-        row('idle, measured', shares['whole update'], '%',
-            f"of the ranks' time in update {summary['drawn']}")
-        row('', shares['forward and backward'], '%',
-            'of it, in forward and backward passes')
-        row('idle, predicted', shares['equal stages'], '%',
+        row('idle, measured', shares['update'], '%',
+            f"of the ranks' time in update {summary['drawn']}"
+            + (f' ({ranks} ranks on {cores} cores)' if ranks > cores else ''))
+        row('', shares['passes'], '%',
+            'until the end of its last backward pass')
+        row('idle, predicted', shares['equal_stages'], '%',
             f'by the schedule {summary["schedule"]}, for equal stages')
-        row('', shares['stages as measured'], '%',
+        row('', shares['measured_stages'], '%',
             'for stages that take as long as measured')
-    if summary['ranks here'] > summary['cores here']:
-        print(f'{"":33}({summary["ranks here"]} ranks share '
-              f'{summary["cores here"]} cores; a rank without a core seems '
-              'busy, or waits)')
     for name, path in files.items():
         print(f'{name:18}{path}')
 

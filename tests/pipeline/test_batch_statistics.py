@@ -80,6 +80,24 @@ def test_a_link_that_is_used_twice_is_updated_twice():
         np.testing.assert_allclose(other, one, rtol=2e-6)
 
 
+def test_a_link_in_two_chunks_is_updated_for_each():
+    whole, parted = (L.BatchNormalization(2) for _ in range(2))
+    random = np.random.RandomState(0)
+    batches = [random.randn(6, 2).astype('f') + shift for shift in (0, 5)]
+    with chainer.using_config('train', True):
+        for batch in batches:
+            whole(batch)
+        statistics = BatchStatistics()
+        for part in (slice(0, 3), slice(3, 6)):
+            for chunk, batch in enumerate(batches):
+                statistics.next_micro_batch(chunk)
+                with statistics:
+                    parted(batch[part])
+        statistics.finish()
+    for one, other in zip(averages(whole), averages(parted), strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-6)
+
+
 def test_recomputation_and_evaluation_do_not_count():
     link = L.BatchNormalization(2)
     statistics = BatchStatistics()

@@ -79,12 +79,18 @@ def test_layers_know_where_they_run():
 
 
 def test_masks_are_the_same_when_forward_is_repeated():
-    chunk, _ = make(L.Linear(8, 8), F.dropout, L.Linear(8, 8),
-                    recompute=True)
-    outputs = chunk.forward(0, (ones(4, 8),), PLACE)[0]
+    masks = []
+
+    def dropout(h):
+        kept = F.dropout(h)
+        masks.append(kept.array != 0)
+        return kept
+    chunk, _ = make(L.Linear(8, 8), dropout, recompute=True)
+    chunk.forward(0, (ones(4, 8),), PLACE)
     np.random.seed(123)         # whatever is drawn between
     chunk.restore(0)
-    assert np.array_equal(chunk._tapes[0][-1].arrays[0], outputs)
+    chunk.backward(0, (ones(4, 8),))
+    assert np.array_equal(masks[0], masks[1])
 
 
 def test_late_parameters_are_drawn_by_the_models_seed():
@@ -114,3 +120,11 @@ def test_an_error_names_the_layer_and_the_micro_batch(recompute):
     (lambda x: x, 'layer 3 (<lambda>)')])
 def test_layers_are_called_by_what_they_are(layer, name):
     assert layer_name(3, layer) == name
+
+
+def test_spectral_normalisation_cannot_be_recomputed():
+    layer = L.Linear(3, 3).add_hook(
+        chainer.link_hooks.SpectralNormalization())
+    chunk, _ = make(layer, recompute=True)
+    with pytest.raises(LayerError, match=r'layer 0 \(Linear\) has spectral'):
+        chunk.forward(0, (ones(2, 3),), PLACE)

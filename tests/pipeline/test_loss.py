@@ -2,6 +2,7 @@ import functools
 
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.pipeline.loss import LossHead, counting, samples
+from chainer_fp8pipe.pipeline.randomness import Place
 
 import chainer
 import chainer.functions as F
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+PLACE = Place(0, 0, 0, 0)
 
 
 def run(head, outputs, target, sizes, scale=None):
@@ -19,7 +22,7 @@ def run(head, outputs, target, sizes, scale=None):
     head.begin(targets, weights, sum(weights), scale)
     gradients = []
     for number, part in enumerate(np.split(outputs, ends[:-1])):
-        head.forward(number, (part,))
+        head.forward(number, (part,), PLACE)
     for number in range(len(sizes)):
         gradients.append(head.backward(number)[0])
     means = {name: head.sums[name] / head.totals[name]
@@ -109,3 +112,51 @@ def test_a_metric_that_fails_is_named():
                     {'top5': lambda y, t: 1 / 0}, None)
     with pytest.raises(LayerError, match="metric 'top5', micro-batch 0"):
         run(head, np.zeros((2, 3), 'f'), np.zeros(2, 'i'), [2])
+
+
+def test_a_metric_that_hides_what_it_ignores_is_an_error():
+    outputs = np.zeros((2, 3), 'f')
+    target = np.array([0, -1], 'i')
+
+    def accuracy(y, t):
+        return F.accuracy(y, t, ignore_label=-1)
+    head = LossHead(F.softmax_cross_entropy, {'acc': accuracy}, None)
+    with pytest.raises(LayerError, match="metrics={'acc': "):
+        run(head, outputs, target, [1, 1])
+    head = LossHead(F.softmax_cross_entropy, {
+        'acc': (accuracy, lambda t: (t != -1).sum())}, None)
+    means, _ = run(head, outputs, target, [1, 1])
+    assert means['acc'] == 1
+
+
+def test_what_is_ignored_is_found_without_a_graph_too():
+    head = LossHead(lambda y, t: F.softmax_cross_entropy(y, t), {}, None)
+    target = np.array([0, -1], 'i')
+    head.begin([target], [2.0], 2.0, None)
+    with chainer.no_backprop_mode(), pytest.raises(
+            LayerError, match='loss_weight'):
+        head.forward(0, (np.zeros((2, 3), 'f'),), PLACE)
+
+
+def test_the_weight_of_the_loss_is_not_that_of_the_metrics():
+    head = LossHead(F.softmax_cross_entropy, {'accuracy': F.accuracy},
+                    lambda t: (t != -1).sum())
+    outputs = np.eye(4, 3).astype('f')
+    target = np.array([0, -1, -1, 0], 'i')
+    means, _ = run(head, outputs, target, [2, 2])
+    assert means['accuracy'] == pytest.approx(
+        float(F.accuracy(outputs, target).array))
+
+
+def test_what_the_loss_draws_depends_on_the_place():
+    drawn = []
+
+    def loss(y, t):
+        drawn.append(np.random.rand())
+        return F.mean_squared_error(y, y * 0)
+    head = LossHead(loss, {}, samples)
+    for iteration in (0, 1, 0):
+        head.begin([np.zeros(2)], [2.0], 2.0, None)
+        head.forward(0, (np.ones((2, 3), 'f'),),
+                     Place(0, iteration, 5, 0))
+    assert drawn[0] == drawn[2] != drawn[1]

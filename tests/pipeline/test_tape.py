@@ -1,5 +1,7 @@
+import tracemalloc
+
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.tape import Tape
+from chainer_fp8pipe.pipeline.tape import record
 
 import chainer
 import chainer.functions as F
@@ -32,7 +34,7 @@ def gradients_by_tape(layer, inputs, seeds, defer):
     for parameter in parameters:
         parameter.cleargrad()
     sums = GradientSums()
-    tape = Tape(layer, inputs, (True,) * len(inputs))
+    tape, _ = record(layer, inputs, (True,) * len(inputs))
     found = tape.backward(seeds, sums, defer)
     if defer:
         tape.backward_weight(sums)
@@ -97,7 +99,7 @@ def test_a_deferred_weight_gradient_is_not_there_before_its_time():
     layer = L.Linear(5, 3)
     layer.cleargrads()
     sums = GradientSums()
-    tape = Tape(layer, (random(4, 5),), (True,))
+    tape, _ = record(layer, (random(4, 5),), (True,))
     tape.backward((random(4, 3),), sums, defer=True)
     sums.finish(None)
     assert layer.W.grad is None
@@ -107,13 +109,13 @@ def test_a_deferred_weight_gradient_is_not_there_before_its_time():
 
 
 def test_an_output_without_gradient_gives_none_back():
-    tape = Tape(F.tanh, (random(4, 5),), (True,))
+    tape, _ = record(F.tanh, (random(4, 5),), (True,))
     assert tape.backward((None,), GradientSums()) == (None,)
 
 
 def test_integers_travel_along_without_gradient():
     labels = np.arange(4, dtype='i')
-    tape = Tape(lambda x, t: (F.tanh(x), t), (random(4, 5), labels),
+    tape, _ = record(lambda x, t: (F.tanh(x), t), (random(4, 5), labels),
                 (True, False))
     assert tape.wants == (True, False)
     gradients = tape.backward((random(4, 5), None), GradientSums())
@@ -123,7 +125,7 @@ def test_integers_travel_along_without_gradient():
 
 def test_nobody_computes_the_gradient_of_an_unwanted_input():
     layer = L.Linear(5, 3)
-    tape = Tape(layer, (random(4, 5),), (False,))
+    tape, _ = record(layer, (random(4, 5),), (False,))
     assert tape.backward((random(4, 3),), GradientSums()) == (None,)
 
 
@@ -132,14 +134,59 @@ def test_nobody_computes_the_gradient_of_an_unwanted_input():
     ((np.ones(3, 'f'), None), 'it returned None')])
 def test_a_layer_that_returns_something_else_is_an_error(returned, said):
     with pytest.raises(TypeError, match=said):
-        Tape(lambda x: returned, (random(4, 5),), (True,))
+        record(lambda x: returned, (random(4, 5),), (True,))
 
 
 def test_function_hooks_see_the_backward_pass():
     layer = L.Linear(5, 3)
     hook = chainer.function_hooks.TimerHook()
     with hook:
-        tape = Tape(layer, (random(4, 5),), (True,))
+        tape, _ = record(layer, (random(4, 5),), (True,))
         before = len(hook.call_history)
         tape.backward((random(4, 3),), GradientSums())
     assert len(hook.call_history) > before
+
+
+class Handing(chainer.Chain):
+    """Hands one of its parameters on to the next layer."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.scale = chainer.Parameter(np.ones(5, 'f'))
+
+    def forward(self, x):
+        return x * 2, self.scale
+
+
+def test_a_parameter_that_is_handed_on_gets_its_gradient():
+    layer = Handing()
+    layer.cleargrads()
+    sums = GradientSums()
+    tape, _ = record(layer, (random(4, 5),), (True,))
+    assert tape.wants == (True, True)
+    for _ in range(2):
+        tape, _ = record(layer, (random(4, 5),), (True,))
+        tape.backward((random(4, 5), np.arange(5, dtype='f')), sums)
+        sums.collect([layer.scale])
+    sums.finish(None)
+    assert layer.scale.grad.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_only_what_a_function_retains_is_kept():
+    layers = [L.Linear(200, 200), F.relu, L.Linear(200, 200), F.relu]
+    tracemalloc.start()
+    arrays, wanted, tapes = (random(500, 200),), (True,), []
+    before = tracemalloc.get_traced_memory()[0]
+    for layer in layers:
+        tape, arrays = record(layer, arrays, wanted)
+        tapes.append(tape)
+        wanted = tape.wants
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    # The two outputs of relu; those of the linear layers are gone.
+    assert kept < 2.1 * arrays[0].nbytes
+    gradient = (random(500, 200),)
+    for tape in reversed(tapes):
+        gradient = tape.backward(gradient, GradientSums())
+    assert gradient[0].shape == (500, 200)

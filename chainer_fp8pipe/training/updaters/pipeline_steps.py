@@ -14,6 +14,7 @@ from ...pipeline.chunk import Chunk
 from ...pipeline.executor import Executor
 from ...pipeline.gradient_sums import GradientSums
 from ...pipeline.grid import ProcessGrid
+from ...pipeline.layers import blame
 from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place, preserved
 from ...pipeline.recorder import Recorder
@@ -82,10 +83,10 @@ class Steps:
         self._channels = Channels(grid.pipeline, chunks, self._last,
                                   self._codec, model.xp)
         self._executor = Executor(chunks, self._channels, self._last,
-                                  self.recorder)
+                                  model.total, self.recorder)
 
     def train(self, read: Callable[[], Batch], iteration: int,
-              loss_scale: float | None
+              loss_scale: float | None, entries: Mapping[str, str]
               ) -> tuple[dict[str, float], tuple[float, ...]]:
         """Forward and backward of one batch; gradients are in the model.
 
@@ -93,6 +94,7 @@ class Steps:
             read: Gives the batch; called on the first stage only.
             iteration: Number of updates so far.
             loss_scale: Factor of all gradients; None for 1.
+            entries: What else must be the same on all ranks.
 
         Returns:
             Means of loss and metrics over all replicas, the same on all
@@ -106,7 +108,7 @@ class Steps:
         opened = self._together.open(
             'train', lambda: self._enough(read),
             {'the iteration': str(iteration),
-             'the loss scale': str(loss_scale)})
+             'the loss scale': str(loss_scale), **entries})
 
         def work() -> None:
             self._model.cleargrads()
@@ -151,13 +153,17 @@ class Steps:
             ranks that did not want it.
         """
         opened = self._together.open('predict', read)
-        parts: list[Arrays] = []
+        outputs: list[Any] = []
 
         def work() -> list[float]:
-            parts.extend(self._infer(opened, None))
+            parts = self._infer(opened, None)
+            if self._is_last:
+                with blame('the output', 0):
+                    outputs.extend(self._model.xp.concatenate(column)
+                                   for column in zip(*parts, strict=True))
             return []
         self._close('predict', work)
-        return self._hand_out(parts, wanted)
+        return self._hand_out(tuple(outputs), wanted)
 
     # --- details ------------------------------------------------------------
 
@@ -240,13 +246,10 @@ class Steps:
                 chainer.no_backprop_mode():
             return self._run(schedule, opened, 0, head, train=False)
 
-    def _hand_out(self, parts: list[Arrays], wanted: bool) -> Any:
+    def _hand_out(self, outputs: Arrays, wanted: bool) -> Any:
         """The last stage gives the outputs to all that want them."""
         asking = self.grid.pipeline.allgather(wanted)
-        outputs: Arrays = ()
         if self._is_last:
-            outputs = tuple(self._model.xp.concatenate(column)
-                            for column in zip(*parts, strict=True))
             self._channels.send_outputs(outputs, [
                 rank for rank, asks in enumerate(asking)
                 if asks and rank != self.grid.stage_index])

@@ -17,7 +17,7 @@ from .batch import Batch, split_target
 from .following_iterator import FollowingIterator, progress
 from .layout import layout_problem
 from .pipeline_steps import Steps
-from .whole_model import decide_together
+from .whole_model import decide_together, decisions
 
 
 class PipelineUpdater(StandardUpdater):
@@ -54,8 +54,9 @@ class PipelineUpdater(StandardUpdater):
         metrics: Name to function of the loss's arguments, reported beside
             it; default: accuracy if the loss is ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
-            in the mean; default: the labels that ``loss_fun`` does not
-            ignore, or else samples.
+            in the mean loss; default: the labels that ``loss_fun`` does not
+            ignore, or else samples.  A metric's own is given as a pair,
+            ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         label_key: Index or key of the target in an example.
@@ -143,7 +144,8 @@ class PipelineUpdater(StandardUpdater):
         if self.grid.replicas > 1 and optimizer.is_changed(model):
             optimizer.communicator.bcast_data(model)
         means, now = self._steps.train(
-            self._read, self.iteration, optimizer._loss_scale)
+            self._read, self.iteration, optimizer._loss_scale,
+            decisions(optimizer))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
         chainer.report(means, model)
@@ -190,7 +192,7 @@ class PipelineUpdater(StandardUpdater):
             wanted.
         """
         return self._steps.predict(
-            lambda: Batch(inputs, None), wanted)
+            lambda: _given(inputs), wanted)
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
@@ -217,6 +219,12 @@ class PipelineUpdater(StandardUpdater):
         arrays = convert._call_converter(
             self.converter, iterator.next(), self.input_device)
         return split_target(arrays, self.label_key, progress(iterator))
+
+
+def _given(inputs: tuple) -> Batch:
+    if not inputs or any(array is None for array in inputs):
+        raise ValueError('the first stage of each pipeline needs arrays')
+    return Batch(inputs, None)
 
 
 def _prepared(model: Any, grid: ProcessGrid, loss_fun: Callable,

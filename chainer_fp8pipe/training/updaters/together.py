@@ -79,7 +79,7 @@ class Together:
                 header[4:] = batch.progress
             except StopIteration:
                 header[1] = _ENDED
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 header[1] = _FAILED
                 problem = f'{type(error).__name__}: {error}'
                 show_traceback(self._grid.comm)
@@ -121,11 +121,11 @@ class Together:
             Exception: What failed on this rank.
         """
         scope = self._scope(step)
-        error: Exception | None = None
+        error: BaseException | None = None
         numbers: list[float] = []
         try:
             numbers = work()
-        except Exception as reason:
+        except (Exception, SystemExit) as reason:
             error = reason
             give_up(str(reason))
             if not isinstance(reason, RemoteError):
@@ -138,7 +138,7 @@ class Together:
         scope.Allreduce(MPI.IN_PLACE, sums)
         return sums
 
-    def _break(self, scope: MPI.Comm, error: Exception | None) -> None:
+    def _break(self, scope: MPI.Comm, error: BaseException | None) -> None:
         """Raises on all ranks what went wrong on some."""
         own = '' if error is None or isinstance(error, RemoteError) else str(
             error) or type(error).__name__

@@ -36,6 +36,15 @@ def decide_together(optimizer: Any, comm: MPI.Comm) -> None:
             hooks[name] = _ClipTogether(hook, comm)
 
 
+def decisions(optimizer: Any) -> dict[str, str]:
+    """What all stages' optimizers must decide alike, to be compared."""
+    clipping = [name for name, hook
+                in optimizer._hookable._pre_update_hooks.items()
+                if isinstance(hook, GradientClipping)]
+    return {'the gradient clipping': ', '.join(clipping) or 'none',
+            'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
+
+
 class _SkipTogether:
     """All stages skip an update if one stage's gradient is not finite."""
 

@@ -210,3 +210,50 @@ def test_a_gradient_of_zeros_is_no_error(comm):
     updater.update()
     assert all(not np.any(parameter.grad) for parameter
                in updater.get_optimizer('main').target.params())
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(('prepare', 'said'), [
+    ('clip', 'the gradient clipping is'),
+    ('scale', 'dynamic loss scaling is'),
+])
+def test_decisions_of_one_stage_alone_are_an_error(comm, prepare, said):
+    optimizer = chainer.optimizers.SGD()
+    updater = make_updater(comm, Plain, dataset(8), optimizer,
+                           micro_batches=2)
+    if comm.rank == 0 and prepare == 'clip':
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
+    if prepare == 'scale':
+        optimizer.loss_scaling(scale=None if comm.rank else 1.0)
+    with pytest.raises(ValueError, match=said):
+        updater.update()
+
+
+@on_ranks(2)
+def test_a_rank_that_wants_to_exit_takes_the_others_along(comm):
+    def leaving(x):
+        raise SystemExit(3)
+    class Model(Divisible):
+        def __init__(self):
+            super().__init__(L.Linear(8, 5), leaving)
+    updater = make_updater(comm, Model, dataset(8), micro_batches=2)
+    with pytest.raises(SystemExit if comm.rank else RuntimeError):
+        updater.update()
+
+
+@on_ranks(1, 2)
+def test_an_output_without_samples_cannot_be_predicted(comm):
+    class Model(Divisible):
+        def __init__(self):
+            super().__init__(L.Linear(8, 5), F.sum)
+    updater = make_updater(comm, Model, dataset(8), micro_batches=2)
+    with pytest.raises(RuntimeError, match='the output'):
+        updater.predict(dataset(8)[0])
+
+
+@on_ranks(1, 2)
+def test_a_prediction_without_arrays_is_an_error(comm):
+    updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
+    with pytest.raises(ValueError, match='first stage of each pipeline needs '
+                                         'arrays'):
+        updater.predict(None)
