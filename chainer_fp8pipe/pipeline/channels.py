@@ -9,23 +9,30 @@ import numpy
 from mpi4py import MPI
 
 from .channel import Receiver, Sender
+from .once import once
 from .schedule import Action, Kind
 from .tape import Arrays
 
-_UP = {Kind.SEND_ACTIVATION: 1, Kind.RECEIVE_GRADIENT: 1}
-_TARGETS = 0        # the tag of the targets; boundaries follow
+
+class _Shared:
+    """What all pipelines on a communicator share."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        self.tags = 0       # the next that was not used
 
 
 class Channels:
     """Senders and receivers for the chunks of one rank.
 
     Boundary b lies between chunks b and b + 1; its activations and its
-    gradients have a tag each.
+    gradients have a tag each, after that of the targets; the last one is
+    that of predictions.
 
     Args:
         comm: The ranks of one pipeline; rank r has the chunks c with
-            ``c % size == r``.  It is duplicated: nothing that an earlier
-            pipeline left behind can arrive here.
+            ``c % size == r``.  Every pipeline on it gets tags of its own:
+            nothing that an earlier one left behind can arrive here.
         chunks: The numbers of this rank's chunks.
         last: Number of the pipeline's last chunk.
         codec: What activations and gradients cross as: None (as they are)
@@ -43,27 +50,31 @@ class Channels:
         self._output: Receiver | None = None
         if comm.size == 1:
             return
-        comm = comm.Dup()
+        # Apart from whatever else is sent there.
+        shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
+        comm, self._tag = shared.comm, shared.tags
+        shared.tags += 2 * last + 2
         for chunk in chunks:
             if chunk > 0:
                 self._open(comm, chunk, -1, codec, xp)
             if chunk < last:
                 self._open(comm, chunk, +1, codec, xp)
         end = last % comm.size
-        tag = 1 + 2 * last
+        tag = self._tag + 1 + 2 * last
         if comm.rank == end:
-            self._targets = Receiver(comm, 0, _TARGETS, xp=xp)
+            self._targets = Receiver(comm, 0, self._tag, xp=xp)
             self._outputs = [Sender(comm, rank, tag) for rank in range(end)]
         else:
             self._output = Receiver(comm, end, tag, xp=xp)
         if comm.rank == 0:
-            self._targets = Sender(comm, end, _TARGETS)
+            self._targets = Sender(comm, end, self._tag)
 
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
         other = (chunk + step) % comm.size
         boundary = chunk if step > 0 else chunk - 1
-        forward, back = 1 + 2 * boundary, 2 + 2 * boundary
+        forward = self._tag + 1 + 2 * boundary
+        back = forward + 1
         if step > 0:
             send, receive = Kind.SEND_ACTIVATION, Kind.RECEIVE_GRADIENT
             out, into = forward, back

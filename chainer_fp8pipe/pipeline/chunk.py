@@ -174,7 +174,8 @@ class Chunk:
 
     @contextlib.contextmanager
     def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:
-        if index in self._still:
+        # One hook is that of the statistics; others may draw.
+        if index in self._still and len(chainer._get_link_hooks()) <= 1:
             yield
             return
         initial = None
@@ -204,5 +205,6 @@ def _has_all(layer: Any) -> bool:
 
 
 def _draws_nothing(layer: Any) -> bool:
-    return type(layer) in _STILL_LINKS or any(
-        layer is function for function in _STILL_FUNCTIONS)
+    if type(layer) in _STILL_LINKS:
+        return not layer.local_link_hooks
+    return any(layer is function for function in _STILL_FUNCTIONS)

@@ -17,8 +17,8 @@ def make_parser(description):
         formatter_class=argparse.RawDescriptionHelpFormatter)
     network = parser.add_argument_group('network')
     network.add_argument(
-        '--network', choices=NETWORKS, default='conv',
-        help='dense layers (mlp) or convolutions (conv, the default)')
+        '--network', choices=NETWORKS, default='mlp',
+        help='dense layers (mlp, the default) or convolutions (conv)')
     network.add_argument(
         '--depth', type=positive, metavar='N',
         help='dense layers (default: 8) or convolutions (default: 5)')

@@ -128,3 +128,29 @@ def test_spectral_normalisation_cannot_be_recomputed():
     chunk, _ = make(layer, recompute=True)
     with pytest.raises(LayerError, match=r'layer 0 \(Linear\) has spectral'):
         chunk.forward(0, (ones(2, 3),), PLACE)
+
+
+class Drawing(chainer.LinkHook):
+    def __init__(self):
+        self.drawn = []
+
+    def forward_preprocess(self, args):
+        self.drawn.append(np.random.rand())
+
+
+@pytest.mark.parametrize('local', [False, True])
+def test_what_a_hook_draws_depends_on_the_place(local):
+    layer, hook = L.Linear(3, 3), Drawing()
+    chunk, _ = make(layer)
+    chunk.forward(0, (ones(2, 3),), PLACE)      # seen to draw nothing
+    if local:
+        layer.add_hook(hook)
+        chunk, _ = make(layer)
+    for iteration in (1, 2, 1):
+        place = PLACE._replace(iteration=iteration)
+        if local:
+            chunk.forward(0, (ones(2, 3),), place)
+        else:
+            with hook:
+                chunk.forward(0, (ones(2, 3),), place)
+    assert hook.drawn[0] == hook.drawn[2] != hook.drawn[1]

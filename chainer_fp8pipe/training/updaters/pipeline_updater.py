@@ -13,6 +13,7 @@ from chainermn.optimizers import _MultiNodeOptimizer
 from ...allreduce import Signature, agree, raise_together
 from ...allreduce.abort import abort_on_exception
 from ...pipeline.grid import ProcessGrid
+from ...pipeline.once import once
 from .batch import Batch, split_target
 from .following_iterator import FollowingIterator, progress
 from .layout import layout_problem
@@ -98,8 +99,9 @@ class PipelineUpdater(StandardUpdater):
                  label_key: Any = -1, activation_codec: str | None = None,
                  seed: int = 0, auto_new_epoch: bool = True) -> None:
         abort_on_exception()
-        grid = (comm if isinstance(comm, ProcessGrid)
-                else ProcessGrid(comm, pipeline=comm.size))
+        grid = comm if isinstance(comm, ProcessGrid) else once(
+            getattr(comm, 'mpi_comm', comm), 'one pipeline',
+            lambda: ProcessGrid(comm, pipeline=comm.size))
         self.grid = grid
         self.label_key = label_key
         if metrics is None:

