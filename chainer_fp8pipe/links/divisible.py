@@ -9,6 +9,7 @@ from typing import Any
 
 from ..pipeline.layers import Layer
 from .balance import chunk_counts
+from .building import build_together
 from .layer_list import LayerList
 from .sharing import check_cut, things_used
 from .slots import Part
@@ -125,7 +126,7 @@ class Divisible(LayerList):
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
               chunks: int = 1, example: Any = None) -> Any:
-        """This rank's share of the whole model.
+        """This rank's share of the whole model; call it on all ranks.
 
         Args:
             comm: The ranks of one pipeline, in the order of the stages: a
@@ -149,7 +150,8 @@ class Divisible(LayerList):
         Raises:
             ValueError: There are more chunks than layers, the counts do not
                 fit, or layers on two ranks share parameters; on all ranks.
-            LayerError: A layer failed while it was measured.
+            LayerError: A layer failed while it was built or measured; on all
+                ranks.
         """
         if self._part:
             raise ValueError(f'{self!r} is a part already; call stage of the '
@@ -164,11 +166,13 @@ class Divisible(LayerList):
                  for number in range(start, end)}
         check_cut(self.numbered_slots(), owner.__getitem__)
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
-        return self._cut(
+        part = self._cut(
             layout[stage::stages], parameters, layout=layout, stage=stage,
             stages=tuple(
                 f'stage {number}' + ('' if is_grid else f', rank {number}')
                 for number in range(stages)))
+        build_together(part, comm)
+        return part
 
     def _slice(self, i: slice) -> Any:
         start, end, step = i.indices(len(self))

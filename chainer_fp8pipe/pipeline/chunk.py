@@ -174,8 +174,9 @@ class Chunk:
 
     @contextlib.contextmanager
     def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:
-        # One hook is that of the statistics; others may draw.
-        if index in self._still and len(chainer._get_link_hooks()) <= 1:
+        if index in self._still and all(
+                hook is self._statistics        # others may draw
+                for hook in chainer._get_link_hooks().values()):
             yield
             return
         initial = None

@@ -88,7 +88,8 @@ class LossHead:
         train = chainer.config.enable_backprop
         for name in self._functions:
             what = 'the loss' if name == 'loss' else f'metric {name!r}'
-            with blame(what, micro_batch), at(place):
+            xp = chainer.backend.get_array_module(*arrays)
+            with blame(what, micro_batch), at(place, xp):
                 inputs = tuple(chainer.Variable(
                     array, requires_grad=array.dtype.kind == 'f')
                     for array in arrays)

@@ -23,6 +23,8 @@ from .batch import Batch
 
 _STEPS = ('train', 'evaluate', 'predict')
 _READ, _ENDED, _FAILED = range(3)
+_SAME = ('All ranks must do the same: iterators of equal length, the same '
+         'hooks of the optimizer, one snapshot to resume from.')
 
 
 class Opened(NamedTuple):
@@ -92,10 +94,13 @@ class Together:
         if said != step:
             problem = (f'this rank is about to {step}, but the first stage '
                        f'to {said}; call the same on all ranks')
+        if problem and said != 'train' and self._grid.replicas > 1:
+            # It will be called by its number in one pipeline.
+            problem = f'(rank {self._grid.comm.rank} of all) {problem}'
         ended = ' although the data have ended' * (outcome == _ENDED)
         agree(self._scope(said),
               Signature({'the step': said + ended, **(entries or {})}),
-              problem, 'Give all replicas iterators of equal length.')
+              problem, _SAME)
         if outcome == _ENDED:
             raise StopIteration
         return Opened(batch, int(header[2]), int(header[3]),
@@ -145,7 +150,7 @@ class Together:
         # Messages of the failed step may still be on their way.
         self._broken = '; '.join(
             f'rank {rank}: {text}' for rank, text
-            in enumerate(scope.allgather(own)) if text)
+            in scope.allgather((self._grid.comm.rank, own)) if text)
         if own:
             assert error is not None
             raise error
