@@ -1,4 +1,3 @@
-import gc
 
 from chainer_fp8pipe.links import Divisible, Dropout, lazy
 from chainer_fp8pipe.links.balance import count_parameters
