@@ -46,7 +46,7 @@ class BatchStatistics(chainer.LinkHook):
         link = args.link
         if not _counts(link):
             return
-        x = args.args[0]
+        x = _input(args)
         if link.avg_mean is None:
             link._initialize_params(tuple(
                 length for axis, length in enumerate(x.shape)
@@ -62,7 +62,7 @@ class BatchStatistics(chainer.LinkHook):
         link = args.link
         if not _counts(link):
             return
-        count = args.args[0].size // max(link.avg_mean.size, 1)
+        count = _input(args).size // max(link.avg_mean.size, 1)
         mean = link.avg_mean.astype(numpy.float64)
         variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
         use = self._uses[link] = self._uses.get(link, -1) + 1
@@ -112,6 +112,10 @@ def _counts(link: Any) -> bool:
     return (isinstance(link, BatchNormalization)
             and not isinstance(link, BatchRenormalization)
             and chainer.config.train and not chainer.config.in_recomputing)
+
+
+def _input(args: Any) -> Any:
+    return args.args[0] if args.args else args.kwargs['x']
 
 
 def _unbiased(count: int) -> float:

@@ -21,6 +21,9 @@ class _Shared:
         self.comm = comm
         self.tags = 0       # the next that was not used
 
+    def free(self) -> None:
+        self.comm.Free()
+
 
 class Channels:
     """Senders and receivers for the chunks of one rank.

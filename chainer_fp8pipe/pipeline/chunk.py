@@ -58,11 +58,6 @@ class Chunk:
         self._still: set[int] = set()
 
     @property
-    def name(self) -> str:
-        """``'layers 2 to 5'``."""
-        return f'layers {self._layers[0][0]} to {self._layers[-1][0]}'
-
-    @property
     def live(self) -> int:
         """How many micro-batches wait for their backward pass."""
         return len(set(self._inputs) | set(self._tapes))
@@ -150,8 +145,8 @@ class Chunk:
     def _record(self, micro_batch: int, arrays: Arrays,
                 place: Place) -> tuple[list[Tape], Arrays]:
         tapes: list[Tape] = []
-        wanted = tuple(not self._first and array is not None
-                       and array.dtype.kind == 'f' for array in arrays)
+        wanted = tuple(not self._first and array.dtype.kind == 'f'
+                       for array in arrays)
         for index, layer in self._layers:
             with blame(layer_name(index, layer), micro_batch), \
                     self._seeded(index, layer, place):

@@ -77,7 +77,8 @@ class Executor:
             if action.kind in _RECEIVE))
         for action in actions:
             self._run[action.kind](action)
-        return self._outputs
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def forget(self) -> None:
         """Drops what a failed step has left."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from . import once
 from .placement import AXES, place
 
 
@@ -89,6 +90,7 @@ class ProcessGrid:
         """
         for comm in (self.pipeline, self.data):
             if comm != MPI.COMM_NULL:
+                once.free(comm)
                 comm.Free()
 
     def __str__(self) -> str:

@@ -43,6 +43,8 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
                 f'it returned {_said(item)}; a layer returns a variable, an '
                 'array, or a tuple of these')
         found.append(chainer.as_variable(item))
+    if not found:
+        raise TypeError('it returned nothing, an empty tuple')
     return tuple(found)
 
 

@@ -113,7 +113,8 @@ class LossHead:
     def _note(self, name: str, value: Any, target: Any) -> None:
         weight = float(self._counts[name](target))
         if weight:
-            number = float(getattr(value, 'array', value))
+            array = getattr(value, 'array', value)
+            number = float(array.item() if hasattr(array, 'item') else array)
             self.sums[name] += weight * number
             self.totals[name] += weight
 

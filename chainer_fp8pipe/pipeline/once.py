@@ -26,3 +26,11 @@ def once(comm: MPI.Comm, name: str, make: Callable[[], Any]) -> Any:
     if name not in kept:
         kept[name] = make()
     return kept[name]
+
+
+def free(comm: MPI.Comm) -> None:
+    """Frees what was kept and has something to free; on all ranks."""
+    kept: Any = comm.Get_attr(_KEPT) or {}
+    for value in kept.values():
+        if hasattr(value, 'free'):
+            value.free()

@@ -75,6 +75,7 @@ class Tape:
         self._outputs: tuple[Any, ...] = ()
         self._leaves: tuple[chainer.Variable, ...] = ()
         if self._function is None:
+            self._refuse_strangers(outputs)
             self._outputs = tuple(output.node for output in outputs)
             # Variables without function must live to get their gradient.
             self._leaves = tuple({
@@ -147,6 +148,23 @@ class Tape:
                                   chainer.Parameter)
                for node in function.inputs]
         return None if any(own) else function
+
+    def _refuse_strangers(self, outputs: tuple[chainer.Variable, ...]
+                          ) -> None:
+        """A variable of another layer would get its gradient too late."""
+        waiting, seen = [output.node for output in outputs], set()
+        while waiting:
+            node = waiting.pop()
+            if id(node) in seen or not node.requires_grad:
+                continue
+            seen.add(id(node))
+            if node.creator_node is not None:
+                waiting += node.creator_node.inputs
+            elif not self._is_input(node) and not isinstance(
+                    node.get_variable_or_none(), chainer.Parameter):
+                raise ValueError(
+                    'it uses a variable of another layer; hand it on from '
+                    'layer to layer, as one of a tuple')
 
     def _is_input(self, node: Any) -> bool:
         return any(node is other for other in self._inputs)

@@ -110,7 +110,7 @@ def check(options):
     if options.batchsize < least:
         raise ValueError(
             f'--batchsize {options.batchsize} is too small: '
-            f'{options.micro_batches} micro-batches on each of {replicas} '
-            f'replicas are {least} samples at least')
+            f'micro-batches ({options.micro_batches}) x replicas ({replicas}) '
+            f'take {least} images at least')
     if options.dataset != 'digits' and not options.root:
         raise ValueError(f'--dataset {options.dataset} needs --root DIR')

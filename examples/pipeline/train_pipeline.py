@@ -58,7 +58,7 @@ def explained(parser):
 
 
 def on_root(action):
-    """What rank 0 does and returns; an error of its is one of all ranks."""
+    """What rank 0 returns, there; its error is raised on all ranks."""
     return raise_together(
         MPI.COMM_WORLD, lambda: action() if MPI.COMM_WORLD.rank == 0 else None,
         error=ValueError)
@@ -109,7 +109,7 @@ def make_communicator(options, grid, updates):
 def make_trainer(options, grid, datasets):
     """What trains this rank's stage, and a list.
 
-    The list gets the time of day at the end of each update.
+    The list gets what the clock says at the end of each update.
     """
     train_set, test_set, shape = deal(datasets, grid)
     updates = count_updates(options, len(train_set))
@@ -221,9 +221,9 @@ def report(options, trainer, start, times):
         path('timeline.json') if drawn else None, options.timeline)
     with open(path('summary.json'), 'w') as file:
         json.dump(summary, file, indent=1)
-    plot_curves(log, f'{options.dataset}, {options.network}: '
-                f'{updater.grid.stages} stages x {updater.grid.replicas} '
-                'replicas', path('curves.png'))
+    plot_curves(log, f'{options.dataset}, {options.network}, stages x '
+                f'replicas: {updater.grid.stages} x {updater.grid.replicas}',
+                path('curves.png'))
     print_table(summary, {name: path(file) for name, file in (
         ('curves', 'curves.png'), ('model', 'model.npz'),
         ('trace', 'timeline.json'), ('timeline', 'timeline.png'))})

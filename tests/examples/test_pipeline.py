@@ -8,6 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+
+from chainer_fp8pipe.pipeline.events import Event, chrome_trace
+from chainer_fp8pipe.pipeline.schedule import make_schedule
+from chainer_fp8pipe.pipeline.simulator import Costs, simulate
 
 import chainer
 import chainer.functions as F
@@ -117,6 +122,33 @@ def test_the_timeline_is_that_of_all_ranks_in_one_update(hybrid):
             4, 4, 1)
 
 
+def test_what_is_measured_is_what_happened(tmp_path, monkeypatch):
+    """A simulated update instead of a measured one."""
+    schedule = make_schedule('zero_bubble', 2, 4)
+    passes = simulate(schedule, [Costs(1.0, 2.0, 1.5), Costs(2.0, 1.0, 1.0)])
+    end = passes.step_time
+    trace = chrome_trace([*passes.events, *(
+        Event(rank, name, end + start, end + start + 1)
+        for rank in range(2)
+        for name, start in (('exchange', 0), ('update', 1)))])
+    (tmp_path / 'trace').write_text(json.dumps(trace))
+    entry = {'epoch': 1, 'iteration': 3, 'elapsed_time': 1.0}
+    summary = module('results', monkeypatch).summarise(
+        [{**entry, 'validation/main/accuracy': share}
+         for share in (0.5, 0.9, 0.8)],
+        SimpleNamespace(replicas=1, placement=SimpleNamespace(nodes=(0, 0))),
+        schedule, [0.03, 0.5, 0.02], tmp_path / 'trace', 3)
+    assert (summary['final'], summary['best'], summary['milliseconds']) == (
+        80, 90, 30)
+    busy = 4 * (1 + 2 + 1.5 + 2 + 1 + 1)
+    assert summary['idle'] == pytest.approx({
+        'update': 100 - 100 * (busy + 2) / (2 * (end + 2)),
+        'passes': 100 - 100 * busy / (2 * end),
+        'measured_stages': 100 - 100 * busy / (2 * end),
+        # Of 4 * 3 + 1 turns of a rank, one is idle.
+        'equal_stages': 100 / 13})
+
+
 def test_the_model_can_be_loaded_as_a_whole(hybrid, monkeypatch):
     _, out = hybrid
     model = module('models', monkeypatch).FullyConnected(
@@ -224,7 +256,8 @@ def test_a_second_run_keeps_the_firsts_results(two_stages, tmp_path):
 def test_it_reads_files_in_their_original_formats(tmp_path, dataset, write):
     write(tmp_path, True)
     trained(tmp_path / 'out', '--dataset', dataset, '--root', tmp_path,
-            '--epoch', '1', '--batchsize', '16')
+            '--network', 'conv', '--width', '4', '--epoch', '1',
+            '--batchsize', '16')
 
 
 @pytest.mark.parametrize(('ranks', 'arguments', 'message'), [
@@ -232,7 +265,8 @@ def test_it_reads_files_in_their_original_formats(tmp_path, dataset, write):
     (2, ['--network', 'mlp', '--depth', '1'],
      'has 1 layers, too few for 2 ranks'),
     (1, ['--chunks', '2'], "only 'interleaved' takes several"),
-    (4, ['--batchsize', '7'], '4 micro-batches on each of 2 replicas are 8'),
+    (4, ['--batchsize', '7'],
+     'micro-batches (4) x replicas (2) take 8 images'),
     (1, ['--epoch', '0'], "'0' is not a whole number of at least 1"),
     (2, ['--timeline', '500'], 'there are 225 updates'),
     (2, ['--communicator', 'fp9'], "no communicator is called 'fp9'"),

@@ -190,3 +190,14 @@ def test_only_what_a_function_retains_is_kept():
     for tape in reversed(tapes):
         gradient = tape.backward(gradient, GradientSums())
     assert gradient[0].shape == (500, 200)
+
+
+def test_a_variable_that_goes_round_the_layers_is_an_error():
+    kept = []
+
+    def keep(x):
+        kept.append(F.tanh(x))
+        return kept[0] * 2
+    record(keep, (random(4, 5),), (True,))
+    with pytest.raises(ValueError, match='hand it on from layer to layer'):
+        record(lambda x: x + kept[0], (random(4, 5),), (True,))

@@ -25,9 +25,15 @@ class Batch(NamedTuple):
 
         Raises:
             ValueError: None, or not equally many in all arrays.
+            TypeError: Something is no array.
         """
         arrays = self.inputs if self.target is None else (
             *self.inputs, self.target)
+        for array in arrays:
+            if not hasattr(array, 'shape'):
+                raise TypeError(
+                    f'a batch holds a {type(array).__name__}, not an array; '
+                    'have the converter make arrays of inputs and target')
         lengths = sorted({len(array) for array in arrays})
         if len(lengths) != 1:
             raise ValueError(f'the arrays of a batch have {lengths} samples; '

@@ -120,7 +120,7 @@ class Steps:
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, loss_scale)
-            with preserved(), chainer.using_config('train', True):
+            with preserved():
                 self._run(self.schedule, opened, iteration, self._head,
                           train=True)
             self._statistics.finish()

@@ -8,7 +8,10 @@ import chainer
 import chainer.functions as F
 from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
-from chainermn.optimizers import _MultiNodeOptimizer
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
 
 from ...allreduce import Signature, agree, raise_together
 from ...allreduce.abort import abort_on_exception
@@ -226,7 +229,8 @@ class PipelineUpdater(StandardUpdater):
 def _given(inputs: tuple) -> Batch:
     if not inputs or any(array is None for array in inputs):
         raise ValueError('the first stage of each pipeline needs arrays')
-    return Batch(inputs, None)
+    return Batch(tuple(array.array if isinstance(array, chainer.Variable)
+                       else array for array in inputs), None)
 
 
 def _prepared(model: Any, grid: ProcessGrid, loss_fun: Callable,
@@ -262,6 +266,9 @@ def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
 
 
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
+    if isinstance(optimizer, _DoubleBufferingOptimizer):
+        raise ValueError('double buffering would average gradients while the '
+                         'next step sums into them; leave it out')
     communicator = getattr(optimizer, 'communicator', None)
     if communicator is None:
         if grid.replicas > 1:

@@ -65,16 +65,16 @@ class Together:
 
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
-            ValueError: It raised something else, or ranks are about to do
-                different things; on all ranks.
-            RuntimeError: An earlier step failed.
+            ValueError: It raised something else, ranks are about to do
+                different things, or an earlier step failed; on all ranks.
         """
-        if self._broken:
-            raise RuntimeError('this pipeline failed before '
-                               f'({self._broken}); make a new updater')
         batch, header, problem = None, numpy.zeros(8), ''
-        if self._grid.stage_index == 0:
-            header[0] = _STEPS.index(step)
+        header[0] = _STEPS.index(step)
+        if self._broken:        # other replicas may not know
+            header[1] = _FAILED
+            problem = (f'this pipeline failed before ({self._broken}); make '
+                       'a new updater')
+        elif self._grid.stage_index == 0:
             try:
                 batch = read()
                 header[2] = batch.samples()
@@ -85,8 +85,8 @@ class Together:
                 header[1] = _FAILED
                 problem = f'{type(error).__name__}: {error}'
                 show_traceback(self._grid.comm)
-            if step == 'train':
-                header[3] = self._samples_before(header[2])
+        if step == 'train' and self._grid.stage_index == 0:
+            header[3] = self._samples_before(header[2])
         # Not a blocking broadcast: ranks may outnumber the cores, and MPI
         # does not yield them while the first stage reads data.
         wait_until(self._grid.pipeline.Ibcast(header).Test)

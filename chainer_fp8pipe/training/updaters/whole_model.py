@@ -31,9 +31,12 @@ def decide_together(optimizer: Any, comm: MPI.Comm) -> None:
     if _NAME not in hooks:
         optimizer.add_hook(_SkipTogether(comm), _NAME)
         hooks.move_to_end(_NAME, last=False)
+    hooks[_NAME].comm = comm        # an optimizer may get other ranks
     for name, hook in hooks.items():
         if type(hook) is GradientClipping:
-            hooks[name] = _ClipTogether(hook, comm)
+            hook = hooks[name] = _ClipTogether(hook, comm)
+        if isinstance(hook, _ClipTogether):
+            hook.comm = comm
 
 
 def decisions(optimizer: Any) -> dict[str, str]:
@@ -53,12 +56,12 @@ class _SkipTogether:
     call_for_each_param = False
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+        self.comm = comm
 
     def __call__(self, optimizer: Any) -> None:
         # Chainer has looked at this stage's gradients just before.
         if optimizer._loss_scaling_is_dynamic:
-            skip = self._comm.allreduce(optimizer._loss_scaling_isnan,
+            skip = self.comm.allreduce(optimizer._loss_scaling_isnan,
                                         MPI.LOR)
             optimizer._loss_scaling_isnan = skip
             optimizer._loss_scaling_isnan_ever |= skip
@@ -69,7 +72,7 @@ class _ClipTogether(GradientClipping):
 
     def __init__(self, hook: GradientClipping, comm: MPI.Comm) -> None:
         self._hook = hook       # whose threshold may be changed later
-        self._comm = comm
+        self.comm = comm
 
     @property
     def threshold(self) -> float:
@@ -79,7 +82,7 @@ class _ClipTogether(GradientClipping):
         parameters = list(optimizer.target.params(False))
         square = sum(_square_norm(parameter.grad)
                      for parameter in parameters)
-        norm = float(numpy.sqrt(self._comm.allreduce(square)))
+        norm = float(numpy.sqrt(self.comm.allreduce(square)))
         # As in Chainer, a norm that is not finite spoils all gradients.
         rate = self.threshold / norm if norm else numpy.inf
         if not rate >= 1:

@@ -1,4 +1,5 @@
 from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.pipeline.checker import check
 from chainer_fp8pipe.pipeline.splitting import bounds
 from chainer_fp8pipe.training.updaters import PipelineUpdater
 
@@ -151,7 +152,7 @@ def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
             return self.used(x)
 
     updater = make_updater(comm, Odd, dataset(6), micro_batches=2)
-    updater._steps.train(updater._read, 0, None)
+    updater._steps.train(updater._read, 0, None, {})
     if comm.rank == 0:
         layer = dict(updater.get_optimizer('main').target.pieces[0])[0]
         assert layer.unused.W.grad is None
@@ -264,3 +265,63 @@ def test_fp8_activations_give_nearly_the_same(comm):
     for name, value in wanted.items():
         error = np.linalg.norm(got[name] - value) / np.linalg.norm(value)
         assert error < 0.3, name
+
+
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+@pytest.mark.parametrize('recompute', [False, True])
+def test_running_statistics_are_those_of_the_whole_batch(
+        comm, schedule, recompute):
+    data = dataset(13)
+    updater = make_updater(comm, NETWORKS['Normalised'], data,
+                           schedule=schedule, recompute=recompute,
+                           micro_batches=4)
+    update(updater)
+    whole = NETWORKS['Normalised']()
+    with chainer.using_config('train', False):
+        h, _ = data[0], whole(data[0])      # draws the late parameters
+    with chainer.using_config('train', True):
+        for layer in list(whole)[:3]:       # to the first normalisation
+            h = layer(h)
+    averages = {}
+    for piece in updater.get_optimizer('main').target.pieces:
+        for index, layer in piece:
+            if index == 2:
+                averages = {'mean': layer.avg_mean, 'var': layer.avg_var}
+    found = gathered(comm, averages)
+    np.testing.assert_allclose(found['mean'], whole[2].avg_mean, rtol=1e-5,
+                               atol=1e-7)
+    np.testing.assert_allclose(found['var'], whole[2].avg_var, rtol=1e-5)
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
+    updater = make_updater(comm, Plain, dataset(12), micro_batches=6,
+                           schedule=schedule)
+    (chunk,) = updater._steps._executor._chunks.values()
+    most, forward = [0], chunk.forward
+
+    def watched(*arguments):
+        outputs = forward(*arguments)
+        most[0] = max(most[0], chunk.live)
+        return outputs
+    chunk.forward = watched
+    update(updater)
+    assert most[0] == check(updater.schedule).peak_live[comm.rank]
+    assert chunk.live == 0
+
+
+@on_ranks(2)
+def test_only_the_owner_of_a_layer_has_its_optimizers_state(comm):
+    optimizer = chainer.optimizers.Adam()
+    updater = make_updater(comm, Plain, dataset(8), optimizer,
+                           micro_batches=2)
+    update(updater)
+    sizes = sum(state.size for parameter in optimizer.target.params()
+                for state in parameter.update_rule.state.values()
+                if hasattr(state, 'size'))
+    own = sum(parameter.size for parameter in optimizer.target.params())
+    assert sizes == 2 * own
+    assert comm.allreduce(own) == sum(
+        parameter.size for parameter in Plain().params())
