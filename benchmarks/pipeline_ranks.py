@@ -130,7 +130,7 @@ def quiet_barrier():
     """A barrier that leaves the cores to those who still work."""
     request = comm.Ibarrier()
     while not request.Test():
-        time.sleep(1e-4)
+        time.sleep(1e-3)
 
 
 def bounds(model, optimizer, row, job, width):
@@ -171,6 +171,7 @@ def timed(action, rounds, together):
                 start = time.perf_counter()
                 action()
                 found.append(time.perf_counter() - start)
+    quiet_barrier()     # no rank spins while another is measured
     return np.array(comm.allgather(statistics.median(found)))
 
 

@@ -146,7 +146,7 @@ def incompatible(saved: State, current: State) -> str:
             if was != value:
                 return (f'optimizer {key.partition("/")[0]!r} is {value}, in '
                         f'the snapshot it is {was}')
-    for key, value in saved.items():
+    for key, value in sorted(saved.items(), key=lambda item: item[0]):
         now = current.get(key)
         if now is None or now.dtype == object or value.dtype == object:
             continue
