@@ -20,9 +20,13 @@ class _Shared:
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.tags = 0       # the next that was not used
+        self.spoilt = False
 
     def free(self) -> None:
-        self.comm.Free()
+        # MPI gives the numbers of freed communicators to new ones, which
+        # would receive what a failed step has left under way.
+        if not self.spoilt:
+            self.comm.Free()
 
 
 class Channels:
@@ -48,6 +52,7 @@ class Channels:
         self._senders: dict[tuple[Kind, int], Sender] = {}
         self._receivers: dict[tuple[Kind, int], Receiver] = {}
         self._targets: Any = None
+        self._shared: _Shared | None = None
         # From the last rank to the others: outputs of predictions.
         self._outputs: list[Sender] = []
         self._output: Receiver | None = None
@@ -55,6 +60,7 @@ class Channels:
             return
         # Apart from whatever else is sent there.
         shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
+        self._shared = shared
         comm, self._tag = shared.comm, shared.tags
         shared.tags += 2 * last + 2
         for chunk in chunks:
@@ -134,6 +140,11 @@ class Channels:
         for sender in self._all_senders():
             with contextlib.suppress(MPI.Exception):
                 sender.fail(text)
+
+    def spoil(self) -> None:
+        """After a failed step, on all ranks: nothing here is used again."""
+        if self._shared:
+            self._shared.spoilt = True
 
     def _all_senders(self) -> list[Sender]:
         targets = [self._targets] if isinstance(self._targets, Sender) else []

@@ -183,7 +183,11 @@ class Steps:
 
     def _close(self, step: str, work: Callable[[], list[float]]
                ) -> numpy.ndarray:
-        found = self._together.close(step, work, self._give_up)
+        try:
+            found = self._together.close(step, work, self._give_up)
+        except BaseException:       # on all ranks
+            self._channels.spoil()
+            raise
         self._channels.flush()
         return found
 

@@ -181,3 +181,21 @@ def test_a_gradient_that_is_not_finite_ends_all_ranks_of_its_stage(comm):
     with pytest.raises(RuntimeError, match='not finite'):
         update(updater)
     grid.free()
+
+
+@on_ranks(4)
+def test_what_a_failed_step_leaves_does_not_reach_a_new_grid(comm):
+    class Odd(Plain):
+        def __init__(self):
+            super().__init__()
+            self[5] = lambda x: None
+    for _ in range(3):
+        for network, fails in ((Odd, True), (Plain, False)):
+            grid, updater = make(comm, 2, network, dataset(12), 12,
+                                 micro_batches=4)
+            if fails:
+                with pytest.raises(RuntimeError, match='layer 5'):
+                    updater.update()
+            else:
+                updater.update()
+            grid.free()
