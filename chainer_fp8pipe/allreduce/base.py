@@ -8,6 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from .frames import piece_bounds
 from .statistics import Statistics
 
 
@@ -22,21 +23,11 @@ class Algorithm(abc.ABC):
         comm: The ranks that take part; the algorithm works on a duplicate,
             so its messages cannot meet the caller's.
         statistics: Counters to add to.
-        site: A name for error-feedback residuals, unique within a
-            composition of algorithms.
-
-    Attributes:
-        prescale: Factor that gradients must carry when they are encoded,
-            so that sums in the wire's own format cannot overflow.
     """
 
-    prescale = 1.0
-
-    def __init__(self, comm: MPI.Comm, statistics: Statistics,
-                 site: str = 'all') -> None:
+    def __init__(self, comm: MPI.Comm, statistics: Statistics) -> None:
         self.comm = comm.Dup()
         self.statistics = statistics
-        self.site = site
         self._received = numpy.empty(0, numpy.uint8)
 
     @abc.abstractmethod
@@ -96,6 +87,13 @@ class Algorithm(abc.ABC):
                 yield received[peer]
         MPI.Request.Waitall(sends)
 
+    def prescale(self, codec: Codec) -> float:
+        """The factor that gradients must carry when they are encoded.
+
+        With it, sums in the wire's own format cannot overflow.
+        """
+        return 1.0 / self.comm.size
+
     def own_piece(self, start: int, stop: int) -> tuple[int, int]:
         """The range of this rank's piece."""
         bounds = piece_bounds(start, stop, self.comm.size)
@@ -111,15 +109,6 @@ class Algorithm(abc.ABC):
             self._received = numpy.empty(like.nbytes * count, numpy.uint8)
         used = self._received[:like.nbytes * count]
         return used.view(like.dtype).reshape(count, like.size)
-
-
-def piece_bounds(start: int, stop: int, parts: int) -> list[int]:
-    """Where ``[start, stop)`` is cut into ``parts`` pieces, ends included.
-
-    Sizes differ by one element at most.
-    """
-    return [start + (stop - start) * part // parts
-            for part in range(parts + 1)]
 
 
 def _bytes(array: numpy.ndarray) -> numpy.ndarray:

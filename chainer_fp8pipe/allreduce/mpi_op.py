@@ -17,15 +17,12 @@ class MpiOp(Algorithm):
     number of ranks before they are encoded, so that a sum of saturated
     values cannot saturate.  A value is rounded at every sum it passes
     through, and small values vanish: the paper's figure 11 shows what that
-    costs.  Use :class:`Direct` unless you want to study just this.
+    costs.  Use the plan :func:`.plan.direct` unless you want to
+    study just this.
 
     Never with non-blocking collectives: MPI libraries are known to give
     wrong results there with user-defined operations.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prescale = 1.0 / self.comm.size
 
     def reduce_scatter(self, codec: Codec, tensors: Tensors,
                        wire: numpy.ndarray, start: int, stop: int

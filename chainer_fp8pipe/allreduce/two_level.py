@@ -23,17 +23,19 @@ class TwoLevel:
     def __init__(self, intra: Algorithm, inter: Algorithm) -> None:
         self.intra = intra
         self.inter = inter
-        self.prescale = intra.prescale
 
     def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
                   start: int, stop: int) -> None:
         """Leaves the mean of the whole range in ``wire``, on every rank."""
         low, high = self.intra.reduce_scatter(
             codec, tensors, wire, start, stop)
-        if self.inter.prescale != 1.0:
-            codec.rescale(wire[low:high], self.inter.prescale)
+        codec.rescale(wire[low:high], self.inter.prescale(codec))
         self.inter.allreduce(codec, tensors, wire, low, high)
         self.intra.allgather(wire, start, stop)
+
+    def prescale(self, codec: Codec) -> float:
+        """The factor that gradients must carry when they are encoded."""
+        return self.intra.prescale(codec)
 
     def free(self) -> None:
         """Gives the communicators of both levels back to MPI."""

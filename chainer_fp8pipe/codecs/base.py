@@ -59,7 +59,8 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
-                    wire: numpy.ndarray, start: int, site: str) -> None:
+                    wire: numpy.ndarray, start: int, site: str,
+                    owned: tuple[int, int]) -> None:
         """Writes ``total / count`` into ``wire``.
 
         Args:
@@ -71,6 +72,8 @@ class Codec(abc.ABC):
             start: Where in the fused vector the piece begins.
             site: Name of the place of this encoding in the algorithm; each
                 site has an error-feedback residual of its own.
+            owned: The range of the fused vector whose means this rank
+                encodes at this site, piece by piece.
         """
 
     @abc.abstractmethod

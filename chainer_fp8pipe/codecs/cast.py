@@ -49,7 +49,8 @@ class Cast(Codec):
             total += upload(array_module(total), wire)
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
-                    wire: numpy.ndarray, start: int, site: str) -> None:
+                    wire: numpy.ndarray, start: int, site: str,
+                    owned: tuple[int, int]) -> None:
         total /= numpy.float32(count)
         out = output(tensors.xp, wire)
         with numpy.errstate(over='ignore'):

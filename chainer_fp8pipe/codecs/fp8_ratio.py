@@ -124,7 +124,8 @@ class Fp8Ratio(Codec):
         fp8.accumulate(upload(array_module(total), wire), total)
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
-                    wire: numpy.ndarray, start: int, site: str) -> None:
+                    wire: numpy.ndarray, start: int, site: str,
+                    owned: tuple[int, int]) -> None:
         out = output(tensors.xp, wire)
         total /= numpy.float32(count)
         for index, part, place in tensors.overlaps(start, start + wire.size):
@@ -137,8 +138,8 @@ class Fp8Ratio(Codec):
             counts = fp8.ratio_encode(
                 mean, parameter, out[place],
                 scale=scale, epsilon=self.epsilon,
-                residual=self._residual(tensors.xp, site, name, part.start,
-                                        part.stop),
+                residual=self._owned_residual(tensors, index, part, site,
+                                              owned),
                 rounding=self.rounding,
                 seed=self._rounding_seed(index, f'{site}:{start}'))
             self._count(name, counts.clipped, 0)
@@ -234,6 +235,16 @@ class Fp8Ratio(Codec):
         if not self.error_feedback:
             return None
         return self._residuals.get(xp, site, name, start, stop)
+
+    def _owned_residual(self, tensors: Tensors, index: int, part: slice,
+                        site: str, owned: tuple[int, int]) -> Any:
+        offset = tensors.offsets[index]
+        start = max(owned[0] - offset, 0)
+        stop = min(owned[1] - offset, tensors.gradients[index].size)
+        residual = self._residual(tensors.xp, site, tensors.names[index],
+                                  start, stop)
+        return None if residual is None else residual[
+            part.start - start:part.stop - start]
 
     def _follow_loss_scale(self, loss_scale: float) -> None:
         # All that was learnt from gradients grows with their factor.

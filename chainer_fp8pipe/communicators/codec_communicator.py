@@ -2,17 +2,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import chainer
 import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..allreduce import Direct, MpiOp, Signature, Statistics, TwoLevel, agree
+from ..allreduce import Signature, Statistics, agree
 from ..codecs import Cast, Codec, Fp8Ratio, Tensors, WarmUp
 from ..codecs.fp8_ratio import TensorReport
 from ..codecs.staging import empty_wire
+from .composition import Nodes, make_algorithm
 from .gradients import Gradients
 from .model_state import ModelState, ModelStates
 from .options import ExchangeOptions, Fp8Options
@@ -51,7 +51,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._models = ModelStates(
             lambda: _codec(name, options, self.rank))
         self._owns_mpi_comm = False
-        self._algorithm = self._compose()
+        self._algorithm = make_algorithm(
+            mpi_comm, options, isinstance(options, Fp8Options),
+            Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
+            self.statistics)
         self._wire = numpy.empty(0, numpy.uint8)
 
     # --- what ChainerMN's optimizers call -----------------------------------
@@ -184,7 +187,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         wire = self._wire_for(codec, tensors)
         with section('encode'):
             codec.begin(tensors, self._maximum)
-            codec.encode(tensors, wire, self._algorithm.prescale)
+            codec.encode(tensors, wire, self._algorithm.prescale(codec))
         with section('exchange'):
             self._algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
         with section('decode'):
@@ -240,36 +243,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._inter_rank = self.rank // per_node
         self._inter_size = self.size // per_node
 
-    def _compose(self) -> Any:
-        kind = {'direct': Direct, 'mpi_op': MpiOp}[self.options.exchange]
-        if not self._has_two_levels():
-            return kind(self.mpi_comm, self.statistics)
-        intra = self.mpi_comm.Split(self.inter_rank, self.intra_rank)
-        inter = self.mpi_comm.Split(self.intra_rank, self.inter_rank)
-        try:
-            return TwoLevel(kind(intra, self.statistics, 'node'),
-                            kind(inter, self.statistics, 'nodes'))
-        finally:
-            intra.Free()
-            inter.Free()
-
-    def _has_two_levels(self) -> bool:
-        if self.options.two_level == 'no':
-            return False
-        sizes = set(self.mpi_comm.allgather(self.intra_size))
-        if self.options.two_level == 'yes':
-            if len(sizes) > 1:
-                raise ValueError(
-                    'two_level needs equally many ranks on every node, not '
-                    f'{" and ".join(map(str, sorted(sizes)))}; start the job '
-                    "so, or pass two_level='no'")
-            return True
-        return len(sizes) == 1 and 1 < self.intra_size < self.size
-
 
 def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
     if not isinstance(options, Fp8Options):
-        return WarmUp(Cast(name), 0)
+        return WarmUp(Cast('float16' if name == 'float16' else 'float32'), 0)
     return WarmUp(
         Fp8Ratio(rounding=options.rounding, period=options.period,
                  quantile=options.quantile, samples=options.samples,

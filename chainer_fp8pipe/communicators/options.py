@@ -6,6 +6,8 @@ import math
 import numbers
 from typing import Any
 
+from ..allreduce.sums import FORMS
+
 TWO_LEVEL = ('auto', 'yes', 'no')
 
 
@@ -23,10 +25,30 @@ class ExchangeOptions:
         ValueError: A value is not allowed; the message says what is.
     """
 
-    exchange: str = _option(
-        'direct', 'how bytes travel: float32 sums made by one rank per piece,'
-        " or the paper's MPI_Allreduce with sums in the wire's own format",
-        choices=('direct', 'mpi_op'))
+    algorithm: str = _option(
+        'direct', 'how bytes travel: every rank sums one piece (direct), sums '
+        'go round a ring, or round the rows and columns of a torus, or ranks '
+        "of their own sum (aggregator), or the paper's MPI_Allreduce with "
+        "sums in the wire's own format (mpi_op)",
+        choices=('direct', 'ring', 'torus2d', 'aggregator', 'mpi_op'))
+    shape: tuple[int, int] = _option(
+        (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
+        'nearly square', low=0)
+    aggregators: int = _option(
+        1, 'how many ranks, the last ones, sum for the others (aggregator)',
+        low=1)
+    inside: str = _option(
+        'direct', 'the algorithm inside nodes, where there are two levels',
+        choices=('direct', 'ring'))
+    partial_sums: str = _option(
+        'auto', 'what sums travel in that others add to: in the format of '
+        'the wire, in float16 or in float32; auto: fp8 sums in float16, '
+        'others in float32', choices=('auto', *FORMS))
+    frame_bytes: int = _option(
+        1 << 16, 'bytes of a piece that is sent, summed and sent on by '
+        'itself; 0: all at once (store and forward)', low=0)
+    frames_in_flight: int = _option(
+        8, 'how many such pieces are under way at a time', low=1, high=1024)
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',
@@ -83,10 +105,11 @@ class Fp8Options(ExchangeOptions):
 FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
     'fp8': (Fp8Options, {}),
     'fp8_paper': (Fp8Options, {
-        'exchange': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
+        'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
         'headroom': 1.0, 'error_feedback': False}),
     'float16': (ExchangeOptions, {}),
     'float32': (ExchangeOptions, {}),
+    'torus2d': (ExchangeOptions, {'algorithm': 'torus2d'}),
 }
 
 
@@ -122,6 +145,11 @@ def parse_option(name: str, option: str, text: str) -> Any:
     if option not in defaults:
         make_options(name, {option: text})      # raises, listing the names
     kind: Any = type(defaults[option])
+    if kind is tuple:
+        rows, cross, columns = text.partition('x')
+        if not (cross and rows.isdigit() and columns.isdigit()):
+            raise ValueError(f'{option} must be like 4x8, not {text!r}')
+        return int(rows), int(columns)
     if kind is bool:
         if text.lower() not in ('true', 'false'):
             raise ValueError(f'{option} must be true or false, not {text!r}')
@@ -143,6 +171,13 @@ def _check(field: dataclasses.Field, value: Any) -> None:
                              f'not {value!r}')
         return
     wanted = type(field.default)
+    if wanted is tuple:
+        if not (isinstance(value, (tuple, list)) and len(value) == 2
+                and all(isinstance(item, int) and item >= 0
+                        for item in value)):
+            raise ValueError(f'{field.name} must be two numbers, e.g. (4, 8),'
+                             f' not {value!r}')
+        return
     number = numbers.Integral if wanted is int else numbers.Real
     if isinstance(value, bool) or not isinstance(value, number):
         raise ValueError(f'{field.name} must be of type {wanted.__name__}, '

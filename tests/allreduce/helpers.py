@@ -1,5 +1,13 @@
 """Gradients that every rank can compute for every other rank."""
-from chainer_fp8pipe.allreduce import Direct, MpiOp, Statistics, TwoLevel
+from chainer_fp8pipe.allreduce import (
+    MpiOp,
+    Planned,
+    Statistics,
+    TwoLevel,
+    choice,
+)
+from chainer_fp8pipe.allreduce.planned import Framing
+from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 
 import numpy
@@ -7,7 +15,11 @@ import numpy
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),
           'fp8': lambda: Fp8Ratio(period=1)}
-ALGORITHMS = ('direct', 'mpi_op', 'two_level_direct', 'two_level_mpi_op')
+ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
+              'torus', 'torus_float16', 'torus_wire',
+              'two_level_direct_direct',
+              'two_level_ring_direct_float16', 'two_level_direct_ring_wire',
+              'mpi_op', 'two_level_mpi_op')
 
 
 def tensors_of(rank, sizes, seed=0):
@@ -28,17 +40,40 @@ def mean_and_spread(size, sizes, seed=0):
     return numpy.mean(everyone, axis=0), numpy.mean(numpy.abs(everyone), 0)
 
 
+def nodes_of(size, node):
+    """Ranks in nodes of so many, or each alone where that does not divide."""
+    node = node if size % node == 0 else 1
+    return [range(first, first + node) for first in range(0, size, node)]
+
+
+def plans(name, size, node=2):
+    """The plans of an algorithm without ``_FORM``."""
+    if name.startswith('torus'):
+        return choice.torus(choice.torus_shape(size, 0),
+                            nodes_of(size, node))
+    if name.startswith('two_level'):
+        inside, between = name.split('_')[2:4]
+        return choice.two_level(inside, between, nodes_of(size, node))
+    return choice.one_level(name.partition('_')[0], size)
+
+
 def make(name, comm, node=2):
-    """An algorithm; two-level ones pretend nodes of ``node`` ranks."""
+    """An algorithm; two-level ones pretend nodes of ``node`` ranks.
+
+    Names end with the form of partial sums, where that is not float32.
+    Frames are tiny, so that there are many.
+    """
     statistics = Statistics()
-    kind = Direct if name.endswith('direct') else MpiOp
-    if not name.startswith('two_level'):
-        return kind(comm, statistics)
-    node = node if comm.size % node == 0 else 1
-    intra = comm.Split(comm.rank // node, comm.rank)
-    inter = comm.Split(comm.rank % node, comm.rank)
-    return TwoLevel(kind(intra, statistics, 'node'),
-                    kind(inter, statistics, 'nodes'))
+    if 'mpi_op' in name:
+        if name == 'mpi_op':
+            return MpiOp(comm, statistics)
+        node = len(nodes_of(comm.size, node)[0])
+        intra = comm.Split(comm.rank // node, comm.rank)
+        inter = comm.Split(comm.rank % node, comm.rank)
+        return TwoLevel(MpiOp(intra, statistics), MpiOp(inter, statistics))
+    form = name.rpartition('_')[2]
+    return Planned(comm, plans(name, comm.size, node), statistics, Framing(
+        512, 3, form if form in FORMS else 'float32'))
 
 
 def exchange(algorithm, codec, comm, tensors):
@@ -48,7 +83,7 @@ def exchange(algorithm, codec, comm, tensors):
         comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
     wire = numpy.empty(tensors.size, codec.wire_dtype)
     codec.begin(tensors, maximum)
-    codec.encode(tensors, wire, algorithm.prescale)
+    codec.encode(tensors, wire, algorithm.prescale(codec))
     algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
     codec.decode(tensors, wire)
     return wire, numpy.concatenate(tensors.gradients or [numpy.zeros(0)])

@@ -1,5 +1,5 @@
 """What holds for every algorithm with every codec."""
-from chainer_fp8pipe.allreduce.base import piece_bounds
+from chainer_fp8pipe.allreduce.frames import piece_bounds
 from chainer_fp8pipe.codecs import Fp8Ratio
 
 import numpy
@@ -30,13 +30,19 @@ UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'fp8': 2.0 ** -3}
 def bound(algorithm, codec, size):
     u = UNIT[codec]
     # One more level or sum, each of up to (1 + u) times the magnitude.
-    roundings = {'direct': 2, 'two_level_direct': 3}.get(algorithm, size + 3)
+    roundings = {'direct': 2, 'ring': 2, 'torus': 2,
+                 'two_level_direct_direct': 3}.get(algorithm, size + 3)
+    if codec == 'float32' or (algorithm.endswith('_float16')
+                              and codec == 'fp8'):
+        # Sums are rounded in any case: each to float32, or to float16.
+        u_sum = UNIT['float32' if codec == 'float32' else 'float16']
+        return (1 + u) ** 3 * (1 + u_sum) ** (size + 3) - 1
     return (1 + u) ** roundings - 1
 
 
 @pytest.mark.parametrize('codec', CODECS)
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
-@on_ranks(1, 2, 3, 4, 5, 8)
+@on_ranks(1, 2, 3, 4, 5, 6, 9)
 def test_every_rank_has_the_mean_within_the_formats_bound_and_the_same_bits(
         comm, algorithm, codec):
     wire, result = exchange(make(algorithm, comm), CODECS[codec](), comm,
@@ -125,7 +131,8 @@ def test_fewer_elements_than_ranks_are_legal(comm, algorithm, sizes):
     numpy.testing.assert_allclose(result, mean, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('algorithm', ['direct', 'two_level_direct'])
+@pytest.mark.parametrize('algorithm', [
+    'direct', 'ring_float16', 'torus_float16', 'two_level_direct_direct'])
 @on_ranks(4)
 def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
     def error(codec):

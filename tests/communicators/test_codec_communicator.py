@@ -46,8 +46,8 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name):
 
 
 @pytest.mark.parametrize('options', [
-    {'exchange': 'mpi_op'}, {'two_level': 'yes', 'ranks_per_node': 2},
-    {'exchange': 'mpi_op', 'two_level': 'yes', 'ranks_per_node': 2}])
+    {'algorithm': 'mpi_op'}, {'two_level': 'yes', 'ranks_per_node': 2},
+    {'algorithm': 'mpi_op', 'two_level': 'yes', 'ranks_per_node': 2}])
 @pytest.mark.parametrize('name', ['float32', 'fp8'])
 @on_ranks(4)
 def test_every_exchange_gives_the_mean(comm, name, options):

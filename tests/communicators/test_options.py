@@ -12,20 +12,20 @@ def test_fp8s_defaults_are_algorithm_1s_constants():
     options = make_options('fp8', {})
     assert (options.period, options.quantile, options.samples,
             options.epsilon, options.warmup) == (100, 0.95, 1024, 1e-5, 100)
-    assert (options.rounding, options.exchange, options.error_feedback) == (
+    assert (options.rounding, options.algorithm, options.error_feedback) == (
         'nearest', 'direct', True)
 
 
 def test_fp8_papers_defaults_are_the_papers():
     options = make_options('fp8_paper', {})
-    assert (options.rounding, options.exchange, options.two_level,
+    assert (options.rounding, options.algorithm, options.two_level,
             options.error_feedback, options.headroom) == (
         'truncate', 'mpi_op', 'yes', False, 1.0)
 
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_an_unknown_option_lists_the_known_ones(name):
-    with pytest.raises(ValueError, match="'perod'.*exchange, two_level"):
+    with pytest.raises(ValueError, match="'perod'.*algorithm, shape"):
         make_options(name, {'perod': 3})
 
 

@@ -1,0 +1,138 @@
+"""Runs plans over MPI: frame by frame, several frames at a time."""
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Tensors
+from ..pipeline.waiting import wait_until
+from .chunk import Chunk, Surroundings
+from .frames import Frames, piece_bounds
+from .plan import Plan
+from .program import program
+from .statistics import Statistics
+
+
+class Job:
+    """A range of the fused vector whose mean is wanted.
+
+    Args:
+        codec: Has encoded the wire.
+        tensors: The fused vector.
+        wire: Of all of it; the mean replaces the contribution.
+        start: First element of the range.
+        stop: Last element plus one.
+
+    Attributes:
+        finished: The mean is there, and nothing of it is on its way.
+    """
+
+    def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                 start: int, stop: int) -> None:
+        self.codec = codec
+        self.tensors = tensors
+        self.wire = wire
+        self.start = start
+        self.stop = stop
+        self.unfinished = 0
+
+    @property
+    def finished(self) -> bool:
+        return not self.unfinished
+
+
+class Executor:
+    """Runs one or more plans side by side, each on its share of a range.
+
+    Every chunk goes through the whole plan by itself, so the first results
+    are on their way back while the last contributions are still to be sent,
+    and both directions of a link are busy.  Chunks start in one order on all
+    ranks; messages find their chunk by their tag.
+
+    Beside the wire, memory is needed for ``frames_in_flight`` chunks of each
+    plan: a frame of every message to be received and, for wide sums, 4 bytes
+    for each element of a frame of each block that passes through.
+
+    Args:
+        comm: The ranks; not used for anything else.
+        plans: The same on all ranks.
+        statistics: Counters to add to.
+        frame_bytes: Bytes of a frame on the wire.
+        frames_in_flight: Chunks of a plan that are under way at a time.
+        form: What partial sums travel in, one of :data:`.sums.FORMS`.
+    """
+
+    def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
+                 statistics: Statistics, *, frame_bytes: int,
+                 frames_in_flight: int, form: str) -> None:
+        self._frame_bytes = frame_bytes
+        self._lanes = [_Lane(comm, plan, number, len(plans), statistics,
+                             frames_in_flight, form)
+                       for number, plan in enumerate(plans)]
+
+    @property
+    def busy(self) -> bool:
+        """Some job is not finished."""
+        return any(lane.active or lane.waiting for lane in self._lanes)
+
+    def submit(self, job: Job) -> None:
+        """Puts a job behind the others; same order on all ranks."""
+        bounds = piece_bounds(job.start, job.stop, len(self._lanes))
+        frame = max(1, self._frame_bytes // job.wire.itemsize)
+        for lane, start, stop in zip(self._lanes, bounds[:-1], bounds[1:],
+                                     strict=True):
+            frames = Frames(start, stop, lane.plan.blocks, frame)
+            lane.waiting.extend((job, frames, number)
+                                for number in range(frames.chunks))
+            job.unfinished += frames.chunks
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        # A list, so that every lane gets its turn.
+        return any([lane.advance() for lane in self._lanes])
+
+    def run(self, job: Job) -> None:
+        """Submits a job and waits until all are finished."""
+        self.submit(job)
+        while self.busy:
+            wait_until(lambda: self.advance() or not self.busy)
+
+
+class _Lane:
+    """The chunks of one plan."""
+
+    def __init__(self, comm: MPI.Comm, plan: Plan, number: int, lanes: int,
+                 statistics: Statistics, in_flight: int, form: str) -> None:
+        self.plan = plan
+        self.waiting: collections.deque[tuple[Job, Frames, int]] = (
+            collections.deque())
+        self.active: list[tuple[Job, Chunk]] = []
+        self._in_flight = in_flight
+        self._surroundings = Surroundings(
+            comm, program(plan, comm.rank), statistics, form, plan.workers,
+            f'sum {number}')
+        # Ranks are never further apart than the chunks under way, so that
+        # tags may come again soon.
+        self._tags = [lanes * step + number for step in range(4 * in_flight)]
+        self._started = 0
+
+    def advance(self) -> bool:
+        moved = False
+        while self.waiting and len(self.active) < self._in_flight:
+            job, frames, number = self.waiting.popleft()
+            tag = self._tags[self._started % len(self._tags)]
+            self._started += 1
+            self.active.append((job, Chunk(
+                self._surroundings, job.codec, job.tensors, job.wire, frames,
+                number, tag)))
+            moved = True
+        for entry in tuple(self.active):
+            job, chunk = entry
+            moved |= chunk.advance()
+            if chunk.finished:
+                self.active.remove(entry)
+                job.unfinished -= 1
+        return moved

@@ -1,0 +1,277 @@
+"""All-reduce algorithms as data: who sends which blocks to whom, and when.
+
+The vector is cut into *blocks*.  A plan is one list of actions per rank: a
+reduce-scatter, after which every block's sum lies with its owner, and an
+all-gather that brings it back to everybody.  Nothing here knows MPI: a plan
+is run by :mod:`.executor`, proved by :mod:`.checker`, and its cost is
+predicted by :mod:`.model`.
+
+Plans are put together: :func:`compose` runs one inside groups of ranks and
+another between them.  Two levels of a cluster are that, and so is each half
+of a 2D torus.
+"""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Kind(enum.Enum):
+    """What a rank does with some blocks."""
+
+    SEND_PARTIAL = 'send a partial sum'
+    RECEIVE_PARTIAL = 'receive a partial sum and add it'
+    ENCODE = 'encode the mean'
+    SEND_RESULT = 'send the result'
+    RECEIVE_RESULT = 'receive the result'
+
+
+class Action(NamedTuple):
+    """One step of one rank.
+
+    ``SEND_PARTIAL`` sends what the rank has received of these blocks so far
+    and its own contribution, or that alone.  ``ENCODE`` makes the sum of
+    ``peer`` contributions their mean, in the wire's format; what is sent of
+    these blocks from then on is that.
+    """
+
+    kind: Kind
+    peer: int           # the other rank; for ENCODE, how many were summed
+    start: int          # first block
+    stop: int           # last block plus one
+
+
+Actions = tuple[Action, ...]
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An all-reduce of ``ranks`` ranks.
+
+    Attributes:
+        name: For messages and tables.
+        ranks: How many ranks take part.
+        workers: How many of them, the first ones, have a contribution and
+            want the result.
+        blocks: Into how many equal parts the vector is cut.
+        reduce: Per rank, its part of the reduce-scatter.
+        owned: Per rank, the ranges of blocks whose sums it then has.
+        summed: How many contributions are in such a sum; of those that were
+            encoded on the way, the last ones only.
+        gather: Per rank, its part of the all-gather.
+    """
+
+    name: str
+    ranks: int
+    workers: int
+    blocks: int
+    reduce: tuple[Actions, ...]
+    owned: tuple[Ranges, ...]
+    summed: int
+    gather: tuple[Actions, ...]
+
+    def actions(self, rank: int) -> Actions:
+        """All that ``rank`` does, in this order, with every frame."""
+        return (*self.reduced(rank), *self.gather[rank])
+
+    def reduced(self, rank: int) -> Actions:
+        """The reduce-scatter with the encoding of the means."""
+        return (*self.reduce[rank],
+                *(Action(Kind.ENCODE, self.summed, start, stop)
+                  for start, stop in self.owned[rank]))
+
+
+def direct(ranks: int) -> Plan:
+    """Everybody sends block j to rank j, which adds up and sends the mean.
+
+    2 (P - 1) / P of the vector leaves each rank, as in a ring, in 2 steps
+    instead of 2 (P - 1), and no partial sum ever travels.  Each link carries
+    P - 1 flows, so it wants a switch, not a ring of cables.
+    """
+    reduce, gather = [], []
+    for rank in range(ranks):
+        # Rotated, so that no rank is everybody's target at the same time.
+        after = [(rank + step) % ranks for step in range(1, ranks)]
+        sources = [peer for peer in range(ranks) if peer != rank]
+        reduce.append((
+            *(_block(Kind.SEND_PARTIAL, peer, peer) for peer in after),
+            *(_block(Kind.RECEIVE_PARTIAL, peer, rank) for peer in sources)))
+        gather.append((
+            *(_block(Kind.SEND_RESULT, peer, rank) for peer in after),
+            *(_block(Kind.RECEIVE_RESULT, peer, peer)
+              for peer in reversed(after))))
+    return _one_block_each('direct', reduce, gather)
+
+
+def ring(ranks: int) -> Plan:
+    """Partial sums go round: each rank talks to its two neighbours only.
+
+    Block b starts at rank b + 1 and arrives, summed, at rank b (Patarasuk
+    and Yuan 2009; the notes on paper 002 count the steps alike).
+    """
+    reduce, gather = [], []
+    for rank in range(ranks):
+        after, before = (rank + 1) % ranks, (rank - 1) % ranks
+        partial, result = [], []
+        for step in range(ranks - 1):
+            partial += [
+                _block(Kind.SEND_PARTIAL, after, (before - step) % ranks),
+                _block(Kind.RECEIVE_PARTIAL, before,
+                       (before - 1 - step) % ranks)]
+            result += [
+                _block(Kind.SEND_RESULT, after, (rank - step) % ranks),
+                _block(Kind.RECEIVE_RESULT, before, (before - step) % ranks)]
+        reduce.append(tuple(partial))
+        gather.append(tuple(result))
+    return _one_block_each('ring', reduce, gather)
+
+
+def aggregator(workers: int, aggregators: int) -> Plan:
+    """The last ranks only add up (in-network computing, paper 003).
+
+    A worker sends the vector once and receives it once: half of what a ring
+    of many ranks needs.  An aggregator's link carries workers / aggregators
+    times as much, so it is a switch, or there are as many as workers.
+    """
+    every = range(workers)
+    reduce = [tuple(
+        _block(Kind.SEND_PARTIAL, workers + block, block)
+        for block in _rotated(aggregators, worker)) for worker in every]
+    gather = [tuple(
+        _block(Kind.RECEIVE_RESULT, workers + block, block)
+        for block in _rotated(aggregators, worker)) for worker in every]
+    for block in range(aggregators):
+        reduce.append(tuple(
+            _block(Kind.RECEIVE_PARTIAL, worker, block) for worker in every))
+        gather.append(tuple(
+            _block(Kind.SEND_RESULT, worker, block) for worker in every))
+    owned: list[Ranges] = [()] * workers
+    owned += [((block, block + 1),) for block in range(aggregators)]
+    return Plan('aggregator', workers + aggregators, workers, aggregators,
+                tuple(reduce), tuple(owned), workers, tuple(gather))
+
+
+def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
+            encode_between: bool) -> Plan:
+    """``inner`` within groups of ranks, then ``outer`` between the groups.
+
+    After the inner reduce-scatter every member of a group exchanges its
+    blocks with the same members of the other groups; then the inner
+    all-gather follows.
+
+    Args:
+        inner: A plan whose ranks are all workers.
+        outer: Any plan; ranks of it that are no workers are the last ones
+            of the whole, and serve all members.
+        rank_of: Gives the rank of (member of the group, group).
+        encode_between: Encode the groups' means before they go on, so that
+            they cross in the wire's format whatever form sums travel in, at
+            the price of one more rounding.
+
+    Raises:
+        ValueError: ``inner`` has ranks that are no workers; or ``outer``
+            encodes on its way and would take a group's sum for one
+            contribution.
+    """
+    if inner.workers != inner.ranks:
+        raise ValueError(f'{inner.name!r} cannot be the inner plan: of its '
+                         f'{inner.ranks} ranks {inner.workers} are workers')
+    if not encode_between and any(
+            action.kind is Kind.ENCODE
+            for actions in outer.reduce for action in actions):
+        raise ValueError(f'{outer.name!r} encodes means on its way; what it '
+                         'is given must be means too (encode_between=True)')
+    workers = inner.ranks * outer.workers
+    servers = outer.ranks - outer.workers
+    reduce: list[list[Action]] = [[] for _ in range(workers + servers)]
+    owned: list[list[tuple[int, int]]] = [[] for _ in reduce]
+    gather: list[list[Action]] = [[] for _ in reduce]
+
+    def rank(member: int, group: int) -> int:
+        if group >= outer.workers:
+            return workers + group - outer.workers
+        return rank_of(member, group)
+
+    def in_group(group: int) -> Callable[[int], int]:
+        return lambda member: rank(member, group)
+
+    for member in range(inner.ranks):
+        (first, _), = inner.owned[member]
+        first *= outer.blocks
+        between = functools.partial(rank, member)
+        before = (inner.reduced(member) if encode_between
+                  else inner.reduce[member])
+        for group in range(outer.ranks):
+            me = rank(member, group)
+            if group < outer.workers:
+                reduce[me] += _moved(before, outer.blocks, 0, in_group(group))
+            reduce[me] += _moved(outer.reduce[group], 1, first, between)
+            owned[me] += [(first + start, first + stop)
+                          for start, stop in outer.owned[group]]
+            gather[me] += _moved(outer.gather[group], 1, first, between)
+            if group < outer.workers:
+                gather[me] += _moved(inner.gather[member], outer.blocks, 0,
+                                     in_group(group))
+    return Plan(f'{inner.name}, then {outer.name}', len(reduce), workers,
+                inner.blocks * outer.blocks, tuple(map(tuple, reduce)),
+                tuple(map(tuple, owned)),
+                outer.summed if encode_between
+                else inner.summed * outer.summed,
+                tuple(map(tuple, gather)))
+
+
+def torus2d(rows: int, columns: int,
+            rank_of: Callable[[int, int], int] | None = None
+            ) -> tuple[Plan, Plan]:
+    """Two plans, to be run side by side on a half of the vector each.
+
+    One half goes along the rows first and
+    then along the columns, the other the other way, so that the links of
+    both dimensions are busy all the time (paper 002, the two stages of its
+    2D algorithm; Ying et al. 2018).  Partial sums are not encoded between
+    the dimensions.
+
+    Args:
+        rows: How many.
+        columns: How many.
+        rank_of: Gives the rank of (row, column); by default row by row.
+    """
+    def rank(row: int, column: int) -> int:
+        if rank_of is None:
+            return row * columns + column
+        return rank_of(row, column)
+
+    along_rows, along_columns = ring(columns), ring(rows)
+    return (compose(along_rows, along_columns,
+                    lambda column, row: rank(row, column), False),
+            compose(along_columns, along_rows, rank, False))
+
+
+def _one_block_each(name: str, reduce: Sequence[Actions],
+                    gather: Sequence[Actions]) -> Plan:
+    ranks = len(reduce)
+    return Plan(name, ranks, ranks, ranks, tuple(reduce),
+                tuple(((rank, rank + 1),) for rank in range(ranks)), ranks,
+                tuple(gather))
+
+
+def _block(kind: Kind, peer: int, block: int) -> Action:
+    return Action(kind, peer, block, block + 1)
+
+
+def _rotated(count: int, first: int) -> list[int]:
+    return [(first + step) % count for step in range(count)]
+
+
+def _moved(actions: Actions, factor: int, offset: int,
+           peer_of: Callable[[int], int]) -> list[Action]:
+    """The same actions of other ranks, on other blocks."""
+    return [Action(action.kind,
+                   action.peer if action.kind is Kind.ENCODE
+                   else peer_of(action.peer),
+                   action.start * factor + offset,
+                   action.stop * factor + offset) for action in actions]

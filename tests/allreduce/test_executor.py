@@ -1,0 +1,102 @@
+"""How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
+from chainer_fp8pipe.allreduce import Planned, Statistics
+from chainer_fp8pipe.allreduce.planned import Framing
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from .helpers import CODECS, exchange, mean_and_spread, plans, tensors_of
+
+NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
+
+
+class Unbuffered(MPI.Intracomm):
+    """No send ends before its receive is there, however short it is."""
+
+    def Dup(self):
+        return Unbuffered(super().Dup())
+
+    def Isend(self, data, dest, tag=0):
+        return self.Issend(data, dest, tag)
+
+
+def planned(name, comm, frame_bytes=256, frames_in_flight=2,
+            form='float32'):
+    return Planned(comm, plans(name, comm.size), Statistics(),
+                   Framing(frame_bytes, frames_in_flight, form))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(2, 4, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm, name):
+    for sizes in ([5000], [1], [7]):
+        for codec in CODECS.values():
+            _, result = exchange(planned(name, Unbuffered(comm)), codec(),
+                                 comm, tensors_of(comm.rank, sizes))
+            mean, magnitude = mean_and_spread(comm.size, sizes)
+            assert abs(result - mean).max() <= 0.5 * magnitude.max()
+
+
+@pytest.mark.parametrize('frame_bytes', [4, 1000, 1 << 60])
+@pytest.mark.parametrize('frames_in_flight', [1, 3, 100])
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(4)
+def test_frames_do_not_change_a_bit(comm, name, frame_bytes,
+                                    frames_in_flight):
+    results = [exchange(planned(name, comm, *framing), Fp8Ratio(), comm,
+                        tensors_of(comm.rank, [1003, 1, 400]))[1]
+               for framing in ((256, 2), (frame_bytes, frames_in_flight))]
+    numpy.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(3, 8)
+def test_a_million_elements(comm, name):
+    size = 1000003
+    gradient = numpy.random.default_rng(comm.rank).normal(
+        0, 1, size).astype(numpy.float32)
+    mean = comm.allreduce(gradient.astype(float)) / comm.size
+    tensors = Tensors(['/l0'], [gradient], [gradient])
+    _, result = exchange(planned(name, comm, 1 << 16, 8), Cast('float32'),
+                         comm, tensors)
+    numpy.testing.assert_allclose(result, mean, rtol=0, atol=1e-6)
+
+
+@on_ranks(4)
+def test_a_part_of_the_vector_leaves_the_rest_alone(comm):
+    from chainer_fp8pipe.allreduce.executor import Job
+    made = planned('ring', comm)
+    codec = Cast('float32')
+    tensors = tensors_of(comm.rank, [1000])
+    mean = comm.allreduce(tensors.gradients[0].astype(float)) / comm.size
+    wire = tensors.gradients[0] * numpy.float32(made.prescale(codec))
+    before = wire.copy()
+    made.executor.run(Job(codec, tensors, wire, 100, 700))
+    numpy.testing.assert_array_equal(wire[:100], before[:100])
+    numpy.testing.assert_array_equal(wire[700:], before[700:])
+    numpy.testing.assert_allclose(wire[100:700], mean[100:700], rtol=0,
+                                  atol=1e-6)
+
+
+@on_ranks(4)
+def test_several_jobs_are_under_way_at_the_same_time(comm):
+    from chainer_fp8pipe.allreduce.executor import Job
+    executor = planned('direct', comm).executor
+    codec = Cast('float32')
+    jobs = []
+    for number in range(5):
+        tensors = tensors_of(comm.rank, [3000], seed=number)
+        wire = tensors.gradients[0] / numpy.float32(comm.size)
+        jobs.append(Job(codec, tensors, wire, 0, 3000))
+        executor.submit(jobs[-1])
+        executor.advance()
+    while executor.busy:
+        executor.advance()
+    for number, job in enumerate(jobs):
+        assert job.finished
+        mean, _ = mean_and_spread(comm.size, [3000], seed=number)
+        numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
