@@ -94,9 +94,8 @@ class Executor:
         # A list, so that every lane gets its turn.
         return any([lane.advance() for lane in self._lanes])
 
-    def run(self, job: Job) -> None:
-        """Submits a job and waits until all are finished."""
-        self.submit(job)
+    def run(self) -> None:
+        """Waits until all jobs are finished."""
         while self.busy:
             wait_until(lambda: self.advance() or not self.busy)
 

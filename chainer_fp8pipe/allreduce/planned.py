@@ -59,7 +59,18 @@ class Planned:
     def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
                   start: int, stop: int) -> None:
         """Leaves the mean of the whole range in ``wire``, on every rank."""
-        self.executor.run(Job(codec, tensors, wire, start, stop))
+        self.submit(codec, tensors, wire, start, stop)
+        self.executor.run()
+
+    def submit(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+               start: int, stop: int) -> Job:
+        """Begins what :meth:`allreduce` does; others may be under way.
+
+        The caller calls ``executor.advance()`` until ``job.finished``.
+        """
+        job = Job(codec, tensors, wire, start, stop)
+        self.executor.submit(job)
+        return job
 
     def free(self) -> None:
         """Gives the duplicated communicator back to MPI."""

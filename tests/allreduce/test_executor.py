@@ -68,14 +68,13 @@ def test_a_million_elements(comm, name):
 
 @on_ranks(4)
 def test_a_part_of_the_vector_leaves_the_rest_alone(comm):
-    from chainer_fp8pipe.allreduce.executor import Job
     made = planned('ring', comm)
     codec = Cast('float32')
     tensors = tensors_of(comm.rank, [1000])
     mean = comm.allreduce(tensors.gradients[0].astype(float)) / comm.size
     wire = tensors.gradients[0] * numpy.float32(made.prescale(codec))
     before = wire.copy()
-    made.executor.run(Job(codec, tensors, wire, 100, 700))
+    made.allreduce(codec, tensors, wire, 100, 700)
     numpy.testing.assert_array_equal(wire[:100], before[:100])
     numpy.testing.assert_array_equal(wire[700:], before[700:])
     numpy.testing.assert_allclose(wire[100:700], mean[100:700], rtol=0,
@@ -84,18 +83,16 @@ def test_a_part_of_the_vector_leaves_the_rest_alone(comm):
 
 @on_ranks(4)
 def test_several_jobs_are_under_way_at_the_same_time(comm):
-    from chainer_fp8pipe.allreduce.executor import Job
-    executor = planned('direct', comm).executor
+    made = planned('direct', comm)
     codec = Cast('float32')
     jobs = []
     for number in range(5):
         tensors = tensors_of(comm.rank, [3000], seed=number)
         wire = tensors.gradients[0] / numpy.float32(comm.size)
-        jobs.append(Job(codec, tensors, wire, 0, 3000))
-        executor.submit(jobs[-1])
-        executor.advance()
-    while executor.busy:
-        executor.advance()
+        jobs.append(made.submit(codec, tensors, wire, 0, 3000))
+        made.executor.advance()
+    while made.executor.busy:
+        made.executor.advance()
     for number, job in enumerate(jobs):
         assert job.finished
         mean, _ = mean_and_spread(comm.size, [3000], seed=number)
