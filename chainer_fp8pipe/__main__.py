@@ -1,4 +1,4 @@
-"""The command line: ``python -m chainer_fp8pipe run SCRIPT``."""
+"""The command line: ``python -m chainer_fp8pipe run`` and ``bench``."""
 from __future__ import annotations
 
 import argparse
@@ -15,6 +15,7 @@ import chainermn.communicators
 from mpi4py import MPI
 
 from .allreduce.abort import abort_on_exception, end_all_ranks
+from .bench.command import add_bench
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     with _only_rank_0_prints():
         options = parser.parse_args(arguments)
+        if 'script' not in options:
+            options.call(options)
+            return
         given = {}
         try:
             given = _communicator_options(options)
@@ -52,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         prog='python -m chainer_fp8pipe',
         description='Chainer on current Pythons, with fp8 gradients.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
+    add_bench(commands)
     run = commands.add_parser(
         'run', help='run an unmodified ChainerMN script', description=_RUN,
         formatter_class=argparse.RawDescriptionHelpFormatter)

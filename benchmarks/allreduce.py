@@ -1,0 +1,181 @@
+"""All-reduce over links of a known rate: ours, MPICH's and PyTorch's gloo.
+
+    python benchmarks/allreduce.py star         # 4 hosts
+    python benchmarks/allreduce.py two-level    # 4 hosts of 2 ranks
+    python benchmarks/allreduce.py aggregator   # 4 hosts, 1 rank that sums
+    python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
+
+Hosts are network namespaces of this machine (see benchmarks/network), so it
+needs root and iproute2.  Every time is that of an update's whole exchange,
+encoding and decoding included; MPICH's and gloo's is that of the all-reduce
+alone.  All cases are timed in turns in one run.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from environment import describe, write_json
+from network import NetworkError, Star, Torus
+
+_RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
+_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
+
+
+def case(label, codec, **options):
+    kind = ('aggregator' if options['algorithm'] == 'aggregator' else 'ours')
+    return {'label': label, 'kind': kind, 'codec': codec,
+            'options': {'nonfinite': 'pass', **options},
+            'bytes': _BYTES[codec]}
+
+
+MPICH = {'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4}
+GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
+         'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
+WIRE = {'partial_sums': 'wire'}
+
+CASES = {
+    'star': [
+        MPICH, *GLOO,
+        case('float32 ring', 'float32', algorithm='ring'),
+        case('float32 direct', 'float32', algorithm='direct'),
+        case('fp8 direct', 'fp8', algorithm='direct'),
+        case('fp8 ring, sums in float16', 'fp8', algorithm='ring'),
+        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE)],
+    'two-level': [
+        MPICH,
+        case('fp8 direct, one level', 'fp8', algorithm='direct',
+             two_level='no'),
+        case('fp8 direct, two levels', 'fp8', algorithm='direct'),
+        case('fp8 ring, two levels', 'fp8', algorithm='ring', **WIRE),
+        case('float32 ring, two levels', 'float32', algorithm='ring')],
+    'aggregator': [
+        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
+        case('fp8 direct', 'fp8', algorithm='direct'),
+        case('fp8 aggregator', 'fp8', algorithm='aggregator'),
+        case('fp8 aggregator, store and forward', 'fp8',
+             algorithm='aggregator', frame_bytes=0),
+        case('float32 aggregator', 'float32', algorithm='aggregator')],
+    'torus': [
+        case('float32 ring', 'float32', algorithm='ring'),
+        case('float32 torus2d', 'float32', algorithm='torus2d',
+             shape=(3, 3)),
+        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
+        case('fp8 torus2d, sums in fp8', 'fp8', algorithm='torus2d',
+             shape=(3, 3), **WIRE),
+        case('fp8 ring, sums in float16', 'fp8', algorithm='ring'),
+        case('fp8 torus2d, sums in float16', 'fp8', algorithm='torus2d',
+             shape=(3, 3))],
+}
+SIZES = {'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
+         'two-level': [10 ** 6, 8 * 10 ** 6],
+         'aggregator': [10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6, 10 ** 7,
+                        10 ** 8],
+         'torus': [10 ** 6, 8 * 10 ** 6]}
+
+
+def main() -> None:
+    options = _arguments()
+    sizes = options.sizes or SIZES[options.what]
+    rate = options.rate or (200e6 if options.what == 'torus' else 500e6)
+    cases = [case for case in CASES[options.what]
+             if not (options.without_gloo and case['kind'] == 'gloo')]
+    aggregators = options.what == 'aggregator'
+    try:
+        network = (Torus(3, 3, rate) if options.what == 'torus'
+                   else Star(4, rate, switch=aggregators))
+    except NetworkError as error:
+        sys.exit(str(error))
+    print(describe(), flush=True)
+    with network:
+        speeds = network.rates()
+        payload = statistics.mean(
+            value for speed in speeds
+            for value in (speed.out_both, speed.back_both))
+        print(f'{options.what}: links of {rate / 1e6:.0f} Mbit/s, '
+              f'{payload / 1e6:.1f} Mbit/s of payload measured in both '
+              f'directions at once ({speeds[0].probe})', flush=True)
+        found = _run(network, {
+            'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
+            'aggregators': int(aggregators)}, options.what)
+    print()
+    print(_table(found, cases, payload, options.what))
+    if options.json:
+        write_json(options.json, {'network': options.what, 'rate': rate,
+                                  'payload': payload, 'cases': cases,
+                                  **found})
+
+
+def _run(network, specification, what):
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = pathlib.Path(folder, 'specification.json')
+        wanted.write_text(json.dumps(specification))
+        result = pathlib.Path(folder, 'result.json')
+        done = network.run(
+            [sys.executable, str(_RANKS), str(wanted), str(result)],
+            ranks_per_host=2 if what == 'two-level' else 1,
+            env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'},
+            timeout=3000)
+        if done.returncode:
+            sys.exit(f'the ranks ended with exit code {done.returncode}')
+        return json.loads(result.read_text())
+
+
+def seconds_at_the_limit(case, size, payload, what, workers):
+    """What the links need at least, in this case.
+
+    2 (P - 1) / P times the vector through a host's link, or once through an
+    aggregator's; on a torus, as the ring that uses one link per rank.
+    """
+    hosts = workers // 2 if what == 'two-level' else workers
+    share = (1 if case['kind'] == 'aggregator'
+             else 2 * (hosts - 1) / hosts)
+    return share * size * case['bytes'] * 8 / payload
+
+
+def _table(found, cases, payload, what):
+    by_label = {case['label']: case for case in cases}
+    medians = {(row['size'], row['label']): statistics.median(row['seconds'])
+               for row in found['rows']}
+    base = cases[0]['label']
+    lines = [f'{"elements":>12}  {"":<34}{"median [ms]":>12}'
+             f'{"spread [ms]":>20}{"of limit":>10}  x {base}']
+    for row in found['rows']:
+        median = medians[row['size'], row['label']]
+        limit = seconds_at_the_limit(by_label[row['label']], row['size'],
+                                     payload, what, found['workers'])
+        spread = (f'{min(row["seconds"]) * 1e3:.4g} - '
+                  f'{max(row["seconds"]) * 1e3:.4g}')
+        lines.append(
+            f'{row["size"]:>12,}  {row["label"]:<34}{median * 1e3:>12.4g}'
+            f'{spread:>20}{limit / median:>10.3f}  '
+            f'{medians[row["size"], base] / median:.2f}')
+    lines.append('of limit: time that the links need for these bytes, at the '
+                 'measured rate, over the time taken')
+    return '\n'.join(lines)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('what', choices=list(CASES))
+    parser.add_argument('--sizes', type=lambda text: [
+        round(float(part)) for part in text.split(',')], metavar='N,...',
+        help='elements, e.g. 1e6,8e6')
+    parser.add_argument('--rate', type=float, metavar='BIT/S',
+                        help='of every link (default: 500e6; torus: 200e6)')
+    parser.add_argument('--repeats', type=int, default=5, metavar='N',
+                        help='of every case, after one more (default: 5)')
+    parser.add_argument('--without-gloo', action='store_true',
+                        help='leave out PyTorch (pip install torch)')
+    parser.add_argument('--json', metavar='FILE', help='write raw data')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,115 @@
+"""What the ranks of the all-reduce benchmarks do: started by mpiexec.
+
+    python allreduce_ranks.py SPECIFICATION.json RESULT.json
+
+The specification has ``cases``, ``sizes``, ``repeats`` and ``aggregators``:
+so many ranks, the last ones, take part in cases of the aggregator only.
+"""
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import sys
+import time
+
+from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+
+import numpy
+from mpi4py import MPI
+
+
+def main(specification: str, result: str) -> None:
+    with open(specification) as file:
+        wanted = json.load(file)
+    everyone = MPI.COMM_WORLD
+    is_worker = everyone.rank < everyone.size - wanted['aggregators']
+    workers = everyone.Split(not is_worker, everyone.rank)
+    rows = []
+    for size in wanted['sizes']:
+        with contextlib.ExitStack() as stack:
+            link = model(workers, size) if is_worker else None
+            kept = {}
+            times = {case['label']: [] for case in wanted['cases']}
+            for repeat in range(wanted['repeats'] + 1):
+                for case in wanted['cases']:
+                    if case['kind'] == 'aggregator':
+                        seconds = _aggregated(case, everyone, workers, link)
+                    elif not is_worker:
+                        continue
+                    else:
+                        label = case['label']
+                        if label not in kept:
+                            kept[label] = stack.enter_context(
+                                _opened(case, workers, link, size))
+                        seconds = _timed(kept[label], workers)
+                    if repeat and is_worker:
+                        times[case['label']].append(seconds)
+        rows += [{'size': size, 'label': label, 'seconds': seconds}
+                 for label, seconds in times.items()]
+        if everyone.rank == 0:
+            _show(size, times)
+            with open(result, 'w') as file:
+                json.dump({'rows': rows, 'workers': workers.size}, file)
+
+
+def _show(size, times):
+    for label, seconds in times.items():
+        print(f'  {size:>12,}  {label:<34}'
+              f'{sorted(seconds)[len(seconds) // 2] * 1e3:10.4g} ms',
+              flush=True)
+
+
+def _timed(action, comm):
+    comm.Barrier()
+    start = time.perf_counter()
+    action()
+    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+
+
+@contextlib.contextmanager
+def _opened(case, comm, link, size):
+    if case['kind'] == 'mpi':
+        data = numpy.zeros(size, numpy.float32)
+        yield lambda: comm.Allreduce(MPI.IN_PLACE, data)
+    elif case['kind'] == 'gloo':
+        yield _gloo(comm, case['dtype'], size)
+    else:
+        mean = Mean(_case(case), comm, link)
+        try:
+            yield mean
+        finally:
+            mean.close()
+
+
+def _case(case):
+    options = dict(case['options'])
+    return Case(case['codec'], options.pop('algorithm'),
+                tuple(options.items()))
+
+
+def _aggregated(case, everyone, workers, link):
+    """Opens, warms up, times and closes: an aggregator serves one only."""
+    try:
+        mean = Mean(_case(case), everyone, link)
+    except SystemExit:          # this rank has served
+        return None
+    mean()
+    seconds = _timed(mean, workers)
+    mean.close()
+    return seconds
+
+
+def _gloo(comm, dtype, size):
+    import torch
+    import torch.distributed as dist
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo', rank=comm.rank, world_size=comm.size,
+                                timeout=datetime.timedelta(minutes=5))
+    data = torch.zeros(size, dtype=getattr(torch, dtype))
+    return lambda: dist.all_reduce(data)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,148 @@
+"""Training steps over a slow network: fp8 and overlap against PyTorch DDP.
+
+    python benchmarks/training.py steps       # an MLP of 4.2 M parameters
+    python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
+
+4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
+benchmarks/network: root and iproute2), one rank each.  ``steps`` times whole
+steps in turns, batch 32 per rank.  ``breakdown`` shows where an update's time
+goes, as figures 5 and 6 of the fp8 paper, batch 2 per rank.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from environment import describe, write_json
+from network import NetworkError, Star
+
+_RANKS = pathlib.Path(__file__).with_name('training_ranks.py')
+_HOSTS = 4
+PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
+
+
+def main() -> None:
+    options = _arguments()
+    repeats = options.repeats or (15 if options.what == 'steps' else 5)
+    try:
+        network = Star(_HOSTS, options.rate)
+    except NetworkError as error:
+        sys.exit(str(error))
+    print(describe(), flush=True)
+    with network, tempfile.TemporaryDirectory() as folder:
+        speeds = network.rates()
+        payload = statistics.mean(
+            value for speed in speeds
+            for value in (speed.out_both, speed.back_both))
+        print(f'star of {_HOSTS}: links of {options.rate / 1e6:.0f} Mbit/s, '
+              f'{payload / 1e6:.1f} Mbit/s of payload measured in both '
+              f'directions at once ({speeds[0].probe})', flush=True)
+        result = pathlib.Path(folder, 'result.json')
+        done = network.run(
+            [sys.executable, str(_RANKS), options.what, str(repeats),
+             'no' if options.without_torch else 'yes', str(result)],
+            env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'},
+            timeout=3000)
+        if done.returncode:
+            sys.exit(f'the ranks ended with exit code {done.returncode}')
+        rows = json.loads(result.read_text())
+    print()
+    if options.what == 'steps':
+        _show_steps(rows)
+    else:
+        _show_breakdown(rows, payload)
+    if options.json:
+        write_json(options.json, {'what': options.what, 'payload': payload,
+                                  'rows': rows})
+    if options.plot:
+        _plot(rows, options)
+        print(f'figure: {options.plot}')
+
+
+def _show_steps(rows):
+    base = statistics.median(rows[0]['seconds'])
+    print(f'{"":<32}{"median [ms]":>12}{"spread [ms]":>20}  '
+          f'x {rows[0]["label"]}')
+    for row in rows:
+        median = statistics.median(row['seconds'])
+        spread = (f'{min(row["seconds"]) * 1e3:.4g} - '
+                  f'{max(row["seconds"]) * 1e3:.4g}')
+        print(f'{row["label"]:<32}{median * 1e3:>12.4g}{spread:>20}  '
+              f'{base / median:.2f}')
+
+
+def _medians(row):
+    return {part: statistics.median(parts[part] for parts in row['parts'])
+            for part in PARTS}
+
+
+def _show_breakdown(rows, payload):
+    print(f'{"medians, ms":<22}{"":<10}'
+          + ''.join(f'{part:>22}' for part in PARTS)
+          + f'{"limit of exchange":>22}')
+    for row in rows:
+        size = 4 if row['label'] == 'float32' else 1
+        limit = (2 * (_HOSTS - 1) / _HOSTS * row['parameters'] * size * 8
+                 / payload)
+        print(f'{row["network"]:<12}{row["parameters"] / 1e6:>7.1f} M  '
+              f'{row["label"]:<10}'
+              + ''.join(f'{seconds * 1e3:>22.4g}'
+                        for seconds in _medians(row).values())
+              + f'{limit * 1e3:>22.4g}')
+
+
+def _plot(rows, options):
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(
+        figsize=(9, 1.2 + 0.6 * len(rows)), layout='constrained')
+    if options.what == 'steps':
+        labels = [row['label'] for row in rows]
+        medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
+        errors = [[median - min(row['seconds']) * 1e3 for row, median
+                   in zip(rows, medians, strict=True)],
+                  [max(row['seconds']) * 1e3 - median for row, median
+                   in zip(rows, medians, strict=True)]]
+        bars = axes.barh(labels, medians, xerr=errors, color=[
+            'tab:gray' if 'PyTorch' in label else 'tab:blue'
+            for label in labels], ecolor='black', capsize=3)
+        axes.bar_label(bars, fmt='%.0f', label_type='center', color='white')
+        axes.set_title('One training step, MLP of 4.2 M parameters, 4 hosts')
+    else:
+        left = [0.0] * len(rows)
+        labels = [f'{row["network"]}, {row["label"]}' for row in rows]
+        for part in PARTS:
+            widths = [_medians(row)[part] * 1e3 for row in rows]
+            axes.barh(labels, widths, left=left, label=part)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.legend()
+        axes.set_title('Where an update goes, 4 hosts')
+    axes.invert_yaxis()
+    axes.set_xlabel(f'ms, links of {options.rate / 1e6:.0f} Mbit/s')
+    figure.savefig(options.plot, dpi=120)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('what', choices=['steps', 'breakdown'])
+    parser.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
+                        help='of every link (default: 500e6)')
+    parser.add_argument('--repeats', type=int, metavar='N',
+                        help='steps that are timed (default: 15; breakdown: '
+                        '5)')
+    parser.add_argument('--without-torch', action='store_true',
+                        help='leave out PyTorch (pip install torch)')
+    parser.add_argument('--json', metavar='FILE', help='write raw data')
+    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,150 @@
+"""What the ranks of the training benchmark do: started by mpiexec.
+
+    python training_ranks.py steps|breakdown REPEATS WITH_TORCH RESULT.json
+"""
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import chainer_fp8pipe
+
+import chainer
+import chainer.links as L
+import chainermn
+import numpy
+from mpi4py import MPI
+from training_networks import NETWORKS, Mlp
+
+BATCH = 32
+WIDTHS = (1024, 2048, 1024, 10)
+# (label, communicator, options): the exchange of an update in four ways.
+CASES = [('float32', 'float32', {}),
+         ('fp8', 'fp8', {'warmup': 0})]
+
+
+def main(what: str, repeats: str, with_torch: str, result: str) -> None:
+    comm = MPI.COMM_WORLD
+    rows = (steps(comm, int(repeats), with_torch == 'yes')
+            if what == 'steps' else breakdown(comm, int(repeats)))
+    if comm.rank == 0:
+        with open(result, 'w') as file:
+            json.dump(rows, file)
+
+
+def steps(comm, repeats, with_torch):
+    """Seconds of each training step, ours and PyTorch's in turns."""
+    made = {label: _chainer_step(comm, name, options)
+            for label, name, options in CASES}
+    if with_torch:
+        made['PyTorch DDP, gloo, float32'] = _torch_step(comm, False)
+        made['PyTorch DDP, gloo, fp16 hook'] = _torch_step(comm, True)
+    seconds = {label: [] for label in made}
+    warming_up = 3
+    for repeat in range(repeats + warming_up):
+        for label, step in made.items():
+            taken = _timed(comm, step)
+            if repeat >= warming_up:
+                seconds[label].append(taken)
+    return [{'label': label, 'seconds': times}
+            for label, times in seconds.items()]
+
+
+def breakdown(comm, repeats):
+    """Where an update's seconds go, as figures 5 and 6 of the fp8 paper."""
+    rows = []
+    for network in NETWORKS:
+        for label, name, options in CASES[:2]:
+            model = NETWORKS[network].make()
+            x, t = NETWORKS[network].batch(comm.rank)
+            communicator = chainer_fp8pipe.create_communicator(
+                name, comm, **options)
+            optimizer = chainermn.create_multi_node_optimizer(
+                chainer.optimizers.MomentumSGD(1e-6), communicator)
+            optimizer.setup(model)
+            optimizer.update(model, x, t)       # broadcasts
+            optimizer.update(model, x, t)
+            found = []
+            for _ in range(repeats):
+                found.append(_parts(comm, communicator, optimizer, model,
+                                    x, t))
+            rows.append({'network': network, 'label': label,
+                         'parameters': model.count_params(),
+                         'parts': found})
+            communicator.finalize()
+            if comm.rank == 0:
+                print(f'  {network}, {label}: done', flush=True)
+    return rows
+
+
+def _parts(comm, communicator, optimizer, model, x, t):
+    before = dict(communicator.statistics.seconds)
+    comm.Barrier()
+    start = time.perf_counter()
+    loss = model(x, t)
+    model.cleargrads()
+    loss.backward()
+    computed = time.perf_counter()
+    communicator.multi_node_mean_grad(model)
+    exchanged = time.perf_counter()
+    optimizer.actual_optimizer.update()
+    end = time.perf_counter()
+    parts = {name: communicator.statistics.seconds[name] - before[name]
+             for name in ('encode', 'exchange', 'decode')}
+    return {'forward and backward': computed - start, **parts,
+            'other': end - exchanged + exchanged - computed
+            - sum(parts.values())}
+
+
+def _timed(comm, step):
+    comm.Barrier()
+    start = time.perf_counter()
+    step()
+    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+
+
+def _chainer_step(comm, name, options):
+    model = L.Classifier(Mlp(WIDTHS))
+    model.compute_accuracy = False
+    communicator = chainer_fp8pipe.create_communicator(name, comm, **options)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1e-3), communicator)
+    optimizer.setup(model)
+    x, t = _data(comm.rank)
+    return lambda: optimizer.update(model, x, t)
+
+
+def _torch_step(comm, half):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo', rank=comm.rank, world_size=comm.size)
+    layers = []
+    for n_in, n_out in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
+        layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers[:-1]))
+    if half:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x, t = map(torch.from_numpy, _data(comm.rank))
+    t = t.long()
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), t).backward()
+        optimizer.step()
+    return step
+
+
+def _data(rank):
+    generator = numpy.random.default_rng(rank)
+    return (generator.standard_normal((BATCH, WIDTHS[0]), numpy.float32),
+            generator.integers(0, WIDTHS[-1], BATCH).astype(numpy.int32))
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

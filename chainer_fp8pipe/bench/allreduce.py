@@ -1,0 +1,185 @@
+"""Which algorithm and codec average gradients fastest on this cluster."""
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ..communicators import create_communicator
+from .timing import Times, interleaved
+
+#: What a float32 all-reduce of the MPI library is called in tables.
+MPI_LIBRARY = "MPI's Allreduce"
+
+
+class Case(NamedTuple):
+    """A communicator to be timed.
+
+    Attributes:
+        codec: Name of the communicator: ``'fp8'``, ``'float16'``...
+        algorithm: Value of the option.
+        options: Others, by name.
+    """
+
+    codec: str
+    algorithm: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def call(self) -> str:
+        """The call that makes it, to be copied."""
+        options = ''.join(f', {name}={value!r}' for name, value in
+                          (('algorithm', self.algorithm), *self.options))
+        return f'create_communicator({self.codec!r}{options})'
+
+
+class Result(NamedTuple):
+    """A case's times for one size; ``case`` None is the MPI library's."""
+
+    size: int
+    case: Case | None
+    times: Times
+
+
+def model(comm: MPI.Comm, size: int) -> chainer.Link:
+    """One parameter of ``size`` elements, and its gradient.
+
+    The parameter is the same on all ranks, the gradient is not.
+    """
+    link = chainer.Link()
+    with link.init_scope():
+        link.x = chainer.Parameter(numpy.random.default_rng(
+            0).standard_normal(size, numpy.float32))
+    link.x.grad = numpy.random.default_rng((1, comm.rank)).standard_normal(
+        size, numpy.float32)
+    return link
+
+
+class Mean:
+    """The mean of a model's gradients, again and again.
+
+    What is timed is all that a communicator does in an update: encode,
+    exchange and decode.
+
+    Args:
+        case: The communicator.
+        comm: The ranks.
+        link: The model.
+    """
+
+    def __init__(self, case: Case, comm: MPI.Comm, link: chainer.Link
+                 ) -> None:
+        options: dict[str, Any] = {'algorithm': case.algorithm,
+                                   **dict(case.options)}
+        if case.codec.startswith('fp8'):
+            options['warmup'] = 0
+        self._communicator = create_communicator(case.codec, comm, **options)
+        self._link = link
+
+    def __call__(self) -> None:
+        self._communicator.multi_node_mean_grad(self._link)
+
+    def close(self) -> None:
+        """Frees what MPI holds."""
+        self._communicator.finalize()
+
+
+def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
+            repeats: int, progress: bool = True) -> list[Result]:
+    """Times all cases, in turns, and the MPI library's own beside them.
+
+    Args:
+        comm: The ranks.
+        cases: What to time.
+        sizes: Elements of the gradients.
+        repeats: Of each, after one for warming up.
+        progress: Show on stderr how far rank 0 is.
+
+    Raises:
+        ValueError: A case does not fit these ranks; on all ranks.
+    """
+    results = []
+    for number, size in enumerate(sizes):
+        with contextlib.ExitStack() as stack:
+            actions: list[Any] = [_mpi_library(comm, size)]
+            link = model(comm, size)
+            for case in cases:
+                actions.append(Mean(case, comm, link))
+                stack.callback(actions[-1].close)
+            label = f'{size:,} elements ({number + 1} of {len(sizes)})'
+            with _progress(comm, label, len(actions) * (repeats + 1),
+                           progress) as tick:
+                times = interleaved(comm, actions, repeats, tick)
+        results += [Result(size, case, its_times) for case, its_times
+                    in zip([None, *cases], times, strict=True)]
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results as text, the fastest of each size marked."""
+    lines = [f'{"elements":>12}  {"codec":<10}{"algorithm":<18}'
+             f'{"median [ms]":>11}  {"spread [ms]":<19}{"x MPI float32":>13}']
+    for size in dict.fromkeys(result.size for result in results):
+        ours = [result for result in results if result.size == size]
+        base = next(result.times.median for result in ours
+                    if result.case is None)
+        best = min(ours, key=lambda result: result.times.median)
+        for result in ours:
+            codec, algorithm = (result.case[:2] if result.case
+                                else ('float32', MPI_LIBRARY))
+            lines.append(
+                f'{size:>12,}  {codec:<10}{algorithm:<18}'
+                f'{result.times.median * 1e3:>11.4g}  '
+                f'{result.times.spread:<19}'
+                f'{base / result.times.median:>13.2f}'
+                f'{" <- fastest" if result is best else ""}')
+    largest = [result for result in results
+               if result.size == max(result.size for result in results)]
+    best = min(largest, key=lambda result: result.times.median)
+    if best.case:
+        lines += ['', 'fastest for the largest: '
+                  f'chainer_fp8pipe.{best.case.call()}']
+    return '\n'.join(lines)
+
+
+def as_json(results: Sequence[Result], comm: MPI.Comm) -> str:
+    """The raw data."""
+    return json.dumps({
+        'ranks': comm.size,
+        'library': MPI.Get_library_version().splitlines()[0].strip(),
+        'results': [{
+            'elements': result.size,
+            'codec': result.case.codec if result.case else 'float32',
+            'algorithm': (result.case.algorithm if result.case
+                          else MPI_LIBRARY),
+            'options': dict(result.case.options) if result.case else {},
+            'seconds': result.times.seconds} for result in results]},
+        indent=1)
+
+
+def _mpi_library(comm: MPI.Comm, size: int) -> Any:
+    data = numpy.zeros(size, numpy.float32)
+    return lambda: comm.Allreduce(MPI.IN_PLACE, data)
+
+
+@contextlib.contextmanager
+def _progress(comm: MPI.Comm, label: str, total: int, wanted: bool
+              ) -> Iterator[Any]:
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        sys.stderr.write(f'\r{label}: {done} of {total}')
+        sys.stderr.flush()
+
+    if comm.rank or not wanted or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    yield tick
+    sys.stderr.write('\r' + ' ' * (len(label) + 30) + '\r')

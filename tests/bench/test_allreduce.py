@@ -1,0 +1,81 @@
+"""The measurement that users run on their own cluster."""
+import json
+
+from chainer_fp8pipe.bench.allreduce import (
+    MPI_LIBRARY,
+    Case,
+    Mean,
+    Result,
+    as_json,
+    measure,
+    model,
+    table,
+)
+from chainer_fp8pipe.bench.timing import Times
+
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+CASES = [Case('fp8', 'direct'), Case('float32', 'ring'),
+         Case('fp8', 'torus2d', (('partial_sums', 'wire'),))]
+
+
+@on_ranks(2, 4)
+def test_every_case_is_timed_as_often_as_asked(comm):
+    results = measure(comm, CASES, [10, 3000], repeats=3, progress=False)
+    assert [(result.size, result.case) for result in results] == [
+        (size, case) for size in (10, 3000) for case in (None, *CASES)]
+    for result in results:
+        assert len(result.times.seconds) == 3
+        assert min(result.times.seconds) > 0
+    # All ranks have the same numbers: they were those of the slowest.
+    assert len(set(comm.allgather(str(results)))) == 1
+
+
+@on_ranks(3)
+def test_what_is_timed_is_the_mean_of_different_gradients(comm):
+    link = model(comm, 1000)
+    mean = comm.allreduce(link.x.grad.astype(float)) / comm.size
+    assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size
+    assert len(set(comm.allgather(link.x.array.tobytes()))) == 1
+    action = Mean(Case('float32', 'ring'), comm, link)
+    action()
+    action.close()
+    numpy.testing.assert_allclose(link.x.grad, mean, rtol=0, atol=1e-6)
+
+
+@on_ranks(2)
+def test_a_case_that_does_not_fit_is_an_error_on_all_ranks(comm):
+    with pytest.raises(ValueError, match='3x5 has 15 ranks, not 2'):
+        measure(comm, [Case('fp8', 'torus2d', (('shape', (3, 5)),))], [10],
+                1, progress=False)
+
+
+def results():
+    return [Result(1000, None, Times((0.004, 0.002, 0.003))),
+            Result(1000, CASES[0], Times((0.001, 0.0015, 0.0012))),
+            Result(9000, None, Times((0.03, 0.03, 0.03))),
+            Result(9000, CASES[0], Times((0.02, 0.05, 0.04))),
+            Result(9000, CASES[2], Times((0.01, 0.01, 0.01)))]
+
+
+def test_the_table_compares_medians_with_the_mpi_librarys():
+    lines = table(results()).splitlines()
+    assert lines[2].split() == ['1,000', 'fp8', 'direct', '1.2', '1', '-',
+                                '1.5', '2.50', '<-', 'fastest']
+    assert [line.endswith('<- fastest') for line in lines[1:6]] == [
+        False, True, False, False, True]
+    assert lines[-1].endswith("create_communicator('fp8', algorithm="
+                              "'torus2d', partial_sums='wire')")
+
+
+@on_ranks(1)
+def test_json_holds_every_time(comm):
+    data = json.loads(as_json(results(), comm))
+    assert data['ranks'] == 1
+    assert data['results'][0] == {
+        'elements': 1000, 'codec': 'float32', 'algorithm': MPI_LIBRARY,
+        'options': {}, 'seconds': [0.004, 0.002, 0.003]}
+    assert data['results'][4]['options'] == {'partial_sums': 'wire'}
