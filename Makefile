@@ -82,7 +82,7 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo test lint docs pytest test-gpu matrix clean
+.PHONY: help demo test lint docs pytest bench test-gpu matrix clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -109,6 +109,17 @@ docs: $(TEST)  ## build docs/_build/html, warnings are errors
 
 pytest: $(TEST)  ## the tests alone
 	$(BIN)/python -m pytest
+
+bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
+	@mkdir -p result/bench
+	@for network in star aggregator torus; do \
+	    $(BIN)/python benchmarks/allreduce.py $$network \
+	        --sizes 1e6,8e6 --json result/bench/$$network.json \
+	        --plot result/bench/$$network.png || exit 1; echo; done
+	@for what in steps breakdown; do \
+	    $(BIN)/python benchmarks/training.py $$what \
+	        --json result/bench/$$what.json \
+	        --plot result/bench/$$what.png || exit 1; echo; done
 
 test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu

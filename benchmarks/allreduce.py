@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 
-from environment import describe, write_json
+from environment import describe, with_torch, write_json
 from network import NetworkError, Star, Torus
 
 _RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
@@ -82,8 +82,10 @@ def main() -> None:
     options = _arguments()
     sizes = options.sizes or SIZES[options.what]
     rate = options.rate or (200e6 if options.what == 'torus' else 500e6)
-    cases = [case for case in CASES[options.what]
-             if not (options.without_gloo and case['kind'] == 'gloo')]
+    cases = CASES[options.what]
+    if any(case['kind'] == 'gloo' for case in cases) and not with_torch(
+            not options.without_torch):
+        cases = [case for case in cases if case['kind'] != 'gloo']
     aggregators = options.what == 'aggregator'
     try:
         network = (Torus(3, 3, rate) if options.what == 'torus'
@@ -108,6 +110,9 @@ def main() -> None:
         write_json(options.json, {'network': options.what, 'rate': rate,
                                   'payload': payload, 'cases': cases,
                                   **found})
+    if options.plot:
+        _plot(found, cases, payload, options)
+        print(f'figure: {options.plot}')
 
 
 def _run(network, specification, what):
@@ -159,6 +164,32 @@ def _table(found, cases, payload, what):
     return '\n'.join(lines)
 
 
+def _plot(found, cases, payload, options):
+    """Time against size, beside what the links need for fp8."""
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
+    for case, marker in zip(cases, 'osv^D<>X', strict=False):
+        rows = [row for row in found['rows'] if row['label'] == case['label']]
+        medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
+        axes.errorbar(
+            [row['size'] * case['bytes'] for row in rows], medians,
+            [[median - min(row['seconds']) * 1e3 for median, row
+              in zip(medians, rows, strict=True)],
+             [max(row['seconds']) * 1e3 - median for median, row
+              in zip(medians, rows, strict=True)]],
+            marker=marker, markersize=5, capsize=3, linewidth=1.2,
+            label=case['label'])
+    axes.set(xscale='log', yscale='log', ylabel='ms (median, range)',
+             xlabel="bytes of a rank's gradients on the wire",
+             title=f'All-reduce, {options.what}: {found["workers"]} ranks, '
+             f'links with {payload / 1e6:.0f} Mbit/s of payload')
+    axes.grid(True, which='major', alpha=0.4)
+    axes.legend(fontsize='small')
+    figure.savefig(options.plot, dpi=120)
+
+
 def _arguments():
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -171,9 +202,10 @@ def _arguments():
                         help='of every link (default: 500e6; torus: 200e6)')
     parser.add_argument('--repeats', type=int, default=5, metavar='N',
                         help='of every case, after one more (default: 5)')
-    parser.add_argument('--without-gloo', action='store_true',
+    parser.add_argument('--without-torch', action='store_true',
                         help='leave out PyTorch (pip install torch)')
     parser.add_argument('--json', metavar='FILE', help='write raw data')
+    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
     return parser.parse_args()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -38,6 +39,15 @@ def describe() -> str:
                          for name, version in about['versions'].items())
     return (f'{about["machine"]}, {about["date"]}\n'
             f'Python {about["python"]}, {versions}\n{about["command"]}')
+
+
+def with_torch(wanted: bool) -> bool:
+    """Whether PyTorch is to run beside; says so if it is not there."""
+    if wanted and importlib.util.find_spec('torch') is None:
+        print("PyTorch is not installed (pip install '.[compare]'): left out",
+              flush=True)
+        return False
+    return wanted
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 
-from environment import describe, write_json
+from environment import describe, with_torch, write_json
 from network import NetworkError, Star
 
 _RANKS = pathlib.Path(__file__).with_name('training_ranks.py')
@@ -33,6 +33,7 @@ def main() -> None:
     except NetworkError as error:
         sys.exit(str(error))
     print(describe(), flush=True)
+    torch = options.what == 'steps' and with_torch(not options.without_torch)
     with network, tempfile.TemporaryDirectory() as folder:
         speeds = network.rates()
         payload = statistics.mean(
@@ -44,7 +45,7 @@ def main() -> None:
         result = pathlib.Path(folder, 'result.json')
         done = network.run(
             [sys.executable, str(_RANKS), options.what, str(repeats),
-             'no' if options.without_torch else 'yes', str(result)],
+             'yes' if torch else 'no', str(result)],
             env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'},
             timeout=3000)
         if done.returncode:

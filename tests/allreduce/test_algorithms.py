@@ -1,11 +1,8 @@
 """What holds for every algorithm with every codec."""
-from chainer_fp8pipe.allreduce.frames import piece_bounds
 from chainer_fp8pipe.codecs import Fp8Ratio
 
 import numpy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.ranks import on_ranks
 
@@ -152,13 +149,3 @@ def test_bytes_sent_are_those_of_reduce_scatter_and_allgather(comm):
     made = make('direct', comm)
     exchange(made, CODECS['fp8'](), comm, tensors_of(comm.rank, [4000]))
     assert made.statistics.bytes_sent == 2 * 4000 * (comm.size - 1) / comm.size
-
-
-@given(st.integers(0, 100), st.integers(0, 1000), st.integers(1, 20))
-@settings(deadline=None)
-def test_pieces_cover_a_range_evenly(start, length, parts):
-    bounds = piece_bounds(start, start + length, parts)
-    sizes = numpy.diff(bounds)
-    assert (bounds[0], bounds[-1], len(sizes)) == (
-        start, start + length, parts)
-    assert max(sizes) - min(sizes) <= 1
