@@ -11,11 +11,12 @@ import chainer.links as L
 import numpy
 from chainer.link_hooks import SpectralNormalization
 
+from . import linear
 from .batch_statistics import BatchStatistics, recomputing
 from .gradient_sums import GradientSums
 from .layers import Layer, LayerError, as_variables, blame, layer_name
 from .randomness import Place, at
-from .tape import Arrays, Tape, record
+from .tape import AnyTape, Arrays, record
 
 #: Layers that draw no random numbers once their parameters are there, and so
 #: need no seeding: it costs as much as a small layer.
@@ -54,7 +55,7 @@ class Chunk:
         self._initial_seed = initial_seed
         self._xp = xp
         self._inputs: dict[int, tuple[Arrays, Place]] = {}
-        self._tapes: dict[int, list[Tape]] = {}
+        self._tapes: dict[int, list[AnyTape]] = {}
         self._still: set[int] = set()
 
     @property
@@ -92,11 +93,7 @@ class Chunk:
         self._refuse_moving_weights()
         self._inputs[micro_batch] = arrays, place
         with self._statistics, chainer.no_backprop_mode():
-            for index, layer in self._layers:
-                with blame(layer_name(index, layer), micro_batch), \
-                        self._seeded(index, layer, place):
-                    arrays = _call(layer, arrays)
-        return arrays
+            return self.infer(micro_batch, arrays, place)
 
     def restore(self, micro_batch: int) -> None:
         """Runs forward again if that was asked for."""
@@ -118,8 +115,7 @@ class Chunk:
         tapes = (self._tapes[micro_batch] if defer
                  else self._tapes.pop(micro_batch))
         for position in reversed(range(len(tapes))):
-            with blame('the backward pass of '
-                       + layer_name(*self._layers[position]), micro_batch):
+            with self._blame_backward(position, micro_batch):
                 gradients = tapes[position].backward(
                     gradients, self._sums, defer)
             if not defer:
@@ -131,9 +127,12 @@ class Chunk:
         """What a deferring :meth:`backward` left out."""
         tapes = self._tapes.pop(micro_batch)
         for position in reversed(range(len(tapes))):
-            with blame('the backward pass of '
-                       + layer_name(*self._layers[position]), micro_batch):
+            with self._blame_backward(position, micro_batch):
                 tapes.pop().backward_weight(self._sums)
+
+    def settle(self) -> None:
+        """Adds what the sums have put off to a larger product."""
+        self._sums.settle(layer for _, layer in self._layers)
 
     def forget(self) -> None:
         """Drops all micro-batches, after a step that failed."""
@@ -142,9 +141,14 @@ class Chunk:
 
     # --- details ------------------------------------------------------------
 
+    def _blame_backward(self, position: int, micro_batch: int
+                        ) -> contextlib.AbstractContextManager[None]:
+        name = layer_name(*self._layers[position])
+        return blame(f'the backward pass of {name}', micro_batch)
+
     def _record(self, micro_batch: int, arrays: Arrays,
-                place: Place) -> tuple[list[Tape], Arrays]:
-        tapes: list[Tape] = []
+                place: Place) -> tuple[list[AnyTape], Arrays]:
+        tapes: list[AnyTape] = []
         wanted = tuple(not self._first and array.dtype.kind == 'f'
                        for array in arrays)
         for index, layer in self._layers:
@@ -190,6 +194,8 @@ def _call(layer: Any, arrays: Arrays) -> Arrays:
     Some functions give another dtype to arrays, and what works in place on
     an array makes a new variable.
     """
+    if linear.is_plain(layer, arrays):
+        return (linear.forward(layer, arrays[0]),)
     outputs = layer(*[chainer.Variable(array, requires_grad=False)
                       for array in arrays])
     return tuple(output.array for output in as_variables(outputs))

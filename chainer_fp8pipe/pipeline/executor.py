@@ -125,6 +125,8 @@ class Executor:
                     Action(Kind.RECEIVE_GRADIENT, micro_batch, number))
             gradients = chunk.backward(
                 micro_batch, gradients, kind is Kind.BACKWARD_INPUT)
+            if kind is Kind.BACKWARD:
+                self._settle(action)
         if number == 0:
             return
         if number - 1 in self._chunks:
@@ -137,6 +139,15 @@ class Executor:
         with self._recorder.note('backward_weight', action.micro_batch,
                                  action.chunk):
             self._chunks[action.chunk].backward_weight(action.micro_batch)
+            self._settle(action)
+
+    def _settle(self, action: Action) -> None:
+        """Has what was put off done before the last micro-batch.
+
+        The last one is by itself: nobody waits for long at the end.
+        """
+        if action.micro_batch >= len(self._places) - 2:
+            self._chunks[action.chunk].settle()
 
     def _send(self, action: Action) -> None:
         with self._recorder.note('send', action.micro_batch, action.chunk):

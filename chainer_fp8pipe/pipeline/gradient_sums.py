@@ -1,10 +1,16 @@
 """Sums of parameters' gradients over micro-batches."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
+import chainer.links as L
 import numpy
+
+#: Samples that are enough for a matrix product to run at full speed, and to
+#: take much longer than the addition of its result.
+ENOUGH = 256
 
 
 class GradientSums:
@@ -13,21 +19,48 @@ class GradientSums:
     Chainer's own accumulation makes a new array for every sum.  Micro-batches
     come in their order on every rank, so the sum has the same bits whatever
     the cut.  float16 is summed in float32.
+
+    Gradients of fully connected layers are sums over samples.  Where
+    micro-batches are small, several of them go into one product of matrices.
+    Which ones depends on their sizes and on :meth:`settle` only.
     """
 
     def __init__(self) -> None:
+        self._products: dict[int, tuple[L.Linear, list[Any]]] = {}
         self._buffers: dict[int, Any] = {}
         self._parameters: dict[int, chainer.Parameter] = {}
 
     def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
         """Adds a micro-batch's gradient; the array is only read."""
-        key = id(parameter)
-        buffer = self._buffer(key, gradient)
-        if key in self._parameters:
+        buffer, started = self._buffer(parameter, gradient)
+        if started:
             buffer += gradient
         else:
-            self._parameters[key] = parameter
             buffer[...] = gradient
+
+    def add_product(self, layer: L.Linear, gradient: numpy.ndarray,
+                    inputs: numpy.ndarray) -> None:
+        """Adds the gradients of a fully connected layer's parameters.
+
+        Both arrays are kept, and must not be changed, until there are
+        :data:`ENOUGH` samples, or until :meth:`settle` or :meth:`finish`.
+
+        Args:
+            layer: With parameters of float32.
+            gradient: Of its output, float32[samples, outputs].
+            inputs: float32[samples, inputs].
+        """
+        _, parts = self._products.setdefault(id(layer), (layer, []))
+        parts.append((gradient, inputs))
+        if sum(len(part) for part, _ in parts) >= ENOUGH:
+            self.settle([layer])
+
+    def settle(self, layers: Iterable[Any]) -> None:
+        """Adds what :meth:`add_product` has kept of these layers."""
+        for layer in layers:
+            _, parts = self._products.pop(id(layer), (None, []))
+            if parts:
+                self._multiply(layer, *map(_joined, zip(*parts, strict=True)))
 
     def collect(self, parameters: list[chainer.Parameter]) -> None:
         """Adds what Chainer's backward left in these, and clears it there."""
@@ -38,6 +71,7 @@ class GradientSums:
 
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
+        self.settle([layer for layer, _ in self._products.values()])
         for key, parameter in self._parameters.items():
             parameter.grad = self._buffers[key].astype(
                 parameter.dtype, copy=False)
@@ -46,13 +80,33 @@ class GradientSums:
 
     def forget(self) -> None:
         """Starts anew, after a step that failed."""
+        self._products.clear()
         self._parameters.clear()
 
-    def _buffer(self, key: int, gradient: Any) -> Any:
-        dtype = numpy.promote_types(gradient.dtype, numpy.float32)
+    def _multiply(self, layer: L.Linear, gradient: numpy.ndarray,
+                  inputs: numpy.ndarray) -> None:
+        buffer, started = self._buffer(layer.W, layer.W.array)
+        if started:
+            buffer += gradient.T.dot(inputs)
+        else:
+            numpy.dot(gradient.T, inputs, out=buffer)
+        if layer.b is not None:
+            self.add(layer.b, gradient.sum(axis=0))
+
+    def _buffer(self, parameter: chainer.Parameter, like: Any
+                ) -> tuple[Any, bool]:
+        """Where a parameter's sum is, and whether it has been begun."""
+        key = id(parameter)
+        dtype = numpy.promote_types(like.dtype, numpy.float32)
         buffer = self._buffers.get(key)
-        if (buffer is None or buffer.shape != gradient.shape
+        if (buffer is None or buffer.shape != like.shape
                 or buffer.dtype != dtype):
-            xp = chainer.backend.get_array_module(gradient)
-            buffer = self._buffers[key] = xp.empty(gradient.shape, dtype)
-        return buffer
+            xp = chainer.backend.get_array_module(like)
+            buffer = self._buffers[key] = xp.empty(like.shape, dtype)
+        started = key in self._parameters
+        self._parameters[key] = parameter
+        return buffer, started
+
+
+def _joined(parts: tuple[numpy.ndarray, ...]) -> numpy.ndarray:
+    return parts[0] if len(parts) == 1 else numpy.concatenate(parts)

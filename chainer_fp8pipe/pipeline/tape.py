@@ -19,6 +19,7 @@ from chainer.functions.connection import (
     linear,
 )
 
+from . import linear as plain_linear
 from .gradient_sums import GradientSums
 from .layers import as_variables
 
@@ -36,7 +37,7 @@ _SEPARABLE = (
 
 
 def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
-           ) -> tuple[Tape, Arrays]:
+           ) -> tuple[AnyTape, Arrays]:
     """Runs a layer; returns its way back and its outputs.
 
     Args:
@@ -44,6 +45,9 @@ def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
         inputs: Arrays.
         wanted: For each input, whether its gradient is of use.
     """
+    if plain_linear.is_plain(layer, inputs):
+        return (plain_linear.LinearTape(layer, inputs[0], wanted[0]),
+                (plain_linear.forward(layer, inputs[0]),))
     variables = tuple(
         chainer.Variable(array, requires_grad=want)
         for array, want in zip(inputs, wanted, strict=True))
@@ -223,3 +227,6 @@ def _apply(function: Any, positions: tuple[int, ...],
 def _add(sums: GradientSums, node: Any, gradient: Any) -> None:
     if gradient is not None:
         sums.add(node.get_variable(), gradient.array)
+
+
+AnyTape = Tape | plain_linear.LinearTape

@@ -1,4 +1,6 @@
 import functools
+import itertools
+import weakref
 
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.chunk import Chunk
@@ -154,3 +156,71 @@ def test_what_a_hook_draws_depends_on_the_place(local):
             with hook:
                 chunk.forward(0, (ones(2, 3),), place)
     assert hook.drawn[0] == hook.drawn[2] != hook.drawn[1]
+
+
+def gradients_of(cut, defer, recompute):
+    """Of layers in chunks that begin where ``cut`` says, as bytes."""
+    np.random.seed(0)
+    layers = [L.Linear(6, 5), F.relu, L.Linear(5, 4), F.relu, L.Linear(4, 3)]
+    chunks = [make(*layers[start:end], first=start == 0, start=start,
+                   recompute=recompute)
+              for start, end in itertools.pairwise((0, *cut, len(layers)))]
+    inputs = np.random.RandomState(1).randn(500, 6).astype('f')
+    sizes = range(0, 500, 100)
+    outputs = []
+    for number, start in enumerate(sizes):
+        arrays = (inputs[start:start + 100],)
+        for chunk, _ in chunks:
+            arrays = chunk.forward(number, arrays, PLACE)
+        outputs.append(arrays)
+    for number, arrays in enumerate(outputs):
+        for chunk, _ in reversed(chunks):
+            chunk.restore(number)
+            arrays = chunk.backward(number, arrays, defer)
+            if not defer and number == 3:
+                chunk.settle()
+    for number in range(len(outputs) if defer else 0):
+        for chunk, _ in chunks:
+            chunk.backward_weight(number)
+            if number == 3:
+                chunk.settle()
+    for _, sums in chunks:
+        sums.finish(None)
+    return [parameter.grad.tobytes() for layer in layers[::2]
+            for parameter in layer.params()]
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+@pytest.mark.parametrize('defer', [False, True])
+@pytest.mark.parametrize('cut', [(), (1,), (2,), (1, 3), (2, 4)])
+def test_small_micro_batches_give_the_same_bits(cut, defer, recompute):
+    assert gradients_of(cut, defer, recompute) == gradients_of(
+        (), False, False)
+
+
+def test_outputs_have_the_same_bits_with_and_without_a_way_back():
+    layers, x = [L.Linear(300, 70), F.relu], np.random.randn(60, 300)
+    arrays = (x.astype('f'),)
+    kept, found = make(*layers)[0], []
+    for run in (kept.forward, kept.infer,
+                make(*layers, recompute=True)[0].forward):
+        (y,) = run(0, arrays, PLACE)
+        found.append(y.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_settling_leaves_other_chunks_alone():
+    layers = L.Linear(3, 3), L.Linear(3, 3)
+    mine, sums = make(layers[0])
+    other = Chunk(((1, layers[1]),), first=True, recompute=False, sums=sums,
+                  statistics=BatchStatistics(), parameters=[])
+    kept = []
+    for chunk in (mine, other):
+        chunk.forward(0, (ones(2, 3),), PLACE)
+        gradient = ones(2, 3)
+        kept.append(weakref.ref(gradient))
+        chunk.backward(0, (gradient,))
+        del gradient
+    mine.settle()
+    assert kept[0]() is None
+    assert kept[1]() is not None

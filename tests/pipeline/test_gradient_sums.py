@@ -1,7 +1,12 @@
-from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+import weakref
+
+from chainer_fp8pipe.pipeline.gradient_sums import ENOUGH, GradientSums
 
 import chainer
+import chainer.links as L
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def parameter(dtype='f'):
@@ -75,3 +80,94 @@ def test_what_chainer_left_in_a_parameter_is_taken_over():
         assert weight.grad is None
     sums.finish(None)
     assert weight.grad.tolist() == [2, 2, 2]
+
+
+def parts_of(*sizes):
+    """Gradients of outputs and inputs, for layers of 3 by 2."""
+    random = np.random.RandomState(0)
+    return [(random.randn(size, 3).astype('f'),
+             random.randn(size, 2).astype('f')) for size in sizes]
+
+
+def joined(parts):
+    """The gradient of W as one product."""
+    gradient, inputs = map(np.concatenate, zip(*parts, strict=True))
+    return gradient.T.dot(inputs)
+
+
+def settled(parts, *settle_after):
+    layer, sums = L.Linear(2, 3), GradientSums()
+    for number, part in enumerate(parts):
+        sums.add_product(layer, *part)
+        if number in settle_after:
+            sums.settle([layer])
+    sums.finish(None)
+    return layer
+
+
+def test_small_products_are_made_together():
+    assert ENOUGH == 256
+    parts = parts_of(100, 100, 100, 256, 10, 20)
+    layer = settled(parts)
+    expected = joined(parts[:3])
+    for group in (parts[3:4], parts[4:]):
+        expected += joined(group)
+    assert layer.W.grad.tobytes() == expected.tobytes()
+
+
+def test_settling_ends_a_product():
+    parts = parts_of(10, 20, 30, 40)
+    layer = settled(parts, 1, 2)
+    expected = joined(parts[:2])
+    for group in (parts[2:3], parts[3:]):
+        expected += joined(group)
+    assert layer.W.grad.tobytes() == expected.tobytes()
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6),
+       st.sets(st.integers(0, 5)))
+@settings(deadline=None, max_examples=50)
+def test_products_add_up_however_they_are_made(sizes, settle_after):
+    parts = parts_of(*sizes)
+    layer = settled(parts, *settle_after)
+    gradient, inputs = (np.concatenate(arrays).astype(np.float64)
+                        for arrays in zip(*parts, strict=True))
+    np.testing.assert_allclose(
+        layer.W.grad, gradient.T.dot(inputs), atol=2e-4)
+    np.testing.assert_allclose(layer.b.grad, gradient.sum(axis=0), atol=2e-4)
+
+
+def test_no_more_is_kept_than_one_product_needs():
+    layer, sums = L.Linear(2, 3), GradientSums()
+    alive = []
+    for _ in range(10):
+        (gradient, inputs), = parts_of(100)
+        alive.append(weakref.ref(gradient))
+        sums.add_product(layer, gradient, inputs)
+        del gradient, inputs
+        assert sum(one() is not None for one in alive) < 3
+
+
+def test_layers_that_share_a_weight_share_its_sum():
+    one, other, sums = L.Linear(2, 3), L.Linear(2, 3), GradientSums()
+    with other.init_scope():
+        other.W = one.W
+    parts = parts_of(10, 20)
+    sums.add_product(one, *parts[0])
+    sums.add_product(other, *parts[1])
+    sums.finish(None)
+    np.testing.assert_allclose(
+        one.W.grad, joined(parts[:1]) + joined(parts[1:]), rtol=1e-5)
+    for layer, (gradient, _) in zip((one, other), parts, strict=True):
+        np.testing.assert_allclose(layer.b.grad, gradient.sum(axis=0),
+                                   rtol=1e-5)
+
+
+def test_a_step_that_failed_leaves_no_product():
+    layer, sums = L.Linear(2, 3), GradientSums()
+    sums.add_product(layer, *parts_of(10)[0])
+    sums.forget()
+    last, = parts_of(20)
+    sums.add_product(layer, *last)
+    sums.finish(None)
+    assert layer.W.grad.tobytes() == joined([last]).tobytes()
