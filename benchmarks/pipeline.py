@@ -19,7 +19,8 @@ import tempfile
 
 from environment import describe, mpiexec, write_json
 
-SCHEDULES = ('gpipe', '1f1b', 'zero_bubble')
+SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
+             ('zero_bubble', 2))        # with so many chunks per rank
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 

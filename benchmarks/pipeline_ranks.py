@@ -68,15 +68,18 @@ def at_width(width, job, torch):
     labels = np.random.RandomState(1).randint(
         0, 10, job['batch']).astype('i')
     steps = {('serial', '', 0): serial(width, job['depth'], batch, labels)}
-    model = Network(width, job['depth']).stage(comm, balance='layers' if (
-        job['depth'] * 2 + 1) % comm.size == 0 else even(job['depth']))
-    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
+    models = {chunks: staged(width, job['depth'], chunks)
+              for chunks in {chunks for _, chunks in SCHEDULES}
+              if chunks * comm.size <= job['depth']}
     for parts in job['micro_batches']:
-        for name in SCHEDULES:
-            updater = PipelineUpdater(
-                Same((batch, labels)), optimizer, comm, micro_batches=parts,
-                schedule=name, converter=lambda batch, device: batch)
-            steps['ours', name, parts] = updater.update
+        for name, chunks in SCHEDULES:
+            if chunks in models:
+                updater = PipelineUpdater(
+                    Same((batch, labels)), models[chunks], comm,
+                    micro_batches=parts, schedule=name,
+                    converter=lambda batch, device: batch)
+                steps['ours', f'{name} x {chunks}' if chunks > 1 else name,
+                      parts] = updater.update
     if torch:
         steps.update(torch_steps(torch, width, job, batch, labels))
     times = take_turns(steps, job['rounds'])
@@ -89,14 +92,21 @@ def at_width(width, job, torch):
                      in times.items() if (other, number) == (kind, parts)}
             if found:
                 row[kind] = found
-        rows.append({**row, **bounds(model, optimizer, row, job, width)})
+        rows.append({**row, **bounds(models[1], row, job, width)})
     return rows
 
 
-def even(depth):
-    """As many pairs of a layer and its function for each stage."""
-    share, more = divmod(depth, comm.size)
-    counts = [2 * (share + (rank < more)) for rank in range(comm.size)]
+def staged(width, depth, chunks):
+    """An optimizer of this rank's stage."""
+    model = Network(width, depth).stage(
+        comm, balance=even(depth, chunks * comm.size), chunks=chunks)
+    return chainer.optimizers.SGD(1e-3).setup(model)
+
+
+def even(depth, parts):
+    """As many pairs of a layer and its function for each part."""
+    share, more = divmod(depth, parts)
+    counts = [2 * (share + (part < more)) for part in range(parts)]
     counts[-1] += 1
     return counts
 
@@ -133,24 +143,25 @@ def quiet_barrier():
         time.sleep(1e-3)
 
 
-def bounds(model, optimizer, row, job, width):
+def bounds(optimizer, row, job, width):
     """The paper's equation 2, and the bound from measured compute times."""
     stages, parts = comm.size, row['micro_batches']
     shared = stages <= len(os.sched_getaffinity(0))
     size = job['batch'] // parts
+    model = optimizer.target
     (piece,) = model.pieces
     chunk = Chunk(piece, first=comm.rank == 0, recompute=False,
                   sums=GradientSums(), statistics=BatchStatistics(),
                   parameters=list(model.params()))
     inputs = np.random.rand(size, width).astype('f')
-    (outputs,) = chunk.forward(0, (inputs,), Place(0, 0, 0, 0))
-    chunk.backward(0, (outputs,))
 
     def compute():
-        for _ in range(2):
+        for _ in range(parts):
             (y,) = chunk.forward(0, (inputs,), Place(0, 0, 0, 0))
             chunk.backward(0, (y,))
-    part = timed(compute, job['rounds'], shared) / 2
+        chunk.settle()          # products that were left for later
+    compute()                   # the first time is slower
+    part = timed(compute, job['rounds'], shared) / parts
     update = timed(optimizer.update, job['rounds'], shared)
     bound = (parts + stages - 1) * max(part) + max(update)
     if not shared:      # no schedule makes the cores do more than this
@@ -200,7 +211,7 @@ def torch_steps(torch, width, job, batch, labels):
     """A step per schedule and number of parts that PyTorch takes."""
     from torch.distributed import pipelining
     layers = []
-    for _ in range(even(job['depth'])[comm.rank] // 2):
+    for _ in range(even(job['depth'], comm.size)[comm.rank] // 2):
         layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
     if comm.rank == comm.size - 1:
         layers.append(torch.nn.Linear(width, 10))

@@ -137,8 +137,8 @@ class Divisible(LayerList):
                 ``'time'``: the seconds that forward and backward take,
                 measured on ``example`` by rank 0.  Or the number of layers
                 of each chunk.
-            chunks: How many chunks each rank gets, for the interleaved
-                schedule; chunk ``c`` goes to rank ``c % comm.size``.
+            chunks: How many chunks each rank gets, for the schedules
+                that take several; chunk ``c`` goes to rank ``c % comm.size``.
             example: An input, or a tuple of them, of the size of one
                 micro-batch, for ``'time'``, and for ``'parameters'`` if
                 some get their shape from the first input.  On the device
@@ -173,6 +173,10 @@ class Divisible(LayerList):
                 for number in range(stages)))
         build_together(part, comm)
         return part
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._slice(i) if isinstance(i, slice) else (
+            super().__getitem__(i))
 
     def _slice(self, i: slice) -> Any:
         start, end, step = i.indices(len(self))

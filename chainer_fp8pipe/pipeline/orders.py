@@ -97,7 +97,7 @@ def interleaved(rank: int, stages: int, micro_batches: int,
 
 def zero_bubble(rank: int, stages: int, micro_batches: int,
                 chunks: int) -> list[Action]:
-    """1F1B with the weight halves moved to where a rank would wait.
+    """1F1B, or interleaved, with weight halves where a rank would wait.
 
     ::
 
@@ -110,20 +110,23 @@ def zero_bubble(rank: int, stages: int, micro_batches: int,
     units instead of 3 (d - 1).  Every rank keeps up to d micro-batches, as
     the first one does in :func:`one_forward_one_backward`.
 
+    With v chunks it is :func:`interleaved` instead of 1F1B, and each rank
+    waits for d - 1 units of 1/v of the length; none keeps more than the first
+    one does there.
+
     Source: schedule ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism,
-    2023.
+    2023; there it is for one chunk.
     """
     order: list[Action] = []
     delayed: list[Action] = []
-    for action in one_forward_one_backward(rank, stages, micro_batches,
-                                           chunks):
+    for action in interleaved(rank, stages, micro_batches, chunks):
         if action.kind is Kind.FORWARD:
             order.append(action)
             continue
         order.append(action._replace(kind=Kind.BACKWARD_INPUT))
         delayed.append(action._replace(kind=Kind.BACKWARD_WEIGHT))
-        # Rank r has r micro-batches fewer in flight than rank 0 and so may
-        # keep r for their weight halves.
+        # Rank r has at least r micro-batches fewer in flight than rank 0 and
+        # so may keep r for their weight halves.
         if len(delayed) > rank:
             order.append(delayed.pop(0))
     return order + delayed

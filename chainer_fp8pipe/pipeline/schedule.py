@@ -38,7 +38,8 @@ def make_schedule(name: str, stages: int, micro_batches: int,
         name: One of :data:`SCHEDULES`.
         stages: Ranks of the pipeline, at least 1.
         micro_batches: At least 1; may be fewer than ``stages``.
-        chunks: Chunks of each rank; more than 1 only with ``interleaved``.
+        chunks: Chunks of each rank; more than 1 only with ``interleaved``
+            and ``zero_bubble``.
 
     Raises:
         ValueError: Saying what is allowed.
@@ -47,9 +48,10 @@ def make_schedule(name: str, stages: int, micro_batches: int,
         raise ValueError(f'there is no schedule {name!r}; it must be one of '
                          f'{", ".join(SCHEDULES)}')
     sizes = _sizes(stages, micro_batches, chunks)
-    if sizes[2] > 1 and name != 'interleaved':
+    if sizes[2] > 1 and name not in ('interleaved', 'zero_bubble'):
         raise ValueError(f'schedule {name!r} has one chunk per rank, not '
-                         f"{chunks}; only 'interleaved' takes several")
+                         f"{chunks}; only 'interleaved' and 'zero_bubble' "
+                         'take several')
     return _make(name, _ORDERS[name], *sizes)
 
 

@@ -40,8 +40,8 @@ def make_parser(description):
         help='order of the forward and backward passes (default: 1f1b)')
     pipeline.add_argument(
         '--chunks', type=positive, metavar='V',
-        help='parts of the network on each rank; for --schedule interleaved '
-        '(default there: 2)')
+        help='parts of the network on each rank, for --schedule interleaved '
+        '(default there: 2) and zero_bubble (default there: 1)')
     pipeline.add_argument(
         '--recompute', choices=RECOMPUTE, default='no stage',
         help='which stages keep their inputs only and compute the rest a '

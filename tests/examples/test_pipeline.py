@@ -19,7 +19,7 @@ import chainer.functions as F
 import numpy
 import pytest
 
-from tests.ranks import environment, mpiexec, run_script
+from tests.ranks import end_with_parent, environment, mpiexec, run_script
 
 from .test_digits import arrays, write_cifar, write_mnist
 
@@ -194,7 +194,7 @@ def interrupted(how, out):
     process = subprocess.Popen(
         [*mpiexec(4), sys.executable, *before, SCRIPT, *after, *SMALL,
          '--out', out], env=environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL)
+        stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
     if how != 'a rank':
         end = time.monotonic() + 100
         while (not list(out.glob('snapshot_iter_*.npz'))
@@ -264,7 +264,7 @@ def test_it_reads_files_in_their_original_formats(tmp_path, dataset, write):
     (3, [], 'pipeline=2 does not divide the 3 ranks; it can be 1, 3'),
     (2, ['--network', 'mlp', '--depth', '1'],
      'has 1 layers, too few for 2 ranks'),
-    (1, ['--chunks', '2'], "only 'interleaved' takes several"),
+    (1, ['--chunks', '2'], "only 'interleaved' and 'zero_bubble'"),
     (4, ['--batchsize', '7'],
      'micro-batches (4) x replicas (2) take 8 images'),
     (1, ['--epoch', '0'], "'0' is not a whole number of at least 1"),

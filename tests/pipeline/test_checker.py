@@ -45,7 +45,7 @@ def schedules_and_ranks(draw):
     name = draw(st.sampled_from([*SCHEDULES, 'forward']))
     stages, micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     chunks = draw(st.integers(1, 3)) if name in (
-        'interleaved', 'forward') else 1
+        'interleaved', 'zero_bubble', 'forward') else 1
     schedule = (forward_schedule(stages, micro_batches, chunks)
                 if name == 'forward' else
                 make_schedule(name, stages, micro_batches, chunks))

@@ -111,7 +111,8 @@ def test_iterations_are_told_apart_by_their_order():
 def test_no_message_takes_longer_than_its_transfer(name, stages,
                                                    micro_batches, data):
     """Every receive is found its send, whatever the schedule."""
-    chunks = data.draw(st.integers(1, 3)) if name == 'interleaved' else 1
+    chunks = (data.draw(st.integers(1, 3)) if name in (
+        'interleaved', 'zero_bubble') else 1)
     schedule = make_schedule(name, stages, micro_batches, chunks)
     cost = st.floats(0.5, 2)
     events = as_measured(schedule, simulate(

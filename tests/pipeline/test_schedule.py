@@ -35,7 +35,7 @@ def schedules(draw):
     stages, micro_batches = draw(STAGES), draw(MICRO_BATCHES)
     if name == 'forward':
         return forward_schedule(stages, micro_batches, draw(CHUNKS))
-    chunks = draw(CHUNKS) if name == 'interleaved' else 1
+    chunks = draw(CHUNKS) if name in ('interleaved', 'zero_bubble') else 1
     return make_schedule(name, stages, micro_batches, chunks)
 
 
@@ -173,6 +173,19 @@ def test_zero_bubble_waits_less_than_1f1b_and_keeps_no_more(stages,
 
 
 @quick
+@given(STAGES, MICRO_BATCHES, st.integers(2, 4))
+def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
+        stages, micro_batches, chunks):
+    schedule = make_schedule('zero_bubble', stages, micro_batches, chunks)
+    plain = make_schedule('interleaved', stages, micro_batches, chunks)
+    assert max(check(schedule).peak_live) <= max(check(plain).peak_live)
+    assert idle(schedule) <= idle(plain)
+    if micro_batches >= stages:
+        assert idle(schedule) == Fraction(
+            stages - 1, 3 * chunks * micro_batches + stages - 1)
+
+
+@quick
 @given(STAGES, MICRO_BATCHES, CHUNKS)
 def test_evaluation_only_goes_forward(stages, micro_batches, chunks):
     report = check(forward_schedule(stages, micro_batches, chunks))
@@ -236,7 +249,8 @@ def test_integers_of_numpy_are_numbers_too():
     (('gpipe', 0, 4), 'stages is 0; .* at least 1'),
     (('gpipe', 2, -1), 'micro_batches is -1; .* at least 1'),
     (('interleaved', 2, 4, 0), 'chunks is 0; .* at least 1'),
-    (('1f1b', 2, 4, 2), "'1f1b' has one chunk .* 2; only 'interleaved'"),
+    (('1f1b', 2, 4, 2), "'1f1b' has one chunk .* 2; only 'interleaved' and "
+     "'zero_bubble'"),
     (('1f1b', 2.0, 4), 'stages is 2.0; .* whole number'),
     (('1f1b', 2, '4'), "micro_batches is '4'; .* whole number"),
 ])

@@ -71,15 +71,16 @@ def test_loss_and_gradients_are_those_of_serial_training(
 
 
 @on_ranks(1, 2, 3)
+@pytest.mark.parametrize('schedule', ['interleaved', 'zero_bubble'])
 @pytest.mark.parametrize('recompute', [False, True])
 @pytest.mark.parametrize('chunks', [2, 3])
-def test_interleaved_stages_give_the_same(comm, chunks, recompute):
+def test_interleaved_stages_give_the_same(comm, chunks, recompute, schedule):
     if chunks * comm.size > 7:
         chunks = 2
     data = dataset(13, ignored=[2])
     for micro_batches in (1, 3, 4, 8):
         updater = make_updater(
-            comm, Plain, data, schedule='interleaved', chunks=chunks,
+            comm, Plain, data, schedule=schedule, chunks=chunks,
             recompute=recompute, micro_batches=micro_batches)
         seen = update(updater)
         sizes = [end - start for start, end in bounds(13, micro_batches)]
