@@ -7,12 +7,14 @@
 The body runs in every rank of an ``mpiexec`` job; an exception on any rank
 fails the test and shows that rank's traceback.  Jobs are kept for the next
 test with as many ranks, as starting one takes seconds; after a failure the
-job is ended, and the next test starts another.
+job is ended, and the next test starts another.  All jobs end with pytest,
+whatever ends it.
 """
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import importlib
@@ -32,6 +34,8 @@ import pytest
 _KEY = b'tests of chainer_fp8pipe'
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _START_SECONDS = 60
+_LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
+_PR_SET_PDEATHSIG = 1       # <linux/prctl.h>
 _jobs: dict[int, Job] = {}
 
 
@@ -54,13 +58,24 @@ def environment() -> dict[str, str]:
             'OPENBLAS_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1'}
 
 
+def end_with_parent() -> None:
+    """For ``Popen(preexec_fn=...)``: a launcher does not outlive pytest.
+
+    Where pytest is killed, nothing of Python's runs any more, and ranks in
+    the middle of a test would wait for each other for ever.  Linux then
+    sends the launcher SIGTERM, which ends its ranks; other systems do not.
+    """
+    if _LIBC:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def run_script(ranks: int, *arguments: str, timeout: float = 100,
                **options) -> subprocess.CompletedProcess:
     """``mpiexec -n ranks python *arguments`` in a job of its own."""
     return subprocess.run(
         [*mpiexec(ranks), sys.executable, *map(str, arguments)],
         env=environment(), capture_output=True, text=True, timeout=timeout,
-        **options)
+        preexec_fn=end_with_parent, **options)
 
 
 def on_ranks(*sizes: int, timeout: float = 60):
@@ -101,7 +116,8 @@ class Job:
                 [*mpiexec(size), sys.executable, '-m', 'tests.ranks',
                  address], env=environment(), cwd=_ROOT,
                 stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True)
+                stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=end_with_parent)
             self._ranks = self._accept(listener, size)
 
     def call(self, body, arguments, timeout: float) -> None:

@@ -8,7 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from ..pipeline.waiting import wait_until
+from ..mpi.waiting import wait_until
 from .chunk import Chunk, Surroundings
 from .frames import Frames, piece_bounds
 from .plan import Plan

@@ -9,6 +9,7 @@ import chainer
 
 from ..pipeline.layers import LayerError, layer_name
 from ..pipeline.partition import partition
+from ..pipeline.ranks import all_ranks
 from .lazy import Lazy
 from .measurement import Measurement, measure
 from .sharing import things_used
@@ -136,10 +137,8 @@ def _on_first_rank(comm: Any, action: Callable[[], list[Measurement]]
         ValueError: ``action`` raised it there; on all ranks.
         LayerError: ``action`` raised something else; on all ranks.
     """
-    everyone = comm.comm if hasattr(comm, 'stage_index') else comm
-    # ChainerMN's bcast is for arrays.
-    broadcast = getattr(everyone, 'bcast_obj',
-                        getattr(everyone, 'bcast', None))
+    everyone = all_ranks(comm)
+    broadcast = getattr(everyone, 'bcast', None)
     if everyone.size == 1:
         return action()
     if broadcast is None:

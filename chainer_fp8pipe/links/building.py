@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..pipeline.layers import LayerError
+from ..pipeline.ranks import all_ranks
 
 
 def build_together(part: Any, comm: Any) -> None:
@@ -25,9 +26,7 @@ def build_together(part: Any, comm: Any) -> None:
         _ = part.pieces     # what is asked for is built
     except Exception as error:      # the ranks that wait must hear of it
         problem, cause = str(error), error
-    # ChainerMN's own allgather is for arrays; a grid has all its ranks.
-    everyone = getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
-    gather = getattr(everyone, 'allgather', None)
+    gather = getattr(all_ranks(comm), 'allgather', None)
     if gather is None:
         if cause:
             raise cause

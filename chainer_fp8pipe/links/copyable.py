@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import copy
-import copyreg
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy
 from chainer import Link
@@ -131,7 +131,7 @@ class Copyable(Numbered):
             vars(result)[name] = copy.deepcopy(value, memo)
         return result
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         for number, layer in self.numbered_slots():
             # A lazy layer is called what its factory is.
             if getattr(layer, '__name__', '') == '<lambda>':
@@ -139,7 +139,8 @@ class Copyable(Numbered):
                     f'{layer_name(number, layer)} cannot be pickled as it is '
                     'a lambda; use functools.partial or a function of a '
                     'module')
-        return copyreg.__newobj__, (type(self),), vars(self)  # type: ignore
+        # Those below 2 would not call __new__.
+        return super().__reduce_ex__(max(operator.index(protocol), 2))
 
 
 def _shared(layers: list[Any]) -> list[Any]:

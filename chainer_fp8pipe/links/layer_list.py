@@ -30,13 +30,8 @@ class LayerList(Copyable):
         return len(self._slots)
 
     def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return self._slice(i)
         position = self._position(i)
         return self._build(position, self.numbered_slots()[position][0])
-
-    def _slice(self, i: slice) -> Any:
-        raise NotImplementedError
 
     def _position(self, i: SupportsIndex) -> int:
         try:

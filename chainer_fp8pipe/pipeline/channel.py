@@ -32,12 +32,12 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+from ..mpi.waiting import wait_until
 from .channel_end import ChannelEnd
 from .errors import RemoteError
 from .frames import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
 from .packing import pack
 from .posted import PostedReceive, given_up, withdraw
-from .waiting import wait_until
 from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
 
 _AHEAD = 2      # receives posted at a time, at most

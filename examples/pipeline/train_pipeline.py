@@ -26,6 +26,7 @@ from chainer_fp8pipe.training.extensions import (
     Snapshot,
     find_snapshots,
     resume,
+    save_whole_model,
 )
 
 import chainer
@@ -183,21 +184,6 @@ def prepare(options):
         found = prepare_directory(options.out, options.resume)
     os.makedirs(options.out, exist_ok=True)
     return found
-
-
-def save_whole_model(path, model, grid):
-    """Writes the layers of all stages to one file; call it on all ranks.
-
-    ``chainer.serializers.load_npz`` loads it into the whole model.
-    """
-    if grid.replica_index:
-        return
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(model)
-    stages = grid.pipeline.gather(serializer.target)
-    if stages:
-        numpy.savez_compressed(path, **{
-            key: value for stage in stages for key, value in stage.items()})
 
 
 def report(options, trainer, start, times):

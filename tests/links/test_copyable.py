@@ -109,6 +109,15 @@ def test_a_lambda_can_be_copied_but_not_pickled():
         pickle.dumps(Divisible(lazy(lambda: L.Linear(2, 2))))
 
 
+@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_protocol_of_pickle_will_do(protocol):
+    model = Net().divide(2, 5)
+    other = pickle.loads(pickle.dumps(model, protocol))
+    assert type(other) is Net
+    assert other.bounds == model.bounds
+    assert bits(other) == bits(model)
+
+
 def test_hooks_of_a_copy_are_its_own():
     model = Divisible(*linears(2))
     model.add_hook(TimerHook())

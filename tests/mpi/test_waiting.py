@@ -1,7 +1,7 @@
 """Waiting for something."""
 import threading
 
-from chainer_fp8pipe.pipeline.waiting import wait_until
+from chainer_fp8pipe.mpi.waiting import wait_until
 
 import pytest
 

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def averages(link):
-    return link.avg_mean, link.avg_var
+def assert_same_averages(found, wanted):
+    for name in ('avg_mean', 'avg_var'):
+        np.testing.assert_allclose(getattr(found, name),
+                                   getattr(wanted, name), rtol=2e-6)
 
 
 def run_in_parts(link, batch, sizes, **options):
@@ -36,9 +38,7 @@ def test_parts_update_the_averages_like_the_whole(sizes, decay, seed):
         with chainer.using_config('train', True):
             whole(batch)
         run_in_parts(parted, batch, sizes)
-    for one, other in zip(averages(whole), averages(parted),
-                          strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-6)
+    assert_same_averages(parted, whole)
 
 
 def test_finetuning_counts_a_batch_once():
@@ -49,9 +49,7 @@ def test_finetuning_counts_a_batch_once():
             whole(batch, finetune=True)
         run_in_parts(parted, batch, [2, 4], finetune=True)
     assert parted.N == whole.N == 2
-    for one, other in zip(averages(whole), averages(parted),
-                          strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-6)
+    assert_same_averages(parted, whole)
 
 
 def test_sizes_may_be_found_in_the_first_batch():
@@ -61,7 +59,9 @@ def test_sizes_may_be_found_in_the_first_batch():
     np.testing.assert_allclose(link.avg_mean, 0.1 * batch.mean(0), rtol=1e-5)
 
 
-def test_a_link_that_is_used_twice_is_updated_twice():
+@pytest.mark.parametrize('uses_per_chunk', [2, 1])
+def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
+    """In one chunk, or in two of a rank."""
     whole, parted = (L.BatchNormalization(2) for _ in range(2))
     random = np.random.RandomState(0)
     batches = [random.randn(6, 2).astype('f') + shift for shift in (0, 5)]
@@ -70,32 +70,13 @@ def test_a_link_that_is_used_twice_is_updated_twice():
             whole(batch)
         statistics = BatchStatistics()
         for part in (slice(0, 3), slice(3, 6)):
-            statistics.next_micro_batch()
-            with statistics:
-                for batch in batches:
-                    parted(batch[part])
-        statistics.finish()
-    for one, other in zip(averages(whole), averages(parted),
-                          strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-6)
-
-
-def test_a_link_in_two_chunks_is_updated_for_each():
-    whole, parted = (L.BatchNormalization(2) for _ in range(2))
-    random = np.random.RandomState(0)
-    batches = [random.randn(6, 2).astype('f') + shift for shift in (0, 5)]
-    with chainer.using_config('train', True):
-        for batch in batches:
-            whole(batch)
-        statistics = BatchStatistics()
-        for part in (slice(0, 3), slice(3, 6)):
-            for chunk, batch in enumerate(batches):
-                statistics.next_micro_batch(chunk)
+            for first in range(0, 2, uses_per_chunk):
+                statistics.next_micro_batch(first)
                 with statistics:
-                    parted(batch[part])
+                    for batch in batches[first:first + uses_per_chunk]:
+                        parted(batch[part])
         statistics.finish()
-    for one, other in zip(averages(whole), averages(parted), strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-6)
+    assert_same_averages(parted, whole)
 
 
 def test_recomputation_and_evaluation_do_not_count():

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import fake_cupy
+from tests.pipeline.helpers import assert_same
 from tests.ranks import on_ranks
 
 TAG = 3
@@ -22,16 +23,6 @@ def channel(comm, codec=None, tag=TAG):
     """To and from the next rank of two, under the same tag."""
     other = 1 - comm.rank
     return Sender(comm, other, tag, codec), Receiver(comm, other, tag, codec)
-
-
-def assert_same(found, wanted):
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        if other is None:
-            assert one is None
-        else:
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            numpy.testing.assert_array_equal(one, other)
 
 
 class Counting:

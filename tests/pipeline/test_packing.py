@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nst
 
 from tests.codecs import fake_cupy
+from tests.pipeline.helpers import assert_same
 
 ARRAYS = nst.arrays(
     st.sampled_from(['f2', 'f4', 'f8', '>f4', '?', 'i1', 'u8', 'c8', 'U3',
@@ -35,15 +36,6 @@ def cross(arrays, xp=numpy, codec=None):
     buffer[:layout.size] = numpy.frombuffer(
         wire.tobytes('A'), numpy.uint8) if layout.size else 0
     return unpack(layout, buffer, xp)
-
-
-def assert_same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        if other is None:
-            assert one is None
-        else:
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            numpy.testing.assert_array_equal(one, other)
 
 
 @given(st.lists(st.none() | ARRAYS, max_size=4), st.integers(0, 4))

@@ -23,6 +23,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...allreduce import Signature, agree, raise_together
+from ...pipeline.ranks import all_ranks
 from . import snapshot_file, snapshot_transfer
 from .job_state import (
     MODEL,
@@ -77,7 +78,7 @@ class Snapshot(extension.Extension):
             RuntimeError: The run starts at iteration 0 and there are
                 snapshots in its directory; on all ranks.
         """
-        ranks = _ranks(self._comm)
+        ranks = all_ranks(self._comm)
 
         def look() -> None:
             if ranks.rank == 0 and trainer.updater.iteration == 0:
@@ -92,7 +93,7 @@ class Snapshot(extension.Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         name = _FILENAME.format(trainer.updater.iteration)
         save(trainer, self._comm, os.path.join(trainer.out, name))
-        if self._retain and _ranks(self._comm).rank == 0:
+        if self._retain and all_ranks(self._comm).rank == 0:
             for path in find_snapshots(trainer.out)[:-self._retain]:
                 os.remove(path)
 
@@ -104,7 +105,7 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
         RuntimeError: Rank 0 could not write, on all ranks.  What was at
             ``path`` before is still there.
     """
-    ranks = _ranks(comm)
+    ranks = all_ranks(comm)
     state = raise_together(ranks, lambda: collect(trainer, comm))
     snapshot_transfer.write(ranks, path, state, _communicator(trainer, comm))
 
@@ -136,7 +137,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
             model or optimizer, or lacks something.  On all ranks, and before
             anything is changed: trainer and file are as they were.
     """
-    ranks = _ranks(comm)
+    ranks = all_ranks(comm)
     current = raise_together(ranks, lambda: collect(trainer, comm))
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
@@ -175,11 +176,6 @@ def find_snapshots(directory: str) -> list[str]:
         if match:
             found.append((int(match[1]), path))
     return [path for _, path in sorted(found)]
-
-
-def _ranks(comm: Any) -> MPI.Comm:
-    """The ranks of a ChainerMN communicator, a grid or themselves."""
-    return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
 
 
 def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:

@@ -16,13 +16,13 @@ def layout_problem(model: Any, grid: ProcessGrid) -> str:
         grid: The ranks.
     """
     everyone = grid.comm.allgather(
-        (grid.stage_index, grid.replica_index, model.total, model.bounds))
-    totals = {total for _, _, total, _ in everyone}
+        (grid.stage_index, model.total, model.bounds))
+    totals = {total for _, total, _ in everyone}
     if len(totals) > 1:
         return (f'the models have {_list(sorted(totals))} layers on '
                 'different ranks')
     chunks: dict[int, tuple[int, int, int]] = {}
-    for rank, (stage, _, _, bounds) in enumerate(everyone):
+    for rank, (stage, _, bounds) in enumerate(everyone):
         for position, (start, end) in enumerate(bounds):
             chunk = stage + position * grid.stages
             other, *known = chunks.setdefault(chunk, (rank, start, end))
@@ -37,7 +37,7 @@ def _gap(chunks: dict[int, tuple[int, int, int]], total: int) -> str:
     next_layer = 0
     for number in range(max(chunks) + 1):
         if number not in chunks:
-            return ('the ranks have different numbers of chunks')
+            return 'the ranks have different numbers of chunks'
         rank, start, end = chunks[number]
         if start != next_layer:
             return (f'rank {rank} starts at layer {start} but layer '

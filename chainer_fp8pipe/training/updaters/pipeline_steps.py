@@ -229,7 +229,7 @@ class Steps:
         """
         if not self._is_last or self.grid.replicas == 1:
             return weight
-        return (self.grid.data.allreduce(weight) / self.grid.replicas)
+        return self.grid.data.allreduce(weight) / self.grid.replicas
 
     def _run(self, schedule: Schedule, opened: Opened, iteration: int,
              head: LossHead | None, train: bool) -> list[Arrays]:

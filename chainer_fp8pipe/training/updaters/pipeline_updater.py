@@ -66,7 +66,8 @@ class PipelineUpdater(StandardUpdater):
         label_key: Index or key of the target in an example.
         activation_codec: ``'fp8'``: activations and their gradients cross
             as fp8; default: as they are.
-        seed: Of dropout masks and deferred initial values.
+        seed: Of what layers and the loss draw, such as dropout masks;
+            initial values, deferred ones too, come from the model's seed.
         auto_new_epoch: As in ``StandardUpdater``.
 
     Raises:
@@ -126,9 +127,11 @@ class PipelineUpdater(StandardUpdater):
             iterator = FollowingIterator()
         super().__init__(iterator, optimizer, converter, device,
                          auto_new_epoch=auto_new_epoch)
-        self._steps = raise_together(grid.comm, lambda: _prepared(
-            model, grid, loss_fun, metrics, loss_weight, micro_batches,
-            schedule, recompute, activation_codec, seed), error=ValueError)
+        self._steps = raise_together(grid.comm, lambda: Steps(
+            model, grid, loss_fun=loss_fun, metrics=metrics,
+            loss_weight=loss_weight, micro_batches=micro_batches,
+            schedule=schedule, recompute=recompute,
+            activation_codec=activation_codec, seed=seed), error=ValueError)
         self._steps.connect()
 
     @property
@@ -231,16 +234,6 @@ def _given(inputs: tuple) -> Batch:
         raise ValueError('the first stage of each pipeline needs arrays')
     return Batch(tuple(array.array if isinstance(array, chainer.Variable)
                        else array for array in inputs), None)
-
-
-def _prepared(model: Any, grid: ProcessGrid, loss_fun: Callable,
-              metrics: Mapping[str, Callable], loss_weight: Callable | None,
-              micro_batches: int, schedule: str, recompute: Any,
-              activation_codec: str | None, seed: int) -> Steps:
-    return Steps(model, grid, loss_fun=loss_fun, metrics=metrics,
-                 loss_weight=loss_weight, micro_batches=micro_batches,
-                 schedule=schedule, recompute=recompute,
-                 activation_codec=activation_codec, seed=seed)
 
 
 def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,

@@ -16,9 +16,9 @@ import numpy
 from mpi4py import MPI
 
 from ...allreduce import Signature, agree
+from ...mpi.waiting import wait_until
 from ...pipeline.errors import RemoteError
 from ...pipeline.grid import ProcessGrid
-from ...pipeline.waiting import wait_until
 from .batch import Batch
 
 _STEPS = ('train', 'evaluate', 'predict')

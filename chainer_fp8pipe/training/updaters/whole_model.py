@@ -29,14 +29,13 @@ def decide_together(optimizer: Any, comm: MPI.Comm) -> None:
     """
     hooks = optimizer._hookable._pre_update_hooks
     if _NAME not in hooks:
-        optimizer.add_hook(_SkipTogether(comm), _NAME)
+        optimizer.add_hook(_SkipTogether(), _NAME)
         hooks.move_to_end(_NAME, last=False)
-    hooks[_NAME].comm = comm        # an optimizer may get other ranks
     for name, hook in hooks.items():
         if type(hook) is GradientClipping:
-            hook = hooks[name] = _ClipTogether(hook, comm)
-        if isinstance(hook, _ClipTogether):
-            hook.comm = comm
+            hook = hooks[name] = _ClipTogether(hook)
+        if isinstance(hook, (_SkipTogether, _ClipTogether)):
+            hook.comm = comm        # an optimizer may get other ranks
 
 
 def decisions(optimizer: Any) -> dict[str, str]:
@@ -54,15 +53,13 @@ class _SkipTogether:
     name = _NAME
     timing = 'pre'
     call_for_each_param = False
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        self.comm = comm
+    comm: MPI.Comm
 
     def __call__(self, optimizer: Any) -> None:
         # Chainer has looked at this stage's gradients just before.
         if optimizer._loss_scaling_is_dynamic:
             skip = self.comm.allreduce(optimizer._loss_scaling_isnan,
-                                        MPI.LOR)
+                                       MPI.LOR)
             optimizer._loss_scaling_isnan = skip
             optimizer._loss_scaling_isnan_ever |= skip
 
@@ -70,9 +67,10 @@ class _SkipTogether:
 class _ClipTogether(GradientClipping):
     """Chainer's clipping with the norm over all stages."""
 
-    def __init__(self, hook: GradientClipping, comm: MPI.Comm) -> None:
+    comm: MPI.Comm
+
+    def __init__(self, hook: GradientClipping) -> None:
         self._hook = hook       # whose threshold may be changed later
-        self.comm = comm
 
     @property
     def threshold(self) -> float:

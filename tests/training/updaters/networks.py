@@ -1,5 +1,4 @@
 """Networks and a serial reference for the tests of the pipeline."""
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.randomness import Place, at
 

@@ -88,11 +88,16 @@ def test_replicas_keep_the_same_bits(comm, communicator):
     grid.free()
 
 
-@on_ranks(4)
-def test_no_update_is_lost_to_the_first_broadcast(comm):
+def make_plain(comm):
+    """A grid of 2 stages, an updater that learns, and its stage."""
     grid, updater = make(comm, 2, Plain, dataset(12), 12, rate=0.1,
                          micro_batches=2)
-    model = updater.get_optimizer('main').target
+    return grid, updater, updater.get_optimizer('main').target
+
+
+@on_ranks(4)
+def test_no_update_is_lost_to_the_first_broadcast(comm):
+    grid, updater, model = make_plain(comm)
     before = {name: parameter.array.copy()
               for name, parameter in model.namedparams()}
     update(updater)
@@ -103,9 +108,7 @@ def test_no_update_is_lost_to_the_first_broadcast(comm):
 
 @on_ranks(4)
 def test_replicas_that_start_apart_are_brought_together(comm):
-    grid, updater = make(comm, 2, Plain, dataset(12), 12, rate=0.1,
-                         micro_batches=2)
-    model = updater.get_optimizer('main').target
+    grid, updater, model = make_plain(comm)
     for parameter in model.params():
         parameter.array += grid.replica_index
     update(updater)

@@ -1,0 +1,1 @@
+"""What ranks need beside messages, whatever they are exchanged for."""
