@@ -26,9 +26,10 @@ _RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
 _BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
 
 
-def case(label, codec, **options):
+def case(label, codec, order=None, **options):
+    """``order``: the ranks of the network that are ranks 0, 1, ... here."""
     kind = ('aggregator' if options['algorithm'] == 'aggregator' else 'ours')
-    return {'label': label, 'kind': kind, 'codec': codec,
+    return {'label': label, 'kind': kind, 'codec': codec, 'order': order,
             'options': {'nonfinite': 'pass', **options},
             'bytes': _BYTES[codec]}
 
@@ -37,6 +38,8 @@ MPICH = {'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4}
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
 WIRE = {'partial_sums': 'wire'}
+# A ring of neighbours in the torus of 3 x 3.
+NEIGHBOURS = [0, 1, 2, 5, 3, 4, 7, 8, 6]
 
 CASES = {
     'star': [
@@ -61,13 +64,16 @@ CASES = {
              algorithm='aggregator', frame_bytes=0),
         case('float32 aggregator', 'float32', algorithm='aggregator')],
     'torus': [
-        case('float32 ring', 'float32', algorithm='ring'),
+        case('float32 ring', 'float32', order=NEIGHBOURS,
+             algorithm='ring'),
         case('float32 torus2d', 'float32', algorithm='torus2d',
              shape=(3, 3)),
-        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
+        case('fp8 ring, sums in fp8', 'fp8', order=NEIGHBOURS,
+             algorithm='ring', **WIRE),
         case('fp8 torus2d, sums in fp8', 'fp8', algorithm='torus2d',
              shape=(3, 3), **WIRE),
-        case('fp8 ring, sums in float16', 'fp8', algorithm='ring'),
+        case('fp8 ring, sums in float16', 'fp8', order=NEIGHBOURS,
+             algorithm='ring'),
         case('fp8 torus2d, sums in float16', 'fp8', algorithm='torus2d',
              shape=(3, 3))],
 }
@@ -94,7 +100,7 @@ def main() -> None:
         sys.exit(str(error))
     print(describe(), flush=True)
     with network:
-        speeds = network.rates()
+        speeds = network.rates(probe='own')
         payload = statistics.mean(
             value for speed in speeds
             for value in (speed.out_both, speed.back_both))

@@ -75,11 +75,14 @@ def _opened(case, comm, link, size):
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
     else:
-        mean = Mean(_case(case), comm, link)
+        order = case['order'] or range(comm.size)
+        ordered = comm.Split(0, order.index(comm.rank))
+        mean = Mean(_case(case), ordered, link)
         try:
             yield mean
         finally:
             mean.close()
+            ordered.Free()
 
 
 def _case(case):

@@ -35,7 +35,7 @@ def main() -> None:
     print(describe(), flush=True)
     torch = options.what == 'steps' and with_torch(not options.without_torch)
     with network, tempfile.TemporaryDirectory() as folder:
-        speeds = network.rates()
+        speeds = network.rates(probe='own')
         payload = statistics.mean(
             value for speed in speeds
             for value in (speed.out_both, speed.back_both))

@@ -96,14 +96,13 @@ def direct(ranks: int) -> Plan:
     for rank in range(ranks):
         # Rotated, so that no rank is everybody's target at the same time.
         after = [(rank + step) % ranks for step in range(1, ranks)]
-        sources = [peer for peer in range(ranks) if peer != rank]
+        before = after[::-1]    # in the order in which they send to us
         reduce.append((
             *(_block(Kind.SEND_PARTIAL, peer, peer) for peer in after),
-            *(_block(Kind.RECEIVE_PARTIAL, peer, rank) for peer in sources)))
+            *(_block(Kind.RECEIVE_PARTIAL, peer, rank) for peer in before)))
         gather.append((
             *(_block(Kind.SEND_RESULT, peer, rank) for peer in after),
-            *(_block(Kind.RECEIVE_RESULT, peer, peer)
-              for peer in reversed(after))))
+            *(_block(Kind.RECEIVE_RESULT, peer, peer) for peer in before)))
     return _one_block_each('direct', reduce, gather)
 
 

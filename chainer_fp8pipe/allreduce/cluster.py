@@ -1,0 +1,131 @@
+"""A cluster in numbers: what messages between its ranks take."""
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+
+
+class Hop(NamedTuple):
+    """A link on the way of a message, and the latency behind it."""
+
+    link: Hashable
+    rate: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks, the links between them, and what messages cost.
+
+    A message of n bytes between two hosts takes ``latency + n / rate`` if it
+    meets no other; links carry messages in the order in which they come, both
+    directions at a time.  On a torus it crosses one link after the other
+    (columns first, the shorter way round), each of them with its latency,
+    without being stored in between.
+
+    Attributes:
+        hosts: Per rank, the number of its host.
+        rate: Bytes per second of a host's port into the switch and out of
+            it; on a torus of each link and direction.
+        latency: Seconds of a message from one host to another.
+        torus: Rows and columns, if the hosts are wired as a torus, with
+            one link per pair of neighbours; None for a star around a switch.
+        message_cost: Seconds for which a rank is busy with a message, both
+            when it sends and when it receives.
+        byte_cost: Likewise, for each byte.
+        local_rate: Between ranks of one host, for each pair.
+        local_latency: Likewise.
+        cores: How many ranks can be busy at a time, of those that share
+            cores.
+        sharing: How many ranks, in the order of their numbers, share these
+            cores; as many as ``cores`` if nobody has to wait.
+    """
+
+    hosts: Sequence[int]
+    rate: float
+    latency: float
+    torus: tuple[int, int] | None = None
+    message_cost: float = 0.0
+    byte_cost: float = 0.0
+    local_rate: float = math.inf
+    local_latency: float = 0.0
+    cores: int = 1
+    sharing: int = 1
+
+    def __post_init__(self) -> None:
+        if self.torus is None:
+            return
+        rows, columns = self.torus
+        if any(not 0 <= host < rows * columns for host in self.hosts):
+            raise ValueError(f'a {rows} x {columns} torus has no host '
+                             f'{max(self.hosts)}')
+
+    def route(self, source: int, target: int) -> tuple[Hop, ...]:
+        """The links from one rank to another one, in order."""
+        first, last = self.hosts[source], self.hosts[target]
+        if first == last:
+            return (Hop(('memory', source, target), self.local_rate,
+                        self.local_latency),)
+        if self.torus is None:
+            return (Hop(('out', first), self.rate, self.latency),
+                    Hop(('in', last), self.rate, 0.0))
+        way = self._way(first, last)
+        return tuple(Hop(pair, self.rate, self.latency)
+                     for pair in zip(way, way[1:], strict=False))
+
+    def _way(self, first: int, last: int) -> list[int]:
+        assert self.torus is not None
+        rows, columns = self.torus
+        row, column = divmod(first, columns)
+        last_row, last_column = divmod(last, columns)
+        return [first,
+                *(row * columns + place
+                  for place in _round(column, last_column, columns)),
+                *(place * columns + last_column
+                  for place in _round(row, last_row, rows))]
+
+
+class Line(NamedTuple):
+    """A message of n bytes takes ``latency + n / rate``."""
+
+    latency: float
+    rate: float
+
+
+def fit_ping_pong(samples: Sequence[tuple[int, float]]) -> Line:
+    """Latency and rate from messages of several sizes.
+
+    The straight line with the least squares of relative errors: samples of
+    small and of large messages count alike.
+
+    Args:
+        samples: Bytes, and seconds one way (half of to and fro); of two
+            sizes at least.
+
+    Raises:
+        ValueError: There is one size only, or large messages do not take
+            longer than small ones.
+    """
+    sizes, seconds = numpy.array(samples, numpy.float64).reshape(-1, 2).T
+    if len(set(sizes)) < 2:
+        raise ValueError('latency and rate need messages of two sizes')
+    (latency, slope), *_ = numpy.linalg.lstsq(
+        numpy.stack([1 / seconds, sizes / seconds], axis=1),
+        numpy.ones_like(seconds), rcond=None)
+    if slope <= 0:
+        raise ValueError('large messages took no longer than small ones: '
+                         'measure larger ones, or more often')
+    # Below zero by noise only.
+    return Line(max(float(latency), 0.0), 1 / float(slope))
+
+
+def _round(place: int, last: int, count: int) -> list[int]:
+    """The places from ``place`` to ``last`` on a ring, the shorter way."""
+    ahead = (last - place) % count
+    if 2 * ahead <= count:
+        return [(place + step) % count for step in range(1, ahead + 1)]
+    return [(place - step) % count for step in range(1, count - ahead + 1)]
