@@ -8,9 +8,10 @@ from typing import Any
 from mpi4py import MPI
 
 from ..allreduce import MpiOp, Planned, Statistics, TwoLevel, choice
-from ..allreduce.plan import Plan
+from ..allreduce.aggregated import Aggregated, Workers
+from ..allreduce.plan import Plan, aggregator, compose
 from ..allreduce.planned import Framing
-from .options import ExchangeOptions
+from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
 _WHOLE = 1 << 60
@@ -52,6 +53,8 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
     """
     if options.algorithm == 'mpi_op':
         return _mpi_op(comm, options, nodes, statistics)
+    if options.algorithm == 'aggregator':
+        return _aggregated(comm, options, fp8, nodes, statistics)
     return Planned(comm, _plans(comm, options, nodes), statistics,
                    framing(options, fp8))
 
@@ -92,6 +95,26 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
                   'dimensions; they make a ring', file=sys.stderr)
         return choice.one_level('ring', comm.size)
     return choice.torus((rows, columns), nodes.ranks)
+
+
+def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
+                nodes: Nodes, statistics: Statistics) -> Aggregated:
+    everyone = comm.everyone if isinstance(comm, Workers) else None
+    if everyone is None:
+        raise ValueError(
+            f'these {comm.size} ranks have no aggregators; '
+            "algorithm='aggregator' is for create_communicator only")
+    if _two_levels(options, nodes):
+        plan = compose(
+            choice.LEVELS[options.inside](len(nodes.ranks[0])),
+            aggregator(len(nodes.ranks), options.aggregators),
+            lambda member, node: nodes.ranks[node][member],
+            encode_between=True)
+    else:
+        plan = aggregator(comm.size, options.aggregators)
+    seed = options.seed if isinstance(options, Fp8Options) else 0
+    return Aggregated(everyone, (plan,), statistics, framing(options, fp8),
+                      seed)
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,

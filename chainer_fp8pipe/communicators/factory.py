@@ -7,6 +7,7 @@ import chainermn
 from mpi4py import MPI
 
 from ..allreduce.abort import abort_on_exception
+from . import aggregation
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options
 
@@ -38,7 +39,10 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
             :class:`~.options.Fp8Options`; for ChainerMN's own, ChainerMN's.
 
     Returns:
-        A ChainerMN communicator.
+        A ChainerMN communicator.  With ``algorithm='aggregator'`` it is one
+        of the workers only; on the other ranks, the last ones, this function
+        sums for them until they are done, and then ends the program as
+        ``sys.exit(0)`` does.
 
     Raises:
         ValueError: Unknown name or option, or a value that is not allowed;
@@ -60,11 +64,30 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         raise TypeError("mpi_comm must be an mpi4py communicator, not "
                         f'{mpi_comm!r}')
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    aggregation.refuse_aggregators(mpi_comm)
     if name in FAMILIES:
-        return CodecCommunicator(mpi_comm, name, make_options(name, options))
+        return _create(mpi_comm, name, options)
     unknown = sorted(set(options) - set(CHAINERMN[name]))
     if unknown:
         known = ', '.join(CHAINERMN[name]) or 'none'
         raise ValueError(f'communicator {name!r} has no option '
                          f'{unknown[0]!r}; its options are: {known}')
     return _create_chainermn_communicator(name, mpi_comm, **options)
+
+
+def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
+            ) -> CodecCommunicator:
+    options = make_options(name, given)
+    if options.algorithm != 'aggregator':
+        if 'aggregators' in given:
+            raise ValueError(
+                f'aggregators={options.aggregators} does not go with '
+                f"algorithm={options.algorithm!r}; pass "
+                "algorithm='aggregator', or no aggregators")
+        return CodecCommunicator(mpi_comm, name, options)
+    aggregation.refuse_parts(mpi_comm)
+    communicator = aggregation.divide(mpi_comm, name, options)
+    if communicator is None:
+        raise SystemExit(0)
+    aggregation.remember_aggregators(mpi_comm, communicator.size)
+    return communicator

@@ -1,0 +1,212 @@
+"""All-reduce through ranks that only sum: the workers' side.
+
+Aggregators know no model and no step of the training.  Before each job,
+worker 0 sends every aggregator an :class:`Order`, on a communicator of their
+own; then aggregators run their part of the plan (:mod:`.serving`) as workers
+do theirs.  Nothing else is said, so orders may pile up: several jobs can be
+under way at a time.
+"""
+from __future__ import annotations
+
+import atexit
+import functools
+import pickle
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Tensors
+from ..codecs.relay import Recipe
+from .abort import end_all_ranks
+from .executor import Job
+from .plan import Plan
+from .planned import Framing, Planned
+from .statistics import Statistics
+
+# Recipes that an aggregator remembers; there is one for each bucket.
+_REMEMBERED = 256
+
+
+class Setup(NamedTuple):
+    """The first message to an aggregator."""
+
+    plans: tuple[Plan, ...]
+    framing: Framing
+    seed: int
+
+
+class Order(NamedTuple):
+    """A job.
+
+    Attributes:
+        length: Elements of its range.
+        total: Elements of the whole fused vector.
+        codec: Number of the codec; residuals belong to it.
+        slot: Number of the recipe.
+        recipe: Comes when another one takes the number.
+        gone: Numbers of codecs that are no more.
+    """
+
+    length: int
+    total: int
+    codec: int
+    slot: int
+    recipe: Recipe | None
+    gone: tuple[int, ...]
+
+
+class Leave(NamedTuple):
+    """The last message."""
+
+
+class Workers(MPI.Intracomm):
+    """The workers of a communicator whose last ranks are aggregators.
+
+    Attributes:
+        everyone: All of them, for :class:`Aggregated` and nothing else.
+            None where this is but a part of the workers.
+    """
+
+    everyone: MPI.Comm | None = None
+
+
+class Orders:
+    """What worker 0 tells the aggregators.
+
+    Args:
+        comm: Everyone; worker 0 is rank 0.
+        workers: How many of them, the first ones, are workers.
+    """
+
+    def __init__(self, comm: MPI.Comm, workers: int) -> None:
+        self._comm = comm
+        self._aggregators = range(workers, comm.size)
+        self._sent: list[tuple[MPI.Request, numpy.ndarray]] = []
+        self._codecs: weakref.WeakKeyDictionary[Codec, int] = (
+            weakref.WeakKeyDictionary())
+        self._numbered = 0
+        self._gone: list[int] = []
+        self._slots: dict[Recipe, int] = {}
+        self._recipes = 0
+
+    def order(self, codec: Codec, tensors: Tensors, start: int,
+              stop: int) -> None:
+        """Orders a job, as :meth:`.Planned.submit` describes it."""
+        recipe = Recipe.of(codec, tensors, start, stop)
+        slot = self._slots.get(recipe)
+        new = slot is None
+        if slot is None:
+            if len(self._slots) == _REMEMBERED:     # the oldest makes room
+                del self._slots[next(iter(self._slots))]
+            slot = self._slots[recipe] = self._recipes % _REMEMBERED
+            self._recipes += 1
+        gone, self._gone[:] = tuple(self._gone), []
+        self.send(Order(stop - start, tensors.size, self._number(codec),
+                        slot, recipe if new else None, gone))
+
+    def send(self, message: Setup | Order | Leave) -> None:
+        """Starts to send; returns at once."""
+        data = numpy.frombuffer(pickle.dumps(message), numpy.uint8)
+        self._sent = [entry for entry in self._sent if not entry[0].Test()]
+        self._sent += [(self._comm.Isend(data, rank), data)
+                       for rank in self._aggregators]
+
+    def leave(self) -> None:
+        """Tells aggregators to leave; waits until they have heard it."""
+        self.send(Leave())
+        MPI.Request.Waitall([request for request, _ in self._sent])
+
+    def _number(self, codec: Codec) -> int:
+        number = self._codecs.get(codec)
+        if number is None:
+            number = self._codecs[codec] = self._numbered
+            self._numbered += 1
+            weakref.finalize(codec, self._gone.append, number).atexit = False
+        return number
+
+
+class Aggregated(Planned):
+    """Makes a range of all workers' wires their mean, through aggregators.
+
+    Aggregators are told to leave by :meth:`free`, or else when the program
+    ends.
+
+    Args:
+        everyone: Workers and, as the last ranks, aggregators, each of which
+            calls :func:`.serving.serve` with it.  It is used for nothing
+            else, and given back to MPI in the end.
+        plans: All of the same number of workers.
+        statistics: Counters to add to; orders do not count.
+        framing: See there.
+        seed: Of the aggregators' stochastic rounding.
+    """
+
+    def __init__(self, everyone: MPI.Comm, plans: Sequence[Plan],
+                 statistics: Statistics, framing: Framing,
+                 seed: int = 0) -> None:
+        self._everyone = everyone
+        self._orders: Orders | None = None
+        if everyone.rank == 0:
+            self._orders = Orders(everyone, plans[0].workers)
+            self._orders.send(Setup(tuple(plans), framing, seed))
+        super().__init__(everyone, plans, statistics, framing)
+        _leave_at_exit()
+        _working.append(self)
+
+    def submit(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+               start: int, stop: int) -> Job:
+        """As :meth:`.Planned.submit`."""
+        if self._orders and start < stop:
+            self._orders.order(codec, tensors, start, stop)
+        return super().submit(codec, tensors, wire, start, stop)
+
+    def free(self) -> None:
+        """Finishes what is under way, and lets the aggregators leave."""
+        self.executor.run()
+        self._leave()
+        super().free()
+        self._everyone.Free()
+
+    def leave_at_exit(self) -> None:
+        """Lets the aggregators leave when the program ends without free."""
+        if self.executor.busy:
+            comm = MPI.COMM_WORLD
+            end_all_ranks(f'\nrank {comm.rank} of {comm.size} left in the '
+                          'middle of an all-reduce, ending all\n', 1)
+        self._leave()
+
+    def _leave(self) -> None:
+        _working.remove(self)
+        if self._orders:
+            self._orders.leave()
+
+
+def dismiss(everyone: MPI.Comm, workers: int) -> None:
+    """Sends aggregators home that were never told what to do."""
+    if everyone.rank == 0:
+        Orders(everyone, workers).leave()
+    everyone.Free()
+
+
+# Those that aggregators serve.
+_working: list[Aggregated] = []
+
+
+def has_aggregators() -> bool:
+    """Whether there are aggregators that serve this rank."""
+    return bool(_working)
+
+
+@functools.lru_cache(None)
+def _leave_at_exit() -> None:
+    """Has :meth:`Aggregated.leave_at_exit` called while MPI still works."""
+    def leave(*_: Any) -> None:
+        for algorithm in tuple(_working):
+            algorithm.leave_at_exit()
+    atexit.register(leave)
+    # A program may call MPI_Finalize itself.  Its first act is to take away
+    # the attributes of this communicator.
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=leave), None)

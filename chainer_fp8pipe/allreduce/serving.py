@@ -1,0 +1,172 @@
+"""All-reduce through ranks that only sum: the aggregators' side."""
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import time
+from collections.abc import Callable
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs.relay import Kept, Recipe
+from .aggregated import Leave, Order, Setup
+from .executor import Job
+from .planned import Planned
+from .statistics import Statistics
+
+_PATIENCE = 200e-6      # seconds without work before the first sleep
+_SHORTEST = 20e-6       # seconds; Linux makes about 75 us of it
+_LONGEST = 5e-3         # seconds
+_SHARE = 1e-3           # of the time that has passed without work
+
+# Not every system has it.
+_yield: Callable[[], object] = getattr(
+    os, 'sched_yield', functools.partial(time.sleep, 0))
+
+
+def serve(everyone: MPI.Comm) -> None:
+    """Sums for the workers until they let it go.
+
+    Sums are made chunk by chunk as frames arrive, and sent back at once
+    (cut-through, paper 003), unless the framing puts a whole vector into one
+    frame: then nothing leaves before all of it is summed (store and
+    forward).
+
+    With A aggregators, each uses per parameter 1 / A of the wire's bytes (1
+    for fp8, 2, 4) and, for fp8 with error feedback, of another 4; and for
+    each chunk in flight a frame per worker and 4 bytes for each of its
+    elements.  The wire is addressed as a whole, but no more of it is touched.
+    Where a frame is a vector this is, besides, 1 / A of all workers' wires
+    and of 4 bytes per parameter.  All but the residuals' 4 bytes is there
+    twice for a moment when a job begins before the last has left.
+
+    Args:
+        everyone: As :class:`.Aggregated`'s; given back to MPI in the end.
+    """
+    inbox = _Inbox(everyone)
+    pauses = _Pauses()
+    while (setup := inbox.take()) is None:
+        pauses.pause()
+    if isinstance(setup, Setup):
+        _Service(everyone, setup, inbox).run()
+    everyone.Free()
+
+
+class _Service:
+    """Works on orders.
+
+    Args:
+        everyone: As above.
+        setup: What worker 0 sent first.
+        inbox: Where the rest arrives.
+    """
+
+    def __init__(self, everyone: MPI.Comm, setup: Setup, inbox: _Inbox
+                 ) -> None:
+        self._planned = Planned(everyone, setup.plans, Statistics(),
+                                setup.framing)
+        self._seed = setup.seed, everyone.rank
+        self._inbox = inbox
+        self._recipes: dict[int, Recipe] = {}
+        self._kept: dict[int, Kept] = {}
+        self._wires = _Wires()
+
+    def run(self) -> None:
+        executor = self._planned.executor
+        pauses = _Pauses()
+        while True:
+            order = self._inbox.take()
+            if isinstance(order, Leave):
+                break
+            if isinstance(order, Order):
+                self._begin(order)
+            if executor.advance() or order:
+                pauses.restart()
+            else:
+                pauses.pause()
+        # What was sent last may still be on its way to slower workers.
+        executor.run()
+        self._planned.free()
+
+    def _begin(self, order: Order) -> None:
+        for number in order.gone:
+            self._kept.pop(number, None)
+        recipe = order.recipe or self._recipes[order.slot]
+        self._recipes[order.slot] = recipe
+        codec, tensors = recipe.make(
+            self._kept.setdefault(order.codec, Kept()), *self._seed)
+        dtype = codec.wire_dtype
+        memory = self._wires.take(order.length * dtype.itemsize,
+                                  order.total * dtype.itemsize)
+        self._wires.lend(memory, self._planned.submit(
+            codec, tensors, memory.view(dtype), 0, order.length))
+
+
+class _Inbox:
+    """What worker 0 sends."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def take(self) -> Setup | Order | Leave | None:
+        """The next message; None if it is not there yet."""
+        status = MPI.Status()
+        message = self._comm.Improbe(0, 0, status)
+        if message is None:
+            return None
+        data = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
+        message.Recv(data)
+        return pickle.loads(data.tobytes())
+
+
+class _Wires:
+    """Memory for wires that is used again.
+
+    What is kept is no more than one fused vector of the latest job's codec,
+    so that nothing is left of the float32 wires when the warm-up is over.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[numpy.ndarray, Job]] = []
+        self._spare: list[numpy.ndarray] = []
+
+    def take(self, size: int, keep: int) -> numpy.ndarray:
+        """Memory of ``size`` bytes; keeps ``keep`` bytes of what is spare."""
+        self._spare += [memory for memory, job in self._lent if job.finished]
+        self._lent = [entry for entry in self._lent if not entry[1].finished]
+        while sum(memory.nbytes for memory in self._spare) > keep:
+            del self._spare[0]
+        for index, memory in enumerate(self._spare):
+            if memory.nbytes == size:
+                return self._spare.pop(index)
+        return numpy.empty(size, numpy.uint8)
+
+    def lend(self, memory: numpy.ndarray, job: Job) -> None:
+        """Leaves the memory to a job until that is finished."""
+        self._lent.append((memory, job))
+
+
+class _Pauses:
+    """Waits that grow with the time that has passed without work.
+
+    Cores may be shared with workers, who need them most while there is
+    nothing to sum.  A pause is short beside what has passed already, so it
+    adds little to any step.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """There was work."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """There was none."""
+        passed = time.perf_counter() - self._since
+        if passed < _PATIENCE:
+            _yield()
+        else:
+            time.sleep(min(max(_SHORTEST, _SHARE * passed), _LONGEST))

@@ -1,0 +1,190 @@
+"""Codecs for a rank that sums for others and has no model.
+
+Such a rank gets, with every job, the *recipe* of a codec: the wire's format
+and, for fp8, the tensors in the job's range.  It has no parameters to turn a
+ratio back into a gradient.  So the mean of fp8 wires is encoded as it is, in
+units of the wire, and what the encoding lost is kept in these units too.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy
+
+from .. import fp8
+from .base import Codec
+from .cast import Cast
+from .fp8_ratio import Fp8Ratio
+from .residuals import Residuals
+from .tensors import Tensors
+
+# Beyond it the sum of a residual and a mean might not be finite.
+_LARGEST = numpy.float32(1e38)
+
+
+class Part(NamedTuple):
+    """A tensor, or what of it lies in a job's range.
+
+    Attributes:
+        name: Different from that of any other part.
+        size: Elements.
+        unit: What ratios of gradient to parameter are scaled by, q of the
+            tensor, for gradients without loss scale; 0 if it is not known.
+    """
+
+    name: str
+    size: int
+    unit: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a rank without a model must know of a codec for one job.
+
+    Attributes:
+        codec: ``'float32'``, ``'float16'`` or ``'fp8'``.
+        rounding: Of fp8.
+        error_feedback: Of fp8.
+        parts: Of fp8: what lies in the range, end to end.
+    """
+
+    codec: str
+    rounding: str = ''
+    error_feedback: bool = False
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of(cls, codec: Codec, tensors: Tensors, start: int, stop: int
+           ) -> Recipe:
+        """The recipe of a codec that has encoded ``[start, stop)``."""
+        if not isinstance(codec, Fp8Ratio):
+            return cls(codec.name)
+        reports = codec.report()
+        parts = []
+        for index, part, _ in tensors.overlaps(start, stop):
+            name, size = tensors.names[index], part.stop - part.start
+            # What was sent as zeros was not encoded.
+            unit = (reports[name].q / tensors.loss_scale
+                    if name in reports else 0.0)
+            if size != tensors.gradients[index].size:
+                name = f'{name}[{part.start}:{part.stop}]'
+            parts.append(Part(name, size, unit))
+        return cls(codec.name, codec.rounding, codec.error_feedback,
+                   tuple(parts))
+
+    def make(self, kept: Kept, seed: int, rank: int) -> tuple[Codec, Tensors]:
+        """The codec for the next job of those that share ``kept``.
+
+        Args:
+            kept: Of the codec on the workers that this one stands for.
+            seed: Of stochastic rounding, together with ``rank``.
+            rank: This rank.
+
+        Returns:
+            The codec, and the range as tensors without values.
+        """
+        kept.jobs += 1
+        # Only their sizes are asked for: no memory.
+        nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
+                   for part in self.parts]
+        tensors = Tensors([part.name for part in self.parts], nothing,
+                          nothing)
+        if self.codec != 'fp8':
+            return Cast(self.codec), tensors
+        return Relay(kept, {part.name: part.unit for part in self.parts},
+                     rounding=self.rounding, seed=seed, rank=rank,
+                     error_feedback=self.error_feedback), tensors
+
+
+class Kept:
+    """What remains from one job of a codec to the next.
+
+    Attributes:
+        jobs: How many there were.
+        residuals: In units of the wire.
+        units: By site and part, the unit that its residual was last
+            rescaled for.
+    """
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.residuals = Residuals()
+        self.units: dict[tuple[str, str], float] = {}
+
+
+class Relay(Fp8Ratio):
+    """fp8 without parameters: adds wires and encodes their mean.
+
+    The residual of an element is what all encodings of its mean have left
+    out, as :class:`.Fp8Ratio` has it, but in units of the wire: a number r
+    stands for the gradient ``r (|w| + epsilon) / scale``.  When a tensor
+    gets another scale, r is multiplied so that this stays the same.  It is
+    not when the parameter changes, so that what is left out grows and
+    shrinks with |w| until it is made up for.  That is one update later for
+    most elements, and an update changes few parameters by much.
+
+    It is good for one job: jobs that are under way at the same time round
+    with random numbers of their own, in whatever order they come to it.
+
+    Args:
+        kept: What remains from the jobs before, and is to remain.
+        units: By part, see :class:`Part`.
+        rounding: As :class:`.Fp8Ratio`.
+        error_feedback: As there.
+        seed: As there.
+        rank: This rank.
+    """
+
+    def __init__(self, kept: Kept, units: Mapping[str, float], *,
+                 rounding: str, error_feedback: bool, seed: int,
+                 rank: int) -> None:
+        super().__init__(rounding=rounding, error_feedback=error_feedback,
+                         seed=seed, rank=rank)
+        self._updates = kept.jobs
+        self._residuals = kept.residuals
+        self._kept = kept
+        self._units = units
+
+    def encode_mean(self, tensors: Tensors, total: Any, count: int,
+                    wire: numpy.ndarray, start: int, site: str,
+                    owned: tuple[int, int]) -> None:
+        total /= numpy.float32(count)
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            mean, codes = total[place], wire[place]
+            residual = self._owned_residual(tensors, index, part, site, owned)
+            if residual is not None:
+                mean += residual
+            fp8.encode(mean, codes, rounding=self.rounding,
+                       seed=self._rounding_seed(index, f'{site}:{start}'))
+            if residual is not None:
+                fp8.decode(codes, residual)
+                _subtract_from(mean, residual)
+
+    def _residual(self, xp: Any, site: str, name: str, start: int,
+                  stop: int) -> Any:
+        residual = super()._residual(xp, site, name, start, stop)
+        if residual is not None:
+            self._rescale(residual, (site, name), self._units[name])
+        return residual
+
+    def _rescale(self, residual: numpy.ndarray, key: tuple[str, str],
+                 unit: float) -> None:
+        old = self._kept.units.get(key, unit)
+        if unit == 0.0:         # all zeros: nothing was left out of them
+            return
+        self._kept.units[key] = unit
+        if old != unit:
+            factor = numpy.float32(min(old / unit, float(_LARGEST)))
+            with numpy.errstate(over='ignore'):
+                residual *= factor
+            numpy.clip(residual, -_LARGEST, _LARGEST, out=residual)
+
+
+def _subtract_from(mean: numpy.ndarray, residual: numpy.ndarray) -> None:
+    """``residual = mean - residual``; 0 where that is not finite."""
+    with numpy.errstate(invalid='ignore', over='ignore'):
+        numpy.subtract(mean, residual, out=residual)
+        if not numpy.isfinite(residual.sum()):
+            residual[~numpy.isfinite(residual)] = 0

@@ -1,0 +1,398 @@
+"""All-reduce through ranks that only sum."""
+import gc
+import itertools
+
+from chainer_fp8pipe.allreduce import Statistics, choice, serving
+from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
+from chainer_fp8pipe.allreduce.plan import aggregator, compose
+from chainer_fp8pipe.allreduce.planned import Framing
+from chainer_fp8pipe.allreduce.serving import serve
+from chainer_fp8pipe.allreduce.sums import FORMS
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from .helpers import CODECS, exchange, mean_and_spread, tensors_of
+from .test_executor import Unbuffered
+
+#: See test_algorithms: one rounding of each gradient and one of the mean.
+UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'fp8': 2.0 ** -3}
+FLOOR = {'float32': 1e-6, 'float16': 2.0 ** -20 + 1e-6, 'fp8': 2e-3}
+
+
+def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
+               form='float32', inner=1, seed=0):
+    """``body(algorithm, workers)`` on the workers; the others serve.
+
+    The communicator of the workers is for the body's own use.
+    """
+    workers = comm.size - aggregators
+    everyone = comm.Dup()
+    part = comm.Split(0 if comm.rank < workers else MPI.UNDEFINED)
+    if comm.rank >= workers:
+        serve(everyone)
+        assert everyone == MPI.COMM_NULL
+        return None
+    plan = aggregator(workers // inner, aggregators)
+    if inner > 1:
+        plan = compose(choice.LEVELS['direct'](inner), plan,
+                       lambda member, node: node * inner + member, True)
+    algorithm = Aggregated(everyone, (plan,), Statistics(), Framing(
+        frame_bytes, frames_in_flight, form), seed)
+    result = body(algorithm, part)
+    algorithm.free()
+    assert everyone == MPI.COMM_NULL
+    part.Free()
+    return result
+
+
+def splits(size, workers=6, aggregators=3):
+    """How many of so many ranks are aggregators."""
+    return [count for count in range(1, aggregators + 1)
+            if 1 <= size - count <= workers]
+
+
+def check_mean(result, codec, workers, sizes, roundings, seed=0):
+    mean, magnitude = mean_and_spread(workers, sizes, seed)
+    bound = (1 + UNIT[codec]) ** roundings - 1
+    assert (abs(result - mean)
+            <= 1.001 * bound * magnitude + FLOOR[codec]).all()
+
+
+@pytest.mark.parametrize('form', FORMS)
+@on_ranks(2, 3, 4, 5, 6, 7, 8, 9)
+def test_all_workers_have_the_mean_within_the_formats_bound_and_its_bits(
+        comm, form):
+    lengths, codecs = [[0], [1], [3], [1000, 0, 37], [100003]], [*CODECS]
+    if form != 'float32':
+        codecs.remove('float32')        # knows no other form
+    if form == 'float16':               # nothing travels in it
+        lengths = lengths[3:4]
+
+    def body(algorithm, workers):
+        for codec, sizes in itertools.product(codecs, lengths):
+            wire, result = exchange(algorithm, CODECS[codec](), workers,
+                                    tensors_of(workers.rank, sizes))
+            # Sums in the format of the wire are rounded as well.
+            check_mean(result, codec, workers.size, sizes,
+                       workers.size + 3 if form == 'wire'
+                       or codec == 'float32' else 2)
+            for found in (result, wire):
+                assert set(workers.allgather(found.tobytes())) == {
+                    found.tobytes()}
+
+    for aggregators in splits(comm.size):
+        on_workers(comm, aggregators, body, 1 << 14, form=form)
+
+
+@pytest.mark.parametrize('codec', CODECS)
+@on_ranks(5, 6)
+def test_the_same_gradients_give_the_same_bits_again(comm, codec):
+    def body(algorithm, workers):
+        made = CODECS[codec]()
+        return [exchange(algorithm, made, workers, tensors_of(
+            workers.rank, [5000], step))[1] for step in range(4)]
+
+    once, again = (on_workers(comm, 2, body) for _ in range(2))
+    if once:
+        numpy.testing.assert_array_equal(once, again)
+
+
+@pytest.mark.parametrize('frame_bytes', [4, 1000, 1 << 60])
+@on_ranks(4)
+def test_frames_do_not_change_a_bit(comm, frame_bytes):
+    def body(algorithm, workers):
+        codec = Fp8Ratio(period=1)
+        return [exchange(algorithm, codec, workers, tensors_of(
+            workers.rank, [1003, 1, 400], step))[1] for step in range(3)]
+    results = [on_workers(comm, 1, body, *framing)
+               for framing in ((256, 2), (frame_bytes, 5))]
+    if comm.rank < 3:
+        numpy.testing.assert_array_equal(*results)
+
+
+@on_ranks(2, 4, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm):
+    def body(algorithm, workers):
+        for sizes in ([5000], [1], [7]):
+            for codec in CODECS:
+                _, result = exchange(algorithm, CODECS[codec](), workers,
+                                     tensors_of(workers.rank, sizes))
+                check_mean(result, codec, workers.size, sizes, 10)
+    for aggregators in splits(comm.size):
+        on_workers(Unbuffered(comm), aggregators, body)
+
+
+@pytest.mark.parametrize('codec', CODECS)
+@pytest.mark.parametrize('form', FORMS)
+@on_ranks(5, 7, 8)
+def test_nodes_of_two_share_the_aggregators(comm, form, codec):
+    def body(algorithm, workers):
+        for sizes in ([2], [999, 1, 4000]):
+            _, result = exchange(algorithm, CODECS[codec](), workers,
+                                 tensors_of(workers.rank, sizes))
+            check_mean(result, codec, workers.size, sizes,
+                       workers.size + 3 if form == 'wire'
+                       or codec == 'float32' else 3)
+            assert set(workers.allgather(result.tobytes())) == {
+                result.tobytes()}
+    on_workers(comm, 2 if comm.size == 8 else 1, body, form=form, inner=2)
+
+
+@on_ranks(4)
+def test_nan_and_infinity_reach_every_worker(comm):
+    def body(algorithm, workers):
+        for codec in CODECS.values():
+            tensors = tensors_of(workers.rank, [50])
+            if workers.rank == 1:
+                tensors.gradients[0][[7, 30]] = [numpy.nan, -numpy.inf]
+            _, result = exchange(algorithm, codec(), workers, tensors)
+            assert numpy.isnan(result[7])
+            assert result[30] == -numpy.inf
+            assert numpy.isfinite(numpy.delete(result, [7, 30])).all()
+    for form in FORMS:
+        on_workers(comm, 1, body, form=form)
+
+
+# --- error feedback and rounding -------------------------------------------
+
+@pytest.mark.parametrize('aggregators', [1, 2])
+@on_ranks(5)
+def test_error_feedback_converges_over_50_exchanges(comm, aggregators):
+    def error(codec, algorithm, workers):
+        total = 0
+        for _ in range(50):
+            _, result = exchange(algorithm, codec, workers,
+                                 tensors_of(workers.rank, [4000]))
+            total = total + result.astype(float)
+        mean, _ = mean_and_spread(workers.size, [4000])
+        return numpy.linalg.norm(total / 50 - mean)
+
+    def body(algorithm, workers):
+        assert (error(Fp8Ratio(), algorithm, workers)
+                < error(Fp8Ratio(error_feedback=False), algorithm, workers)
+                / 5)
+    on_workers(comm, aggregators, body)
+
+
+@on_ranks(4)
+def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
+    def body(algorithm, workers):
+        codec = Fp8Ratio(rounding='stochastic', error_feedback=False)
+        tensors = tensors_of(0, [3000])
+        codec.begin(tensors, lambda array: None)
+        wires = []
+        for _ in range(2):
+            # 1.25, 1 and 1: their mean is between two codes.
+            wire = numpy.full(3000, 0x3C + (workers.rank == 0), numpy.uint8)
+            codec.encode(tensors, wire.copy())
+            algorithm.allreduce(codec, tensors, wire, 0, 3000)
+            assert set(wire) == {0x3C, 0x3D}
+            wires.append(wire)
+        return wires
+    first, again, other = (on_workers(comm, 1, body, seed=seed)
+                           for seed in (1, 1, 2))
+    if first:
+        numpy.testing.assert_array_equal(first, again)
+        assert (first[0] != first[1]).any()
+        assert (first[0] != other[0]).any()
+
+
+# --- several jobs ----------------------------------------------------------
+
+@on_ranks(4)
+def test_buckets_are_ordered_without_waiting(comm):
+    """Ranges of several updates that start before others are done."""
+    def body(algorithm, workers):
+        codec = Fp8Ratio(period=1, error_feedback=False)
+        sizes = [3000, 500, 2500]
+        bounds = [(3500, 6000), (3000, 3500), (0, 3000)]
+        for step in range(3):
+            tensors = tensors_of(workers.rank, sizes, step)
+            wire = numpy.empty(6000, numpy.uint8)
+            codec.begin(tensors, lambda array: workers.Allreduce(
+                MPI.IN_PLACE, array, MPI.MAX))
+            codec.encode(tensors, wire, algorithm.prescale(codec))
+            jobs = [algorithm.submit(codec, tensors, wire, *bound)
+                    for bound in bounds]
+            assert not any(job.finished for job in jobs)
+            algorithm.executor.run()
+            assert all(job.finished for job in jobs)
+            codec.decode(tensors, wire)
+            check_mean(numpy.concatenate(tensors.gradients), 'fp8',
+                       workers.size, sizes, 2, step)
+            assert set(workers.allgather(wire.tobytes())) == {wire.tobytes()}
+    on_workers(comm, 1, body)
+
+
+@on_ranks(3)
+def test_one_worker_may_be_a_job_ahead_of_the_others(comm):
+    """The aggregator must not sum where results still wait to be sent."""
+    def body(algorithm, workers):
+        codec, jobs = Cast('float32'), []
+        for step in range(20):
+            tensors = tensors_of(workers.rank, [100], step)
+            wire = tensors.gradients[0] / numpy.float32(workers.size)
+            jobs.append(algorithm.submit(codec, tensors, wire, 0, 100))
+            while workers.rank == 0 and len(jobs) > 1 and (
+                    not jobs[-2].finished):
+                algorithm.executor.advance()
+        algorithm.executor.run()
+        for step, job in enumerate(jobs):
+            mean, _ = mean_and_spread(workers.size, [100], step)
+            numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
+    on_workers(Unbuffered(comm), 1, body)
+
+
+@on_ranks(2)
+def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
+    def body(algorithm, workers):
+        orders, sent = algorithm._orders, []
+        send, orders.send = orders.send, lambda message: (
+            sent.append(message), send(message))
+        codec, tensors = Fp8Ratio(), tensors_of(0, [300])
+        wire = numpy.empty(300, numpy.uint8)
+        codec.begin(tensors, lambda array: None)
+        codec.encode(tensors, wire)
+        expected = wire.copy()
+        for start in [*range(299), *range(299), 298]:
+            algorithm.allreduce(codec, tensors, wire, start, 300)
+        numpy.testing.assert_array_equal(wire, expected)    # one worker
+        assert len(sent) == 599
+        assert all(order.recipe for order in sent[:598])
+        assert sent[598].recipe is None
+        orders.send = send
+    on_workers(comm, 1, body)
+
+
+@on_ranks(2)
+def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
+    services = []
+
+    class Service(serving._Service):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            services.append(self)
+
+    def body(algorithm, workers):
+        for step in range(10):
+            exchange(algorithm, Fp8Ratio(), workers, tensors_of(0, [500]))
+            exchange(algorithm, Cast('float32'), workers,
+                     tensors_of(0, [500 + step]))
+            gc.collect()
+        exchange(algorithm, Cast('float16'), workers, tensors_of(0, [500]))
+    original, serving._Service = serving._Service, Service
+    try:
+        on_workers(comm, 1, body)
+    finally:
+        serving._Service = original
+    for service in services:
+        assert len(service._kept) == 1
+        assert sum(map(len, service._wires._spare)) <= 1000
+
+
+# --- cut-through -----------------------------------------------------------
+
+class Recording(MPI.Intracomm):
+    """Remembers what was sent, and how much had arrived by then."""
+
+    events = ()
+
+    def Dup(self):
+        made = Recording(super().Dup())
+        made.events = self.events
+        return made
+
+    def Irecv(self, data, source, tag=0):
+        request = super().Irecv(data, source, tag)
+        self.events.append(('receive', data.nbytes, request))
+        return request
+
+    def Isend(self, data, dest, tag=0):
+        self.events.append(('send', data.nbytes, None))
+        return super().Isend(data, dest, tag)
+
+
+@pytest.mark.parametrize('frame_bytes', [400, 1 << 60])
+@on_ranks(4)
+def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
+    """With frames that hold a vector, that is store and forward."""
+    def body(algorithm, workers):
+        codec = Cast('float32')
+        tensors = tensors_of(workers.rank, [10000])
+        for _ in range(3):
+            exchange(algorithm, codec, workers, tensors)
+    recording = Recording(comm)
+    recording.events = []
+    on_workers(recording, 1, body, frame_bytes)
+    if comm.rank < 3:
+        return
+    events = [(kind, size) for kind, size, _ in recording.events]
+    chunks = 1 if frame_bytes > 40000 else 100
+    size = 40000 // chunks
+    assert set(events) == {('receive', size), ('send', size)}
+    assert len(events) == 3 * 2 * 3 * chunks
+    # Receives are posted when a chunk starts; at most 3 are under way.
+    received = [sum(kind == 'receive' for kind, _ in events[:place])
+                for place, (kind, _) in enumerate(events) if kind == 'send']
+    first = received[0]
+    assert first == (3 if chunks == 1 else 9)
+    if chunks == 1:
+        assert received == [3] * 3 + [6] * 3 + [9] * 3
+    else:
+        # Results leave while nearly all of the vector is still to come.
+        assert received == sorted(received)
+        assert sum(count < 3 * chunks for count in received) > 250
+
+
+# --- leaving ---------------------------------------------------------------
+
+@on_ranks(3)
+def test_aggregators_that_were_never_told_anything_leave(comm):
+    everyone = Unbuffered(comm).Dup()
+    if comm.rank == 2:
+        serve(everyone)
+    else:
+        dismiss(everyone, 2)
+    assert everyone == MPI.COMM_NULL
+
+
+@on_ranks(3)
+def test_aggregators_leave_when_there_was_no_job(comm):
+    on_workers(comm, 1, lambda algorithm, workers: None)
+    on_workers(comm, 2, lambda algorithm, workers: None)
+
+
+@on_ranks(2)
+def test_free_finishes_what_is_under_way(comm):
+    jobs = []
+
+    def body(algorithm, workers):
+        tensors = tensors_of(0, [5000])
+        jobs.append(algorithm.submit(
+            Cast('float32'), tensors, tensors.gradients[0], 0, 5000))
+    on_workers(comm, 1, body)
+    assert all(job.finished for job in jobs)
+
+
+@on_ranks(2)
+def test_communicators_are_given_back_to_mpi(comm):
+    for _ in range(700):        # MPICH has room for about 2,000
+        on_workers(comm, 1, lambda algorithm, workers: None)
+
+
+def test_pauses_grow_with_what_has_passed_and_end_with_work(monkeypatch):
+    now, slept = [0.0], []
+    monkeypatch.setattr(serving.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(serving.time, 'sleep', slept.append)
+    pauses = serving._Pauses()
+    for now[0] in (1e-4, 1e-3, 0.1, 1.0, 3600.0):       # noqa: B007
+        pauses.pause()
+    assert slept == pytest.approx([20e-6, 100e-6, 1e-3, 5e-3])
+    pauses.restart()
+    pauses.pause()
+    assert len(slept) == 4
