@@ -14,6 +14,8 @@ import sys
 import time
 
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+from chainer_fp8pipe.communicators import aggregation
+from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
 from mpi4py import MPI
@@ -77,7 +79,7 @@ def _opened(case, comm, link, size):
     else:
         order = case['order'] or range(comm.size)
         ordered = comm.Split(0, order.index(comm.rank))
-        mean = Mean(_case(case), ordered, link)
+        mean = Mean(_case(case).make(ordered), link)
         try:
             yield mean
         finally:
@@ -93,10 +95,12 @@ def _case(case):
 
 def _aggregated(case, everyone, workers, link):
     """Opens, warms up, times and closes: an aggregator serves one only."""
-    try:
-        mean = Mean(_case(case), everyone, link)
-    except SystemExit:          # this rank has served
+    made = _case(case)
+    communicator = aggregation.divide(
+        everyone, made.codec, make_options(made.codec, made.arguments()))
+    if communicator is None:    # this rank has served
         return None
+    mean = Mean(communicator, link)
     mean()
     seconds = _timed(mean, workers)
     mean.close()

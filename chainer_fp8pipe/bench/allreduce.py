@@ -12,6 +12,7 @@ import numpy
 from mpi4py import MPI
 
 from ..communicators import create_communicator
+from ..communicators.codec_communicator import CodecCommunicator
 from .timing import Times, interleaved
 
 #: What a float32 all-reduce of the MPI library is called in tables.
@@ -30,6 +31,15 @@ class Case(NamedTuple):
     codec: str
     algorithm: str
     options: tuple[tuple[str, Any], ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """The options, ready to be timed: without float32 warm-up."""
+        warmup = {'warmup': 0} if self.codec.startswith('fp8') else {}
+        return {'algorithm': self.algorithm, **warmup, **dict(self.options)}
+
+    def make(self, comm: MPI.Comm) -> CodecCommunicator:
+        """The communicator; call it on all ranks."""
+        return create_communicator(self.codec, comm, **self.arguments())
 
     def call(self) -> str:
         """The call that makes it, to be copied."""
@@ -67,18 +77,13 @@ class Mean:
     exchange and decode.
 
     Args:
-        case: The communicator.
-        comm: The ranks.
+        communicator: Is finalised when this is closed.
         link: The model.
     """
 
-    def __init__(self, case: Case, comm: MPI.Comm, link: chainer.Link
+    def __init__(self, communicator: CodecCommunicator, link: chainer.Link
                  ) -> None:
-        options: dict[str, Any] = {'algorithm': case.algorithm,
-                                   **dict(case.options)}
-        if case.codec.startswith('fp8'):
-            options['warmup'] = 0
-        self._communicator = create_communicator(case.codec, comm, **options)
+        self._communicator = communicator
         self._link = link
 
     def __call__(self) -> None:
@@ -109,7 +114,7 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
             actions: list[Any] = [_mpi_library(comm, size)]
             link = model(comm, size)
             for case in cases:
-                actions.append(Mean(case, comm, link))
+                actions.append(Mean(case.make(comm), link))
                 stack.callback(actions[-1].close)
             label = f'{size:,} elements ({number + 1} of {len(sizes)})'
             with _progress(comm, label, len(actions) * (repeats + 1),

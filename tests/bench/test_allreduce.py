@@ -40,7 +40,7 @@ def test_what_is_timed_is_the_mean_of_different_gradients(comm):
     mean = comm.allreduce(link.x.grad.astype(float)) / comm.size
     assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size
     assert len(set(comm.allgather(link.x.array.tobytes()))) == 1
-    action = Mean(Case('float32', 'ring'), comm, link)
+    action = Mean(Case('float32', 'ring').make(comm), link)
     action()
     action.close()
     numpy.testing.assert_allclose(link.x.grad, mean, rtol=0, atol=1e-6)
