@@ -2,18 +2,23 @@
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Sequence
 
 import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from ..mpi.waiting import wait_until
+from ..mpi.waiting import Pauses
 from .chunk import Chunk, Surroundings
 from .frames import Frames, piece_bounds
 from .plan import Plan
 from .program import program
 from .statistics import Statistics
+
+_SHARE = 1 / 4          # of a chunk's time that is slept at most
+_NEWEST = 1 / 8         # weight of the newest chunk in their mean time
+_LONGEST = 10e-3        # seconds; a rank that is late makes no chunk slow
 
 
 class Job:
@@ -78,6 +83,15 @@ class Executor:
         """Some job is not finished."""
         return any(lane.active or lane.waiting for lane in self._lanes)
 
+    @property
+    def patience(self) -> float:
+        """Seconds that may be slept without slowing anything down.
+
+        That is a small part of what a chunk takes to go through its plan:
+        the others in flight keep the links busy meanwhile.
+        """
+        return min(lane.duration for lane in self._lanes) * _SHARE
+
     def submit(self, job: Job) -> None:
         """Puts a job behind the others; same order on all ranks."""
         bounds = piece_bounds(job.start, job.stop, len(self._lanes))
@@ -96,8 +110,12 @@ class Executor:
 
     def run(self) -> None:
         """Waits until all jobs are finished."""
+        pauses = Pauses()
         while self.busy:
-            wait_until(lambda: self.advance() or not self.busy)
+            if self.advance():
+                pauses.shorten()
+            else:
+                pauses.pause(self.patience)
 
 
 class _Lane:
@@ -108,7 +126,7 @@ class _Lane:
         self.plan = plan
         self.waiting: collections.deque[tuple[Job, Frames, int]] = (
             collections.deque())
-        self.active: list[tuple[Job, Chunk]] = []
+        self.active: list[tuple[Job, Chunk, float]] = []
         self._in_flight = in_flight
         self._surroundings = Surroundings(
             comm, program(plan, comm.rank), statistics, form, plan.workers,
@@ -117,6 +135,8 @@ class _Lane:
         # tags may come again soon.
         self._tags = [lanes * step + number for step in range(4 * in_flight)]
         self._started = 0
+        #: Seconds that a chunk takes, a moving average.
+        self.duration = 0.0
 
     def advance(self) -> bool:
         moved = False
@@ -126,12 +146,14 @@ class _Lane:
             self._started += 1
             self.active.append((job, Chunk(
                 self._surroundings, job.codec, job.tensors, job.wire, frames,
-                number, tag)))
+                number, tag), time.perf_counter()))
             moved = True
         for entry in tuple(self.active):
-            job, chunk = entry
+            job, chunk, start = entry
             moved |= chunk.advance()
             if chunk.finished:
                 self.active.remove(entry)
                 job.unfinished -= 1
+                taken = min(time.perf_counter() - start, _LONGEST)
+                self.duration += (taken - self.duration) * _NEWEST
         return moved

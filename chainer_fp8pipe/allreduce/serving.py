@@ -1,29 +1,19 @@
 """All-reduce through ranks that only sum: the aggregators' side."""
 from __future__ import annotations
 
-import functools
-import os
 import pickle
-import time
-from collections.abc import Callable
 
 import numpy
 from mpi4py import MPI
 
 from ..codecs.relay import Kept, Recipe
+from ..mpi.waiting import Pauses
 from .aggregated import Leave, Order, Setup
 from .executor import Job
 from .planned import Planned
 from .statistics import Statistics
 
-_PATIENCE = 200e-6      # seconds without work before the first sleep
-_SHORTEST = 20e-6       # seconds; Linux makes about 75 us of it
-_LONGEST = 5e-3         # seconds
-_SHARE = 1e-3           # of the time that has passed without work
-
-# Not every system has it.
-_yield: Callable[[], object] = getattr(
-    os, 'sched_yield', functools.partial(time.sleep, 0))
+_IDLE = 1e-3        # seconds to sleep at most while there are no orders
 
 
 def serve(everyone: MPI.Comm) -> None:
@@ -46,9 +36,9 @@ def serve(everyone: MPI.Comm) -> None:
         everyone: As :class:`.Aggregated`'s; given back to MPI in the end.
     """
     inbox = _Inbox(everyone)
-    pauses = _Pauses()
+    pauses = Pauses()
     while (setup := inbox.take()) is None:
-        pauses.pause()
+        pauses.pause(_IDLE)
     if isinstance(setup, Setup):
         _Service(everyone, setup, inbox).run()
     everyone.Free()
@@ -75,7 +65,7 @@ class _Service:
 
     def run(self) -> None:
         executor = self._planned.executor
-        pauses = _Pauses()
+        pauses = Pauses()
         while True:
             order = self._inbox.take()
             if isinstance(order, Leave):
@@ -83,9 +73,9 @@ class _Service:
             if isinstance(order, Order):
                 self._begin(order)
             if executor.advance() or order:
-                pauses.restart()
+                pauses.shorten()
             else:
-                pauses.pause()
+                pauses.pause(executor.patience if executor.busy else _IDLE)
         # What was sent last may still be on its way to slower workers.
         executor.run()
         self._planned.free()
@@ -146,27 +136,3 @@ class _Wires:
     def lend(self, memory: numpy.ndarray, job: Job) -> None:
         """Leaves the memory to a job until that is finished."""
         self._lent.append((memory, job))
-
-
-class _Pauses:
-    """Waits that grow with the time that has passed without work.
-
-    Cores may be shared with workers, who need them most while there is
-    nothing to sum.  A pause is short beside what has passed already, so it
-    adds little to any step.
-    """
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    def restart(self) -> None:
-        """There was work."""
-        self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        """There was none."""
-        passed = time.perf_counter() - self._since
-        if passed < _PATIENCE:
-            _yield()
-        else:
-            time.sleep(min(max(_SHORTEST, _SHARE * passed), _LONGEST))

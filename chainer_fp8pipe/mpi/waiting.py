@@ -16,6 +16,7 @@ from collections.abc import Callable
 _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
 _SLEEP = 20e-6          # seconds; Linux makes about 75 us of it
+_BRIEF = 50e-6         # seconds of yielding before the first sleep
 
 # Not every system has it.
 _yield: Callable[[], object] = getattr(
@@ -34,3 +35,37 @@ def wait_until(done: Callable[[], bool]) -> None:
             return
     while not done():
         time.sleep(_SLEEP)
+
+
+class Pauses:
+    """Pauses between polls that are not cheap.
+
+    A poll that looks at many messages takes some 20 microseconds.  A rank on
+    a slow network would poll most of the time, on a core that others need, if
+    only to run the network; it does better to find several messages at a
+    time.  So a pause that ends with nothing to do is followed by one of twice
+    the length, and one that ends with something by a shorter one.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0.0
+        self._since = time.perf_counter()
+
+    def shorten(self) -> None:
+        """There was something to do."""
+        self._length *= 0.9
+        self._since = time.perf_counter()
+
+    def pause(self, longest: float) -> None:
+        """There was nothing to do.
+
+        Args:
+            longest: Seconds that a pause may take, as what is waited for
+                takes much longer.
+        """
+        waited = time.perf_counter() - self._since
+        if waited < _BRIEF and not self._length or longest < _SLEEP:
+            _yield()
+            return
+        self._length = min(max(2 * self._length, _SLEEP), longest)
+        time.sleep(self._length)
