@@ -21,7 +21,8 @@ BATCH = 32
 WIDTHS = (1024, 2048, 1024, 10)
 # (label, communicator, options): the exchange of an update in four ways.
 CASES = [('float32', 'float32', {}),
-         ('fp8', 'fp8', {'warmup': 0})]
+         ('fp8', 'fp8', {'warmup': 0}),
+         ('fp8, overlapped', 'fp8', {'warmup': 0, 'overlap': True})]
 
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -19,28 +20,50 @@ class Statistics:
             ``'exchange'`` (MPI, incl. waiting for slower ranks) and
             ``'decode'`` (incl. sums).  Sections exclude each other: time in
             an inner one does not count for the outer.
+        hidden: The same of what was done beside the backward pass, in the
+            thread that called :meth:`hide`.
     """
 
     def __init__(self) -> None:
         self.updates = 0
         self.bytes_sent = 0
         self.seconds = {'encode': 0.0, 'exchange': 0.0, 'decode': 0.0}
-        self._open: list[str] = []
-        self._since = 0.0
+        self.hidden = dict(self.seconds)
+        self._thread = _Thread()
+
+    @property
+    def waited(self) -> float:
+        """Seconds that updates had to wait for their exchange, in all."""
+        return sum(self.seconds.values())
+
+    def hide(self) -> None:
+        """From now on, this thread's sections count as hidden."""
+        self._thread.hidden = True
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
         """Times a ``with`` block as ``name``."""
         self._close()
-        self._open.append(name)
+        self._thread.open.append(name)
         try:
             yield
         finally:
             self._close()
-            self._open.pop()
+            self._thread.open.pop()
 
     def _close(self) -> None:
+        thread = self._thread
         now = time.perf_counter()
-        if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
+        if thread.open:
+            seconds = self.hidden if thread.hidden else self.seconds
+            seconds[thread.open[-1]] += now - thread.since
+        thread.since = now
+
+
+class _Thread(threading.local):
+    """The sections that a thread is in."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.since = 0.0
+        self.hidden = False

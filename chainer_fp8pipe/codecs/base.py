@@ -18,7 +18,10 @@ class Codec(abc.ABC):
     A wire is a one-dimensional host array of ``wire_dtype`` with one entry
     per element of the fused vector.  An update goes::
 
-        codec.begin(tensors, maximum)       # e.g. new scales, on all ranks
+        codec.start(loss_scale)
+        found = codec.propose(tensors)      # e.g. new scales
+        ...                                 # the largest of all ranks
+        codec.settle(tensors, found)
         codec.encode(tensors, wire)         # this rank's gradients
         ...                                 # bytes travel
         codec.accumulate(piece, total)      # float32 sums of wire values
@@ -27,11 +30,13 @@ class Codec(abc.ABC):
         codec.decode(tensors, wire)         # means into the gradients
 
     or, where sums are made in the wire's own format, with :meth:`add` and
-    :meth:`rescale` in place of the two in the middle.
+    :meth:`rescale` in place of the two in the middle.  After ``start`` the
+    tensors may come in groups, each a fused vector with a wire of its own,
+    in any order.
 
     Attributes:
-        nonfinite: What on this rank made the wire that was last encoded
-            hold a NaN or an infinity, e.g. ``'the gradient of /l1/W'``.
+        nonfinite: What on this rank made a wire of this update hold a NaN
+            or an infinity, e.g. ``'the gradient of /l1/W'``.
     """
 
     name: str
@@ -40,13 +45,33 @@ class Codec(abc.ABC):
     def __init__(self) -> None:
         self.nonfinite: list[str] = []
 
+    def start(self, loss_scale: float) -> None:
+        """Starts an update, whose gradients carry this factor."""
+        self.nonfinite = []
+
+    def propose(self, tensors: Tensors) -> numpy.ndarray | None:
+        """What this rank's part in :meth:`settle` is.
+
+        A float32 host array, of which the element-wise maximum over all
+        ranks is to be found; None, on all ranks, if there is nothing.
+        """
+        return None
+
+    def settle(self, tensors: Tensors,              # noqa: B027
+               largest: numpy.ndarray | None) -> None:
+        """Takes the maximum of what all ranks proposed, before encoding."""
+
     def begin(self, tensors: Tensors, maximum: Maximum) -> None:
-        """Starts an update.
+        """Starts an update of one group; all of the three above.
 
         ``maximum(array)`` replaces a float32 host array by its element-wise
         maximum over all ranks; every rank calls it equally often.
         """
-        self.nonfinite = []
+        self.start(tensors.loss_scale)
+        found = self.propose(tensors)
+        if found is not None:
+            maximum(found)
+        self.settle(tensors, found)
 
     @abc.abstractmethod
     def encode(self, tensors: Tensors, wire: numpy.ndarray,

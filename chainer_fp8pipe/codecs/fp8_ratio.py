@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import fp8
-from .base import Codec, Maximum
+from .base import Codec
 from .residuals import Residuals
 from .scales import Scales
 from .staging import download, output, upload
@@ -94,11 +94,17 @@ class Fp8Ratio(Codec):
 
     # --- an update ---------------------------------------------------------
 
-    def begin(self, tensors: Tensors, maximum: Maximum) -> None:
-        super().begin(tensors, maximum)
-        self._follow_loss_scale(tensors.loss_scale)
-        self._scales.renew(tensors, maximum, self._updates)
+    def start(self, loss_scale: float) -> None:
+        super().start(loss_scale)
+        self._follow_loss_scale(loss_scale)
         self._updates += 1
+
+    def propose(self, tensors: Tensors) -> numpy.ndarray | None:
+        return self._scales.propose(tensors, self._updates)
+
+    def settle(self, tensors: Tensors, largest: numpy.ndarray | None
+               ) -> None:
+        self._scales.settle(tensors, largest)
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
                prescale: float = 1.0) -> None:
@@ -112,7 +118,7 @@ class Fp8Ratio(Codec):
                 residual=self._residual(tensors.xp, 'gradient', name, 0,
                                         gradient.size),
                 rounding=self.rounding,
-                seed=self._rounding_seed(index, 'gradient'))
+                seed=self._rounding_seed(0, f'gradient {name}'))
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
                 whole = bool(tensors.xp.isfinite(gradient).all())
@@ -141,7 +147,8 @@ class Fp8Ratio(Codec):
                 residual=self._owned_residual(tensors, index, part, site,
                                               owned),
                 rounding=self.rounding,
-                seed=self._rounding_seed(index, f'{site}:{start}'))
+                seed=self._rounding_seed(
+                    0, f'{site}:{part.start} {name}'))
             self._count(name, counts.clipped, 0)
             if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
                 self.nonfinite.append(f'the value of {name}')

@@ -2,11 +2,11 @@
 """
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy
 
-from .base import Maximum
 from .staging import to_host
 from .tensors import Tensors
 
@@ -36,24 +36,28 @@ class Scales:
         self.q: dict[str, float] = {}       # of |D|, no unit
         self.age: dict[str, int] = {}       # updates since q was chosen
 
-    def renew(self, tensors: Tensors, maximum: Maximum, update: int) -> None:
-        """Chooses q for the tensors that are due; call it at every update.
+    def propose(self, tensors: Tensors, update: int) -> numpy.ndarray | None:
+        """This rank's q of the tensors that are due, float32.
 
         Args:
-            tensors: The tensors of this update.
-            maximum: See :meth:`.Codec.begin`.
+            tensors: Some of the tensors of this update.
             update: Number of the update, for the seed of the sampling.
+
+        Returns:
+            One q per tensor that is due; None if there is none.
         """
-        # A tensor that is not in every update has a period of its own, and
-        # one that has shown nothing but zeros has no q yet.  Ages and q are
-        # the same on all ranks, so all ranks agree about who is due.
-        due = [index for index, name in enumerate(tensors.names)
-               if name not in self.q or self.age[name] >= self._period]
-        if due:
-            found = numpy.array([self._sample(tensors, index, update)
-                                 for index in due], numpy.float32)
-            maximum(found)
-            for index, q in zip(due, found.tolist(), strict=True):
+        due = self._due(tensors)
+        if not due:
+            return None
+        return numpy.array([self._sample(tensors, index, update)
+                            for index in due], numpy.float32)
+
+    def settle(self, tensors: Tensors, largest: numpy.ndarray | None
+               ) -> None:
+        """Takes the largest q of all ranks; call it at every update."""
+        if largest is not None:
+            for index, q in zip(self._due(tensors), largest.tolist(),
+                                strict=True):
                 name = tensors.names[index]
                 self.age[name] = 0
                 if q > 0:
@@ -66,13 +70,21 @@ class Scales:
         for name, q in self.q.items():
             self.q[name] = _limited(q * factor)
 
+    def _due(self, tensors: Tensors) -> list[int]:
+        # A tensor that is not in every update has a period of its own, and
+        # one that has shown nothing but zeros has no q yet.  Ages and q are
+        # the same on all ranks, so all ranks agree about who is due.
+        return [index for index, name in enumerate(tensors.names)
+                if name not in self.q or self.age[name] >= self._period]
+
     def _sample(self, tensors: Tensors, index: int, update: int) -> float:
         """This rank's quantile of |D| of one tensor; 0 if all is zero."""
         gradient = tensors.gradients[index]
         parameter = tensors.parameters[index]
         if gradient.size <= self._samples:
             return self._quantile_of(gradient, parameter)
-        generator = numpy.random.default_rng((*self._seed, update, index))
+        generator = numpy.random.default_rng((
+            *self._seed, update, zlib.crc32(tensors.names[index].encode())))
         chosen = generator.integers(gradient.size, size=self._samples)
         q = self._quantile_of(gradient[chosen], parameter[chosen])
         if q == 0.0 and bool(gradient.any()):

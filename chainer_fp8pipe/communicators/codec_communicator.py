@@ -1,7 +1,9 @@
 """A ChainerMN communicator that exchanges gradients through a codec."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import warnings
 
 import chainer
 import numpy
@@ -9,20 +11,14 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..allreduce import Signature, Statistics, agree
-from ..codecs import Cast, Codec, Fp8Ratio, Tensors, WarmUp
+from ..codecs import Cast, Codec, Fp8Ratio, WarmUp
 from ..codecs.fp8_ratio import TensorReport
-from ..codecs.staging import empty_wire
+from .averaging import Averaging, Final
 from .composition import Nodes, make_algorithm
-from .gradients import Gradients
-from .model_state import ModelState, ModelStates
+from .model_state import ModelStates
 from .options import ExchangeOptions, Fp8Options
-from .parameters import describe, distinct_parameters
-
-_SAME_MODEL = ('Build the same model on all ranks: same layers, same names, '
-               'same order.')
-_SAME_GRADIENTS = (_SAME_MODEL + ' If some ranks do not use a parameter in '
-                   'some updates, pass zero_fill=True to '
-                   'create_multi_node_optimizer.')
+from .overlap import Overlap, threads_are_allowed
+from .parameters import SAME_MODEL, describe, distinct_parameters
 
 
 class CodecCommunicator(MpiCommunicatorBase):
@@ -55,7 +51,9 @@ class CodecCommunicator(MpiCommunicatorBase):
             mpi_comm, options, isinstance(options, Fp8Options),
             Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
             self.statistics)
-        self._wire = numpy.empty(0, numpy.uint8)
+        self._averaging = Averaging(
+            mpi_comm, options, self._algorithm, self._models, self.statistics,
+            _overlap(mpi_comm, options, self.statistics))
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -78,21 +76,23 @@ class CodecCommunicator(MpiCommunicatorBase):
                 otherwise); on all ranks, naming rank and parameter.  If a
                 parameter itself is, it may be on its rank only.
         """
-        gradients = Gradients(model, zero_fill)
-        state = self._models.of(model)
-        agree(self.mpi_comm,
-              # A rank resumed from another snapshot must not go unseen.
-              Signature({**gradients.entries, 'the number of updates':
-                         str(state.warm_up.done)}),
-              gradients.problem, _SAME_GRADIENTS)
-        tensors = gradients.tensors
-        assert tensors is not None          # or agree() had raised
-        state.see(gradients.loss_scale)
-        if tensors.size:
-            self._exchange(state, tensors)
-            gradients.write_back()
-        state.warm_up.done += 1
-        self.statistics.updates += 1
+        self._averaging.mean(model, zero_fill)
+
+    def announced(self, model: chainer.Link, loss_scale: float | None
+                  ) -> contextlib.AbstractContextManager[Final]:
+        """A ``with`` block that computes gradients in its own way.
+
+        With ``overlap``, for those who do not call ``backward`` on a loss,
+        but find the gradients of parts of a model and add them up.  The
+        block's value is to be called with a parameter and the array that
+        will be its ``grad`` when that array is final; the array may be sent
+        at once.  :meth:`multi_node_mean_grad` follows as usual.
+
+        Args:
+            model: As there.
+            loss_scale: The factor of the gradients; None for none.
+        """
+        return self._averaging.announced(model, loss_scale)
 
     def bcast_data(self, model: chainer.Link) -> None:
         """Gives every rank the parameters of rank 0, bit for bit.
@@ -103,7 +103,8 @@ class CodecCommunicator(MpiCommunicatorBase):
         parameters = distinct_parameters(model)
         agree(self.mpi_comm, Signature({
             f'parameter {name}': describe(parameter).partition(' with')[0]
-            for name, parameter in parameters}), remedy=_SAME_MODEL)
+            for name, parameter in parameters}), remedy=SAME_MODEL)
+        self._averaging.discard(model)
         for _, parameter in parameters:
             if parameter.array is not None:
                 host = numpy.array(
@@ -127,7 +128,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         MPI libraries have room for some 2,000 communicators; a program that
         makes many must give them back.
         """
-        self._algorithm.free()
+        self._averaging.free()
         if self._owns_mpi_comm:
             self.mpi_comm.Free()
         super().finalize()
@@ -177,58 +178,9 @@ class CodecCommunicator(MpiCommunicatorBase):
             ValueError: It was given by another kind of communicator.
         """
         self._models.load_state(state)
+        self._averaging.restart()
 
     # --- details ------------------------------------------------------------
-
-    def _exchange(self, state: ModelState, tensors: Tensors) -> None:
-        """One mean of all gradients, in place; raises if not finite."""
-        section = self.statistics.section
-        codec = state.warm_up.current
-        wire = self._wire_for(codec, tensors)
-        with section('encode'):
-            codec.begin(tensors, self._maximum)
-            codec.encode(tensors, wire, self._algorithm.prescale(codec))
-        with section('exchange'):
-            self._algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
-        with section('decode'):
-            nonfinite = codec.decode(tensors, wire)
-        if nonfinite and self._must_be_finite(state):
-            self._raise_nonfinite(codec, nonfinite, codec.is_finite(wire))
-
-    def _maximum(self, array: numpy.ndarray) -> None:
-        with self.statistics.section('exchange'):
-            self.mpi_comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
-        self.statistics.bytes_sent += array.nbytes
-
-    def _wire_for(self, codec: Codec, tensors: Tensors) -> numpy.ndarray:
-        if (self._wire.size != tensors.size
-                or self._wire.dtype != codec.wire_dtype):
-            self._wire = empty_wire(tensors.xp, tensors.size,
-                                    codec.wire_dtype)
-        return self._wire
-
-    def _must_be_finite(self, state: ModelState) -> bool:
-        if self.options.nonfinite == 'auto':
-            return not state.scaling_is_dynamic
-        return self.options.nonfinite == 'raise'
-
-    def _raise_nonfinite(self, codec: Codec, nonfinite: list[str],
-                         wire_is_finite: bool) -> None:
-        if wire_is_finite:      # so the others need not be here
-            culprits = [f'the value of {nonfinite[0]}, or its product with '
-                        f'the ratio, is not finite on rank {self.rank}']
-        else:
-            culprits = [
-                f'{names[0]} is not finite in {codec.name} on rank {rank}'
-                + (f' (and {len(names) - 1} more)' if names[1:] else '')
-                for rank, names in enumerate(
-                    self.mpi_comm.allgather(codec.nonfinite)) if names]
-        text = '; '.join(culprits) or (
-            f'the sum of the gradients of {nonfinite[0]} overflowed')
-        raise RuntimeError(
-            f'{text}. No parameter was updated. Lower the learning rate, '
-            "clip gradients, scale the loss, or pass nonfinite='pass' to "
-            'create_communicator.')
 
     def _init_ranks(self) -> None:
         per_node = self.options.ranks_per_node
@@ -254,3 +206,18 @@ def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
                  error_feedback=options.error_feedback, seed=options.seed,
                  rank=rank),
         options.warmup)
+
+
+def _overlap(comm: MPI.Comm, options: ExchangeOptions,
+             statistics: Statistics) -> Overlap | None:
+    if not options.overlap:
+        return None
+    if threads_are_allowed(comm):
+        return Overlap(options.bucket_bytes, statistics)
+    if comm.rank == 0:
+        warnings.warn(
+            'MPI does not allow threads to call it at the same time (it was '
+            'not started with MPI_THREAD_MULTIPLE), so that gradients are '
+            'exchanged after backward, as without overlap=True',
+            RuntimeWarning, stacklevel=2)
+    return None

@@ -1,6 +1,8 @@
 """A Chainer model's gradients as flat float32 arrays, and back."""
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -31,25 +33,35 @@ class Gradients:
             what must be equal on all ranks.
         loss_scale: The factor of all gradients; None if there is none.
         problem: What forbids an exchange on this rank; '' if nothing.
+        sizes: Elements of every parameter that has some, by name, whether
+            it has a gradient or not.
+        arrays: By the parameter's name, the gradients as they were found.
         tensors: The fused vector; None if there is a problem.
     """
 
     def __init__(self, model: chainer.Link, zero_fill: bool) -> None:
         self.entries: dict[str, str] = {}
         self.problem = ''
+        self.sizes: dict[str, int] = {}
+        self.arrays: dict[str, Any] = {}
         self.tensors: Tensors | None = None
         self.loss_scale: float | None = None
         self._copies: list[tuple[Any, chainer.Parameter]] = []
+        self._places: dict[str, int] = {}
         chosen = []
         filled = []
         for name, parameter in distinct_parameters(model):
             problem = problem_of(name, parameter)
             self.problem = self.problem or problem
             if not problem and parameter.array is not None:
+                size = math.prod(parameter.array.shape)
+                if size:
+                    self.sizes[name] = size
                 if parameter.grad is None and zero_fill:
                     parameter.grad = parameter.xp.zeros_like(parameter.array)
                     filled.append(parameter)
                 if parameter.grad is not None:
+                    self.arrays[name] = parameter.grad
                     chosen.append((name, parameter))
             self.entries[f'parameter {name}'] = describe(parameter)
         scales = _loss_scales(chosen, filled)
@@ -63,6 +75,20 @@ class Gradients:
             self.tensors = self._fuse(chosen)
         if chosen:
             self.entries['the loss scale'] = str(self.loss_scale)
+
+    def part(self, names: Iterable[str]) -> Tensors:
+        """Of these parameters, those that have a gradient."""
+        assert self.tensors is not None
+        tensors = self.tensors
+        if not self._places:
+            self._places = {name: place
+                            for place, name in enumerate(tensors.names)}
+        chosen = [self._places[name] for name in names
+                  if name in self._places]
+        return Tensors([tensors.names[place] for place in chosen],
+                       [tensors.gradients[place] for place in chosen],
+                       [tensors.parameters[place] for place in chosen],
+                       tensors.loss_scale)
 
     def write_back(self) -> None:
         """Brings the result into gradients that had to be copied.
@@ -82,19 +108,24 @@ class Gradients:
 
     def _fuse(self, chosen: list[tuple[str, chainer.Parameter]]) -> Tensors:
         gradients, parameters = [], []
-        for _, parameter in chosen:
-            flat = _flat(parameter.grad)
-            if not _may_be_written(parameter.grad):
+        overlapping = _overlapping([parameter.grad
+                                    for _, parameter in chosen])
+        for place, (_, parameter) in enumerate(chosen):
+            flat = flat_float32(parameter.grad)
+            in_place = _shares(flat, parameter.grad)
+            if place in overlapping or not _may_be_written(parameter.grad):
                 flat = flat.copy()
-            if not _shares(flat, parameter.grad):
+                in_place = False
+            if not in_place:
                 self._copies.append((flat, parameter))
             gradients.append(flat)
-            parameters.append(_flat(parameter.array))
+            parameters.append(flat_float32(parameter.array))
         return Tensors([name for name, _ in chosen], gradients, parameters,
                        1.0 if self.loss_scale is None else self.loss_scale)
 
 
-def _flat(array: Any) -> Any:
+def flat_float32(array: Any) -> Any:
+    """A view of one dimension, or a copy of another dtype or order."""
     if array.dtype == numpy.float32 and array.flags.c_contiguous:
         return array.reshape(-1)
     # Overflow to infinity is reported after the exchange, by name.
@@ -103,13 +134,36 @@ def _flat(array: Any) -> Any:
 
 
 def _shares(flat: Any, array: Any) -> bool:
-    return (flat.dtype == array.dtype and array.flags.c_contiguous
-            and _may_be_written(array))
+    return flat.dtype == array.dtype and array.flags.c_contiguous
 
 
 def _may_be_written(array: Any) -> bool:
     # The gradient of a sum is a view of one number, for example.
     return getattr(array.flags, 'writeable', True)
+
+
+def _overlapping(arrays: list[Any]) -> set[int]:
+    """Which contiguous arrays have memory in common with another one.
+
+    The gradients of a sum's terms may be one array, for example.
+    """
+    spans = sorted((_address(array), array.nbytes, place)
+                   for place, array in enumerate(arrays)
+                   if array.nbytes and array.flags.c_contiguous)
+    found = set()
+    end, last = 0, -1
+    for start, size, place in spans:
+        if start < end:
+            found |= {last, place}
+        if start + size > end:
+            end, last = start + size, place
+    return found
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, numpy.ndarray):
+        return array.__array_interface__['data'][0]
+    return array.data.ptr
 
 
 def _loss_scales(chosen: list[tuple[str, chainer.Parameter]],

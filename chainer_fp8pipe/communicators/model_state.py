@@ -3,29 +3,57 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import chainer
 import numpy
 
-from ..codecs import WarmUp
+from ..codecs import Codec, WarmUp
+from ..codecs.staging import empty_wire
+from .buckets import Bucket, divide
 
 State = dict[str, numpy.ndarray]
 
 
 class ModelState:
-    """Codec and loss scale of one model.
+    """Codec and loss scale of one model, and memory for its wires.
 
     Attributes:
+        number: In which place the model came, counted from 0.
         warm_up: The codec, with what it has learnt from this model.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
             not finite; static loss scaling does not.
     """
 
-    def __init__(self, warm_up: WarmUp) -> None:
+    def __init__(self, number: int, warm_up: WarmUp) -> None:
+        self.number = number
         self.warm_up = warm_up
         self.scaling_is_dynamic = False
         self._loss_scale = 0.0
+        self._wires: dict[int, numpy.ndarray] = {}
+        self._divided: tuple[dict[str, int], tuple[Bucket, ...]] = {}, ()
+
+    def buckets(self, sizes: dict[str, int], limit: int
+                ) -> tuple[Bucket, ...]:
+        """See :func:`.divide`; the same object while sizes are the same."""
+        if sizes != self._divided[0]:
+            self._divided = dict(sizes), divide(sizes, limit)
+        return self._divided[1]
+
+    def wire(self, bucket: int, codec: Codec, xp: Any, size: int
+             ) -> numpy.ndarray:
+        """The wire of a bucket; the same memory at the next update."""
+        wire = self._wires.get(bucket)
+        if (wire is None or wire.size < size
+                or wire.dtype != codec.wire_dtype):
+            wire = empty_wire(xp, size, codec.wire_dtype)
+            self._wires[bucket] = wire
+        return wire[:size]
+
+    def release(self) -> None:
+        """Gives up the memory of the wires: the model is no more."""
+        self._wires.clear()
 
     def see(self, loss_scale: float | None) -> None:
         """Takes notice of the loss scale of the update to come."""
@@ -66,7 +94,7 @@ class ModelStates:
 
     def __init__(self, make: Callable[[], WarmUp]) -> None:
         self._make = make
-        self._states = [ModelState(make())]
+        self._states = [ModelState(0, make())]
         self._models: list[weakref.ref[chainer.Link]] = []
 
     def __iter__(self) -> Iterator[ModelState]:
@@ -77,9 +105,13 @@ class ModelStates:
         for known, state in zip(self._models, self._states, strict=False):
             if known() is model:
                 return state
+        for known, state in zip(self._models, self._states, strict=False):
+            if known() is None:
+                state.release()
         self._models.append(weakref.ref(model))
         if len(self._models) > len(self._states):
-            self._states.append(ModelState(self._make()))
+            self._states.append(
+                ModelState(len(self._states), self._make()))
         return self._states[len(self._models) - 1]
 
     def state(self) -> State:
@@ -102,7 +134,7 @@ class ModelStates:
             parts.setdefault(number, {})[rest] = value
         restored = []
         for index in range(len(parts)):
-            restored.append(ModelState(self._make()))
+            restored.append(ModelState(index, self._make()))
             try:
                 restored[-1].load_state(parts[str(index)])
             except KeyError as error:
@@ -112,5 +144,5 @@ class ModelStates:
         if not restored:
             raise ValueError('this state of a communicator is empty')
         while len(restored) < len(self._models):
-            restored.append(ModelState(self._make()))
+            restored.append(ModelState(len(restored), self._make()))
         self._states = restored

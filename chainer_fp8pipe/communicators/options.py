@@ -49,6 +49,12 @@ class ExchangeOptions:
         'itself; 0: all at once (store and forward)', low=0)
     frames_in_flight: int = _option(
         8, 'how many such pieces are under way at a time', low=1, high=1024)
+    bucket_bytes: int = _option(
+        1 << 22, 'gradients that travel together, in bytes of float32; '
+        '0: all', low=0)
+    overlap: bool = _option(
+        False, 'exchange the gradients of the last layers while the backward '
+        'pass still computes those of the first', choices=(True, False))
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',
@@ -67,6 +73,10 @@ class ExchangeOptions:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             _check(field, value)
+        if self.overlap and self.algorithm == 'mpi_op':
+            raise ValueError(
+                "algorithm='mpi_op' can only wait for MPI; pass another one, "
+                'or overlap=False')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +116,7 @@ FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
     'fp8': (Fp8Options, {}),
     'fp8_paper': (Fp8Options, {
         'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
-        'headroom': 1.0, 'error_feedback': False}),
+        'headroom': 1.0, 'error_feedback': False, 'bucket_bytes': 0}),
     'float16': (ExchangeOptions, {}),
     'float32': (ExchangeOptions, {}),
     'torus2d': (ExchangeOptions, {'algorithm': 'torus2d'}),

@@ -7,6 +7,10 @@ from typing import Any
 import chainer
 import numpy
 
+#: What to do about a difference.
+SAME_MODEL = ('Build the same model on all ranks: same layers, same names, '
+              'same order.')
+
 
 def distinct_parameters(model: chainer.Link
                         ) -> list[tuple[str, chainer.Parameter]]:

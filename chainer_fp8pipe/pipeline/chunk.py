@@ -59,6 +59,11 @@ class Chunk:
         self._still: set[int] = set()
 
     @property
+    def layers(self) -> list[Any]:
+        """What is called, one after the other."""
+        return [layer for _, layer in self._layers]
+
+    @property
     def live(self) -> int:
         """How many micro-batches wait for their backward pass."""
         return len(set(self._inputs) | set(self._tapes))
@@ -104,13 +109,14 @@ class Chunk:
                     micro_batch, arrays, place)
 
     def backward(self, micro_batch: int, gradients: Arrays,
-                 defer: bool = False) -> Arrays:
+                 defer: bool = False, last: bool = False) -> Arrays:
         """Gradients of the inputs; those of parameters go into the sums.
 
         Args:
             micro_batch: Its number; :meth:`forward` has seen it.
             gradients: Of the outputs; None where there is none.
             defer: Leave out what :meth:`backward_weight` can do later.
+            last: It is the step's last micro-batch.
         """
         tapes = (self._tapes[micro_batch] if defer
                  else self._tapes.pop(micro_batch))
@@ -120,15 +126,19 @@ class Chunk:
                     gradients, self._sums, defer)
             if not defer:
                 tapes.pop()         # frees its activations at once
+            if last and not defer:
+                self._sums.through(self._layers[position][1])
         self._sums.collect(self._parameters)
         return gradients
 
-    def backward_weight(self, micro_batch: int) -> None:
+    def backward_weight(self, micro_batch: int, last: bool = False) -> None:
         """What a deferring :meth:`backward` left out."""
         tapes = self._tapes.pop(micro_batch)
         for position in reversed(range(len(tapes))):
             with self._blame_backward(position, micro_batch):
                 tapes.pop().backward_weight(self._sums)
+            if last:
+                self._sums.through(self._layers[position][1])
 
     def settle(self) -> None:
         """Adds what the sums have put off to a larger product."""

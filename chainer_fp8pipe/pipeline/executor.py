@@ -124,7 +124,8 @@ class Executor:
                 gradients = self._arrays.pop(
                     Action(Kind.RECEIVE_GRADIENT, micro_batch, number))
             gradients = chunk.backward(
-                micro_batch, gradients, kind is Kind.BACKWARD_INPUT)
+                micro_batch, gradients, kind is Kind.BACKWARD_INPUT,
+                last=self._is_last(action))
             if kind is Kind.BACKWARD:
                 self._settle(action)
         if number == 0:
@@ -138,8 +139,12 @@ class Executor:
     def _backward_weight(self, action: Action) -> None:
         with self._recorder.note('backward_weight', action.micro_batch,
                                  action.chunk):
-            self._chunks[action.chunk].backward_weight(action.micro_batch)
+            self._chunks[action.chunk].backward_weight(
+                action.micro_batch, self._is_last(action))
             self._settle(action)
+
+    def _is_last(self, action: Action) -> bool:
+        return action.micro_batch == len(self._places) - 1
 
     def _settle(self, action: Action) -> None:
         """Has what was put off done before the last micro-batch.

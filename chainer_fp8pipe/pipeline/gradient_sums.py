@@ -1,7 +1,8 @@
 """Sums of parameters' gradients over micro-batches."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+import collections
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chainer
@@ -11,6 +12,9 @@ import numpy
 #: Samples that are enough for a matrix product to run at full speed, and to
 #: take much longer than the addition of its result.
 ENOUGH = 256
+
+#: What is told that a parameter's gradient is final.
+Final = Callable[[chainer.Parameter, Any], None]
 
 
 class GradientSums:
@@ -29,6 +33,39 @@ class GradientSums:
         self._products: dict[int, tuple[L.Linear, list[Any]]] = {}
         self._buffers: dict[int, Any] = {}
         self._parameters: dict[int, chainer.Parameter] = {}
+        self._to_come: collections.Counter[int] = collections.Counter()
+        self._final: Final | None = None
+        self._results: dict[int, Any] = {}
+
+    def begin(self, layers: Iterable[Any], final: Final | None) -> None:
+        """Starts a step; :meth:`through` is to be called for these layers.
+
+        Args:
+            layers: All of this rank; one that is run twice comes twice.
+            final: Called with a parameter and the array that will be its
+                gradient, as soon as nothing more will be added; None if
+                nobody wants to know.
+        """
+        self._final = final
+        self._to_come = collections.Counter(
+            key for layer in layers for key in _parameters(layer))
+
+    def through(self, layer: Any) -> None:
+        """The last micro-batch is through a layer."""
+        done = []
+        for key, parameter in _parameters(layer).items():
+            self._to_come[key] -= 1
+            if self._to_come[key] == 0:
+                done.append(parameter)
+        if not done:
+            return
+        self.collect(done)
+        keys = set(map(id, done))
+        self.settle([other for other, _ in tuple(self._products.values())
+                     if keys.intersection(_parameters(other))])
+        for parameter in done:
+            if self._final and id(parameter) in self._parameters:
+                self._final(parameter, self._result(parameter))
 
     def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
         """Adds a micro-batch's gradient; the array is only read."""
@@ -72,16 +109,28 @@ class GradientSums:
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
         self.settle([layer for layer, _ in self._products.values()])
-        for key, parameter in self._parameters.items():
-            parameter.grad = self._buffers[key].astype(
-                parameter.dtype, copy=False)
+        for parameter in self._parameters.values():
+            parameter.grad = self._result(parameter)
             parameter._loss_scale = loss_scale
-        self._parameters.clear()
+        self._clear()
 
     def forget(self) -> None:
         """Starts anew, after a step that failed."""
         self._products.clear()
+        self._clear()
+
+    def _clear(self) -> None:
         self._parameters.clear()
+        self._results.clear()
+        self._final = None
+
+    def _result(self, parameter: chainer.Parameter) -> Any:
+        """What the parameter's gradient will be: always the same array."""
+        key = id(parameter)
+        if key not in self._results:
+            self._results[key] = self._buffers[key].astype(
+                parameter.dtype, copy=False)
+        return self._results[key]
 
     def _multiply(self, layer: L.Linear, gradient: numpy.ndarray,
                   inputs: numpy.ndarray) -> None:
@@ -106,6 +155,12 @@ class GradientSums:
         started = key in self._parameters
         self._parameters[key] = parameter
         return buffer, started
+
+
+def _parameters(layer: Any) -> dict[int, chainer.Parameter]:
+    if not isinstance(layer, chainer.Link):
+        return {}
+    return {id(parameter): parameter for parameter in layer.params()}
 
 
 def _joined(parts: tuple[numpy.ndarray, ...]) -> numpy.ndarray:

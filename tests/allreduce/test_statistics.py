@@ -1,3 +1,5 @@
+import threading
+
 from chainer_fp8pipe.allreduce import Statistics, statistics
 
 import pytest
@@ -46,3 +48,21 @@ def test_an_error_inside_closes_the_section(clock):
     with counters.section('decode'):
         clock.now += 2
     assert counters.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}
+
+
+def test_threads_have_sections_of_their_own(clock):
+    """What was done beside the backward pass is counted by itself."""
+    counters = Statistics()
+
+    def work():
+        counters.hide()
+        with counters.section('encode'):
+            clock.now += 4
+    with counters.section('exchange'):
+        clock.now += 1
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert counters.hidden == {'encode': 4, 'exchange': 0, 'decode': 0}
+    assert counters.seconds == {'encode': 0, 'exchange': 5, 'decode': 0}
+    assert counters.waited == 5

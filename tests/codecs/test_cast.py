@@ -36,7 +36,7 @@ def test_the_mean_of_sums_is_that_of_float64(dtype):
     for wire in wires:
         codec.accumulate(wire, total)
     mean = numpy.empty(1006, dtype)
-    codec.encode_mean(ranks[0], total, 3, mean, 0, 'all')
+    codec.encode_mean(ranks[0], total, 3, mean, 0, 'all', (0, mean.size))
     expected = numpy.mean([w.astype(numpy.float64) for w in wires], axis=0)
     numpy.testing.assert_allclose(
         mean.astype(numpy.float64), expected,

@@ -68,7 +68,8 @@ def updates(codec, place, steps=4, bad=None):
         total = codec.zeros(tensors, piece.size)
         for _ in range(3):
             codec.accumulate(piece, total)
-        codec.encode_mean(tensors, total, 3, piece, 2, 'all')
+        codec.encode_mean(tensors, total, 3, piece, 2, 'all',
+                          (2, 2 + piece.size))
         results.append(wire.copy())
         results.append(codec.decode(tensors, wire))
         results += [host(gradient) for gradient in tensors.gradients]

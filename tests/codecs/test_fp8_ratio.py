@@ -193,7 +193,8 @@ def test_a_residual_is_not_given_to_another_tensor():
         wire = encode(codec, tensors)
         total = codec.zeros(tensors, 100)
         codec.accumulate(wire, total)
-        codec.encode_mean(tensors, total, 1, wire, 0, 'all')
+        codec.encode_mean(tensors, total, 1, wire, 0, 'all',
+                          (0, wire.size))
         expected = tensors.gradients[0].copy()
         codec.decode(tensors, wire)
         error = numpy.linalg.norm(tensors.gradients[0] - expected)
@@ -244,7 +245,8 @@ def test_a_saved_codec_goes_on_bit_for_bit(before, after, rounding):
             wires.append(encode(codec, tensors))
             total = codec.zeros(tensors, 50)
             codec.accumulate(wires[-1][10:60], total)
-            codec.encode_mean(tensors, total, 1, wires[-1][10:60], 10, 'all')
+            codec.encode_mean(tensors, total, 1, wires[-1][10:60], 10, 'all',
+                              (10, 60))
         return wires
     options = {'rounding': rounding, 'period': 2, 'seed': 5}
     whole = steps(Fp8Ratio(**options), 0, before + after)
@@ -307,7 +309,8 @@ def test_the_mean_of_ranks_is_encoded_with_a_residual_of_its_own():
         total = codecs[0].zeros(ranks[0], 3000)
         for wire in wires:
             codecs[0].accumulate(wire, total)
-        codecs[0].encode_mean(ranks[0], total, 3, wires[0], 0, 'all')
+        codecs[0].encode_mean(ranks[0], total, 3, wires[0], 0, 'all',
+                              (0, wires[0].size))
         result = random_tensors([3000])
         result.parameters = parameters
         codecs[0].decode(result, wires[0])

@@ -428,15 +428,15 @@ def test_a_parameter_that_is_infinite_on_one_rank_is_named_there(comm):
     model = Model(shapes=((3,), (4,)))
     set_gradients(model, comm.rank)
     if comm.rank == 1:
-        model.p1.array[0] = numpy.inf   # rank 1 encodes this element's mean
+        model.p1.array[3] = numpy.inf   # rank 1 encodes this element's mean
     rejected(comm, model, 'the value of /p1 is not finite in fp8 on rank 1',
              RuntimeError)
     model = Model(shapes=((3,), (4,)))
     set_gradients(model, comm.rank)
     communicator = make('fp8', comm)
     if comm.rank == 1:
-        model.p0.array[0] = numpy.inf   # rank 0 does, and sees nothing
-        with pytest.raises(RuntimeError, match='the value of /p0'):
+        model.p1.array[0] = numpy.inf   # rank 0 does, and sees nothing
+        with pytest.raises(RuntimeError, match='the value of /p1'):
             communicator.multi_node_mean_grad(model)
     else:
         communicator.multi_node_mean_grad(model)

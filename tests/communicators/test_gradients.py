@@ -135,3 +135,25 @@ def test_arrays_of_another_library_are_a_problem():
     gradients = Gradients(model_of(a=(other, other)), zero_fill=False)
     assert '/a is a types.SimpleNamespace; it must be a NumPy or a CuPy ' in (
         gradients.problem)
+
+
+def test_gradients_that_are_one_array_are_brought_back_each_by_itself():
+    model = Model(shapes=((4,), (4,)))
+    model.p0.grad = model.p1.grad = numpy.ones(4, 'f4')
+    gradients = Gradients(model, zero_fill=False)
+    first, second = gradients.tensors.gradients
+    first[...], second[...] = 2, 3
+    gradients.write_back()
+    numpy.testing.assert_array_equal(model.p0.grad, 2)
+    numpy.testing.assert_array_equal(model.p1.grad, 3)
+
+
+def test_a_part_has_those_of_the_wanted_parameters_that_have_a_gradient():
+    model = Model(shapes=((2,), (3,), (0,), (5,)))
+    set_gradients(model, 0)
+    model.p1.grad = None
+    gradients = Gradients(model, zero_fill=False)
+    part = gradients.part(['/p3', '/p1', '/p0'])
+    assert (part.names, part.size) == (('/p3', '/p0'), 7)
+    assert numpy.shares_memory(part.gradients[0], model.p3.grad)
+    assert gradients.sizes == {'/p0': 2, '/p1': 3, '/p3': 5}

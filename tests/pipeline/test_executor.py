@@ -20,11 +20,11 @@ class Noting:
     def forward(self, micro_batch, arrays, place):
         return arrays
 
-    def backward(self, micro_batch, gradients=(), defer=False):
+    def backward(self, micro_batch, gradients=(), defer=False, last=False):
         self.seen.append(f'{"I" if defer else "B"}{micro_batch}')
         return gradients
 
-    def backward_weight(self, micro_batch):
+    def backward_weight(self, micro_batch, last=False):
         self.seen.append(f'W{micro_batch}')
 
     def settle(self):

@@ -1,6 +1,7 @@
 """One step of a pipeline over all its ranks: train, evaluate, predict."""
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,13 +81,16 @@ class Steps:
                 recompute=number in self._recomputed, sums=self._sums,
                 statistics=self._statistics, parameters=parameters,
                 initial_seed=model.seed, xp=model.xp)
+        self._layers = [layer for chunk in chunks.values()
+                        for layer in chunk.layers]
         self._channels = Channels(grid.pipeline, chunks, self._last,
                                   self._codec, model.xp)
         self._executor = Executor(chunks, self._channels, self._last,
                                   model.total, self.recorder)
 
     def train(self, read: Callable[[], Batch], iteration: int,
-              loss_scale: float | None, entries: Mapping[str, str]
+              loss_scale: float | None, entries: Mapping[str, str],
+              announced: Callable | None = None
               ) -> tuple[dict[str, float], tuple[float, ...]]:
         """Forward and backward of one batch; gradients are in the model.
 
@@ -95,6 +99,8 @@ class Steps:
             iteration: Number of updates so far.
             loss_scale: Factor of all gradients; None for 1.
             entries: What else must be the same on all ranks.
+            announced: :meth:`.CodecCommunicator.announced` of the
+                communicator that averages the gradients; None without.
 
         Returns:
             Means of loss and metrics over all replicas, the same on all
@@ -120,7 +126,9 @@ class Steps:
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, loss_scale)
-            with preserved():
+            with preserved(), (announced or _nobody)(
+                    self._model, loss_scale) as final:
+                self._sums.begin(self._layers, final)
                 self._run(self.schedule, opened, iteration, self._head,
                           train=True)
             self._statistics.finish()
@@ -262,6 +270,11 @@ class Steps:
         if not wanted:
             return None
         return outputs if len(outputs) > 1 else outputs[0]
+
+
+def _nobody(model: Any, loss_scale: float | None
+            ) -> contextlib.nullcontext[None]:
+    return contextlib.nullcontext()
 
 
 _forward = functools.lru_cache(16)(forward_schedule)

@@ -153,7 +153,8 @@ class PipelineUpdater(StandardUpdater):
             optimizer.communicator.bcast_data(model)
         means, now = self._steps.train(
             self._read, self.iteration, optimizer._loss_scale,
-            decisions(optimizer))
+            decisions(optimizer), getattr(
+                getattr(optimizer, 'communicator', None), 'announced', None))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
         chainer.report(means, model)

@@ -1,0 +1,246 @@
+"""Says when a parameter's gradient is final, while backward still runs.
+
+Chainer writes the gradients of parameters at the very end of a backward pass.
+Until then they are in a table, which is asked for a variable's gradients once
+by every function that the variable goes into.  So this module counts these
+functions in the graph when a pass begins, and looks into the table when the
+last of them is through: what is there then is what Chainer will write.
+
+Passes inside another one (``F.forget``) are not watched.
+"""
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import chainer
+from chainer import _backprop, _backprop_utils
+
+Nodes = dict[Any, int]          # of variables; how many functions use them
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know."""
+
+    def parameters(self) -> Mapping[str, chainer.Parameter]:
+        """Whose gradients: parameters by name, all of them initialised."""
+
+    def begin(self, names: set[str], kind: Hashable, models: int,
+              loss_scale: float | None) -> bool:
+        """A pass begins.
+
+        Args:
+            names: The parameters that it may reach.
+            kind: Of the pass: two that differ are no repetition.
+            models: How many watchers have come so far.
+            loss_scale: The factor of the gradients; None for none.
+
+        Returns:
+            Whether to call :meth:`final`.
+        """
+
+    def final(self, name: str, gradient: Any) -> None:
+        """The array that will be the parameter's ``grad``."""
+
+
+class _Watchers:
+    """All that there are; thread-safe."""
+
+    def __init__(self) -> None:
+        self.present: tuple[Watcher, ...] = ()
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, watcher: Watcher) -> None:
+        with self._lock:
+            self.present += watcher,
+            self.count += 1
+
+    def remove(self, watcher: Watcher) -> None:
+        with self._lock:
+            self.present = tuple(
+                other for other in self.present if other is not watcher)
+
+
+class _Thread(threading.local):
+    """The pass that this thread is in."""
+
+    inside = False
+    reports: _Reports | None = None
+
+
+_watchers = _Watchers()
+_thread = _Thread()
+
+
+def watch(watcher: Watcher) -> None:
+    """From now on, this watcher is told of passes through its parameters."""
+    _install()
+    _watchers.add(watcher)
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Ends it."""
+    _watchers.remove(watcher)
+
+
+class unwatched:
+    """A ``with`` block in which this thread's passes are not reported."""
+
+    def __enter__(self) -> None:
+        self._before, _thread.inside = _thread.inside, True
+
+    def __exit__(self, *_: Any) -> None:
+        _thread.inside = self._before
+
+
+@functools.lru_cache(None)
+def _install() -> None:
+    original = _backprop._backprop_to_all
+
+    @functools.wraps(original)
+    def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
+        if _thread.inside or not _watchers.present:
+            original(outputs, retain_grad, loss_scale)
+            return
+        with unwatched():
+            _thread.reports = _begin(outputs, loss_scale)
+            try:
+                original(outputs, retain_grad, loss_scale)
+            finally:
+                _thread.reports = None
+
+    def table(**options: Any) -> _backprop_utils.GradTable:
+        reports, _thread.reports = _thread.reports, None
+        if reports is None:
+            return _backprop_utils.GradTable(**options)
+        return _Table(reports, **options)
+
+    _backprop._backprop_to_all = backprop
+    # Only Chainer's loop sees this; chainer.grad has tables of its own.
+    _backprop._backprop_utils = _Namespace(table)
+
+
+class _Namespace:
+    """Stands for a module, with another GradTable."""
+
+    def __init__(self, table: Any) -> None:
+        self.GradTable = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_backprop_utils, name)
+
+
+class _Reports:
+    """Whom to tell of which variable."""
+
+    def __init__(self, uses: Nodes, names: dict[Any, list[
+            tuple[Watcher, str]]]) -> None:
+        self.uses = uses
+        self.names = names
+
+    def final(self, node: Any, gradient: Any) -> None:
+        for watcher, name in self.names[node]:
+            watcher.final(name, gradient)
+
+
+class _Table(_backprop_utils.GradTable):
+    """Chainer's table of gradients, which tells what is final."""
+
+    def __init__(self, reports: _Reports, **options: Any) -> None:
+        super().__init__(**options)
+        self._reports = reports
+        self._uses = dict(reports.uses)
+        self._through: list[Any] = []
+
+    def get_as_list(self, node: Any) -> Any:
+        found = super().get_as_list(node)
+        uses = self._uses.get(node)
+        if uses:
+            # The function that asks will add to the list, and be through
+            # when the next one begins.
+            self._uses[node] = uses - 1
+            if uses == 1:
+                self._through.append((node, found))
+        return found
+
+    def pop(self, node: Any) -> Any:
+        if self._through:
+            through, self._through = self._through, []
+            for leaf, gradients in through:
+                # As pop will do at the end: the sum is made once only.
+                gradient = _backprop_utils._reduce(gradients)
+                if gradient is not None:
+                    self._reports.final(leaf, gradient.raw_array)
+        return super().pop(node)
+
+
+def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
+    """Asks the watchers whom this pass concerns; None: nobody."""
+    names: dict[Any, list[tuple[Watcher, str]]] = {}
+    for watcher in _watchers.present:
+        for name, parameter in watcher.parameters().items():
+            names.setdefault(parameter.node, []).append((watcher, name))
+    uses, strangers = _count_uses((node for node, _ in outputs), names)
+    reached: dict[int, set[str]] = {}
+    for node in uses:
+        for watcher, name in names[node]:
+            reached.setdefault(id(watcher), set()).add(name)
+    kind: Hashable = frozenset(reached)
+    if len(reached) > 1 or strangers:
+        # The generator's loss and the discriminator's go through both, but
+        # not equally often.
+        kind = kind, strangers, tuple(uses.get(node, 0) for node in names)
+    wanted = {id(watcher) for watcher in _watchers.present
+              if id(watcher) in reached and watcher.begin(
+                  reached[id(watcher)], kind, _watchers.count, loss_scale)}
+    told = {node: [entry for entry in names[node] if id(entry[0]) in wanted]
+            for node in uses}
+    told = {node: entries for node, entries in told.items() if entries}
+    if not told:
+        return None
+    return _Reports({node: uses[node] for node in told}, told)
+
+
+def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
+                ) -> tuple[Nodes, int]:
+    """How many functions between the outputs and each wanted node use it.
+
+    Also returns how many parameters nobody watches.
+    """
+    uses: Nodes = collections.Counter()
+    strangers = set()
+    ends = set()
+    waiting = []
+    for node in outputs:
+        if node.creator_node is None:
+            ends.add(node)      # gets a gradient from elsewhere, too
+        else:
+            waiting.append(node.creator_node)
+    for node in _inputs(waiting):
+        if node in wanted:
+            uses[node] += 1
+        elif isinstance(node.get_variable_or_none(), chainer.Parameter):
+            strangers.add(node)
+    for node in ends:
+        uses.pop(node, None)
+    return dict(uses), len(strangers)
+
+
+def _inputs(functions: list[Any]) -> Iterator[Any]:
+    """The graph's leaves, each as often as there are functions of it."""
+    waiting = list(functions)
+    seen = set(waiting)
+    while waiting:
+        for node in set(waiting.pop().inputs):
+            function = node.creator_node
+            if not node.requires_grad:
+                continue
+            if function is None:
+                yield node
+            elif function not in seen:
+                seen.add(function)
+                waiting.append(function)

@@ -1,0 +1,311 @@
+"""The part of a model's exchange that takes place during backward."""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+import chainer
+import numpy
+
+from ..allreduce import Signature
+from ..codecs import Tensors
+from .buckets import Bucket, finished_first
+from .exchange import Exchange, Transfer
+from .gradients import Gradients, flat_float32
+from .model_state import ModelState
+from .parameters import distinct_parameters, problem_of
+from .passes import Passes
+
+_REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
+           'another backward pass; pass overlap=False to create_communicator')
+
+
+@dataclasses.dataclass
+class _Update:
+    """What is known of the update that is under way.
+
+    Attributes:
+        parameters: By name; empty while nothing is sent early.
+        loss_scale: The factor of the gradients; None for none.
+        missing: By the bucket's number, names of gradients that are not
+            final yet.
+        arrays: Gradients that are final.
+        handed: How many buckets, in their order, are complete.
+        todo: Those of them that are not sent yet, each with the event that
+            a GPU reaches when it has computed them; None for the CPU.
+        started: The codec has been told of the update.
+        sent: By the bucket's number, what is on its way.
+        frozen: Gradients that must not be changed now.
+        announced: They come from :meth:`Early.announce`.
+    """
+
+    parameters: Mapping[str, chainer.Parameter] = dataclasses.field(
+        default_factory=dict)
+    loss_scale: float | None = None
+    missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    handed: int = 0
+    todo: collections.deque[tuple[int, Any]] = dataclasses.field(
+        default_factory=collections.deque)
+    started: bool = False
+    sent: dict[int, Transfer] = dataclasses.field(default_factory=dict)
+    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
+    announced: bool = False
+
+
+class Early:
+    """Sends buckets of one model as soon as their gradients are final.
+
+    The thread of the backward pass calls :meth:`begin` and :meth:`final`,
+    the exchange's thread :meth:`step`, and, between passes, the main thread
+    the others.
+
+    Args:
+        model: Whose gradients.
+        state: Of this model.
+        limit: Bytes of float32 in a bucket.
+        wake: Called when there is something to do for :meth:`step`.
+
+    Attributes:
+        buckets: As :func:`.divide` gives them.
+        order: Their numbers in the order in which they are sent.
+        exchange: Where they are sent.
+        ready: The model is known, so that the next update may begin early.
+        update: What is known of the update that is under way.
+        failure: What went wrong in the exchange's thread.
+    """
+
+    def __init__(self, model: chainer.Link, state: ModelState, limit: int,
+                 wake: Callable[[], None]) -> None:
+        self._model = weakref.ref(model)
+        self._state = state
+        self._limit = limit
+        self._wake = wake
+        self._sizes: dict[str, int] = {}
+        self._bucket_of: dict[str, int] = {}
+        self._passes = Passes()
+        self._finals: list[str] = []
+        self.buckets: tuple[Bucket, ...] = ()
+        self.order: list[int] = []
+        self.exchange: Exchange | None = None
+        self.ready = False
+        self.update = _Update()
+        self.failure = ''
+
+    # --- the backward pass --------------------------------------------------
+
+    def parameters(self) -> Mapping[str, chainer.Parameter]:
+        """See :class:`.backward_watch.Watcher`."""
+        model = self._model()
+        if model is None:
+            return {}
+        return {name: parameter
+                for name, parameter in distinct_parameters(model)
+                if parameter.array is not None and parameter.size
+                and parameter.layout is None
+                and not problem_of(name, parameter)}
+
+    def begin(self, names: set[str], kind: Hashable, models: int,
+              loss_scale: float | None) -> bool:
+        """See :class:`.backward_watch.Watcher`."""
+        last = self._passes.begin(kind, models)
+        self._finals.clear()
+        if not self.ready:
+            return True
+        if not last or self.update.parameters or self.failure:
+            return False
+        parameters = self.parameters()
+        if self._sizes != _sizes(parameters):
+            return False
+        missing = {}
+        for number in self.order:
+            # Those behind a bucket that must wait have to wait, too.
+            if not names.issuperset(self.buckets[number]):
+                break
+            missing[number] = set(self.buckets[number])
+        if missing:
+            self.update = _Update(parameters, loss_scale, missing)
+        return bool(missing)
+
+    def announce(self, loss_scale: float | None) -> bool:
+        """As :meth:`begin`, for gradients that are found in another way."""
+        if self.update.announced:
+            # The arrays may be the same as now, with other contents.
+            self.failure = ('an earlier step ended without an update after '
+                            'its exchange had begun')
+        wanted = self.begin(set(self.parameters()), 'announced', 0,
+                            loss_scale)
+        self.update.announced = wanted and self.ready
+        return wanted
+
+    def final(self, name: str, gradient: Any) -> None:
+        """See :class:`.backward_watch.Watcher`."""
+        self._finals.append(name)
+        update = self.update
+        missing = update.missing.get(self._bucket_of.get(name, -1))
+        if not missing:
+            return
+        missing.discard(name)
+        update.arrays[name] = gradient
+        while (update.handed < len(self.order)
+               and update.missing.get(self.order[update.handed]) == set()):
+            number = self.order[update.handed]
+            if not update.announced:        # those are changed by nobody
+                self._freeze(update.arrays[name]
+                             for name in self.buckets[number])
+            update.handed += 1
+            update.todo.append((number, _computed(gradient)))
+            self._wake()
+
+    # --- the exchange's thread ----------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to do for :meth:`step`."""
+        return not self.update.todo and (
+            self.exchange is None or self.exchange.idle)
+
+    def step(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        if self.exchange is None or self.failure:
+            return False
+        some = next(iter(self.update.arrays.values()), None)
+        device = chainer.backend.get_device_from_array(some)
+        # A thread has a current device and stream of its own.
+        with chainer.using_device(device):
+            moved = bool(self.update.todo)
+            if moved:
+                number, computed = self.update.todo.popleft()
+                if computed is not None:
+                    device.xp.cuda.get_current_stream().wait_event(computed)
+                self._send(number, self._tensors(number))
+            return self.exchange.advance() or moved
+
+    def _tensors(self, number: int) -> Tensors:
+        names, update = self.buckets[number], self.update
+        return Tensors(
+            names, [flat_float32(update.arrays[name]) for name in names],
+            [flat_float32(update.parameters[name].array) for name in names],
+            self.loss_scale)
+
+    def _send(self, number: int, tensors: Tensors, real: bool = True) -> None:
+        assert self.exchange is not None
+        update, codec = self.update, self._state.warm_up.current
+        if not update.started:
+            codec.start(tensors.loss_scale)
+            update.started = True
+        update.sent[number] = Transfer(
+            codec, tensors,
+            self._state.wire(number, codec, tensors.xp, tensors.size), real)
+        self.exchange.submit(update.sent[number])
+
+    # --- between backward passes --------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of the model."""
+        return self._state.number
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of gradients that are sent."""
+        scale = self.update.loss_scale
+        return 1.0 if scale is None else scale
+
+    @property
+    def signature(self) -> int:
+        """A number that is equal on two ranks if they can go on together."""
+        return Signature({
+            'model': str(self.number), 'sizes': str(self._sizes),
+            'order': str(self.order), 'ready': str(self.ready),
+            'updates': str(self._state.warm_up.done)}).number
+
+    def problem(self, gradients: Gradients) -> str:
+        """Why what was sent cannot be used; '' if it can."""
+        update = self.update
+        if self.failure:
+            return f'the exchange failed beside backward: {self.failure}'
+        for number in self.order[:update.handed]:
+            for name in self.buckets[number]:
+                if gradients.arrays.get(name) is not update.arrays[name]:
+                    return (f'the gradient of parameter {name} was changed '
+                            f'{_REMEDY}')
+        if update.handed and gradients.loss_scale != update.loss_scale:
+            return (f'the loss scale was changed from {update.loss_scale} to '
+                    f'{gradients.loss_scale} {_REMEDY}')
+        if update.handed and gradients.sizes != self._sizes:
+            return f'parameters of the model came or went {_REMEDY}'
+        return ''
+
+    def stage(self, sizes: Mapping[str, int]) -> str:
+        """How well a model with these parameters is known."""
+        if sizes != self._sizes:
+            return 'new'
+        return 'ready' if self.ready else 'known'
+
+    def follow(self, sizes: dict[str, int]) -> None:
+        """Takes notice of the parameters, which are not what they were."""
+        self.ready = False
+        self._sizes = dict(sizes)
+        self.buckets = self._state.buckets(sizes, self._limit)
+        self.order = list(range(len(self.buckets)))
+        self._bucket_of = {name: number
+                           for number, names in enumerate(self.buckets)
+                           for name in names}
+
+    def observed_order(self) -> list[int]:
+        """The buckets in the order in which the last pass finished them."""
+        return finished_first(self.buckets, self._finals)
+
+    def averaged(self) -> None:
+        """The update is over."""
+        self._passes.averaged()
+        self.thaw()
+        self.update = _Update()
+
+    def fill(self, count: int, loss_scale: float) -> None:
+        """Sends zeros for buckets that other ranks have sent; waits for all.
+
+        Args:
+            count: How many the rank sent that sent most.
+            loss_scale: That rank's.
+        """
+        self.update.todo.clear()
+        for number in self.order[len(self.update.sent):count]:
+            names = self.buckets[number]
+            self._send(number, Tensors(
+                names, [numpy.zeros(self._sizes[name], numpy.float32)
+                        for name in names],
+                [numpy.ones(self._sizes[name], numpy.float32)
+                 for name in names], loss_scale), real=False)
+        for transfer in self.update.sent.values():
+            assert self.exchange is not None
+            self.exchange.finish(transfer)
+
+    def thaw(self) -> None:
+        """Lets gradients be changed again."""
+        for array in self.update.frozen:
+            array.flags.writeable = True
+        self.update.frozen.clear()
+
+    def _freeze(self, arrays: Iterable[Any]) -> None:
+        # Whoever changes a gradient in place now is told so.
+        for array in arrays:
+            if isinstance(array, numpy.ndarray) and array.flags.writeable:
+                array.flags.writeable = False
+                self.update.frozen.append(array)
+
+
+def _computed(array: Any) -> Any:
+    """An event behind all that the GPU was told so far; None for NumPy."""
+    if isinstance(array, numpy.ndarray):
+        return None
+    return chainer.backend.get_array_module(
+        array).cuda.get_current_stream().record()
+
+
+def _sizes(parameters: Mapping[str, chainer.Parameter]) -> dict[str, int]:
+    return {name: parameter.size for name, parameter in parameters.items()}

@@ -1,0 +1,138 @@
+"""Sends buckets through an all-reduce, several at a time."""
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from ..allreduce import Planned, Statistics
+from ..allreduce.executor import Job
+from ..codecs import Codec, Tensors
+from ..mpi.waiting import Pauses
+
+
+class Transfer:
+    """One bucket on its way.
+
+    Args:
+        codec: Its update has been started.
+        tensors: The bucket.
+        wire: Of as many elements; the mean will be in it.
+        real: False for one that is sent only because other ranks wait for
+            it: all zeros.
+
+    Attributes:
+        finished: The mean is in the wire, and nothing is on its way.
+    """
+
+    def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                 real: bool = True) -> None:
+        self.codec = codec
+        self.tensors = tensors
+        self.wire = wire
+        self.real = real
+        self._proposed: numpy.ndarray | None = None
+        self._request: MPI.Request | None = None
+        self._job: Job | None = None
+        self._done = False
+
+    @property
+    def finished(self) -> bool:
+        return self._done or self._job is not None and self._job.finished
+
+    def propose(self, comm: MPI.Comm) -> int:
+        """Asks all ranks for the codec's maxima; how many bytes that is."""
+        self._proposed = self.codec.propose(self.tensors)
+        if self._proposed is None:
+            return 0
+        if not self.real:
+            self._proposed[...] = 0
+        # This cannot wait for others: they may be in their backward pass.
+        self._request = comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX)
+        return self._proposed.nbytes
+
+    def is_settled(self) -> bool:
+        """Whether the maxima are there."""
+        return self._request is None or self._request.Test()
+
+    def launch(self, algorithm: Any) -> None:
+        """Encodes the bucket and hands it to the algorithm."""
+        self.codec.settle(self.tensors, self._proposed)
+        if self.real:
+            self.codec.encode(self.tensors, self.wire,
+                              algorithm.prescale(self.codec))
+        else:
+            self.wire[...] = 0      # which is 0 in every format
+        job = self.codec, self.tensors, self.wire, 0, self.wire.size
+        if isinstance(algorithm, Planned):
+            self._job = algorithm.submit(*job)
+        else:
+            algorithm.allreduce(*job)
+            self._done = True
+
+
+class Exchange:
+    """Makes buckets their mean over all ranks.
+
+    Buckets go in the order in which they are submitted, which must be the
+    same on all ranks.  While one travels the next is encoded, and frames of
+    several are under way.  Algorithms without plans do one after the other,
+    and wait.
+
+    Args:
+        comm: The ranks; it works on a duplicate.
+        algorithm: See :func:`.composition.make_algorithm`.
+        statistics: Counters to add to.
+    """
+
+    def __init__(self, comm: MPI.Comm, algorithm: Any,
+                 statistics: Statistics) -> None:
+        self.algorithm = algorithm
+        self._comm = comm.Dup()
+        self._statistics = statistics
+        self._waiting: collections.deque[Transfer] = collections.deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self._waiting and not (
+            isinstance(self.algorithm, Planned)
+            and self.algorithm.executor.busy)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that may be slept without slowing anything down."""
+        return (self.algorithm.executor.patience
+                if isinstance(self.algorithm, Planned) else 0.0)
+
+    def submit(self, transfer: Transfer) -> None:
+        """Puts a bucket behind the others; does not wait."""
+        with self._statistics.section('encode'):
+            self._statistics.bytes_sent += transfer.propose(self._comm)
+        self._waiting.append(transfer)
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        moved = False
+        if self._waiting and self._waiting[0].is_settled():
+            with self._statistics.section('encode'):
+                self._waiting.popleft().launch(self.algorithm)
+            moved = True
+        if isinstance(self.algorithm, Planned):
+            moved |= self.algorithm.executor.advance()
+        return moved
+
+    def finish(self, transfer: Transfer) -> None:
+        """Waits for a bucket."""
+        pauses = Pauses()
+        while not transfer.finished:
+            if self.advance():
+                pauses.shorten()
+            else:
+                pauses.pause(self._patience)
+
+    def free(self) -> None:
+        """Gives the duplicate back to MPI; the algorithm is left alone."""
+        self._comm.Free()

@@ -1,0 +1,216 @@
+"""What is said to be final is what Chainer leaves in the parameters."""
+import contextlib
+import threading
+
+import chainer_fp8pipe
+from chainer_fp8pipe.communicators.backward_watch import (
+    unwatch,
+    unwatched,
+    watch,
+)
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from .networks import NETWORKS
+
+assert chainer_fp8pipe
+
+
+class Watcher:
+    def __init__(self, model, wanted=True):
+        self.model = model
+        self.wanted = wanted
+        self.passes = []
+        self.finals = []
+
+    def parameters(self):
+        return {name: parameter for name, parameter
+                in self.model.namedparams() if parameter.array is not None}
+
+    def begin(self, names, kind, models, loss_scale):
+        self.passes.append((names, kind, loss_scale))
+        return self.wanted
+
+    def final(self, name, gradient):
+        self.finals.append((name, gradient))
+
+
+@contextlib.contextmanager
+def watching(model, **options):
+    watcher = Watcher(model, **options)
+    watch(watcher)
+    try:
+        yield watcher
+    finally:
+        unwatch(watcher)
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.namedparams()
+            if parameter.grad is not None}
+
+
+@pytest.mark.parametrize('name', NETWORKS)
+@pytest.mark.parametrize('passes', [1, 2])
+def test_what_is_final_is_what_chainer_leaves(name, passes):
+    def train(model):
+        numpy.random.seed(0)
+        model.cleargrads()
+        for step in range(passes):
+            model.loss(step).backward(loss_scale=2.0)
+    numpy.random.seed(1)
+    plain = NETWORKS[name]()
+    train(plain)
+    numpy.random.seed(1)
+    model = NETWORKS[name]()
+    with watching(model) as watcher:
+        train(model)
+    found = gradients(model)
+    assert found.keys() == gradients(plain).keys()
+    for key, gradient in gradients(plain).items():
+        assert gradient.tobytes() == found[key].tobytes()
+    assert len(watcher.passes) == passes
+    assert {scale for _, _, scale in watcher.passes} == {2.0}
+    last = dict(watcher.finals)
+    if name == 'Forgetful':         # a pass inside of another
+        assert set(last) == {'/outer/W', '/outer/b'}
+    for key, gradient in last.items():
+        assert gradient is found[key]
+    if name in ('Plain', 'Shared', 'Branches', 'Recurrent', 'Penalty'):
+        assert set(last) == set(found)
+
+
+def test_layers_become_final_from_the_last_to_the_first():
+    model = NETWORKS['Plain']()
+    with watching(model) as watcher:
+        model.loss(0).backward()
+    layers = [name.split('/')[1] for name, _ in watcher.finals]
+    assert layers == sorted(layers, key=lambda name: -int(name[1:]))
+
+
+def test_a_gradient_is_final_before_the_functions_below_are_run():
+    class Look(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, gradients):
+            seen.extend(name for name, _ in watcher.finals)
+            return gradients
+    first, last = L.Linear(3, 3), L.Linear(3, 3)
+    model = chainer.Sequential(first, last)
+    seen = []
+    with watching(model) as watcher:
+        h, = Look().apply((first(numpy.ones((2, 3), 'f4')),))
+        F.sum(last(h)).backward()
+    assert sorted(seen) == ['/1/W', '/1/b']
+
+
+def test_a_parameter_that_is_the_loss_itself_is_never_final():
+    model = chainer.Chain()
+    with model.init_scope():
+        model.p = chainer.Parameter(numpy.zeros((), 'f4'))
+    with watching(model) as watcher:
+        model.p.backward()
+    assert watcher.finals == []
+    assert model.p.grad == 1
+
+
+def test_a_parameter_that_a_function_gives_no_gradient_is_not_final():
+    class Stop(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs[0] + inputs[1],
+
+        def backward(self, indexes, gradients):
+            return gradients[0], None
+    model = chainer.Chain()
+    with model.init_scope():
+        model.p = chainer.Parameter(numpy.zeros(3, 'f4'))
+        model.q = chainer.Parameter(numpy.zeros(3, 'f4'))
+    with watching(model) as watcher:
+        F.sum(Stop().apply((model.p, model.q))[0]).backward()
+    assert [name for name, _ in watcher.finals] == ['/p']
+    assert model.q.grad is None
+
+
+def test_a_pass_is_told_by_the_models_it_goes_through():
+    first, second = (chainer.Sequential(L.Linear(2, 2)) for _ in range(2))
+    x = numpy.ones((1, 2), 'f4')
+    with watching(first) as one, watching(second) as other:
+        F.sum(first(x)).backward()
+        F.sum(second(first(x))).backward()
+        F.sum(second(first(x)) + second(x)).backward()
+        F.sum(second(first(x))).backward()
+    kinds = [kind for _, kind, _ in one.passes]
+    assert len(set(kinds)) == 3
+    assert kinds[1] == kinds[3]
+    assert [kind for _, kind, _ in other.passes] == kinds[1:]
+
+
+def test_nobody_is_told_of_passes_that_do_not_concern_him():
+    model, other = (chainer.Sequential(L.Linear(2, 2)) for _ in range(2))
+    loss = F.sum(other(numpy.ones((1, 2), 'f4')))
+    with watching(model) as watcher:
+        loss.backward()
+    assert watcher.passes == watcher.finals == []
+
+
+def test_who_does_not_want_to_know_is_not_told():
+    model = NETWORKS['Plain']()
+    with watching(model, wanted=False) as watcher:
+        model.loss(0).backward()
+    assert len(watcher.passes) == 1
+    assert watcher.finals == []
+
+
+def test_a_block_can_be_left_unwatched():
+    model = NETWORKS['Plain']()
+    with watching(model) as watcher:
+        with unwatched():
+            model.loss(0).backward()
+        assert watcher.passes == []
+        model.loss(0).backward()
+    assert len(watcher.passes) == 1
+
+
+def test_an_error_in_a_pass_leaves_nothing_behind():
+    class Fail(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, gradients):
+            raise KeyError('here')
+    model = NETWORKS['Plain']()
+    with watching(model) as watcher:
+        with pytest.raises(KeyError):
+            F.sum(Fail().apply((model.l1.W,))[0]).backward()
+        model.loss(0).backward()
+    assert len(watcher.passes) == 2
+    assert dict(watcher.finals)['/l1/W'] is model.l1.W.grad
+
+
+def test_threads_do_not_hear_of_each_others_passes():
+    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
+    barrier = threading.Barrier(2)
+
+    def run(model, watcher):
+        barrier.wait()
+        for step in range(20):
+            watcher.finals.clear()
+            model.cleargrads()
+            model.loss(step).backward()
+            assert all(gradient is gradients(model)[name]
+                       for name, gradient in watcher.finals)
+            results.append(len(watcher.finals))
+    results = []
+    with watching(model) as one, watching(other) as two:
+        threads = [threading.Thread(target=run, args=pair)
+                   for pair in ((model, one), (other, two))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [10] * 40
