@@ -28,6 +28,7 @@ def main(specification: str, result: str) -> None:
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
     rows = []
+    samples = _ping_pong(workers) if is_worker else None
     for size in wanted['sizes']:
         with contextlib.ExitStack() as stack:
             link = model(workers, size) if is_worker else None
@@ -52,7 +53,28 @@ def main(specification: str, result: str) -> None:
         if everyone.rank == 0:
             _show(size, times)
             with open(result, 'w') as file:
-                json.dump({'rows': rows, 'workers': workers.size}, file)
+                json.dump({'rows': rows, 'workers': workers.size,
+                           'ping_pong': samples}, file)
+
+
+def _ping_pong(comm):
+    """(bytes, median seconds one way) between ranks 0 and 1."""
+    samples = []
+    for size in (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20):
+        data = numpy.zeros(size, numpy.uint8)
+        seconds = []
+        for _ in range(21):
+            comm.Barrier()
+            start = time.perf_counter()
+            if comm.rank == 0:
+                comm.Send(data, 1)
+                comm.Recv(data, 1)
+            elif comm.rank == 1:
+                comm.Recv(data, 0)
+                comm.Send(data, 0)
+            seconds.append((time.perf_counter() - start) / 2)
+        samples.append((size, sorted(seconds)[len(seconds) // 2]))
+    return samples
 
 
 def _show(size, times):

@@ -1,0 +1,129 @@
+"""The model's times beside those that ``allreduce.py`` has measured.
+
+    python benchmarks/allreduce.py star --json star.json
+    python benchmarks/allreduce_predicted.py star.json
+
+What the model is given: the rate of the links and the latency of a message,
+both measured in the same run; the rates of one core from the table of
+``kernels.py``; and how many cores all hosts share.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+
+from chainer_fp8pipe.allreduce import choice
+from chainer_fp8pipe.allreduce.cluster import Cluster, fit_ping_pong
+from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
+from chainer_fp8pipe.allreduce.model import total_seconds
+from chainer_fp8pipe.allreduce.plan import aggregator
+from chainer_fp8pipe.allreduce.simulation import simulate
+
+from allreduce_model import KERNELS, kernel_rates, one_after_the_other
+from environment import describe
+
+#: Of partial sums in fp8, by the option.
+_BYTES = {'wire': 1, 'float16': 2, 'float32': 4, 'auto': 2}
+
+
+def main() -> None:
+    options = _arguments()
+    print(describe())
+    print(f'{"network":<12}{"elements":>12}  {"":<34}{"measured":>10}'
+          f'{"predicted":>10}  predicted / measured   [ms]')
+    for path in options.files:
+        data = json.loads(pathlib.Path(path).read_text())
+        by_label = {case['label']: case for case in data['cases']}
+        for row in data['rows']:
+            case = by_label[row['label']]
+            if case['kind'] not in ('ours', 'aggregator'):
+                continue
+            measured = statistics.median(row['seconds'])
+            predicted = _predicted(data, case, row['size'], options)
+            print(f'{data["network"]:<12}{row["size"]:>12,}  '
+                  f'{row["label"]:<34}{measured * 1e3:>10.4g}'
+                  f'{predicted * 1e3:>10.4g}  {predicted / measured:.2f}',
+                  flush=True)
+
+
+def _predicted(data, case, size, options):
+    settings = case['options']
+    plans = _plans(data, case)
+    ranks, workers = plans[0].ranks, data['workers']
+    latency = fit_ping_pong(data['ping_pong']).latency
+    cluster = Cluster(
+        _hosts(data, case, ranks), data['payload'] / 8, latency,
+        torus=(3, 3) if data['network'] == 'torus' else None,
+        message_cost=options.message_cost, cores=options.cores,
+        sharing=ranks)
+    share = min(1, options.cores / workers)     # of a core, for each rank
+    codec = _codec(case, kernel_rates(options.kernels), share)
+    frame = settings.get('frame_bytes', 1 << 16) or size * case['bytes']
+    return total_seconds(simulate(
+        plans, cluster, codec, size, frame_bytes=frame,
+        frames_in_flight=8), codec, size)
+
+
+def _plans(data, case):
+    workers = data['workers']
+    algorithm = case['options']['algorithm']
+    if algorithm == 'aggregator':
+        return (aggregator(workers, 1),)
+    if algorithm == 'torus2d':
+        return choice.torus((3, 3), [[rank] for rank in range(workers)])
+    if data['network'] == 'two-level' and case['options'].get(
+            'two_level') != 'no':
+        return choice.two_level('direct', algorithm, [
+            [rank, rank + 1] for rank in range(0, workers, 2)])
+    return choice.one_level(algorithm, workers)
+
+
+def _hosts(data, case, ranks):
+    if case.get('order'):
+        return case['order']
+    return [rank // (2 if data['network'] == 'two-level' else 1)
+            for rank in range(ranks)]
+
+
+def _codec(case, rate, share):
+    """What a rank does per second on its share of a core before and after."""
+    copy, size = rate['copy (NumPy)'], case['bytes']
+    add = copy * 8 / 12         # 12 bytes each instead of a copy's 8
+    if size == 4:
+        return CodecCosts(4, 4, encode=copy * share, add=add,
+                          add_partial=add, decode=copy * share)
+    encode = rate['ratio_encode + residual']
+    decode = rate['ratio_decode, fp8 wire']
+    form = case['options'].get('partial_sums', 'auto')
+    if form == 'wire':
+        return CodecCosts(1, 1, encode=encode * share, add=rate['add'],
+                          add_partial=rate['add'], decode=decode * share)
+    return CodecCosts(
+        1, _BYTES[form], encode=encode * share, add=rate['accumulate'],
+        add_partial=add, add_own=rate['accumulate'], pack=copy,
+        mean=one_after_the_other(copy, decode, encode),
+        decode=decode * share)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('files', nargs='+', metavar='FILE',
+                        help='what allreduce.py --json has written')
+    parser.add_argument('--message-cost', type=float, default=5e-5,
+                        help='seconds that a rank is busy with a message at '
+                        'either end, Python and TCP (default: 5e-5)')
+    parser.add_argument('--cores', type=int, default=os.cpu_count(),
+                        help='that all hosts share (default: all)')
+    parser.add_argument('--kernels', metavar='FILE', default=KERNELS,
+                        help='what kernels.py printed (default: that of the '
+                        'documentation)')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()
