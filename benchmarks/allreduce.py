@@ -6,13 +6,14 @@
     python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
 
 Hosts are network namespaces of this machine (see benchmarks/network), so it
-needs root and iproute2.  Every time is that of an update's whole exchange,
-encoding and decoding included; MPICH's and gloo's is that of the all-reduce
-alone.  All cases are timed in turns in one run.
+needs root and iproute2.  A time is that of an update's whole exchange,
+encoding and decoding included; where it says "alone", and for MPICH and gloo,
+that of the all-reduce alone.  All cases are timed in turns in one run.
 """
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -34,6 +35,11 @@ def case(label, codec, order=None, **options):
             'bytes': _BYTES[codec]}
 
 
+def alone(made):
+    """The same, but only the exchange of wires is timed."""
+    return {**made, 'kind': 'alone', 'label': f'{made["label"]}, alone'}
+
+
 MPICH = {'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4}
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
@@ -45,10 +51,13 @@ CASES = {
     'star': [
         MPICH, *GLOO,
         case('float32 ring', 'float32', algorithm='ring'),
-        case('float32 direct', 'float32', algorithm='direct'),
+        alone(case('float32 ring', 'float32', algorithm='ring')),
         case('fp8 direct', 'fp8', algorithm='direct'),
-        case('fp8 ring, sums in float16', 'fp8', algorithm='ring'),
-        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE)],
+        alone(case('fp8 direct', 'fp8', algorithm='direct')),
+        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
+        alone(case('fp8 ring, sums in fp8', 'fp8', algorithm='ring',
+                   **WIRE)),
+        case('fp8 ring, sums in float16', 'fp8', algorithm='ring')],
     'two-level': [
         MPICH,
         case('fp8 direct, one level', 'fp8', algorithm='direct',
@@ -176,7 +185,8 @@ def _plot(found, cases, payload, options):
     matplotlib.use('Agg')
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
-    for case, marker in zip(cases, 'osv^D<>X', strict=False):
+    for case, marker in zip(cases, itertools.cycle('osv^D<>X'),
+                            strict=False):
         rows = [row for row in found['rows'] if row['label'] == case['label']]
         medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
         axes.errorbar(

@@ -13,8 +13,11 @@ import json
 import sys
 import time
 
+from chainer_fp8pipe.allreduce import Statistics
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregation
+from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
@@ -98,6 +101,8 @@ def _opened(case, comm, link, size):
         yield lambda: comm.Allreduce(MPI.IN_PLACE, data)
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
+    elif case['kind'] == 'alone':
+        yield _alone(case, comm, link)
     else:
         order = case['order'] or range(comm.size)
         ordered = comm.Split(0, order.index(comm.rank))
@@ -113,6 +118,22 @@ def _case(case):
     options = dict(case['options'])
     return Case(case['codec'], options.pop('algorithm'),
                 tuple(options.items()))
+
+
+def _alone(case, comm, link):
+    """The exchange of wires that are encoded already, and stay so."""
+    made = _case(case)
+    options = make_options(made.codec, made.arguments())
+    algorithm = make_algorithm(
+        comm, options, made.codec == 'fp8',
+        Nodes.of(comm, comm.rank, 0), Statistics())
+    codec = Fp8Ratio() if made.codec == 'fp8' else Cast(made.codec)
+    tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
+    codec.begin(tensors, lambda found: comm.Allreduce(
+        MPI.IN_PLACE, found, MPI.MAX))
+    wire = numpy.empty(tensors.size, codec.wire_dtype)
+    codec.encode(tensors, wire, algorithm.prescale(codec))
+    return lambda: algorithm.allreduce(codec, tensors, wire, 0, wire.size)
 
 
 def _aggregated(case, everyone, workers, link):

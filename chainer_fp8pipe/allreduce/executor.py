@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
@@ -118,6 +119,13 @@ class Executor:
                 pauses.pause(self.patience)
 
 
+class _Active(NamedTuple):
+    number: int         # of all chunks that the lane has started
+    job: Job
+    chunk: Chunk
+    start: float        # seconds
+
+
 class _Lane:
     """The chunks of one plan."""
 
@@ -126,13 +134,14 @@ class _Lane:
         self.plan = plan
         self.waiting: collections.deque[tuple[Job, Frames, int]] = (
             collections.deque())
-        self.active: list[tuple[Job, Chunk, float]] = []
+        self.active: list[_Active] = []
         self._in_flight = in_flight
         self._surroundings = Surroundings(
             comm, program(plan, comm.rank), statistics, form, plan.workers,
             f'sum {number}')
-        # Ranks are never further apart than the chunks under way, so that
-        # tags may come again soon.
+        # A chunk that is finished here was started everywhere, and the oldest
+        # one under way is less than in_flight behind the newest: ranks are
+        # less than 2 in_flight apart, and tags may come again soon.
         self._tags = [lanes * step + number for step in range(4 * in_flight)]
         self._started = 0
         #: Seconds that a chunk takes, a moving average.
@@ -140,20 +149,22 @@ class _Lane:
 
     def advance(self) -> bool:
         moved = False
-        while self.waiting and len(self.active) < self._in_flight:
+        while self.waiting and (
+                not self.active
+                or self._started - self.active[0].number < self._in_flight):
             job, frames, number = self.waiting.popleft()
             tag = self._tags[self._started % len(self._tags)]
+            chunk = Chunk(self._surroundings, job.codec, job.tensors,
+                          job.wire, frames, number, tag)
+            self.active.append(_Active(self._started, job, chunk,
+                                       time.perf_counter()))
             self._started += 1
-            self.active.append((job, Chunk(
-                self._surroundings, job.codec, job.tensors, job.wire, frames,
-                number, tag), time.perf_counter()))
             moved = True
-        for entry in tuple(self.active):
-            job, chunk, start = entry
-            moved |= chunk.advance()
-            if chunk.finished:
-                self.active.remove(entry)
-                job.unfinished -= 1
-                taken = min(time.perf_counter() - start, _LONGEST)
+        for active in tuple(self.active):
+            moved |= active.chunk.advance()
+            if active.chunk.finished:
+                self.active.remove(active)
+                active.job.unfinished -= 1
+                taken = min(time.perf_counter() - active.start, _LONGEST)
                 self.duration += (taken - self.duration) * _NEWEST
         return moved

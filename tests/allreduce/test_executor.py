@@ -1,5 +1,5 @@
 """How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
-from chainer_fp8pipe.allreduce import Planned, Statistics
+from chainer_fp8pipe.allreduce import Planned, Statistics, executor
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 
@@ -97,3 +97,30 @@ def test_several_jobs_are_under_way_at_the_same_time(comm):
         assert job.finished
         mean, _ = mean_and_spread(comm.size, [3000], seed=number)
         numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
+
+
+@on_ranks(1)
+def test_no_chunk_is_further_ahead_than_the_frames_in_flight(
+        comm, monkeypatch):
+    """Or its tag might be that of one that is late."""
+    started = []
+
+    class Late:
+        """The third chunk never ends, the others do at once."""
+
+        def __init__(self, surroundings, codec, tensors, wire, frames,
+                     number, tag):
+            started.append((number, tag))
+            self.finished = number != 2
+
+        def advance(self):
+            return False
+
+    monkeypatch.setattr(executor, 'Chunk', Late)
+    made = planned('direct', comm, frame_bytes=4, frames_in_flight=5)
+    wire = numpy.zeros(1000, numpy.float32)
+    made.submit(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000)
+    for _ in range(50):
+        made.executor.advance()
+    assert [number for number, _ in started] == list(range(2 + 5))
+    assert len({tag for _, tag in started}) == len(started)
