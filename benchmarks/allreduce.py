@@ -73,18 +73,16 @@ CASES = {
              algorithm='aggregator', frame_bytes=0),
         case('float32 aggregator', 'float32', algorithm='aggregator')],
     'torus': [
-        case('float32 ring', 'float32', order=NEIGHBOURS,
-             algorithm='ring'),
-        case('float32 torus2d', 'float32', algorithm='torus2d',
-             shape=(3, 3)),
-        case('fp8 ring, sums in fp8', 'fp8', order=NEIGHBOURS,
-             algorithm='ring', **WIRE),
-        case('fp8 torus2d, sums in fp8', 'fp8', algorithm='torus2d',
-             shape=(3, 3), **WIRE),
-        case('fp8 ring, sums in float16', 'fp8', order=NEIGHBOURS,
-             algorithm='ring'),
-        case('fp8 torus2d, sums in float16', 'fp8', algorithm='torus2d',
-             shape=(3, 3))],
+        variant(made) for made in (
+            case('float32 ring', 'float32', order=NEIGHBOURS,
+                 algorithm='ring'),
+            case('float32 torus2d', 'float32', algorithm='torus2d',
+                 shape=(3, 3)),
+            case('fp8 ring, sums in fp8', 'fp8', order=NEIGHBOURS,
+                 algorithm='ring', **WIRE),
+            case('fp8 torus2d, sums in fp8', 'fp8', algorithm='torus2d',
+                 shape=(3, 3), **WIRE))
+        for variant in (dict, alone)],
 }
 SIZES = {'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
          'two-level': [10 ** 6, 8 * 10 ** 6],

@@ -58,7 +58,7 @@ def _predicted(data, case, size, options):
         _hosts(data, case, ranks), data['payload'] / 8, latency,
         torus=(3, 3) if data['network'] == 'torus' else None,
         message_cost=options.message_cost, cores=options.cores,
-        sharing=ranks)
+        sharing=ranks, in_switch=frozenset(range(workers, ranks)))
     share = min(1, options.cores / workers)     # of a core, for each rank
     codec = _codec(case, kernel_rates(options.kernels), share)
     frame = settings.get('frame_bytes', 1 << 16) or size * case['bytes']

@@ -101,17 +101,15 @@ def _opened(case, comm, link, size):
         yield lambda: comm.Allreduce(MPI.IN_PLACE, data)
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
-    elif case['kind'] == 'alone':
-        yield _alone(case, comm, link)
     else:
         order = case['order'] or range(comm.size)
         ordered = comm.Split(0, order.index(comm.rank))
-        mean = Mean(_case(case).make(ordered), link)
-        try:
+        if case['kind'] == 'alone':
+            yield _alone(case, ordered, link)
+        else:
+            mean = Mean(_case(case).make(ordered), link)
             yield mean
-        finally:
             mean.close()
-            ordered.Free()
 
 
 def _case(case):

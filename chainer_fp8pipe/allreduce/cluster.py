@@ -43,6 +43,7 @@ class Cluster:
             cores.
         sharing: How many ranks, in the order of their numbers, share these
             cores; as many as ``cores`` if nobody has to wait.
+        in_switch: Hosts that are in the switch: no port slows them down.
     """
 
     hosts: Sequence[int]
@@ -55,6 +56,7 @@ class Cluster:
     local_latency: float = 0.0
     cores: int = 1
     sharing: int = 1
+    in_switch: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.torus is None:
@@ -71,11 +73,14 @@ class Cluster:
             return (Hop(('memory', source, target), self.local_rate,
                         self.local_latency),)
         if self.torus is None:
-            return (Hop(('out', first), self.rate, self.latency),
-                    Hop(('in', last), self.rate, 0.0))
+            return (Hop(('out', first), self._port(first), self.latency),
+                    Hop(('in', last), self._port(last), 0.0))
         way = self._way(first, last)
         return tuple(Hop(pair, self.rate, self.latency)
                      for pair in zip(way, way[1:], strict=False))
+
+    def _port(self, host: int) -> float:
+        return math.inf if host in self.in_switch else self.rate
 
     def _way(self, first: int, last: int) -> list[int]:
         assert self.torus is not None

@@ -13,6 +13,9 @@ from .executor import Executor, Job
 from .plan import Plan
 from .statistics import Statistics
 
+# What MPI may still read or write must not be freed.
+_given_up: list[Executor] = []
+
 
 @dataclasses.dataclass(frozen=True)
 class Framing:
@@ -74,4 +77,6 @@ class Planned:
 
     def free(self) -> None:
         """Gives the duplicated communicator back to MPI."""
+        if self.executor.busy:      # MPI may still write into its memory
+            _given_up.append(self.executor)
         self.comm.Free()

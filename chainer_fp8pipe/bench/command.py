@@ -63,8 +63,9 @@ def _allreduce(options: argparse.Namespace) -> None:
     if comm.size < 2:
         options.parser.error('there is one rank only; start it with '
                              'mpiexec -n 2 or more')
+    # Rank 0 writes; others may be on hosts where the folder is not.
     folder = os.path.dirname(os.path.abspath(options.json or 'x'))
-    if not os.path.isdir(folder):
+    if not comm.bcast(os.path.isdir(folder)):
         options.parser.error(f'--json: there is no folder {folder}')
     hosts = len(set(comm.allgather(MPI.Get_processor_name())))
     results = measure(comm, _cases(options), options.sizes, options.repeats)

@@ -49,6 +49,10 @@ class AggregatedCommunicator(CodecCommunicator):
             'name, mpi_comm=comm.mpi_comm.Split(color, key))')
 
 
+class UnfitOptions(ValueError):
+    """The options do not fit the workers; the aggregators have left."""
+
+
 def divide(mpi_comm: MPI.Comm, name: str, options: ExchangeOptions
            ) -> AggregatedCommunicator | None:
     """Makes the last ranks aggregators; call it on all ranks.
@@ -59,8 +63,8 @@ def divide(mpi_comm: MPI.Comm, name: str, options: ExchangeOptions
 
     Raises:
         ValueError: Options differ between ranks, or leave no worker, or
-            some rank has aggregators already; on all ranks.  Or they do not
-            fit the workers; on all of these, while aggregators return.
+            some rank has aggregators already; on all ranks.
+        UnfitOptions: On all workers, while aggregators return.
     """
     agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
           # One of them would serve here, and be missed there.
@@ -83,11 +87,11 @@ def divide(mpi_comm: MPI.Comm, name: str, options: ExchangeOptions
     workers.everyone = everyone
     try:
         return AggregatedCommunicator(workers, name, options)
-    except ValueError:
-        # The options do not fit the workers, as all of them have found.
+    except ValueError as error:
+        # As all workers have found.
         dismiss(everyone, count)
         workers.Free()
-        raise
+        raise UnfitOptions(str(error)) from error
 
 
 def refuse_parts(mpi_comm: MPI.Comm) -> None:

@@ -117,7 +117,8 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         It starts afresh: warm-up, scales and residuals are its own.
         """
-        options = dataclasses.replace(self.options, ranks_per_node=0)
+        options = dataclasses.replace(self.options, ranks_per_node=0,
+                                      shape=(0, 0))
         part = type(self)(self.mpi_comm.Split(color, key), self.name, options)
         part._owns_mpi_comm = True
         return part

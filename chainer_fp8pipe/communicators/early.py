@@ -274,13 +274,15 @@ class Early:
             loss_scale: That rank's.
         """
         self.update.todo.clear()
+        parameters = self.parameters()
         for number in self.order[len(self.update.sent):count]:
             names = self.buckets[number]
+            # Means are encoded by their ratio to the parameters, and what
+            # that loses is kept: these must be the real ones.
+            values = [flat_float32(parameters[name].array) for name in names]
             self._send(number, Tensors(
-                names, [numpy.zeros(self._sizes[name], numpy.float32)
-                        for name in names],
-                [numpy.ones(self._sizes[name], numpy.float32)
-                 for name in names], loss_scale), real=False)
+                names, [value - value for value in values], values,
+                loss_scale), real=False)
         for transfer in self.update.sent.values():
             assert self.exchange is not None
             self.exchange.finish(transfer)

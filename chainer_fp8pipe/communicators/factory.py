@@ -78,16 +78,23 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
 def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
             ) -> CodecCommunicator:
     options = make_options(name, given)
-    if options.algorithm != 'aggregator':
-        if 'aggregators' in given:
+    for option, algorithm in (('aggregators', 'aggregator'),
+                              ('shape', 'torus2d')):
+        if option in given and options.algorithm != algorithm:
             raise ValueError(
-                f'aggregators={options.aggregators} does not go with '
-                f"algorithm={options.algorithm!r}; pass "
-                "algorithm='aggregator', or no aggregators")
+                f'{option}={given[option]} does not go with '
+                f'algorithm={options.algorithm!r}; pass '
+                f'algorithm={algorithm!r}, or no {option}')
+    if options.algorithm != 'aggregator':
         return CodecCommunicator(mpi_comm, name, options)
     aggregation.refuse_parts(mpi_comm)
-    communicator = aggregation.divide(mpi_comm, name, options)
+    workers = mpi_comm.size - options.aggregators
+    try:
+        communicator = aggregation.divide(mpi_comm, name, options)
+    except aggregation.UnfitOptions:    # aggregators have left all the same
+        aggregation.remember_aggregators(mpi_comm, workers)
+        raise
     if communicator is None:
         raise SystemExit(0)
-    aggregation.remember_aggregators(mpi_comm, communicator.size)
+    aggregation.remember_aggregators(mpi_comm, workers)
     return communicator

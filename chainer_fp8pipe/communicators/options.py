@@ -183,7 +183,8 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     wanted = type(field.default)
     if wanted is tuple:
         if not (isinstance(value, (tuple, list)) and len(value) == 2
-                and all(isinstance(item, int) and item >= 0
+                and all(isinstance(item, numbers.Integral)
+                        and not isinstance(item, bool) and int(item) >= 0
                         for item in value)):
             raise ValueError(f'{field.name} must be two numbers, e.g. (4, 8),'
                              f' not {value!r}')

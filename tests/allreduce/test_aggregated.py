@@ -383,16 +383,3 @@ def test_free_finishes_what_is_under_way(comm):
 def test_communicators_are_given_back_to_mpi(comm):
     for _ in range(700):        # MPICH has room for about 2,000
         on_workers(comm, 1, lambda algorithm, workers: None)
-
-
-def test_pauses_grow_with_what_has_passed_and_end_with_work(monkeypatch):
-    now, slept = [0.0], []
-    monkeypatch.setattr(serving.time, 'perf_counter', lambda: now[0])
-    monkeypatch.setattr(serving.time, 'sleep', slept.append)
-    pauses = serving._Pauses()
-    for now[0] in (1e-4, 1e-3, 0.1, 1.0, 3600.0):       # noqa: B007
-        pauses.pause()
-    assert slept == pytest.approx([20e-6, 100e-6, 1e-3, 5e-3])
-    pauses.restart()
-    pauses.pause()
-    assert len(slept) == 4

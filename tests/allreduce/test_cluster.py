@@ -96,3 +96,11 @@ def test_a_latency_is_not_negative():
 def test_samples_that_say_nothing_are_an_error(samples, message):
     with pytest.raises(ValueError, match=message):
         fit_ping_pong(samples)
+
+
+def test_a_host_in_the_switch_is_limited_by_the_others_ports_only():
+    cluster = Cluster([0, 1, 2], rate=100.0, latency=1e-3,
+                      in_switch=frozenset([2]))
+    assert [hop.rate for hop in cluster.route(0, 2)] == [100.0, math.inf]
+    assert [hop.rate for hop in cluster.route(2, 1)] == [math.inf, 100.0]
+    assert [hop.rate for hop in cluster.route(0, 1)] == [100.0, 100.0]

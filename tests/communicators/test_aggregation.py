@@ -202,8 +202,13 @@ def test_a_part_of_the_workers_is_made_without_aggregators(comm):
 
 
 @on_ranks(3)
-def test_ranks_that_sum_cannot_be_in_another_communicator(comm, monkeypatch):
-    monkeypatch.setattr(aggregation, '_aggregators', set())
+def test_ranks_that_sum_cannot_be_in_another_communicator(comm):
+    with pytest.MonkeyPatch.context() as patch:     # in the ranks' process
+        patch.setattr(aggregation, '_aggregators', set())
+        _refused(comm)
+
+
+def _refused(comm):
     if comm.rank == 2:
         with pytest.raises(SystemExit) as left:
             create_communicator('fp8', comm, algorithm='aggregator')

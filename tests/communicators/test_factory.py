@@ -1,6 +1,7 @@
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import CodecCommunicator
 
+import numpy
 import pytest
 
 from tests.ranks import on_ranks
@@ -36,3 +37,16 @@ def test_chainermns_communicators_take_only_chainermns_options(comm):
 def test_something_that_is_no_mpi_communicator_is_named(comm):
     with pytest.raises(TypeError, match='mpi_comm'):
         create_communicator('fp8', mpi_comm='world')
+
+
+@on_ranks(4)
+def test_a_shape_goes_with_a_torus_only(comm):
+    with pytest.raises(ValueError, match=r'shape=\(7, 9\) does not go with '
+                       "algorithm='direct'; pass algorithm='torus2d'"):
+        create_communicator('fp8', comm, shape=(7, 9))
+    whole = create_communicator('torus2d', comm,
+                                shape=(numpy.int64(2), numpy.int64(2)))
+    part = whole.split(comm.rank % 2, comm.rank)
+    assert part.size == 2
+    part.finalize()
+    whole.finalize()

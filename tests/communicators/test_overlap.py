@@ -367,6 +367,37 @@ def test_aggregators_sum_what_is_sent_early(comm, name):
     assert results[:1] == results[1:]
 
 
+@on_ranks(3)
+def test_an_update_that_is_dropped_leaves_error_feedback_as_small(comm):
+    """Rank 2 has sent nothing of it, and sends zeros for the others."""
+    communicator = create_communicator(
+        'fp8', comm, overlap=True, warmup=0, partial_sums='float32')
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(numpy.random.default_rng(0).normal(
+            0, 0.01, 20000).astype(numpy.float32))
+
+    def backward(step):
+        gradient = numpy.random.default_rng((comm.rank, step)).normal(
+            0, 0.001, 20000).astype(numpy.float32)
+        model.cleargrads()
+        F.sum(model.w * gradient).backward()
+        return gradient
+
+    errors = []
+    for step in range(8):
+        if step == 6:
+            if comm.rank != 2:
+                backward(99)
+            communicator.bcast_data(model)
+        mean = comm.allreduce(backward(step).astype(float)) / comm.size
+        communicator.multi_node_mean_grad(model)
+        errors.append(abs(model.w.grad - mean).mean() / abs(mean).mean())
+    # What was sent of the dropped update is not in the next one.
+    assert max(errors[6:]) < 3 * max(errors[:6])
+    communicator.finalize()
+
+
 # --- errors ----------------------------------------------------------------
 
 def rejected(comm, match, change, network=Plain, before=4, zero_fill=True):
