@@ -178,17 +178,20 @@ def _table(found, cases, payload, what):
 
 
 def _plot(found, cases, payload, options):
-    """Time against size, beside what the links need for fp8."""
+    """Time against elements; with an aggregator, as the paper's figure 1(d),
+    against bytes."""
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
+    by_bytes = options.what == 'aggregator'
     for case, marker in zip(cases, itertools.cycle('osv^D<>X'),
                             strict=False):
         rows = [row for row in found['rows'] if row['label'] == case['label']]
         medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
         axes.errorbar(
-            [row['size'] * case['bytes'] for row in rows], medians,
+            [row['size'] * (case['bytes'] if by_bytes else 1)
+             for row in rows], medians,
             [[median - min(row['seconds']) * 1e3 for median, row
               in zip(medians, rows, strict=True)],
              [max(row['seconds']) * 1e3 - median for median, row
@@ -196,7 +199,8 @@ def _plot(found, cases, payload, options):
             marker=marker, markersize=5, capsize=3, linewidth=1.2,
             label=case['label'])
     axes.set(xscale='log', yscale='log', ylabel='ms (median, range)',
-             xlabel="bytes of a rank's gradients on the wire",
+             xlabel="bytes of a rank's gradients on the wire" if by_bytes
+             else "elements of a rank's gradients",
              title=f'All-reduce, {options.what}: {found["workers"]} ranks, '
              f'links with {payload / 1e6:.0f} Mbit/s of payload')
     axes.grid(True, which='major', alpha=0.4)
