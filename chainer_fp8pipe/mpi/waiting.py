@@ -16,7 +16,9 @@ from collections.abc import Callable
 _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
 _SLEEP = 20e-6          # seconds; Linux makes about 75 us of it
-_BRIEF = 50e-6         # seconds of yielding before the first sleep
+# Seconds of yielding before the first sleep: among ranks of one node all is
+# over by then, and sleeping would make it take twice as long.
+_BRIEF = 2e-3
 
 # Not every system has it.
 _yield: Callable[[], object] = getattr(
