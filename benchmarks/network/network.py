@@ -1,6 +1,7 @@
 """What a star and a torus have in common: hosts, links and ``mpiexec``."""
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import shlex
@@ -21,7 +22,7 @@ _CONTROL = '/proc/sys/net/ipv4/tcp_congestion_control'
 _MASTER_PORT = '29500'
 
 
-class Network:
+class Network(abc.ABC):
     """Hosts on this machine whose links have a rate.
 
     Use it in a ``with`` statement.  What it made is gone when that is left,
@@ -174,9 +175,9 @@ class Network:
             os.killpg(process.pid, signal.SIGKILL)
         self.spaces.end_processes()
 
+    @abc.abstractmethod
     def _build(self) -> None:
         """Makes the devices and fills ``links``."""
-        raise NotImplementedError
 
     # What the builders are put together from.
 

@@ -5,7 +5,6 @@ symmetric, though: what one rank of each kind sends says all.
 """
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -177,12 +176,12 @@ def _role(plan: Plan, rank: int, dimension: Callable[[int, int], int]
     for steps in part.steps[:reduced], part.steps[reduced:]:
         sent: dict[tuple[int, Form], Traffic] = {}
         received: dict[tuple[int, Form], Traffic] = {}
-        shares: collections.Counter[str] = collections.Counter()
+        own = encoded = Fraction(0)
         for step in steps:
             kind, peer, start, stop = step.action
             share = Fraction(stop - start, plan.blocks)
             if kind is Kind.ENCODE:
-                shares['encoded'] += share      # type: ignore[assignment]
+                encoded += share
                 continue
             flows = (sent if kind in (Kind.SEND_PARTIAL, Kind.SEND_RESULT)
                      else received)
@@ -190,9 +189,8 @@ def _role(plan: Plan, rank: int, dimension: Callable[[int, int], int]
             flows[key] = flows.get(key, NO_TRAFFIC).and_(Traffic(1, share))
             if (kind is Kind.RECEIVE_PARTIAL and step.fresh
                     and part.contributes):
-                shares['own'] += share          # type: ignore[assignment]
-        halves.append(Half(sent, received, Fraction(shares['own']),
-                           Fraction(shares['encoded'])))
+                own += share
+        halves.append(Half(sent, received, own, encoded))
     return Role(*halves)
 
 

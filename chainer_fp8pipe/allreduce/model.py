@@ -162,8 +162,9 @@ def _busiest(lanes: Sequence[Sequence[Mapping[Hashable, float]]]) -> float:
     """What is busy longest when all lanes' loads of a role come together."""
     longest = 0.0
     for roles in zip(*lanes, strict=True):
-        total: collections.Counter[Hashable] = collections.Counter()
+        total: dict[Hashable, float] = {}
         for load in roles:
-            total.update(load)      # type: ignore[arg-type]
+            for key, seconds in load.items():
+                total[key] = total.get(key, 0.0) + seconds
         longest = max(longest, *total.values(), 0.0)
     return longest

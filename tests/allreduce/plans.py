@@ -1,7 +1,6 @@
 """Plans to test with, and an interpreter that carries them out on arrays."""
 import collections
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.frames import piece_bounds
 from chainer_fp8pipe.allreduce.plan import (
     Kind,

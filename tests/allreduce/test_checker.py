@@ -1,7 +1,6 @@
 """The checker finds what is wrong with a plan."""
 from dataclasses import replace
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.checker import PlanError, check
 from chainer_fp8pipe.allreduce.plan import (
     Action,
@@ -87,8 +86,12 @@ def test_other_blocks_are_found(place, data):
     stop = data.draw(st.integers(-1, plan.blocks + 1))
     assume((start, stop) != actions[index][2:])
     actions[index] = actions[index]._replace(start=start, stop=stop)
+    broken = changed(plan, half, rank, actions)
+    # The mean of one contribution is that contribution, wherever it is.
+    if actions[index][:2] == (EN, 1) and gives_the_mean(broken):
+        return
     with pytest.raises(PlanError, match=r'rank \d+'):
-        check(changed(plan, half, rank, actions))
+        check(broken)
 
 
 @quick

@@ -1,7 +1,6 @@
 """Routes are those of the wiring, and a fit finds what samples came from."""
 import math
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.cluster import Cluster, fit_ping_pong
 
 import numpy

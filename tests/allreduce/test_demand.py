@@ -1,7 +1,6 @@
 """Formulas say what plans of a few ranks have in them."""
 from fractions import Fraction
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.demand import (
     aggregator_demand,
     compose_demand,

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.cluster import Cluster
 from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.allreduce.demand import (

@@ -1,7 +1,6 @@
 """Plans give the mean, with the bytes and steps that their papers count."""
 from fractions import Fraction
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.checker import check
 from chainer_fp8pipe.allreduce.plan import (
     Action,

@@ -1,5 +1,4 @@
 """Simulated exchanges take what formulas and hand say."""
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.allreduce.checker import check
 from chainer_fp8pipe.allreduce.cluster import Cluster
 from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
