@@ -8,13 +8,11 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from ..mpi.forever import keep_forever
 from .chunk import in_wire_format
 from .executor import Executor, Job
 from .plan import Plan
 from .statistics import Statistics
-
-# What MPI may still read or write must not be freed.
-_given_up: list[Executor] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +75,6 @@ class Planned:
 
     def free(self) -> None:
         """Gives the duplicated communicator back to MPI."""
-        if self.executor.busy:      # MPI may still write into its memory
-            _given_up.append(self.executor)
+        if self.executor.busy:
+            keep_forever(self.executor)
         self.comm.Free()

@@ -14,6 +14,7 @@ import numpy
 from mpi4py import MPI
 
 from ..allreduce import Statistics
+from ..mpi.forever import keep_forever
 from . import backward_watch
 from .early import Early
 from .model_state import ModelState
@@ -88,6 +89,9 @@ class Overlap:
         if self._thread:
             self._thread.join()
             atexit.unregister(self.close)
+        for early in self._ended:
+            if not early.idle:
+                keep_forever(early)
         return self._ended
 
     # --- the thread ---------------------------------------------------------

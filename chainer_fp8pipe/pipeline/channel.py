@@ -32,12 +32,13 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+from ..mpi.forever import keep_forever
 from ..mpi.waiting import wait_until
 from .channel_end import ChannelEnd
 from .errors import RemoteError
 from .frames import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
 from .packing import pack
-from .posted import PostedReceive, given_up, withdraw
+from .posted import PostedReceive, withdraw
 from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
 
 _AHEAD = 2      # receives posted at a time, at most
@@ -63,7 +64,7 @@ class Sender(ChannelEnd):
                  codec: str | None = None) -> None:
         super().__init__(comm, dest, tag, codec)
         self._leaving: deque[tuple[MPI.Request, Any]] = deque()
-        weakref.finalize(self, given_up.append, self._leaving)
+        weakref.finalize(self, keep_forever, self._leaving)
         self._failed = False
 
     def send(self, arrays: Sequence[Any]) -> None:
@@ -139,7 +140,7 @@ class Sender(ChannelEnd):
         status = MPI.Status()
         if not self._comm.Iprobe(self._peer, self._back, status):
             return self._have_left()
-        given_up.extend(self._leaving)
+        keep_forever(tuple(self._leaving))
         self._leaving.clear()
         self._mark(busy=False)
         text = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
@@ -218,8 +219,8 @@ class Receiver(ChannelEnd):
         self._withdraw()
         text = text or f'rank {self._comm.rank} gave up receiving'
         wire = text.encode(errors='replace')
-        given_up.append((self._comm.Isend([wire, MPI.BYTE], self._peer,
-                                           self._back), wire))
+        keep_forever((self._comm.Isend([wire, MPI.BYTE], self._peer,
+                                       self._back), wire))
 
     def _post(self) -> None:
         """Posts receives until there are as many as there should be."""

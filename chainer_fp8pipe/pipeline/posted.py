@@ -9,12 +9,10 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs.staging import empty_wire
+from ..mpi.forever import keep_forever
 from .frames import FRAME
 from .packing import shaped, unpack
 from .wire import Layout
-
-# What MPI may still read or write must not be freed, even if the channel is.
-given_up: list[Any] = []
 
 
 class PostedReceive:
@@ -67,5 +65,5 @@ def withdraw(posted: MutableSequence[PostedReceive]) -> None:
     for receive in posted if not MPI.Is_finalized() else ():
         receive.request.Cancel()
         if not receive.request.Test():      # a message is on its way already
-            given_up.append(receive)
+            keep_forever(receive)
     posted.clear()
