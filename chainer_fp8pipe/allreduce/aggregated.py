@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
+from ..codecs import Codec
 from ..codecs.relay import Recipe
 from .abort import end_all_ranks
-from .executor import Job
+from .job import Job
 from .plan import Plan
 from .planned import Framing, Planned
 from .statistics import Statistics
@@ -92,10 +92,9 @@ class Orders:
         self._slots: dict[Recipe, int] = {}
         self._recipes = 0
 
-    def order(self, codec: Codec, tensors: Tensors, start: int,
-              stop: int) -> None:
-        """Orders a job, as :meth:`.Planned.submit` describes it."""
-        recipe = Recipe.of(codec, tensors, start, stop)
+    def order(self, job: Job) -> None:
+        """Orders the aggregators' part of a job."""
+        recipe = Recipe.of(job.codec, job.tensors, job.start, job.stop)
         slot = self._slots.get(recipe)
         new = slot is None
         if slot is None:
@@ -104,8 +103,9 @@ class Orders:
             slot = self._slots[recipe] = self._recipes % _REMEMBERED
             self._recipes += 1
         gone, self._gone[:] = tuple(self._gone), []
-        self.send(Order(stop - start, tensors.size, self._number(codec),
-                        slot, recipe if new else None, gone))
+        self.send(Order(job.stop - job.start, job.tensors.size,
+                        self._number(job.codec), slot,
+                        recipe if new else None, gone))
 
     def send(self, message: Setup | Order | Leave) -> None:
         """Starts to send; returns at once."""
@@ -156,12 +156,11 @@ class Aggregated(Planned):
         _leave_at_exit()
         _working.append(self)
 
-    def submit(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-               start: int, stop: int) -> Job:
+    def submit(self, job: Job) -> Job:
         """As :meth:`.Planned.submit`."""
-        if self._orders and start < stop:
-            self._orders.order(codec, tensors, start, stop)
-        return super().submit(codec, tensors, wire, start, stop)
+        if self._orders and job.start < job.stop:
+            self._orders.order(job)
+        return super().submit(job)
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""

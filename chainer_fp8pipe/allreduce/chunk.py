@@ -7,9 +7,10 @@ import dataclasses
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
+from ..codecs import Codec
 from .buffers import Buffers
 from .frames import Frames
+from .job import Job
 from .plan import Kind
 from .program import Program, Step
 from .statistics import Statistics
@@ -48,28 +49,26 @@ class Chunk:
 
     Args:
         surroundings: See there.
-        codec: Of the wire.
-        tensors: The fused vector.
-        wire: Of all of it.
-        frames: How it is cut.
+        job: What it is a part of.
+        frames: How the job is cut.
         number: Which frame of each block this is.
         tag: Of its messages; different from that of any chunk that may be
             under way on another rank.
     """
 
-    def __init__(self, surroundings: Surroundings, codec: Codec,
-                 tensors: Tensors, wire: numpy.ndarray, frames: Frames,
+    def __init__(self, surroundings: Surroundings, job: Job, frames: Frames,
                  number: int, tag: int) -> None:
         self._comm = surroundings.comm
         self._name = surroundings.name
         self._program = surroundings.program
         self._statistics = surroundings.statistics
         self._buffers = surroundings.buffers
-        self._wire = wire
+        self._job = job
+        self._wire = job.wire
         self._frames = frames
         self._number = number
         self._tag = tag
-        self._sums = _sums(surroundings, codec, tensors, wire, [
+        self._sums = _sums(surroundings, job, [
             frames.part(block, number) for block in self._program.held])
         self._position = 0
         self._site = 0
@@ -80,6 +79,10 @@ class Chunk:
             tuple[MPI.Request | None, numpy.ndarray]] = collections.deque()
         self._results_posted = False
         self._post(Kind.RECEIVE_PARTIAL)
+        if job.encodes:
+            with self._statistics.section('encode'):
+                for part in self._all_parts():
+                    job.encode(part)
 
     @property
     def finished(self) -> bool:
@@ -97,10 +100,15 @@ class Chunk:
                 break
             self._position += 1
         if self._position == len(steps):
+            if self._position > before and self._job.decodes:
+                with self._statistics.section('decode'):
+                    for part in self._all_parts():
+                        self._job.decode(part)
             self._partials = _under_way(self._partials)
             self._results = _under_way(self._results)
             if self.finished:
                 self._buffers.give(self._used)
+                self._used = []
         return self._position > before or self.finished
 
     # --- steps --------------------------------------------------------------
@@ -206,6 +214,10 @@ class Chunk:
         return [self._frames.part(block, self._number)
                 for block in range(step.action.start, step.action.stop)]
 
+    def _all_parts(self) -> list[slice]:
+        return [self._frames.part(block, self._number)
+                for block in range(len(self._frames.bounds) - 1)]
+
     def _buffer(self, size: int, dtype: numpy.dtype) -> numpy.ndarray:
         memory = self._buffers.take(size * dtype.itemsize)
         self._used.append(memory)
@@ -221,12 +233,12 @@ _HANDLERS = {
 }
 
 
-def _sums(surroundings: Surroundings, codec: Codec, tensors: Tensors,
-          wire: numpy.ndarray, parts: list[slice]) -> WideSums | WireSums:
+def _sums(surroundings: Surroundings, job: Job, parts: list[slice]
+          ) -> WideSums | WireSums:
     contributes = surroundings.program.contributes
-    if in_wire_format(surroundings.form, codec):
-        return WireSums(codec, wire, contributes)
-    return WideSums(codec, tensors, wire, parts, contributes,
+    if in_wire_format(surroundings.form, job.codec):
+        return WireSums(job.codec, job.wire, contributes)
+    return WideSums(job.codec, job.tensors, job.wire, parts, contributes,
                     numpy.dtype(surroundings.form), surroundings.workers)
 
 

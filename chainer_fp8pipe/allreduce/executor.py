@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
 from ..mpi.waiting import Pauses
 from .chunk import Chunk, Surroundings
 from .frames import Frames, piece_bounds
+from .job import Job
 from .plan import Plan
 from .program import program
 from .statistics import Statistics
@@ -20,34 +19,6 @@ from .statistics import Statistics
 _SHARE = 1 / 4          # of a chunk's time that is slept at most
 _NEWEST = 1 / 8         # weight of the newest chunk in their mean time
 _LONGEST = 10e-3        # seconds; a rank that is late makes no chunk slow
-
-
-class Job:
-    """A range of the fused vector whose mean is wanted.
-
-    Args:
-        codec: Has encoded the wire.
-        tensors: The fused vector.
-        wire: Of all of it; the mean replaces the contribution.
-        start: First element of the range.
-        stop: Last element plus one.
-
-    Attributes:
-        finished: The mean is there, and nothing of it is on its way.
-    """
-
-    def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                 start: int, stop: int) -> None:
-        self.codec = codec
-        self.tensors = tensors
-        self.wire = wire
-        self.start = start
-        self.stop = stop
-        self.unfinished = 0
-
-    @property
-    def finished(self) -> bool:
-        return not self.unfinished
 
 
 class Executor:
@@ -154,8 +125,8 @@ class _Lane:
                 or self._started - self.active[0].number < self._in_flight):
             job, frames, number = self.waiting.popleft()
             tag = self._tags[self._started % len(self._tags)]
-            chunk = Chunk(self._surroundings, job.codec, job.tensors,
-                          job.wire, frames, number, tag)
+            chunk = Chunk(self._surroundings, job, frames, number, tag)
+            chunk.advance()     # sends before the next one encodes
             self.active.append(_Active(self._started, job, chunk,
                                        time.perf_counter()))
             self._started += 1

@@ -10,7 +10,8 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..mpi.forever import keep_forever
 from .chunk import in_wire_format
-from .executor import Executor, Job
+from .executor import Executor
+from .job import Job
 from .plan import Plan
 from .statistics import Statistics
 
@@ -60,16 +61,15 @@ class Planned:
     def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
                   start: int, stop: int) -> None:
         """Leaves the mean of the whole range in ``wire``, on every rank."""
-        self.submit(codec, tensors, wire, start, stop)
+        self.submit(Job(codec, tensors, wire, start, stop))
         self.executor.run()
 
-    def submit(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-               start: int, stop: int) -> Job:
+    def submit(self, job: Job) -> Job:
         """Begins what :meth:`allreduce` does; others may be under way.
 
         The caller calls ``executor.advance()`` until ``job.finished``.
+        Returns the job.
         """
-        job = Job(codec, tensors, wire, start, stop)
         self.executor.submit(job)
         return job
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from ..codecs.relay import Kept, Recipe
 from ..mpi.waiting import Pauses
 from .aggregated import Leave, Order, Setup
-from .executor import Job
+from .job import Job
 from .planned import Planned
 from .statistics import Statistics
 
@@ -90,8 +90,8 @@ class _Service:
         dtype = codec.wire_dtype
         memory = self._wires.take(order.length * dtype.itemsize,
                                   order.total * dtype.itemsize)
-        self._wires.lend(memory, self._planned.submit(
-            codec, tensors, memory.view(dtype), 0, order.length))
+        self._wires.lend(memory, self._planned.submit(Job(
+            codec, tensors, memory.view(dtype), 0, order.length)))
 
 
 class _Inbox:

@@ -75,8 +75,16 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
-               prescale: float = 1.0) -> None:
-        """Writes all gradients, times ``prescale``, into ``wire``."""
+               prescale: float = 1.0, start: int = 0) -> None:
+        """Writes gradients, times ``prescale``, into a piece of the wire.
+
+        Args:
+            tensors: The tensors of this update.
+            wire: All of the wire, or a piece; piece by piece, each element
+                is to be encoded once.
+            prescale: The factor.
+            start: Where in the fused vector the piece begins.
+        """
 
     @abc.abstractmethod
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -102,10 +110,17 @@ class Codec(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
-        """Writes the values of ``wire`` into the gradients.
+    def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
+               ) -> list[str]:
+        """Writes the values of a piece of the wire into the gradients.
 
-        Returns the names of tensors whose gradient is now not finite.
+        Args:
+            tensors: The tensors of this update.
+            wire: The piece.
+            start: Where in the fused vector it begins.
+
+        Returns:
+            The names of tensors to which a NaN or an infinity was written.
         """
 
     @abc.abstractmethod
@@ -122,6 +137,11 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
         """``wire *= factor``, in the wire's own format."""
+
+    def blame(self, what: str) -> None:
+        """Notes once what made a wire not finite, see ``nonfinite``."""
+        if what not in self.nonfinite:
+            self.nonfinite.append(what)
 
     def zeros(self, tensors: Tensors, size: int) -> Any:
         """A ``total`` for :meth:`accumulate`."""

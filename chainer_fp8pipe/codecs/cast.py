@@ -29,19 +29,17 @@ class Cast(Codec):
         self.wire_dtype = numpy.dtype(dtype)
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
-               prescale: float = 1.0) -> None:
+               prescale: float = 1.0, start: int = 0) -> None:
         out = output(tensors.xp, wire)
         with numpy.errstate(over='ignore'):
-            for index, _, place in tensors.overlaps(0, tensors.size):
-                part = out[place]
-                if prescale == 1.0:
-                    part[...] = tensors.gradients[index]
-                else:
-                    part[...] = (tensors.gradients[index]
-                                 * numpy.float32(prescale))
-                if not _all_finite(part):
-                    self.nonfinite.append(
-                        f'the gradient of {tensors.names[index]}')
+            for index, part, place in tensors.overlaps(start,
+                                                       start + wire.size):
+                gradient = tensors.gradients[index][part]
+                if prescale != 1.0:
+                    gradient = gradient * numpy.float32(prescale)
+                out[place] = gradient
+                if not _all_finite(out[place]):
+                    self.blame(f'the gradient of {tensors.names[index]}')
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -57,11 +55,12 @@ class Cast(Codec):
             out[...] = total
         download(out, wire)
 
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
+    def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
+               ) -> list[str]:
         values = upload(tensors.xp, wire)
         nonfinite = []
-        for index, _, place in tensors.overlaps(0, tensors.size):
-            tensors.gradients[index][...] = values[place]
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            tensors.gradients[index][part] = values[place]
             if not _all_finite(values[place]):
                 nonfinite.append(tensors.names[index])
         return nonfinite

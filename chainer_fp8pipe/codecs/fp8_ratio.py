@@ -107,23 +107,25 @@ class Fp8Ratio(Codec):
         self._scales.settle(tensors, largest)
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
-               prescale: float = 1.0) -> None:
+               prescale: float = 1.0, start: int = 0) -> None:
         out = output(tensors.xp, wire)
-        for index, _, place in tensors.overlaps(0, tensors.size):
+        whole = 0, tensors.size
+        for index, part, place in tensors.overlaps(start, start + wire.size):
             name = tensors.names[index]
-            gradient = tensors.gradients[index]
+            gradient = tensors.gradients[index][part]
             counts = fp8.ratio_encode(
-                gradient, tensors.parameters[index], out[place],
+                gradient, tensors.parameters[index][part], out[place],
                 scale=self._scale(name) * prescale, epsilon=self.epsilon,
-                residual=self._residual(tensors.xp, 'gradient', name, 0,
-                                        gradient.size),
+                residual=self._owned_residual(tensors, index, part,
+                                              'gradient', whole),
                 rounding=self.rounding,
-                seed=self._rounding_seed(0, f'gradient {name}'))
+                seed=self._rounding_seed(
+                    0, f'gradient:{part.start} {name}'))
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
-                whole = bool(tensors.xp.isfinite(gradient).all())
-                self.nonfinite.append(
-                    f'the {"value" if whole else "gradient"} of {name}')
+                finite = bool(tensors.xp.isfinite(gradient).all())
+                self.blame(f'the {"value" if finite else "gradient"} '
+                           f'of {name}')
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -151,17 +153,19 @@ class Fp8Ratio(Codec):
                     0, f'{site}:{part.start} {name}'))
             self._count(name, counts.clipped, 0)
             if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
-                self.nonfinite.append(f'the value of {name}')
+                self.blame(f'the value of {name}')
         download(out, wire)
 
-    def decode(self, tensors: Tensors, wire: numpy.ndarray) -> list[str]:
+    def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
+               ) -> list[str]:
         codes = upload(tensors.xp, wire)
         return [
             tensors.names[index]
-            for index, _, place in tensors.overlaps(0, tensors.size)
+            for index, part, place in tensors.overlaps(start,
+                                                       start + wire.size)
             if fp8.ratio_decode(
-                codes[place], tensors.parameters[index],
-                tensors.gradients[index],
+                codes[place], tensors.parameters[index][part],
+                tensors.gradients[index][part],
                 scale=self._scale(tensors.names[index]),
                 epsilon=self.epsilon)]
 
@@ -184,6 +188,10 @@ class Fp8Ratio(Codec):
 
     # --- report and state ---------------------------------------------------
 
+    def quantile_of(self, name: str) -> float:
+        """q of a tensor; 0 if all its gradients have been zero."""
+        return self._scales.q.get(name, 0.0)
+
     def report(self) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.
 
@@ -191,7 +199,7 @@ class Fp8Ratio(Codec):
         Both encodings can clip, so a tensor's second one adds to ``clipped``
         on the ranks that made it.
         """
-        return {name: TensorReport(self._scales.q.get(name, 0.0),
+        return {name: TensorReport(self.quantile_of(name),
                                    self._clipped[name], encoded)
                 for name, encoded in self._encoded.items()}
 
@@ -234,7 +242,7 @@ class Fp8Ratio(Codec):
 
     def _scale(self, name: str) -> float:
         # Without a q the tensor is zero on all ranks: any scale will do.
-        q = self._scales.q.get(name, 0.0) or fp8.MAX
+        q = self.quantile_of(name) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
 
     def _residual(self, xp: Any, site: str, name: str, start: int,

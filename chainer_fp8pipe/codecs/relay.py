@@ -58,16 +58,13 @@ class Recipe:
     @classmethod
     def of(cls, codec: Codec, tensors: Tensors, start: int, stop: int
            ) -> Recipe:
-        """The recipe of a codec that has encoded ``[start, stop)``."""
+        """The recipe of a codec for ``[start, stop)`` of its update."""
         if not isinstance(codec, Fp8Ratio):
             return cls(codec.name)
-        reports = codec.report()
         parts = []
         for index, part, _ in tensors.overlaps(start, stop):
             name, size = tensors.names[index], part.stop - part.start
-            # What was sent as zeros was not encoded.
-            unit = (reports[name].q / tensors.loss_scale
-                    if name in reports else 0.0)
+            unit = codec.quantile_of(name) / tensors.loss_scale
             if size != tensors.gradients[index].size:
                 name = f'{name}[{part.start}:{part.stop}]'
             parts.append(Part(name, size, unit))

@@ -200,7 +200,7 @@ class Averaging:
                     continue
                 if number not in sent:
                     sent[number] = Transfer(codec, part, state.wire(
-                        number, codec, part.xp, part.size))
+                        number, codec, part.xp, part.size), decodes=True)
                     exchange.submit(sent[number])
                     exchange.advance()
                 transfers.append((part, sent[number]))
@@ -216,7 +216,7 @@ class Averaging:
         for tensors, transfer in transfers:
             exchange.finish(transfer)
             with self._statistics.section('decode'):
-                found = codec.decode(tensors, transfer.wire)
+                found = transfer.decode(tensors)
                 if found:
                     wire_is_finite &= codec.is_finite(transfer.wire)
             nonfinite += found

@@ -8,7 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..allreduce import Planned, Statistics
-from ..allreduce.executor import Job
+from ..allreduce.job import Job
 from ..codecs import Codec, Tensors
 from ..mpi.waiting import Pauses
 
@@ -22,17 +22,19 @@ class Transfer:
         wire: Of as many elements; the mean will be in it.
         real: False for one that is sent only because other ranks wait for
             it: all zeros.
+        decodes: The gradients may be overwritten as means come.
 
     Attributes:
         finished: The mean is in the wire, and nothing is on its way.
     """
 
     def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                 real: bool = True) -> None:
+                 real: bool = True, decodes: bool = False) -> None:
         self.codec = codec
         self.tensors = tensors
         self.wire = wire
         self.real = real
+        self._decodes = decodes
         self._proposed: numpy.ndarray | None = None
         self._request: MPI.Request | None = None
         self._job: Job | None = None
@@ -60,17 +62,36 @@ class Transfer:
     def launch(self, algorithm: Any) -> None:
         """Encodes the bucket and hands it to the algorithm."""
         self.codec.settle(self.tensors, self._proposed)
-        if self.real:
-            self.codec.encode(self.tensors, self.wire,
-                              algorithm.prescale(self.codec))
-        else:
+        prescale = algorithm.prescale(self.codec)
+        # A GPU is done with all of it before frames would have left it.
+        by_frame = (isinstance(algorithm, Planned)
+                    and self.tensors.xp is numpy)
+        if not self.real:
             self.wire[...] = 0      # which is 0 in every format
-        job = self.codec, self.tensors, self.wire, 0, self.wire.size
+        elif not by_frame:
+            self.codec.encode(self.tensors, self.wire, prescale)
+        parts = self.codec, self.tensors, self.wire, 0, self.wire.size
         if isinstance(algorithm, Planned):
-            self._job = algorithm.submit(*job)
+            self._job = algorithm.submit(Job(
+                *parts, prescale if self.real and by_frame else None,
+                by_frame and self._decodes))
         else:
-            algorithm.allreduce(*job)
+            algorithm.allreduce(*parts)
             self._done = True
+
+    def decode(self, tensors: Tensors) -> list[str]:
+        """Writes means into gradients, if that has not been done.
+
+        Args:
+            tensors: The bucket, or as ``decodes`` was given, others of the
+                same names and parameters.
+
+        Returns:
+            Names of tensors whose gradient is now not finite.
+        """
+        if self._job and self._job.decodes:
+            return self._job.nonfinite
+        return self.codec.decode(tensors, self.wire)
 
 
 class Exchange:

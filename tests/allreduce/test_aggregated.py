@@ -4,6 +4,7 @@ import itertools
 
 from chainer_fp8pipe.allreduce import Statistics, choice, serving
 from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
+from chainer_fp8pipe.allreduce.job import Job
 from chainer_fp8pipe.allreduce.plan import aggregator, compose
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.serving import serve
@@ -217,7 +218,7 @@ def test_buckets_are_ordered_without_waiting(comm):
             codec.begin(tensors, lambda array: workers.Allreduce(
                 MPI.IN_PLACE, array, MPI.MAX))
             codec.encode(tensors, wire, algorithm.prescale(codec))
-            jobs = [algorithm.submit(codec, tensors, wire, *bound)
+            jobs = [algorithm.submit(Job(codec, tensors, wire, *bound))
                     for bound in bounds]
             assert not any(job.finished for job in jobs)
             algorithm.executor.run()
@@ -237,7 +238,8 @@ def test_one_worker_may_be_a_job_ahead_of_the_others(comm):
         for step in range(20):
             tensors = tensors_of(workers.rank, [100], step)
             wire = tensors.gradients[0] / numpy.float32(workers.size)
-            jobs.append(algorithm.submit(codec, tensors, wire, 0, 100))
+            jobs.append(algorithm.submit(
+                Job(codec, tensors, wire, 0, 100)))
             while workers.rank == 0 and len(jobs) > 1 and (
                     not jobs[-2].finished):
                 algorithm.executor.advance()
@@ -373,8 +375,8 @@ def test_free_finishes_what_is_under_way(comm):
 
     def body(algorithm, workers):
         tensors = tensors_of(0, [5000])
-        jobs.append(algorithm.submit(
-            Cast('float32'), tensors, tensors.gradients[0], 0, 5000))
+        jobs.append(algorithm.submit(Job(
+            Cast('float32'), tensors, tensors.gradients[0], 0, 5000)))
     on_workers(comm, 1, body)
     assert all(job.finished for job in jobs)
 

@@ -1,5 +1,6 @@
 """How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
 from chainer_fp8pipe.allreduce import Planned, Statistics, executor
+from chainer_fp8pipe.allreduce.job import Job
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 
@@ -89,7 +90,7 @@ def test_several_jobs_are_under_way_at_the_same_time(comm):
     for number in range(5):
         tensors = tensors_of(comm.rank, [3000], seed=number)
         wire = tensors.gradients[0] / numpy.float32(comm.size)
-        jobs.append(made.submit(codec, tensors, wire, 0, 3000))
+        jobs.append(made.submit(Job(codec, tensors, wire, 0, 3000)))
         made.executor.advance()
     while made.executor.busy:
         made.executor.advance()
@@ -107,8 +108,7 @@ def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
     class Late:
         """The third chunk never ends, the others do at once."""
 
-        def __init__(self, surroundings, codec, tensors, wire, frames,
-                     number, tag):
+        def __init__(self, surroundings, job, frames, number, tag):
             started.append((number, tag))
             self.finished = number != 2
 
@@ -117,7 +117,7 @@ def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
 
     made = planned('direct', comm, frame_bytes=4, frames_in_flight=5)
     wire = numpy.zeros(1000, numpy.float32)
-    made.submit(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000)
+    made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000))
     # Not the fixture, which would patch another process.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, 'Chunk', Late)
@@ -125,3 +125,55 @@ def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
             made.executor.advance()
     assert [number for number, _ in started] == list(range(2 + 5))
     assert len({tag for _, tag in started}) == len(started)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('codec', CODECS)
+@on_ranks(1, 2, 4)
+def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
+        comm, name, codec):
+    """With the bits of a vector that is encoded and decoded as a whole."""
+    sizes = [1000, 0, 2037]
+    results = []
+    for whole in (True, False):
+        made = planned(name, comm, frame_bytes=64)
+        used = CODECS[codec]()
+        tensors = tensors_of(comm.rank, sizes)
+        before = numpy.concatenate(tensors.gradients)
+        wire = numpy.zeros(3037, used.wire_dtype)
+        used.begin(tensors, lambda array: comm.Allreduce(
+            MPI.IN_PLACE, array, MPI.MAX))
+        prescale = made.prescale(used)
+        if whole:
+            used.encode(tensors, wire, prescale)
+            made.allreduce(used, tensors, wire, 0, 3037)
+            used.decode(tensors, wire)
+        else:
+            job = made.submit(Job(used, tensors, wire, 0, 3037, prescale,
+                                  decodes=True))
+            made.executor.advance()
+            assert not wire.all()       # some of it has not been looked at
+            numpy.testing.assert_array_equal(
+                numpy.concatenate(tensors.gradients)[-1:], before[-1:])
+            made.executor.run()
+            assert job.nonfinite == []
+        results.append((wire, numpy.concatenate(tensors.gradients)))
+    for one, other in zip(*results, strict=True):
+        numpy.testing.assert_array_equal(one, other)
+
+
+@on_ranks(3)
+def test_tensors_that_are_not_finite_are_named_after_the_last_frame(comm):
+    tensors = tensors_of(comm.rank, [500, 500, 500])
+    if comm.rank == 1:
+        tensors.gradients[0][77] = numpy.nan
+        tensors.gradients[2][400] = numpy.inf
+    made, codec = planned('ring', comm), Cast('float32')
+    codec.start(1.0)
+    job = made.submit(Job(codec, tensors, numpy.empty(1500, numpy.float32),
+                          0, 1500, made.prescale(codec), decodes=True))
+    made.executor.run()
+    assert job.nonfinite == ['/l0', '/l2']
+    assert codec.nonfinite == (
+        ['the gradient of /l0', 'the gradient of /l2'] if comm.rank == 1
+        else [])
