@@ -80,13 +80,14 @@ def settings(options):
     encode = rate['ratio_encode + residual']
     decode = rate['ratio_decode, fp8 wire']
     host32 = CodecCosts(4, 4, encode=copy, add=add, add_partial=add,
-                        decode=copy)
+                        decode=copy, by_frame=True)
     host8 = CodecCosts(
         1, 4, encode=encode, add=rate['accumulate'], add_partial=add,
         add_own=rate['accumulate'], pack=copy,
-        mean=one_after_the_other(copy, decode, encode), decode=decode)
+        mean=one_after_the_other(copy, decode, encode), decode=decode,
+        by_frame=True)
     sums8 = CodecCosts(1, 1, encode=encode, add=rate['add'],
-                       add_partial=rate['add'], decode=decode)
+                       add_partial=rate['add'], decode=decode, by_frame=True)
     gpu32 = CodecCosts(4, 4, encode=memory / 8, add=memory / 12,
                        add_partial=memory / 12, decode=memory / 8)
     gpu8 = CodecCosts(
@@ -98,7 +99,8 @@ def settings(options):
         for name in ('encode', 'add', 'add_own', 'mean', 'decode')})
     far8 = CodecCosts(**{
         **vars(host8), 'encode': one_after_the_other(pcie / 4, encode),
-        'decode': one_after_the_other(decode, pcie / 4)})
+        'decode': one_after_the_other(decode, pcie / 4),
+        'by_frame': False})
     return (Setting('host memory, CPU', host32, host8, sums8),
             Setting('GPU, encoded on CPU', gpu32, far8, None),
             Setting('GPU, encoded on GPU', gpu32, staged8, None),

@@ -59,8 +59,7 @@ def _predicted(data, case, size, options):
         torus=(3, 3) if data['network'] == 'torus' else None,
         message_cost=options.message_cost, cores=options.cores,
         sharing=ranks, in_switch=frozenset(range(workers, ranks)))
-    share = min(1, options.cores / workers)     # of a core, for each rank
-    codec = _codec(case, kernel_rates(options.kernels), share)
+    codec = _codec(case, kernel_rates(options.kernels))
     frame = settings.get('frame_bytes', 1 << 16) or size * case['bytes']
     return total_seconds(simulate(
         plans, cluster, codec, size, frame_bytes=frame,
@@ -88,24 +87,25 @@ def _hosts(data, case, ranks):
             for rank in range(ranks)]
 
 
-def _codec(case, rate, share):
-    """What a rank does per second on its share of a core before and after."""
+def _codec(case, rate):
+    """What a rank does per second on a core of its own."""
     copy, size = rate['copy (NumPy)'], case['bytes']
     add = copy * 8 / 12         # 12 bytes each instead of a copy's 8
     if size == 4:
-        return CodecCosts(4, 4, encode=copy * share, add=add,
-                          add_partial=add, decode=copy * share)
+        return CodecCosts(4, 4, encode=copy, add=add, add_partial=add,
+                          decode=copy, by_frame=True)
     encode = rate['ratio_encode + residual']
     decode = rate['ratio_decode, fp8 wire']
     form = case['options'].get('partial_sums', 'auto')
     if form == 'wire':
-        return CodecCosts(1, 1, encode=encode * share, add=rate['add'],
-                          add_partial=rate['add'], decode=decode * share)
+        return CodecCosts(1, 1, encode=encode, add=rate['add'],
+                          add_partial=rate['add'], decode=decode,
+                          by_frame=True)
     return CodecCosts(
-        1, _BYTES[form], encode=encode * share, add=rate['accumulate'],
+        1, _BYTES[form], encode=encode, add=rate['accumulate'],
         add_partial=add, add_own=rate['accumulate'], pack=copy,
         mean=one_after_the_other(copy, decode, encode),
-        decode=decode * share)
+        decode=decode, by_frame=True)
 
 
 def _arguments():

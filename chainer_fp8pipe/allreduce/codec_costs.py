@@ -20,13 +20,15 @@ class CodecCosts:
     Attributes:
         wire_bytes: Of contributions and results.
         partial_bytes: Of partial sums.
-        encode: Gradients into the wire, before the exchange.
+        encode: Gradients into the wire.
         add: A contribution that arrived to a sum.
         add_partial: A partial sum that arrived to a sum.
         add_own: This rank's own contribution to a sum.
         pack: A sum into the form in which it travels.
         mean: Encoding the mean.
-        decode: The wire into gradients, after the exchange.
+        decode: The wire into gradients.
+        by_frame: Both are done frame by frame, beside the exchange; if not,
+            before it and after it.
     """
 
     wire_bytes: int
@@ -38,11 +40,22 @@ class CodecCosts:
     pack: float = math.inf
     mean: float = math.inf
     decode: float = math.inf
+    by_frame: bool = False
 
     def bytes_of(self, form: Form) -> int:
         """Bytes of an element in a message."""
         return (self.partial_bytes if form is Form.PARTIAL
                 else self.wire_bytes)
+
+    @property
+    def first(self) -> float:
+        """Seconds per element before the first step of a chunk."""
+        return 1 / self.encode if self.by_frame else 0.0
+
+    @property
+    def last(self) -> float:
+        """Seconds per element after the last step of a chunk."""
+        return 1 / self.decode if self.by_frame else 0.0
 
 
 class StepCosts:

@@ -69,7 +69,13 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
 
 
 def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
-    """With encoding before and decoding after the exchange."""
+    """With encoding before and decoding after the exchange.
+
+    Or beside it, if the codec does them frame by frame; then they are in the
+    timing already.
+    """
+    if codec.by_frame:
+        return timing.seconds
     return (timing.seconds + elements / codec.encode
             + elements / codec.decode)
 
@@ -91,9 +97,13 @@ class _Lane:
         self.chunks = max(1.0, elements / need.blocks / frame)
         self._elements = elements / self.chunks
         self.links = [self._links(role) for role in need.roles]
+        first, last = (self._shared(self._elements * seconds)
+                       for seconds in (codec.first, codec.last))
         self.ranks: list[dict[Hashable, float]] = [
-            {'rank': sum(map(self._busy, role))} for role in need.roles]
-        self.alone = need.steps * cluster.latency + sum(
+            {'rank': sum(map(self._busy, role),
+                         first + last if role is need.workers else 0.0)}
+            for role in need.roles]
+        self.alone = first + last + need.steps * cluster.latency + sum(
             max(self._chain(role[half], need.steps / 2)
                 for role in need.roles) for half in (0, 1))
 
@@ -145,7 +155,11 @@ class _Lane:
                     codec.add_partial if form is Form.PARTIAL else codec.add)
         seconds += (self._of(half.own) / codec.add_own
                     + self._of(half.encoded) / codec.mean)
-        return seconds * max(1.0, cluster.sharing / cluster.cores)
+        return self._shared(seconds)
+
+    def _shared(self, seconds: float) -> float:
+        """Where ranks share cores, each has a part of their time."""
+        return seconds * max(1.0, self._cluster.sharing / self._cluster.cores)
 
     def _bytes(self, form: Form, traffic: Traffic) -> float:
         return self._of(traffic.elements) * self._codec.bytes_of(form)

@@ -100,6 +100,13 @@ class _Lane:
         return found
 
 
+    def total(self, chunk: int) -> int:
+        """Of all blocks."""
+        parts = (self._frames.part(block, chunk)
+                 for block in range(len(self._frames.bounds) - 1))
+        return sum(part.stop - part.start for part in parts)
+
+
 @dataclass(eq=False)
 class _Chunk:
     lane: _Lane
@@ -188,6 +195,8 @@ class _Run:
         seconds = self._costs.seconds(
             step, chunk.lane.elements(step, chunk.number),
             chunk.lane.program.contributes)
+        if chunk.lane.program.contributes:
+            seconds += self._beside(chunk)
         state = self.ranks[rank]
         if not seconds:
             self._finish_step(chunk, step)
@@ -200,6 +209,16 @@ class _Run:
         self._cores[group] -= 1
         state.seconds += seconds
         self._at(self.now + seconds, self._release, rank, chunk, step)
+
+    def _beside(self, chunk: _Chunk) -> float:
+        """Seconds of encoding and decoding at the ends of a program."""
+        codec, elements = self._costs.codec, chunk.lane.total(chunk.number)
+        seconds = 0.0
+        if chunk.position == 0:
+            seconds += elements * codec.first
+        if chunk.position == len(chunk.lane.program.steps) - 1:
+            seconds += elements * codec.last
+        return seconds
 
     def _release(self, rank: int, chunk: _Chunk, step: Step) -> None:
         group = rank // self._cluster.sharing

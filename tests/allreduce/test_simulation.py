@@ -181,6 +181,19 @@ def test_chunks_hide_latency_if_enough_are_in_flight():
                    **chunk) == pytest.approx(alone + 9 * 24_000 / RATE)
 
 
+@pytest.mark.parametrize('in_flight', [1, 3])
+def test_frames_are_encoded_before_they_leave_and_decoded_in_the_end(
+        in_flight):
+    """In the time of other frames, where others are in flight."""
+    cluster = Cluster(range(2), 1e6, 0.0)
+    codec = CodecCosts(1, 1, encode=1e6, decode=1e6, by_frame=True)
+    # Both ranks send half of each chunk of 2,000 elements, twice.
+    found = seconds([direct(2)], cluster, codec, 12_000, frame_bytes=1000,
+                    frames_in_flight=in_flight)
+    assert found == pytest.approx(6 * 6e-3 if in_flight == 1 else
+                                  6 * 4e-3, rel=0.1)
+
+
 def test_a_chunk_ends_when_what_it_sent_has_left():
     """One in flight; a message takes 1 s on a link, and 1 s to be added.
 
