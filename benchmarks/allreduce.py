@@ -20,7 +20,13 @@ import statistics
 import sys
 import tempfile
 
-from environment import describe, with_torch, write_json
+from environment import (
+    add_common_arguments,
+    describe,
+    spread,
+    with_torch,
+    write_json,
+)
 from network import NetworkError, Star, Torus
 
 _RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
@@ -188,14 +194,9 @@ def _plot(found, cases, payload, options):
     for case, marker in zip(cases, itertools.cycle('osv^D<>X'),
                             strict=False):
         rows = [row for row in found['rows'] if row['label'] == case['label']]
-        medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
         axes.errorbar(
             [row['size'] * (case['bytes'] if by_bytes else 1)
-             for row in rows], medians,
-            [[median - min(row['seconds']) * 1e3 for median, row
-              in zip(medians, rows, strict=True)],
-             [max(row['seconds']) * 1e3 - median for median, row
-              in zip(medians, rows, strict=True)]],
+             for row in rows], *spread([row['seconds'] for row in rows]),
             marker=marker, markersize=5, capsize=3, linewidth=1.2,
             label=case['label'])
     axes.set(xscale='log', yscale='log', ylabel='ms (median, range)',
@@ -220,10 +221,7 @@ def _arguments():
                         help='of every link (default: 500e6; torus: 200e6)')
     parser.add_argument('--repeats', type=int, default=5, metavar='N',
                         help='of every case, after one more (default: 5)')
-    parser.add_argument('--without-torch', action='store_true',
-                        help='leave out PyTorch (pip install torch)')
-    parser.add_argument('--json', metavar='FILE', help='write raw data')
-    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
+    add_common_arguments(parser)
     return parser.parse_args()
 
 

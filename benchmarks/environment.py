@@ -1,6 +1,7 @@
 """What every benchmark says of itself: machine, date, versions, command."""
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import importlib.util
@@ -9,7 +10,9 @@ import os
 import pathlib
 import platform
 import shutil
+import statistics
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 _PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes')
@@ -48,6 +51,25 @@ def with_torch(wanted: bool) -> bool:
               flush=True)
         return False
     return wanted
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What benchmarks on a virtual network understand besides."""
+    parser.add_argument('--without-torch', action='store_true',
+                        help='leave out PyTorch (pip install torch)')
+    parser.add_argument('--json', metavar='FILE', help='write raw data')
+    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
+
+
+def spread(seconds: Sequence[Sequence[float]]
+           ) -> tuple[list[float], list[list[float]]]:
+    """Medians in milliseconds, and error bars from the least to the most."""
+    medians = [statistics.median(times) * 1e3 for times in seconds]
+    return medians, [
+        [median - min(times) * 1e3
+         for median, times in zip(medians, seconds, strict=True)],
+        [max(times) * 1e3 - median
+         for median, times in zip(medians, seconds, strict=True)]]
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

@@ -17,7 +17,13 @@ import statistics
 import sys
 import tempfile
 
-from environment import describe, with_torch, write_json
+from environment import (
+    add_common_arguments,
+    describe,
+    spread,
+    with_torch,
+    write_json,
+)
 from network import NetworkError, Star
 
 _RANKS = pathlib.Path(__file__).with_name('training_ranks.py')
@@ -104,11 +110,7 @@ def _plot(rows, options):
         figsize=(9, 1.2 + 0.6 * len(rows)), layout='constrained')
     if options.what == 'steps':
         labels = [row['label'] for row in rows]
-        medians = [statistics.median(row['seconds']) * 1e3 for row in rows]
-        errors = [[median - min(row['seconds']) * 1e3 for row, median
-                   in zip(rows, medians, strict=True)],
-                  [max(row['seconds']) * 1e3 - median for row, median
-                   in zip(rows, medians, strict=True)]]
+        medians, errors = spread([row['seconds'] for row in rows])
         bars = axes.barh(labels, medians, xerr=errors, color=[
             'tab:gray' if 'PyTorch' in label else 'tab:blue'
             for label in labels], ecolor='black', capsize=3)
@@ -138,10 +140,7 @@ def _arguments():
     parser.add_argument('--repeats', type=int, metavar='N',
                         help='steps that are timed (default: 15; breakdown: '
                         '5)')
-    parser.add_argument('--without-torch', action='store_true',
-                        help='leave out PyTorch (pip install torch)')
-    parser.add_argument('--json', metavar='FILE', help='write raw data')
-    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
+    add_common_arguments(parser)
     return parser.parse_args()
 
 

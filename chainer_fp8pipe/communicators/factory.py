@@ -78,13 +78,6 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
 def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
             ) -> CodecCommunicator:
     options = make_options(name, given)
-    for option, algorithm in (('aggregators', 'aggregator'),
-                              ('shape', 'torus2d')):
-        if option in given and options.algorithm != algorithm:
-            raise ValueError(
-                f'{option}={given[option]} does not go with '
-                f'algorithm={options.algorithm!r}; pass '
-                f'algorithm={algorithm!r}, or no {option}')
     if options.algorithm != 'aggregator':
         return CodecCommunicator(mpi_comm, name, options)
     aggregation.refuse_parts(mpi_comm)

@@ -123,12 +123,26 @@ FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
 }
 
 
+_BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
+
+# Algorithms that an option is for; others would silently do without it.
+_USERS = {
+    'shape': ('torus2d',),
+    'aggregators': ('aggregator',),
+    'inside': ('direct', 'ring', 'aggregator'),
+    'two_level': ('direct', 'ring', 'aggregator', 'mpi_op'),
+    'partial_sums': _BY_FRAMES,
+    'frame_bytes': _BY_FRAMES,
+    'frames_in_flight': _BY_FRAMES,
+}
+
+
 def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
     """Checked options of communicator ``name``.
 
     Raises:
-        ValueError: An option is unknown or its value is not allowed; the
-            message lists what is.
+        ValueError: An option is unknown, its value is not allowed (the
+            message lists what is), or the algorithm does not use it.
     """
     options, defaults = FAMILIES[name]
     known = [field.name for field in dataclasses.fields(options)]
@@ -137,7 +151,15 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
         raise ValueError(
             f'communicator {name!r} has no option {unknown[0]!r}; '
             f'its options are: {", ".join(known)}')
-    return options(**{**defaults, **given})
+    made = options(**{**defaults, **given})
+    for option in given:
+        users = _USERS.get(option, (made.algorithm,))
+        if made.algorithm not in users:
+            raise ValueError(
+                f'{option}={given[option]!r} does not go with '
+                f'algorithm={made.algorithm!r}; pass '
+                f'algorithm={" or ".join(map(repr, users))}, or no {option}')
+    return made
 
 
 def parse_option(name: str, option: str, text: str) -> Any:

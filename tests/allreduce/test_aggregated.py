@@ -17,7 +17,13 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from .helpers import CODECS, exchange, mean_and_spread, tensors_of
+from .helpers import (
+    CODECS,
+    check_error_feedback,
+    exchange,
+    mean_and_spread,
+    tensors_of,
+)
 from .test_executor import Unbuffered
 
 #: See test_algorithms: one rounding of each gradient and one of the mean.
@@ -164,20 +170,7 @@ def test_nan_and_infinity_reach_every_worker(comm):
 @pytest.mark.parametrize('aggregators', [1, 2])
 @on_ranks(5)
 def test_error_feedback_converges_over_50_exchanges(comm, aggregators):
-    def error(codec, algorithm, workers):
-        total = 0
-        for _ in range(50):
-            _, result = exchange(algorithm, codec, workers,
-                                 tensors_of(workers.rank, [4000]))
-            total = total + result.astype(float)
-        mean, _ = mean_and_spread(workers.size, [4000])
-        return numpy.linalg.norm(total / 50 - mean)
-
-    def body(algorithm, workers):
-        assert (error(Fp8Ratio(), algorithm, workers)
-                < error(Fp8Ratio(error_feedback=False), algorithm, workers)
-                / 5)
-    on_workers(comm, aggregators, body)
+    on_workers(comm, aggregators, check_error_feedback)
 
 
 @on_ranks(4)

@@ -9,6 +9,7 @@ from tests.ranks import on_ranks
 from .helpers import (
     ALGORITHMS,
     CODECS,
+    check_error_feedback,
     exchange,
     make,
     mean_and_spread,
@@ -132,16 +133,7 @@ def test_fewer_elements_than_ranks_are_legal(comm, algorithm, sizes):
     'direct', 'ring_float16', 'torus_float16', 'two_level_direct_direct'])
 @on_ranks(4)
 def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
-    def error(codec):
-        total = 0
-        made = make(algorithm, comm)
-        for _ in range(50):
-            _, result = exchange(made, codec, comm,
-                                 tensors_of(comm.rank, [4000]))
-            total = total + result.astype(float)
-        mean, _ = mean_and_spread(comm.size, [4000])
-        return numpy.linalg.norm(total / 50 - mean)
-    assert error(Fp8Ratio()) < error(Fp8Ratio(error_feedback=False)) / 5
+    check_error_feedback(make(algorithm, comm), comm)
 
 
 @on_ranks(1, 4)

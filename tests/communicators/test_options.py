@@ -68,3 +68,22 @@ def test_options_are_read_from_text(option, text, value):
 def test_text_that_is_no_value_is_an_error(option, text, message):
     with pytest.raises(ValueError, match=message):
         parse_option('fp8', option, text)
+
+
+@pytest.mark.parametrize(('name', 'given', 'message'), [
+    ('fp8', {'shape': (2, 2)},
+     r"shape=\(2, 2\) does not go with algorithm='direct'; pass "
+     r"algorithm='torus2d', or no shape"),
+    ('torus2d', {'two_level': 'no'}, "two_level='no' does not go with"),
+    ('torus2d', {'inside': 'ring'}, "'direct' or 'ring' or 'aggregator', or"),
+    ('float32', {'algorithm': 'ring', 'aggregators': 1}, 'aggregators=1 does'),
+    ('fp8_paper', {'partial_sums': 'wire'}, "algorithm='mpi_op'; pass"),
+    ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes')])
+def test_an_option_that_the_algorithm_does_not_use_is_an_error(name, given,
+                                                               message):
+    with pytest.raises(ValueError, match=message):
+        make_options(name, given)
+
+
+def test_a_name_may_have_options_of_its_own_that_an_algorithm_ignores():
+    assert make_options('fp8_paper', {'algorithm': 'torus2d'}).shape == (0, 0)

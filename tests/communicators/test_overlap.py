@@ -58,6 +58,17 @@ def update(optimizer, model, step, rank):
     optimizer.update(lambda: model.loss(step, rank))
 
 
+def warm(comm):
+    """A job whose buckets are sent during backward from now on."""
+    communicator = make(comm, 'fp8', True)
+    model = Plain()
+    optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
+    optimizer.setup(model)
+    for number in range(4):
+        update(optimizer, model, number, comm.rank)
+    return communicator, model, optimizer
+
+
 def train(comm, overlap, network, name='fp8', steps=9, step=update,
           zero_fill=True, scaling=None, **options):
     """Parameters' bytes after every update, and buckets sent early."""
@@ -433,12 +444,7 @@ def test_a_gradient_that_is_replaced_is_an_error_on_all_ranks(comm):
 
 @on_ranks(2)
 def test_a_gradient_that_is_changed_in_place_is_an_error_at_once(comm):
-    communicator = make(comm, 'fp8', True)
-    model = Plain()
-    optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
-    optimizer.setup(model)
-    for number in range(4):
-        update(optimizer, model, number, comm.rank)
+    _, model, optimizer = warm(comm)
     model.cleargrads()
     model.loss(9, comm.rank).backward()
     with pytest.raises(ValueError, match='read-only'):
@@ -510,12 +516,7 @@ def test_what_fails_in_the_exchanges_thread_is_raised_on_all_ranks(comm):
 @on_ranks(2)
 def test_parameters_can_be_broadcast_in_the_middle_of_a_step(comm):
     """What was sent is dropped, also by ranks that sent nothing."""
-    communicator = make(comm, 'fp8', True)
-    model = Plain()
-    optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
-    optimizer.setup(model)
-    for number in range(4):
-        update(optimizer, model, number, comm.rank)
+    communicator, model, optimizer = warm(comm)
     if comm.rank == 0:
         model.loss(9, comm.rank).backward()
     communicator.bcast_data(model)
