@@ -1,7 +1,6 @@
 """Which plans an algorithm's name means on a given cluster."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from .plan import Plan, compose, direct, ring, torus2d
@@ -37,16 +36,3 @@ def torus(shape: tuple[int, int], nodes: Sequence[Sequence[int]]
     rows, columns = shape
     return torus2d(rows, columns,
                    lambda row, column: order[row * columns + column])
-
-
-def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
-    """Rows and columns where the caller gives none.
-
-    A node is a row where there are several nodes of several ranks; else the
-    most nearly square.  (1, ranks), for a prime number, is a ring.
-    """
-    if 1 < per_node < ranks and ranks % per_node == 0:
-        return ranks // per_node, per_node
-    rows = max(divisor for divisor in range(1, math.isqrt(ranks) + 1)
-               if ranks % divisor == 0)
-    return rows, ranks // rows

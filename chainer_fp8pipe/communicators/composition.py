@@ -11,6 +11,7 @@ from ..allreduce import MpiOp, Planned, Statistics, TwoLevel, choice
 from ..allreduce.aggregated import Aggregated, Workers
 from ..allreduce.plan import Plan, aggregator, compose
 from ..allreduce.planned import Framing
+from ..mpi.shapes import torus_shape
 from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
@@ -83,7 +84,7 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
     rows, columns = options.shape
     if (rows, columns) == (0, 0):
         per_node = nodes.sizes.pop() if len(nodes.sizes) == 1 else 0
-        rows, columns = choice.torus_shape(comm.size, per_node)
+        rows, columns = torus_shape(comm.size, per_node)
     if rows * columns != comm.size:
         raise ValueError(
             f'a torus of shape {rows}x{columns} has {rows * columns} ranks, '

@@ -62,7 +62,9 @@ class BatchStatistics(chainer.LinkHook):
         link = args.link
         if not _counts(link):
             return
-        count = _input(args).size // max(link.avg_mean.size, 1)
+        # A link that normalises over several ranks knows how many there are.
+        count = getattr(link, 'group_elements', 0) or (
+            _input(args).size // max(link.avg_mean.size, 1))
         mean = link.avg_mean.astype(numpy.float64)
         variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
         use = self._uses[link] = self._uses.get(link, -1) + 1
@@ -106,6 +108,21 @@ def recomputing(layers: Iterable[Any]) -> Iterator[None]:
     for link, mean, variance, number in before:
         link.avg_mean[...], link.avg_var[...] = mean, variance
         link.N = number
+
+
+def give_up(model: chainer.Link, text: str) -> None:
+    """Tells ranks that normalise with this one that it has failed.
+
+    They wait for it in the middle of their own step.
+
+    Args:
+        model: Whose links may have a ``group`` of such ranks.
+        text: What happened.
+    """
+    for link in model.links():
+        group = getattr(link, 'group', None)
+        if isinstance(link, BatchNormalization) and group is not None:
+            group.give_up(text)
 
 
 def _counts(link: Any) -> bool:

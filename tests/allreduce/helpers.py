@@ -9,6 +9,7 @@ from chainer_fp8pipe.allreduce import (
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.mpi.shapes import torus_shape
 
 import numpy
 
@@ -49,7 +50,7 @@ def nodes_of(size, node):
 def plans(name, size, node=2):
     """The plans of an algorithm without ``_FORM``."""
     if name.startswith('torus'):
-        return choice.torus(choice.torus_shape(size, 0),
+        return choice.torus(torus_shape(size, 0),
                             nodes_of(size, node))
     if name.startswith('two_level'):
         inside, between = name.split('_')[2:4]

@@ -2,8 +2,6 @@
 from chainer_fp8pipe.allreduce import choice
 from chainer_fp8pipe.allreduce.plan import Kind
 
-import pytest
-
 
 def peers(plan, rank, kind=Kind.SEND_PARTIAL):
     return {action.peer for action in plan.actions(rank)
@@ -21,15 +19,6 @@ def test_of_two_levels_the_outer_one_joins_equal_local_ranks():
     plan, = choice.two_level('direct', 'direct', [[0, 2, 4], [1, 3, 5]])
     assert peers(plan, 2) == {0, 4, 3}
     assert plan.workers == plan.ranks == 6
-
-
-@pytest.mark.parametrize(('ranks', 'per_node', 'shape'), [
-    (12, 4, (3, 4)), (12, 1, (3, 4)), (12, 12, (3, 4)), (12, 5, (3, 4)),
-    (16, 1, (4, 4)), (7, 1, (1, 7)), (1, 1, (1, 1)), (2, 1, (1, 2)),
-    (32, 8, (4, 8)), (10, 5, (2, 5))])
-def test_a_torus_has_a_row_per_node_or_is_nearly_square(ranks, per_node,
-                                                        shape):
-    assert choice.torus_shape(ranks, per_node) == shape
 
 
 def test_a_toruss_rows_are_nodes():

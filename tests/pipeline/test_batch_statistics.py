@@ -1,4 +1,7 @@
-from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.batch_statistics import (
+    BatchStatistics,
+    give_up,
+)
 
 import chainer
 import chainer.links as L
@@ -113,3 +116,35 @@ def test_batch_renormalisation_is_left_as_chainer_has_it():
         with BatchStatistics():
             watched(batch)
     assert watched.avg_mean.tolist() == plain.avg_mean.tolist()
+
+
+class Group:
+    """Of ranks that normalise together."""
+
+    def __init__(self):
+        self.heard = []
+
+    def give_up(self, text):
+        self.heard.append(text)
+
+
+def test_a_link_says_how_many_elements_its_group_has():
+    """Two micro-batches of 2 and 4 samples, of which this rank has 2 each."""
+    link = L.BatchNormalization(1, decay=0)
+    statistics = BatchStatistics()
+    with chainer.using_config('train', True):
+        for samples, elements in ([[1], [3]], 2), ([[7], [9]], 4):
+            statistics.next_micro_batch()
+            link.group_elements = elements
+            with statistics:
+                link(np.array(samples, 'f'))
+    statistics.finish()
+    np.testing.assert_allclose(link.avg_mean, [(2 * 2 + 4 * 8) / 6])
+
+
+def test_ranks_that_normalise_with_one_that_fails_hear_of_it():
+    model = chainer.Sequential(L.BatchNormalization(2), L.Linear(2),
+                               L.BatchNormalization(2))
+    model[2].group = model[1].group = Group()
+    give_up(model, 'no more paper')
+    assert model[2].group.heard == ['no more paper']

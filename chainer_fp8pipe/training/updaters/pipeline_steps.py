@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ...pipeline.batch_statistics import BatchStatistics
+from ...pipeline.batch_statistics import BatchStatistics, give_up
 from ...pipeline.channels import Channels
 from ...pipeline.chunk import Chunk
 from ...pipeline.executor import Executor
@@ -201,6 +201,7 @@ class Steps:
 
     def _give_up(self, text: str) -> None:
         self._channels.fail(text)
+        give_up(self._model, text)
         self._executor.forget()
         self._sums.forget()
         self._statistics.forget()

@@ -1,0 +1,142 @@
+"""An array by its channels: sums over all else, and factors for each."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy
+from chainer import backend
+from chainer.functions.normalization import batch_normalization
+
+# Elements of a block: some 256 KiB in float32.
+_BLOCK = 1 << 16
+_ROWS = 4096
+
+
+class Channels:
+    """An input as an array of shape (outer, channels, inner).
+
+    Statistics are over the first and the last axis.  On a CPU it is gone
+    through in blocks that stay in the cache from one operation to the next.
+
+    Args:
+        x: The input.
+        gamma: An array of the shape of the channels.
+        axis: Those that statistics are over; None: all but the second and
+            those that follow it in gamma's shape.
+
+    Attributes:
+        elements: Of each channel.
+    """
+
+    def __init__(self, x: Any, gamma: Any, axis: tuple[int, ...] | None
+                 ) -> None:
+        self._xp = backend.get_array_module(x)
+        self._gamma = gamma.shape, gamma.dtype
+        # float16 sums would be too coarse.
+        self._dtype = numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
+        keys = batch_normalization._compute_key_axis(x.ndim, gamma.ndim, axis)
+        others = [item for item in range(x.ndim) if item not in keys]
+        first = keys[0] if keys else 0
+        before = ([item for item in others if item < first]
+                  if keys == tuple(range(first, first + len(keys)))
+                  else others)
+        after = [item for item in others if item not in before]
+        self._order = *before, *keys, *after
+        self._lengths = [x.shape[item] for item in self._order]
+        self._shape = outer, channels, inner = tuple(
+            math.prod(x.shape[item] for item in items)
+            for items in (before, keys, after))
+        self.elements = outer * inner
+        step = _BLOCK // max(channels * inner, 1)
+        # Sums in float32 over the first axis only would lose digits.
+        step = min(max(step, 1), _ROWS) if self._xp is numpy else outer
+        self._blocks = [slice(start, start + step)
+                        for start in range(0, outer, max(step, 1))]
+
+    def centre(self, x: Any) -> Any:
+        """Something near the mean of each channel; zeros if there is none.
+
+        It need not be exact, as what it lacks is found in what is left.
+        """
+        total = sum((self._sum(part) for part in self._parts(x)),
+                    self._zeros())
+        return (total / max(self.elements, 1)).astype(self._dtype)
+
+    def moments(self, x: Any, shift: Any) -> Any:
+        """Sums of each channel's x - shift and of its squares; float64."""
+        sums = self._zeros(2)
+        for part in self._parts(x):
+            centred = part - shift[:, None]
+            sums[0] += self._sum(centred)
+            sums[1] += self._dot(centred, centred)
+        return sums
+
+    def products(self, gy: Any, x: Any, shift: Any) -> Any:
+        """Sums of each channel's gy and of gy * (x - shift); float64."""
+        sums = self._zeros(2)
+        for above, part in zip(self._parts(gy), self._parts(x), strict=True):
+            sums[0] += self._sum(above)
+            sums[1] += self._dot(above, part - shift[:, None])
+        return sums
+
+    def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
+               offset: numpy.ndarray) -> Any:
+        """``(x - shift) * scale + offset`` in the shape and dtype of x."""
+        return self._filled(x, self._scaled(x, shift, scale, offset))
+
+    def gradient(self, x: Any, shift: Any, scale: numpy.ndarray,
+                 offset: numpy.ndarray, gy: Any, of_gy: numpy.ndarray) -> Any:
+        """The same and ``gy * of_gy``."""
+        factor = self._column(of_gy)
+        return self._filled(x, (
+            value + above * factor for value, above in zip(
+                self._scaled(x, shift, scale, offset), self._parts(gy),
+                strict=True)))
+
+    def _scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
+                offset: numpy.ndarray) -> Iterator[Any]:
+        factor, summand = self._column(scale), self._column(offset)
+        for part in self._parts(x):
+            value = part - shift[:, None]
+            value *= factor
+            value += summand
+            yield value
+
+    def _filled(self, x: Any, values: Iterable[Any]) -> Any:
+        result = self._xp.empty(self._shape, x.dtype)
+        for block, value in zip(self._blocks, values, strict=True):
+            result[block] = value
+        order = sorted(range(x.ndim), key=self._order.__getitem__)
+        return result.reshape(self._lengths).transpose(order)
+
+    def channels(self, values: numpy.ndarray) -> Any:
+        """One value per channel, as gamma's."""
+        shape, dtype = self._gamma
+        return self._xp.asarray(values.reshape(shape).astype(dtype))
+
+    def _parts(self, x: Any) -> Iterator[Any]:
+        x = x.transpose(self._order).reshape(self._shape)
+        for block in self._blocks:
+            yield x[block].astype(self._dtype, copy=False)
+
+    def _zeros(self, *rows: int) -> Any:
+        return self._xp.zeros((*rows, self._shape[1]))
+
+    def _column(self, values: numpy.ndarray) -> Any:
+        """One value per channel, to be broadcast."""
+        return self._xp.asarray(values.astype(self._dtype))[:, None]
+
+    def _sum(self, x: Any) -> Any:
+        """Of each channel of a block."""
+        if self._shape[2] == 1:
+            return self._xp.einsum('ok->k', x[:, :, 0])
+        return self._xp.einsum('oki->ok', x).sum(axis=0, dtype=numpy.float64)
+
+    def _dot(self, x: Any, y: Any) -> Any:
+        """Sum of products of each channel of a block."""
+        if self._shape[2] == 1:
+            return self._xp.einsum('ok,ok->k', x[:, :, 0], y[:, :, 0])
+        return self._xp.einsum('oki,oki->ok', x, y).sum(
+            axis=0, dtype=numpy.float64)

@@ -1,0 +1,133 @@
+"""A model whose batch normalisation is that of groups of ranks."""
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chainer.links import BatchNormalization
+
+from ..allreduce.abort import abort_on_exception
+from ..allreduce.agreement import Signature, agree, raise_together
+from ..links.grouped_bn import GroupedBatchNormalization
+from ..links.lazy import Lazy
+from ..links.sharing import things_used
+from ..mpi.group import Group
+from ..mpi.groups import ranks_of, split_groups
+
+
+def create_grouped_bn_model(
+        model: Any, comm: Any, group_size: int | None = None,
+        tile: Sequence[int] | None = None,
+        shape: Sequence[int] | None = None) -> Any:
+    """A copy of a model that normalises over the batches of several ranks.
+
+    Every ``chainer.links.BatchNormalization`` in it becomes a
+    :class:`GroupedBatchNormalization`, wherever it is held: in nested
+    chains and lists of links, in plain lists, and in the lazy layers of a
+    :class:`~chainer_fp8pipe.Divisible`, when they are built.  Parameters,
+    running statistics, names, keys of snapshots, and what is shared stay as
+    they are.  Call it on all ranks of ``comm``, before ``optimizer.setup``.
+    From then on, an exception that nobody catches ends the job on all ranks.
+
+    Args:
+        model: A link.
+        comm: The ranks that train equal copies of the model: a communicator
+            of mpi4py's or ChainerMN's; for stages of a pipeline
+            ``grid.data``, before ``stage`` or after it.  It must stay as
+            long as the model.
+        group_size: This many consecutive ranks make a group; it must divide
+            the number of ranks.  By default all ranks are one.
+        tile: Instead of it, the rows and columns of a group on the torus of
+            all ranks, which are numbered row by row.
+        shape: Rows and columns of the torus; by default as
+            ``algorithm='torus2d'`` chooses them.
+
+    Returns:
+        The copy.  Copies of it talk to the same ranks.  It cannot be
+        pickled; Chainer's serializers save and load it, and the snapshots of
+        one are those of the other.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        ValueError: On all ranks: the groups do not fit, which is said with
+            what does; the ranks' models differ; or something in the model
+            cannot be replaced: a subclass such as ``BatchRenormalization``,
+            or what only a function's closure holds, which no copy reaches.
+    """
+    ranks = ranks_of(comm)
+    abort_on_exception()        # or the others would wait in their next batch
+    group = Group(split_groups(ranks, group_size, tile, shape))
+    result, found, lazies = raise_together(
+        ranks, lambda: _copied(model), ValueError)
+    agree(ranks, _signature(found, lazies),
+          remedy='All ranks must have copies of one model, or the same stage '
+                 'of a pipeline')
+    _convert(found, lazies, group)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grouped:
+    """Makes what a lazy layer's factory makes, with groups in it.
+
+    Like a ``functools.partial``, it says in ``func`` what it calls.
+    """
+
+    func: Callable
+    group: Group
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer, found, lazies = _copied(self.func(*args, **kwargs))
+        _convert(found, lazies, self.group)
+        return layer
+
+
+def _copied(model: Any
+            ) -> tuple[Any, list[BatchNormalization], list[Lazy]]:
+    """A deep copy, and what in it is to be converted."""
+    memo: dict[int, Any] = {}
+    result = copy.deepcopy(model, memo)
+    # Here is all that was copied, in whatever it is held, each thing once.
+    found = [thing for thing in memo.values()
+             if isinstance(thing, BatchNormalization)]
+    lazies = [thing for thing in memo.values() if isinstance(thing, Lazy)]
+    for link in found:
+        if type(link) not in (BatchNormalization, GroupedBatchNormalization):
+            raise ValueError(
+                f'a {type(link).__name__} (called {link.name}) cannot be '
+                'grouped, only BatchNormalization itself; replace it in the '
+                'model')
+    known = set(map(id, found))
+    for thing in things_used(result):
+        if isinstance(thing, BatchNormalization) and id(thing) not in known:
+            raise ValueError(
+                f'a {type(thing).__name__} (called {thing.name}) is held by '
+                'a function that cannot be copied; make it a layer, or an '
+                'attribute of a link')
+    return result, found, lazies
+
+
+def _signature(found: list[BatchNormalization], lazies: list[Lazy]
+               ) -> Signature:
+    return Signature({
+        **{f'batch normalisation {number} (called {link.name})':
+           f'of size {link.avg_mean.shape}' if link.avg_mean is not None
+           else f'over axis {link.axis}'
+           for number, link in enumerate(found)},
+        **{f'lazy layer {number}': lazy.__name__
+           for number, lazy in enumerate(lazies)}})
+
+
+def _convert(found: list[BatchNormalization], lazies: list[Lazy],
+             group: Group) -> None:
+    for link in found:
+        # Chainer's link keeps all it has in attributes.
+        link.__class__ = GroupedBatchNormalization
+        link.group = group
+    for lazy in lazies:
+        factory = lazy.factory
+        if isinstance(factory, _Grouped):
+            factory = factory.func
+        lazy.factory = _Grouped(factory, group)

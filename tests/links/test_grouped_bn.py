@@ -1,0 +1,352 @@
+from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
+from chainer_fp8pipe.mpi.group import Group
+from chainer_fp8pipe.mpi.groups import split_groups
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ..ranks import on_ranks
+from .groups import Threads, assert_close, parts, reference, results
+
+#: Shapes of inputs (samples first, filled in later), and axes.
+CASES = {
+    'images': ((0, 3, 4, 2), (0, 2, 3)),
+    'vectors': ((0, 5), (0,)),
+    'volumes': ((0, 2, 2, 3, 2), (0, 2, 3, 4)),
+    'a statistic per pixel': ((0, 2, 3, 2), (0,)),
+    'channels last': ((0, 3, 2, 4), (0, 1, 2)),
+    'channels apart': ((0, 3, 4, 2), (0, 2)),
+    'one channel for all': ((0, 3, 2), (0, 1, 2)),
+}
+
+
+def make(threads, shape, axis, **options):
+    """A link with parameters unlike 1 and 0, and one of its own per rank."""
+    channels = tuple(length for number, length in enumerate(shape)
+                     if number not in axis)
+    random = np.random.RandomState(1)
+    link = GroupedBatchNormalization(
+        channels, group=threads, axis=axis,
+        initial_avg_mean=random.randn(*channels) if channels else 0.5,
+        **options)
+    for parameter in link.params():
+        parameter.array[...] = random.randn(*channels)
+    link.cleargrads()
+    return [link.copy('copy') for _ in range(threads.size)]
+
+
+def train(link, x, gy, **options):
+    variable = chainer.Variable(x)
+    y = link(variable, **options)
+    y.grad = gy.astype(y.dtype)
+    y.backward()
+    return {'y': y.array, 'gx': variable.grad}
+
+
+def batch(shape, sizes, seed, spread=3.0, centre=5.0):
+    """An input and a gradient, for all ranks together."""
+    random = np.random.RandomState(seed)
+    shape = (sum(sizes), *shape[1:])
+    return ((random.randn(*shape) * spread + centre).astype('f'),
+            random.randn(*shape).astype('f'))
+
+
+@pytest.mark.filterwarnings('ignore:.*one element per channel')
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted(CASES)),
+       st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
+       st.sampled_from([0, 0.3, 0.9, 1]), st.booleans(), st.booleans(),
+       st.integers(0, 9), st.sampled_from([0, 5, -300]))
+def test_a_group_is_one_process_with_the_whole_batch(
+        case, sizes, decay, use_gamma, use_beta, seed, centre):
+    shape, axis = CASES[case]
+    threads = Threads(len(sizes))
+    links = make(threads, shape, axis, decay=decay, use_gamma=use_gamma,
+                 use_beta=use_beta)
+    before = links[0].avg_mean.copy()
+    x, gy = batch(shape, sizes, seed, centre=centre)
+    places = parts(sizes)
+    found = results(threads, lambda rank: train(
+        links[rank], x[places[rank]], gy[places[rank]]))
+    ones, zeros = np.ones_like(before), np.zeros_like(before)
+    wanted = reference(
+        x, links[0].gamma.array if use_gamma else ones,
+        links[0].beta.array if use_beta else zeros, gy, axis)
+    assert_close(np.concatenate([item['y'] for item in found]), wanted['y'])
+    assert_close(np.concatenate([item['gx'] for item in found]),
+                 wanted['gx'], largest=wanted['terms'])
+    if use_gamma:
+        assert_close(sum(link.gamma.grad.astype(float) for link in links),
+                     wanted['ggamma'])
+    if use_beta:
+        assert_close(sum(link.beta.grad.astype(float) for link in links),
+                     wanted['gbeta'])
+    for link in links:
+        assert_close(link.avg_mean,
+                     decay * before + (1 - decay) * wanted['mean'])
+        assert_close(link.avg_var, decay + (1 - decay) * wanted['unbiased'])
+        assert link.avg_mean.tobytes() == links[0].avg_mean.tobytes()
+
+
+# The backward pass of Chainer's fails if gamma has no dimensions.
+@pytest.mark.parametrize('case', sorted({*CASES} - {'one channel for all'}))
+def test_one_rank_is_what_chainer_is(case):
+    shape, axis = CASES[case]
+    link, = make(Threads(1), shape, axis)
+    serial = L.BatchNormalization(link.avg_mean.shape, axis=axis)
+    serial.copyparams(link)
+    serial.cleargrads()
+    x, gy = batch(shape, [6], 0)
+    found, = results(link.group, lambda rank: train(link, x, gy))
+    with chainer.using_config('train', True):
+        wanted = train(serial, x, gy)
+    for name in ('y', 'gx'):
+        assert_close(found[name], wanted[name])
+    for name in ('avg_mean', 'avg_var', 'gamma', 'beta'):
+        value, other = getattr(link, name), getattr(serial, name)
+        assert_close(getattr(value, 'grad', value),
+                     getattr(other, 'grad', other))
+
+
+@pytest.mark.parametrize(('dtype', 'parameters', 'tolerance'), [
+    (np.float16, np.float32, 1e-5), (np.float16, np.float16, 1e-3),
+    (np.float64, np.float64, 1e-12), (np.float32, np.float64, 1e-12)])
+def test_statistics_are_float32_or_better(dtype, parameters, tolerance):
+    """The first is Chainer's mixed16."""
+    shape, axis = CASES['images']
+    threads = Threads(2)
+    links = make(threads, shape, axis, dtype=parameters)
+    x, gy = (item.astype(dtype) for item in batch(shape, [40, 30], 0))
+    before = links[0].avg_mean.astype(float)
+    found = results(threads, lambda rank: train(
+        links[rank], x[rank::2], gy[rank::2]))
+    wanted = reference(x, *(parameter.array.astype(float) for parameter in (
+        links[0].gamma, links[0].beta)), gy, axis)
+    for name in ('y', 'gx'):
+        assert found[0][name].dtype == dtype
+        assert_close(found[0][name], wanted[name][::2],
+                     2e-6 if dtype == 'f' else 4 * np.finfo(dtype).eps)
+    assert links[0].gamma.grad.dtype == parameters
+    assert_close(sum(link.gamma.grad.astype(float) for link in links),
+                 wanted['ggamma'], tolerance)
+    assert_close(links[1].avg_mean, .9 * before + .1 * wanted['mean'],
+                 tolerance)
+    assert_close(links[1].avg_var, .9 + .1 * wanted['unbiased'], tolerance)
+
+
+def test_nothing_cancels_where_the_mean_is_large():
+    """ChainerMN's takes the mean of squares less the square of the mean."""
+    shape, axis = CASES['images']
+    threads = Threads(2)
+    links = make(threads, shape, axis, decay=0)
+    x, gy = batch(shape, [16, 16], 0, spread=1, centre=3000)
+    places = parts([16, 16])
+    found = results(threads, lambda rank: train(
+        links[rank], x[places[rank]], gy[places[rank]]))
+    wanted = reference(x, links[0].gamma.array, links[0].beta.array, gy, axis)
+    assert_close(links[0].avg_var, wanted['unbiased'])
+    assert_close(np.concatenate([item['y'] for item in found]), wanted['y'])
+
+
+def test_finetuning_counts_batches():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    batches = [batch((0, 5), [4, 4], seed) for seed in (1, 2)]
+    for x, gy in batches:
+        results(threads, lambda rank, x=x, gy=gy: train(
+            links[rank], x[rank::2], gy[rank::2], finetune=True))
+    assert links[0].N == links[1].N == 2
+    assert_close(links[0].avg_mean,
+                 np.mean([x.mean(0) for x, _ in batches], axis=0))
+
+
+def test_there_is_one_message_forward_and_one_backward():
+    threads = Threads(2)
+    links = make(threads, *CASES['images'])
+    x, gy = batch((0, 3, 4, 2), [2], 0)
+    results(threads, lambda rank: train(links[rank], x, gy))
+    assert sorted(threads.sizes) == [6, 6, 7, 7]
+
+
+def test_backward_sends_nothing_where_the_inputs_gradient_is_not_wanted():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    x, gy = batch((0, 5), [4], 0)
+
+    def body(rank):
+        y = links[rank](x)      # an array
+        y.grad = gy
+        y.backward()
+        return links[rank].gamma.grad
+    found = results(threads, body)
+    assert threads.sizes == [11, 11]
+    wanted = reference(x, *[links[0].gamma.array] * 2, gy, (0,))
+    assert_close(found[0], wanted['ggamma'])
+
+
+def test_evaluation_sends_nothing_and_is_chainers():
+    link, *_ = make(Threads(2), *CASES['vectors'])
+    serial = L.BatchNormalization(5)
+    serial.copyparams(link)
+    x, _ = batch((0, 5), [4], 0)
+    with chainer.using_config('train', False):
+        np.testing.assert_array_equal(link(x).array, serial(x).array)
+    assert link.group.sizes == []
+
+
+def test_recomputation_moves_running_statistics_once():
+    def averages(run):
+        threads = Threads(2)
+        links = make(threads, *CASES['vectors'])
+        x, gy = batch((0, 5), [4, 3], 0)
+        places = parts([4, 3])
+
+        def body(rank):
+            variable = chainer.Variable(x[places[rank]])
+            y = run(links[rank], variable) * 2
+            y.grad = gy[places[rank]]
+            y.backward()
+            return variable.grad
+        found = results(threads, body)
+        return (found, [link.avg_mean for link in links],
+                [link.gamma.grad for link in links])
+    found = averages(F.forget)
+    wanted = averages(lambda link, x: link(x))
+    np.testing.assert_equal(found, wanted)
+
+
+def test_channels_are_found_in_the_first_batch():
+    threads = Threads(2)
+    links = [GroupedBatchNormalization(axis=0, group=threads)
+             for _ in range(2)]
+    x, _ = batch((0, 5), [6], 0)
+    results(threads, lambda rank: links[rank](x[rank::2]))
+    assert links[0].gamma.shape == (5,)
+    assert_close(links[1].avg_mean, .1 * x.mean(0))
+
+
+@pytest.mark.parametrize('size', [5, None])
+@pytest.mark.parametrize('bad', [np.ones((2, 4), 'f'), None])
+def test_an_input_that_does_not_fit_is_an_error_on_all_ranks(size, bad):
+    threads = Threads(3)
+    links = [GroupedBatchNormalization(size, axis=0, group=threads)
+             for _ in range(3)]
+    found = threads.run(
+        lambda rank: links[rank](bad if rank == 1 else np.ones((2, 5), 'f')))
+    assert all(isinstance(item, Exception) for item in found)
+    assert 'rank 1 of the group' in str(found[0])
+    assert 'rank 1 of the group' in str(found[2])
+
+
+def test_integers_are_an_error_on_all_ranks():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    found = threads.run(
+        lambda rank: links[rank](np.ones((2, 5), 'i' if rank else 'f')))
+    assert 'failed on rank 1 of the group' in str(found[0])
+    assert isinstance(found[1], Exception)
+    assert links[0].N == 0
+    assert links[0].avg_mean.tolist() == make(
+        threads, *CASES['vectors'])[0].avg_mean.tolist()
+
+
+def test_a_group_without_samples_is_an_error_on_all_ranks():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    found = threads.run(lambda rank: links[rank](np.ones((0, 5), 'f')))
+    assert ['no rank of the group has a sample' in str(item)
+            for item in found] == [True, True]
+
+
+def test_one_sample_in_the_whole_group_warns_and_gives_beta_as_chainer_does():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    x = np.full((1, 5), 7, 'f')
+    with pytest.warns(UserWarning, match='one element per channel'):
+        found = results(threads, lambda rank: links[rank](x[rank:]).array)
+    np.testing.assert_array_equal(found[0], links[0].beta.array[None])
+
+
+def test_one_sample_per_rank_is_no_batch_of_one():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    x, gy = batch((0, 5), [2], 0)
+    found = results(threads, lambda rank: train(
+        links[rank], x[rank:rank + 1], gy[rank:rank + 1]))
+    wanted = reference(x, links[0].gamma.array, links[0].beta.array, gy, (0,))
+    assert_close(found[1]['y'], wanted['y'][1:])
+    assert_close(found[1]['gx'], wanted['gx'][1:], largest=wanted['terms'])
+
+
+def test_not_a_number_is_not_hidden():
+    threads = Threads(2)
+    links = make(threads, *CASES['vectors'])
+    x, _ = batch((0, 5), [4], 0)
+    x[0, 2] = np.nan
+    found = results(threads, lambda rank: links[rank](x[2 * rank:][:2]).array)
+    assert np.isnan(found[1][:, 2]).all()
+    assert np.isfinite(found[1][:, [0, 1, 3, 4]]).all()
+
+
+def test_second_derivatives_are_an_error():
+    link, = make(Threads(1), *CASES['vectors'])
+    x, _ = batch((0, 5), [4], 0)
+
+    def body(rank):
+        variable = chainer.Variable(x)
+        gx, = chainer.grad([F.sum(link(variable) ** 2)], [variable],
+                           enable_double_backprop=True)
+        F.sum(gx ** 2).backward()
+    error, = link.group.run(body)
+    assert isinstance(error, NotImplementedError)
+    assert 'no second derivatives' in str(error)
+
+
+@on_ranks(1, 2, 4)
+def test_groups_of_ranks(comm):
+    """The thinnest path over MPI; unequal batches, one of them empty."""
+    size = min(comm.size, 2)
+    ranks = split_groups(comm, size)
+    link = GroupedBatchNormalization(3, group=Group(ranks))
+    link.cleargrads()
+    sizes = [3, 5, 2, 0][:comm.size]
+    x, gy = batch((0, 3, 4, 2), sizes, 0)
+    first = comm.rank // size * size
+    places = parts(sizes)
+    whole = slice(places[first].start, places[first + size - 1].stop)
+    me = places[comm.rank]
+    with chainer.using_config('train', True):
+        found = train(link, x[me], gy[me])
+    wanted = reference(x[whole], link.gamma.array, link.beta.array, gy[whole],
+                       (0, 2, 3))
+    inside = slice(me.start - whole.start, me.stop - whole.start)
+    for name in ('y', 'gx'):
+        assert_close(found[name], wanted[name][inside])
+    assert_close(sum(ranks.allgather(link.gamma.grad)), wanted['ggamma'])
+    assert_close(sum(ranks.allgather(link.beta.grad)), wanted['gbeta'])
+    assert_close(link.avg_mean, .1 * wanted['mean'])
+    assert_close(link.avg_var, .9 + .1 * wanted['unbiased'])
+    averages = ranks.allgather(link.avg_var.tobytes())
+    assert len(set(averages)) == 1
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('axis', [None, 0])
+def test_a_batch_that_does_not_fit_is_an_error_on_every_rank(comm, axis):
+    link = GroupedBatchNormalization(
+        None if axis == 0 else 5, axis=axis, group=Group(split_groups(comm)))
+    x = np.ones((2, 4 if comm.rank == 1 else 5), 'f')
+    message = '.' if comm.rank == 1 else 'rank 1 of the group'
+    with chainer.using_config('train', True), pytest.raises(
+            Exception, match=message):
+        link(x)
+    # The next batch finds everybody in step.
+    if axis is None:
+        with chainer.using_config('train', True):
+            link(np.ones((comm.rank, 5), 'f'))
+    assert comm.allreduce(1) == comm.size

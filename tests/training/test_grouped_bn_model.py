@@ -1,0 +1,276 @@
+"""Models of which every batch normalisation is that of a group."""
+import copy
+import functools
+import io
+import pickle
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
+from chainer_fp8pipe.mpi.groups import split_groups
+from chainer_fp8pipe.pipeline.layers import LayerError
+from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ..links.groups import assert_close
+from ..ranks import on_ranks
+
+ALONE = MPI.COMM_SELF
+
+
+class Block(chainer.Chain):
+    """With links in init_scope, in a plain list and in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = [L.BatchNormalization(4)]
+        self.named = {'one': L.BatchNormalization(4), 'two': F.relu}
+        with self.init_scope():
+            self.conv = L.Convolution2D(4, 4, 1, nobias=True)
+            self.bn = L.BatchNormalization(4, decay=0.7)
+            self.same = self.bn
+            self.registered = self.plain[0]
+
+    def forward(self, x):
+        return self.plain[0](self.bn(self.conv(x)))
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.block = Block()
+            self.chains = chainer.ChainList(Block(), L.BatchNormalization(4))
+            self.layers = chainer.Sequential(
+                L.BatchNormalization(4), F.relu, Block())
+            self.out = L.Linear(None, 3)
+
+    def forward(self, x):
+        for layer in (self.block, *self.chains, self.layers, self.out):
+            x = layer(x)
+        return x
+
+
+def cut():
+    """A model of layers: built, lazy, shared and bound."""
+    shared = lazy(L.BatchNormalization, 4)
+    bound = L.BatchNormalization(4)
+    return Divisible(
+        lazy(L.Convolution2D, 4, 4, 1), shared, F.relu, lazy(Block),
+        Block(), shared, L.BatchNormalization(4), bound.forward,
+        functools.partial(bound), lazy(functools.partial(Block)), seed=5)
+
+
+def grouped(model):
+    return [link for link in model.links()
+            if isinstance(link, GroupedBatchNormalization)]
+
+
+def snapshot(model):
+    saved = io.BytesIO()
+    chainer.serializers.save_npz(saved, model)
+    return dict(np.load(io.BytesIO(saved.getvalue())))
+
+
+@pytest.mark.parametrize('make', [Net, cut])
+def test_all_become_grouped_and_nothing_else_changes(make):
+    np.random.seed(0)
+    model = make()
+    before = repr(model)
+    result = create_grouped_bn_model(model, ALONE)
+    x = np.random.RandomState(0).randn(3, 4, 2, 2).astype('f')
+    with chainer.using_config('train', True):
+        np.random.seed(1)
+        wanted = model(x)
+        np.random.seed(1)
+        found = result(x)
+    assert_close(found.array, wanted.array)
+    assert type(result) is type(model)
+    assert repr(model) == before
+    names = [(path, type(link).__name__) for path, link in model.namedlinks()]
+    assert [(path, type(link).__name__) for path, link
+            in result.namedlinks()] == [
+        (path, name.replace('BatchN', 'GroupedBatchN'))
+        for path, name in names]
+    assert not grouped(model)
+    found, wanted = snapshot(result), snapshot(model)
+    assert found.keys() == wanted.keys()
+    for key in wanted:
+        assert_close(found[key], wanted[key], largest=1)
+    for (path, one), (other, two) in zip(
+            result.namedparams(), model.namedparams(), strict=True):
+        assert path == other
+        assert one is not two
+
+
+def test_links_that_are_one_stay_one():
+    result = create_grouped_bn_model(Net(), ALONE)
+    block = result.block
+    assert block.plain[0] is block.registered
+    assert block.same is block.bn
+    assert isinstance(block.named['one'], GroupedBatchNormalization)
+    layers = create_grouped_bn_model(cut(), ALONE)
+    assert layers[1] is layers[5]
+    assert layers[7].__self__ is layers[8].func
+    assert isinstance(layers[8].func, GroupedBatchNormalization)
+
+
+def test_a_batch_normalisation_by_itself_is_a_model():
+    link = L.BatchNormalization(3, decay=0.5, eps=1e-3, use_beta=False)
+    link.avg_mean[:] = 7
+    result = create_grouped_bn_model(link, ALONE)
+    assert type(result) is GroupedBatchNormalization
+    assert (result.decay, result.eps, result.beta) == (0.5, 1e-3, None)
+    assert result.avg_mean.tolist() == [7, 7, 7]
+
+
+def test_lazy_layers_stay_lazy_and_are_called_the_same():
+    model = cut()
+    result = create_grouped_bn_model(model, ALONE)
+    slots = dict(result.numbered_slots())
+    assert repr(slots[1]) == 'lazy(BatchNormalization, 4)'
+    assert slots[1].layer is None
+    assert len(grouped(result.divide(2, 5))) == 4
+    np.testing.assert_array_equal(result[3].conv.W.array,
+                                  model[3].conv.W.array)
+
+
+@on_ranks(1)
+def test_groups_can_be_chosen_again(comm):
+    first = create_grouped_bn_model(cut(), comm)
+    again = create_grouped_bn_model(first, comm)
+    assert repr(dict(again.numbered_slots())[1]) == (
+        'lazy(BatchNormalization, 4)')
+    for model in (first, again):
+        assert len({id(link.group) for link in grouped(model)}) == 1
+    assert grouped(first)[0].group is not grouped(again)[0].group
+
+
+def test_copies_talk_to_the_same_ranks_and_none_can_be_pickled():
+    model = create_grouped_bn_model(Net(), ALONE)
+    group = model.block.bn.group
+    for other in (copy.deepcopy(model), model.copy('copy'), model.copy(),
+                  model.copy('init'), model.repeat(2)[1]):
+        assert {id(link.group) for link in grouped(other)} == {id(group)}
+    with pytest.raises(TypeError, match='cannot be pickled: .*serializers'):
+        pickle.dumps(model)
+
+
+def test_snapshots_go_from_one_to_the_other(tmp_path):
+    plain, path = Net(), tmp_path / 'saved.npz'
+    plain.block.bn.avg_mean[:] = 7
+    model = create_grouped_bn_model(plain, ALONE)
+    model.block.bn.gamma.array[:] = 5
+    for source, target in ((model, Net()), (plain, model)):
+        chainer.serializers.save_npz(path, source)
+        chainer.serializers.load_npz(path, target)
+        assert target.block.bn.avg_mean.tolist() == [7] * 4
+        assert target.block.bn.gamma.array[0] == (
+            source.block.bn.gamma.array[0])
+
+
+def test_what_cannot_be_grouped_is_an_error():
+    model = chainer.Sequential(L.BatchNormalization(2),
+                               L.BatchRenormalization(2))
+    with pytest.raises(ValueError, match='a BatchRenormalization .called 1.'):
+        create_grouped_bn_model(model, ALONE)
+    model = Divisible(lazy(L.BatchRenormalization, 2))
+    model = create_grouped_bn_model(model, ALONE)
+    with pytest.raises(LayerError, match='layer 0 .BatchRenormalization.*'
+                                         'cannot be grouped'):
+        list(model.links())
+    link = L.BatchNormalization(2)
+    with pytest.raises(ValueError, match='make it a layer'):
+        create_grouped_bn_model(Divisible(lambda x: link(x)), ALONE)
+
+
+@on_ranks(2, 4)
+def test_bad_input_is_an_error_on_every_rank(comm):
+    with pytest.raises(ValueError, match='it can be 1'):
+        create_grouped_bn_model(L.BatchNormalization(2), comm, group_size=3)
+    with pytest.raises(ValueError, match=(
+            r'size \(2,\) on rank 0 but of size \(3,\) on rank 1')):
+        create_grouped_bn_model(
+            L.BatchNormalization(3 if comm.rank == 1 else 2), comm)
+    with pytest.raises(ValueError, match='rank 1: .*BatchRenormalization'):
+        create_grouped_bn_model(
+            L.BatchRenormalization(2) if comm.rank == 1
+            else L.BatchNormalization(2), comm)
+    with pytest.raises(ValueError, match='is missing on rank 0|on rank 1'):
+        create_grouped_bn_model(
+            chainer.Sequential(*[L.BatchNormalization(2)]
+                               * (1 + (comm.rank == 1))), comm)
+    assert comm.allreduce(1) == comm.size
+
+
+def flat(x):
+    return F.reshape(x, (len(x), 64))
+
+
+def network():
+    np.random.seed(0)
+    model = chainer.Sequential(
+        L.Convolution2D(2, 6, 3, pad=1, nobias=True),
+        L.BatchNormalization(6), F.relu,
+        L.Convolution2D(6, 4, 3, pad=1, nobias=True),
+        L.BatchNormalization(4),
+        # Chainer's own way from images to vectors knows no empty batch.
+        flat, L.Linear(64, 5))
+    random = np.random.RandomState(0)
+    model(np.zeros((1, 2, 4, 4), 'f'))
+    for parameter in model.params():
+        parameter.array[...] += 0.1 * random.randn(*parameter.shape)
+    model.cleargrads()
+    return model
+
+
+def step(model, x, t):
+    """Gradients of the sum of losses; inputs may be empty."""
+    with chainer.using_config('train', True):
+        loss = F.sum(F.log_softmax(model(x)) * F.cast(
+            np.eye(5, dtype='f')[t], 'float32'))
+    model.cleargrads()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in model.namedparams()}
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize(('arguments', 'sizes'), [
+    ({}, (4, 4, 4, 4)), ({}, (5, 1, 3, 0)), ({'tile': (1, 1)}, (4, 3, 2, 5)),
+    ({'tile': 'all'}, (5, 1, 3, 2)),
+    ({'group_size': 'half'}, (5, 1, 3, 2)), ({'tile': 'columns'}, (5, 1, 3, 2))
+])
+def test_a_group_trains_like_one_process(comm, arguments, sizes):
+    """Two layers deep: gradients go through the statistics of all ranks."""
+    if arguments.get('group_size'):
+        arguments = {'group_size': max(comm.size // 2, 1)}
+    if arguments.get('tile') == 'all':
+        arguments = {'tile': {1: (1, 1), 2: (1, 2), 4: (2, 2)}[comm.size]}
+    if arguments.get('tile') == 'columns':
+        arguments = {'tile': (2 if comm.size == 4 else 1, 1)}
+    group = split_groups(comm, **arguments)
+    model = create_grouped_bn_model(network(), create_communicator(
+        'fp8', mpi_comm=comm), **arguments)
+    sizes = sizes[:comm.size]
+    ends = np.cumsum(sizes)
+    random = np.random.RandomState(3)
+    x = random.randn(sum(sizes), 2, 4, 4).astype('f')
+    t = random.randint(0, 5, len(x))
+    me = slice(ends[comm.rank] - sizes[comm.rank], ends[comm.rank])
+    whole = np.concatenate([np.arange(*part) for part in
+                            group.allgather((me.start, me.stop))])
+    serial = network()
+    wanted = step(serial, x[whole], t[whole])
+    found = step(model, x[me], t[me])
+    for name in wanted:
+        assert_close(group.allreduce(found[name].astype(float)),
+                     wanted[name], 3e-5)
+    for layer in (1, 4):
+        assert_close(model[layer].avg_mean, serial[layer].avg_mean)
+        assert_close(model[layer].avg_var, serial[layer].avg_var)

@@ -1,0 +1,202 @@
+"""Grouped batch normalisation in pipelines, and beside other exchanges."""
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    ProcessGrid,
+    ReplicaIterator,
+    create_communicator,
+)
+from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+
+from ..links.groups import Threads, assert_close, parts, results
+from ..ranks import on_ranks, run_script
+from .updaters.networks import (
+    Normalised,
+    dataset,
+    gathered,
+    gradients,
+    serial_gradients,
+)
+
+
+def pipeline(comm, stages, data, before_stage, **settings):
+    grid = ProcessGrid(comm, pipeline=stages)
+    model = Normalised()
+    if before_stage:
+        model = create_grouped_bn_model(model, grid.data)
+    model = model.stage(grid, balance='layers')
+    if not before_stage:
+        model = create_grouped_bn_model(model, grid.data)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.0),
+        create_communicator('float32', mpi_comm=grid.data))
+    optimizer.setup(model)
+    iterator = ReplicaIterator(
+        chainer.datasets.TupleDataset(*data), len(data[0]),
+        grid.replica_index, grid.replicas, shuffle=False)
+    updater = PipelineUpdater(iterator, optimizer, grid, micro_batches=2,
+                              **settings)
+    updater.update()        # the first one broadcasts
+    return grid, model
+
+
+def averages(model):
+    return {f'{path}/{name}': getattr(link, name)
+            for path, link in model.namedlinks()
+            if isinstance(link, L.BatchNormalization)
+            for name in ('avg_mean', 'avg_var')}
+
+
+def serial_averages(batch):
+    """After one batch, of which all has the same statistics."""
+    model, statistics = Normalised(), BatchStatistics()
+    with chainer.using_config('train', True):
+        for part in batch:
+            statistics.next_micro_batch()
+            with statistics:
+                model(part)
+    statistics.finish()
+    return averages(model)
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('recompute', [False, True])
+@pytest.mark.parametrize('before_stage', [False, True])
+def test_micro_batches_of_replicas_are_normalised_together(
+        comm, recompute, before_stage):
+    """In a step of 14 samples, replica 0 has the first 7."""
+    data = dataset(14)
+    grid, model = pipeline(comm, comm.size // 2, data, before_stage,
+                           recompute=recompute)
+    assert sum(type(link) is GroupedBatchNormalization
+               for link in model.links()) == sum(
+        isinstance(link, L.BatchNormalization) for link in model.links())
+    # Micro-batches of 4 and 3 samples on each replica.
+    micro_batches = [[*range(4), *range(7, 11)], [4, 5, 6, 11, 12, 13]]
+    order = np.concatenate(micro_batches)
+    _, expected = serial_gradients(
+        Normalised, (data[0][order], data[1][order]), [8, 6])
+    found = gathered(comm, gradients(model))
+    for name in expected:
+        assert_close(found[name], expected[name], 3e-6)
+    wanted = serial_averages([data[0][part] for part in micro_batches])
+    found = gathered(comm, averages(model))
+    for name in wanted:
+        assert_close(found[name], wanted[name])
+    grid.free()
+
+
+def test_micro_batches_count_by_what_the_group_has():
+    """One rank's are 4 and 1 samples, the other's 1 and 5."""
+    threads = Threads(2)
+    links = [GroupedBatchNormalization(3, group=threads, decay=0.5)
+             for _ in range(2)]
+    x = np.random.RandomState(0).randn(11, 3).astype('f')
+    pieces = parts([4, 1, 1, 5])
+
+    def body(rank):
+        statistics = BatchStatistics()
+        for micro_batch in range(2):
+            statistics.next_micro_batch()
+            with statistics:
+                links[rank](x[pieces[2 * micro_batch + rank]])
+        statistics.finish()
+    results(threads, body)
+    for link in links:
+        assert_close(link.avg_mean, 0.5 * x.mean(0))
+        assert_close(link.avg_var, 0.5 + 0.5 * x.var(0, ddof=1))
+
+
+class Classifier(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Linear(8, 16, nobias=True)
+            self.norm = L.BatchNormalization(16)
+            self.two = L.Linear(16, 5)
+
+    def forward(self, x, t):
+        h = self.two(F.relu(self.norm(self.one(x))))
+        return F.softmax_cross_entropy(h, t)
+
+
+def train(comm, name, dtype, **options):
+    """Parameters and running statistics after some updates."""
+    np.random.seed(0)
+    with chainer.using_config('dtype', dtype):
+        model = create_grouped_bn_model(Classifier(), comm)
+    communicator = create_communicator(name, mpi_comm=comm, **options)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.05), communicator)
+    optimizer.setup(model)
+    x, t = dataset(6 * comm.size, seed=1)
+    x = x.astype(chainer.get_dtype(dtype))
+    me = slice(6 * comm.rank, 6 * comm.rank + 6)
+    for _ in range(8):
+        optimizer.update(model, x[me], t[me])
+    communicator.finalize()
+    return [parameter.array for parameter in model.params()] + [
+        model.norm.avg_mean, model.norm.avg_var]
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('name', ['float32', 'fp8'])
+@pytest.mark.parametrize('dtype', [np.float32, chainer.mixed16])
+def test_it_goes_along_with_an_exchange_during_backward(comm, name, dtype):
+    with chainer.using_config('train', True):
+        late, early = (train(comm, name, dtype, overlap=overlap,
+                             bucket_bytes=64) for overlap in (False, True))
+    for one, two in zip(late, early, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, two)
+    for values in zip(*comm.allgather(late), strict=True):
+        assert len({value.tobytes() for value in values}) == 1
+
+
+@on_ranks(4)
+def test_running_statistics_of_several_groups_can_be_averaged(comm):
+    """Else each group evaluates with its own, and saves its own."""
+    model = create_grouped_bn_model(L.BatchNormalization(3, decay=0), comm,
+                                    tile=(2, 1))
+    x = np.random.RandomState(0).randn(8, 3).astype('f')
+    with chainer.using_config('train', True):
+        model(x[2 * comm.rank:][:2])
+    # Columns of ranks: 0 and 2, 1 and 3.
+    groups = x[[0, 1, 4, 5]], x[[2, 3, 6, 7]]
+    assert_close(model.avg_mean, groups[comm.rank % 2].mean(0))
+    chainermn.extensions.AllreducePersistent(
+        model, create_communicator('fp8', mpi_comm=comm))(None)
+    assert_close(model.avg_mean, x.mean(0))
+    assert_close(model.avg_var,
+                 np.mean([group.var(0, ddof=1) for group in groups], axis=0))
+
+
+SCRIPT = """
+import chainer_fp8pipe
+from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
+
+import chainer.links as L
+import numpy
+from mpi4py import MPI
+
+link = create_grouped_bn_model(L.BatchNormalization(2), MPI.COMM_WORLD)
+if MPI.COMM_WORLD.rank == 1:
+    raise OSError('no more paper')
+link(numpy.ones((3, 2), 'f'))
+"""
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path):
+    """Nobody waits for it in the next batch normalisation."""
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    done = run_script(2, tmp_path / 'script.py', timeout=60)
+    assert done.returncode
+    assert 'rank 1 of 2 failed' in done.stderr
