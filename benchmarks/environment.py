@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes')
+_PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes', 'pillow',
+             'turbojpeg', 'cykooz-resizer')
 
 
 def environment() -> dict[str, Any]:

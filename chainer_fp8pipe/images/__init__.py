@@ -1,0 +1,33 @@
+"""Images in folders as batches: found, sharded, cached, decoded in parallel.
+
+The names below are loaded when first asked for, because the worker processes
+import this package and must start without Chainer and MPI.
+"""
+import importlib
+
+_HOMES = {
+    'Batch': 'chainer_fp8pipe.images.batch',
+    'CenterCrop': 'chainer_fp8pipe.images.transforms',
+    'ImageError': 'chainer_fp8pipe.images.errors',
+    'ImageFolder': 'chainer_fp8pipe.images.folder',
+    'ImageIterator': 'chainer_fp8pipe.images.iterator',
+    'Normalise': 'chainer_fp8pipe.images.normalisation',
+    'RandomResizedCrop': 'chainer_fp8pipe.images.transforms',
+    'batch_arrays': 'chainer_fp8pipe.images.batch',
+    'create_decoder': 'chainer_fp8pipe.images.decode',
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(
+            f'module {__name__!r} has no attribute {name!r}')
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,113 @@
+"""Samples in the memory of a node, once for all its processes.
+
+    header | one entry per sample: start, size, height, width | the bytes
+
+A sample is added by whichever process reads it first, and stays.  When the
+next one does not fit it is not kept, and nothing is thrown out for it: every
+sample is used once in an epoch, so a cache that made room would throw out
+what is needed sooner.
+"""
+from __future__ import annotations
+
+import numpy
+
+from .locks import FileLock
+from .segment import Segment
+
+_USED = 0       # header: bytes that are given out
+_HEADER = 8
+_ENTRY = 4      # numbers of int64 in an entry
+_ALIGNMENT = 16
+
+
+class Cache:
+    """Bytes or pixels of samples in shared memory.
+
+    Args:
+        segment: From :meth:`create`, or another process's.
+        samples: How many there can be.
+    """
+
+    def __init__(self, segment: Segment, samples: int) -> None:
+        self.segment = segment
+        self._header = segment.array(0, (1,), numpy.int64)
+        self._entries = segment.array(_HEADER, (samples, _ENTRY), numpy.int64)
+        self._start = _overhead(samples)
+        self.budget = segment.size - self._start
+        self._lock = FileLock(segment.fd)
+
+    @classmethod
+    def create(cls, samples: int, budget: int) -> Cache:
+        """An empty one.
+
+        Args:
+            samples: How many there can be; each takes 32 bytes more than the
+                budget.
+            budget: Bytes for what is kept.
+        """
+        return cls(Segment.create(_overhead(samples) + budget), samples)
+
+    def get(self, index: int) -> bytes | None:
+        """What :meth:`put` kept of a sample; None if it did not."""
+        start, size, _, _ = self._entry(index)
+        return (bytes(self.segment.view(start, size)) if start else None)
+
+    def get_pixels(self, index: int) -> numpy.ndarray | None:
+        """What :meth:`put_pixels` kept of a sample: not a copy, read-only."""
+        start, _, height, width = self._entry(index)
+        if not start:
+            return None
+        pixels = self.segment.array(start, (height, width, 3), numpy.uint8)
+        pixels.flags.writeable = False
+        return pixels
+
+    def put(self, index: int, data: bytes) -> bool:
+        """Keeps the bytes of a sample; returns whether they fit."""
+        return self._put(index, numpy.frombuffer(data, numpy.uint8), 0, 0)
+
+    def put_pixels(self, index: int, pixels: numpy.ndarray) -> bool:
+        """Keeps (H, W, 3) uint8 pixels; returns whether they fit."""
+        return self._put(index, pixels, *pixels.shape[:2])
+
+    def has_room(self, size: int) -> bool:
+        """Whether a sample of so many bytes would be kept."""
+        with self._lock:
+            return int(self._header[_USED]) + size <= self.budget
+
+    def statistics(self) -> tuple[int, int]:
+        """How many samples are kept, and in how many bytes."""
+        with self._lock:
+            kept = self._entries[:, 0] > 0
+            return int(kept.sum()), int(self._entries[kept, 1].sum())
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self.segment.close()
+        del self._header, self._entries
+
+    def _entry(self, index: int) -> list[int]:
+        with self._lock:
+            return self._entries[index].tolist()
+
+    def _put(self, index: int, data: numpy.ndarray, height: int,
+             width: int) -> bool:
+        size = data.nbytes
+        with self._lock:
+            if self._entries[index, 0]:     # another process was faster
+                return True
+            start = int(self._header[_USED])
+            if start + size > self.budget:
+                return False
+            self._header[_USED] = start - (-size // _ALIGNMENT * _ALIGNMENT)
+        # Long enough for others to wait.  Whoever is killed here leaves a
+        # hole, not half a sample: the entry is written when all is there.
+        start += self._start
+        self.segment.array(start, data.shape, numpy.uint8)[...] = data
+        with self._lock:
+            self._entries[index] = start, size, height, width
+        return True
+
+
+def _overhead(samples: int) -> int:
+    size = _HEADER + samples * _ENTRY * 8
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,23 @@
+"""What is raised about an image that cannot be used."""
+from __future__ import annotations
+
+
+class ImageError(ValueError):
+    """One image cannot be used; the message names it, and why.
+
+    Args:
+        path: The file; '' where only its bytes are known, as in a decoder.
+        reason: What is wrong with it and, where there is one, the remedy.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)      # so that it can be pickled
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f'{self.path}: {self.reason}' if self.path else self.reason
+
+    def of(self, path: str) -> ImageError:
+        """The same about ``path``: a reader knows it, a decoder does not."""
+        return ImageError(path, self.reason)

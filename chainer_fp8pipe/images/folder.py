@@ -1,0 +1,205 @@
+"""A folder of images as a data set of Chainer's."""
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import chainer
+import numpy
+
+from .cache import Cache
+from .decode import Decoder, create_decoder
+from .iterator import ImageIterator
+from .memory import available_bytes, total_bytes
+from .ranks import ranks_of
+from .reading import CacheKind, Reader, kept_bytes
+from .transforms import Transform
+
+_KINDS = None, 'memory', 'decoded'
+_ON_ERROR = 'skip', 'raise'
+
+
+class ImageFolder(chainer.dataset.DatasetMixin):
+    """Images in ``root/CLASS/*.JPEG``, each with the number of its class.
+
+    ``dataset[i]`` is ``(image, label)``, for Chainer's own iterators: CHW of
+    the transform's type, and int32.  :meth:`iterator` reads in parallel and
+    ahead, divides the images over ranks, and goes on in mid-epoch from a
+    snapshot.
+
+    With a communicator as ``shard`` this and :meth:`iterator` are called on
+    all of its ranks; what is wrong on one is raised on each.
+
+    Args:
+        root: The folder.  ``.jpg`` and ``.png`` are found as well.
+        transform: What becomes of each image, such as
+            :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
+            Without one ``dataset[i]`` is the whole image, uint8.
+        cache: ``'memory'`` keeps the files' bytes in memory, ``'decoded'``
+            the pixels of the whole images (five to ten times as much, for
+            less to do), None nothing.  The ranks of a node and their workers
+            share one copy; what does not fit is read from its file.
+        cache_bytes: How much is kept on a node; half of the memory that is
+            available if not said.  It is taken as the cache fills.
+        shard: A communicator (this package's, ChainerMN's or mpi4py's) whose
+            ranks divide the images, or this one's number and how many there
+            are; None for all.
+        seed: Of the order and of the transform's random numbers; the same on
+            all ranks.
+        on_error: An image that cannot be decoded is left out of its batch,
+            counted, and named in the log (``'skip'``), or it is an error
+            (``'raise'``).  For ``dataset[i]`` it always is.
+        decoder: What
+            :func:`~chainer_fp8pipe.images.decode.create_decoder` makes, or
+            its name.
+
+    Attributes:
+        classes: Their names; the index is the label.
+
+    Raises:
+        ValueError: The folder is missing or empty, a class has no images,
+            ``cache_bytes`` is less than the first image takes, or more than
+            the machine has, or an argument is none of the above.
+    """
+
+    def __init__(self, root: str | os.PathLike[str],
+                 transform: Transform | None = None,
+                 cache: CacheKind = None, cache_bytes: int | None = None,
+                 shard: Any = None, seed: int = 0,
+                 on_error: Literal['skip', 'raise'] = 'skip',
+                 decoder: str | Decoder = 'auto') -> None:
+        self._ranks = ranks_of(shard)
+        self._on_error = on_error
+        self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
+                         seed=seed, on_error=on_error)
+        self._ranks.together(
+            lambda: _check(cache, cache_bytes, seed, on_error))
+        table = self._ranks.find(os.fspath(root))
+        self.classes = table.classes
+        self._reader = Reader(
+            table, transform,
+            self._ranks.together(
+                lambda: create_decoder(decoder) if isinstance(decoder, str)
+                else decoder), cache,
+            None, seed)
+        if cache is not None:
+            self._reader.cache = _make_cache(self._ranks, self._reader,
+                                             cache_bytes)
+        self._draws: tuple[int, numpy.random.Generator] | None = None
+
+    def __len__(self) -> int:
+        """Images of all ranks."""
+        return len(self._reader.table)
+
+    @property
+    def labels(self) -> numpy.ndarray:
+        """int32, shape (images,): the class of each."""
+        return self._reader.table.labels
+
+    def path(self, index: int) -> str:
+        """The file of an image."""
+        return self._reader.table.path(index)
+
+    def get_example(self, index: int) -> tuple[numpy.ndarray, numpy.int32]:
+        """``dataset[index]``: drawn anew each time.
+
+        Raises:
+            ImageError: The image cannot be used.
+            OSError: The file cannot be read.
+        """
+        index = range(len(self))[index]
+        return (self._reader.draw(index, self._generator()),
+                self._reader.table.labels[index])
+
+    def iterator(self, batch: int, workers: int = 4, prefetch: int = 8,
+                 repeat: bool = True, shuffle: bool = True) -> ImageIterator:
+        """An iterator over this rank's share of each epoch.
+
+        Args:
+            batch: Images in a batch of this rank, at most.  All batches of
+                an epoch differ by one at most, so that most are full where
+                an epoch has many.
+            workers: Processes that read and decode; 0 does it in this one,
+                when a batch is wanted.
+            prefetch: Batches that are read ahead, by workers.
+            repeat: Whether to go on after the first epoch.
+            shuffle: Whether the images are in a new order, and on other
+                ranks, in each epoch; otherwise they are in the folder's.
+
+        Returns:
+            An iterator whose batches are lists of ``(image, label)`` that
+            :func:`batch_arrays` takes as they are.
+
+        Raises:
+            ValueError: There is no transform, or less than one image for
+                each rank, an argument is negative, or the ranks' arguments
+                differ.
+        """
+        self._ranks.same('iterator', batch=batch, repeat=repeat,
+                         shuffle=shuffle)
+        return self._ranks.together(lambda: self._iterator(
+            batch, workers, prefetch, repeat, shuffle))
+
+    def cached(self) -> tuple[int, int]:
+        """Images in this node's cache, and their bytes."""
+        cache = self._reader.cache
+        return (0, 0) if cache is None else cache.statistics()
+
+    def _iterator(self, batch: int, workers: int, prefetch: int,
+                  repeat: bool, shuffle: bool) -> ImageIterator:
+        for name, value, least in (('batch', batch, 1),
+                                   ('workers', workers, 0),
+                                   ('prefetch', prefetch, 0)):
+            if value < least:
+                raise ValueError(f'{name}={value} must be {least} or more')
+        if self._reader.transform is None:
+            raise ValueError(
+                'images of different sizes do not make a batch: give the '
+                'ImageFolder a transform, such as RandomResizedCrop(224)')
+        return ImageIterator(
+            self._reader, (self._ranks.rank, self._ranks.size), batch,
+            workers, prefetch, repeat, shuffle, self._on_error)
+
+    def _generator(self) -> numpy.random.Generator:
+        """The process's own; a fork must not draw what its parent does."""
+        if self._draws is None or self._draws[0] != os.getpid():
+            words = [self._reader.seed, self._ranks.rank]
+            if self._draws is not None:
+                words.append(os.getpid())
+            self._draws = os.getpid(), numpy.random.default_rng(words)
+        return self._draws[1]
+
+
+def _check(cache: object, cache_bytes: int | None, seed: int,
+           on_error: object) -> None:
+    if cache not in _KINDS:
+        raise ValueError(f'cache={cache!r} is none of {_KINDS}')
+    if on_error not in _ON_ERROR:
+        raise ValueError(f'on_error={on_error!r} is none of {_ON_ERROR}')
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f'seed={seed} is not between 0 and 2^63')
+    if cache_bytes is None:
+        return
+    if cache is None:
+        raise ValueError("cache_bytes is for cache='memory' or 'decoded'")
+    if cache_bytes > total_bytes():
+        raise ValueError(
+            f'cache_bytes={cache_bytes:,} is more than the {total_bytes():,} '
+            'bytes of memory that there are')
+
+
+def _make_cache(ranks: Any, reader: Reader,
+                budget: int | None) -> Cache:
+    """The node's cache, if it can hold a sample."""
+    limit = ranks.together(
+        lambda: available_bytes() // 2 if budget is None else budget)
+
+    def check() -> None:
+        needed = kept_bytes(reader, 0)
+        if needed > limit:
+            raise ValueError(
+                f'cache_bytes={limit:,} does not hold one sample: '
+                f'{reader.table.path(0)} takes {needed:,} bytes; allow as '
+                'much as all images take, or use cache=None')
+    ranks.together(check)
+    return ranks.cache(len(reader.table), limit)

@@ -1,0 +1,212 @@
+"""Goes through the images of a folder, in batches that are ready in time."""
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any, Literal
+
+import chainer
+import numpy
+
+from . import shards
+from .batch import Batch
+from .errors import ImageError
+from .loading import Failure, Loader, Request
+from .reading import Reader
+from .slots import Outcome
+
+_log = logging.getLogger(__name__)
+
+
+class ImageIterator(chainer.dataset.Iterator):
+    """What :meth:`ImageFolder.iterator` gives; see there.
+
+    All ranks go through an epoch together: each global batch is divided over
+    them, so that each sample comes once in an epoch, on one rank, and every
+    rank makes as many batches.  The batches of an epoch differ by one sample
+    at most.
+
+    A snapshot holds no more than where the epoch stands.  It is the same on
+    all ranks, and a run goes on from it with any number of ranks and of
+    workers.
+
+    Args:
+        reader: What samples are read with.
+        ranks: This rank and how many there are.
+        batch: Samples of a batch on this rank, at most.
+        workers: Processes that read.
+        prefetch: Batches that are read ahead.
+        repeat: Whether to go on after one epoch.
+        shuffle: Whether each epoch has an order of its own.
+        on_error: What an image that cannot be used is.
+
+    Attributes:
+        batch_size: Samples of a batch on this rank, at most.
+        repeat: As given.
+        epoch: Finished epochs.
+        is_new_epoch: Whether the last batch finished one.
+        skipped: Images left out so far on this rank because they could not
+            be used.
+    """
+
+    def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
+                 workers: int, prefetch: int, repeat: bool, shuffle: bool,
+                 on_error: Literal['skip', 'raise']) -> None:
+        self._loader: Loader | None = None      # for __del__, on an error
+        self.batch_size, self.repeat = batch, repeat
+        self._reader, self._on_error = reader, on_error
+        self._rank, self._ranks = ranks
+        self._samples = len(reader.table)
+        self._shuffle = shuffle
+        shards.check(self._samples, self._ranks)
+        # Without workers nothing is read before it is wanted.
+        self._ahead = prefetch if workers else 0
+        self.skipped = 0
+        self._named: set[int] = set()       # those in the log already
+        self._order: tuple[int, numpy.ndarray] = -1, numpy.empty(0)
+        self._loader = Loader(
+            reader, shards.largest_part(self._samples, batch, self._ranks),
+            workers, self._ahead + 1)
+        self.is_new_epoch: bool
+        self._previous: float
+        # Of the loader's requests: where they lead, and this rank's samples.
+        self._steps: deque[tuple[shards.Step, numpy.ndarray]] = deque()
+        self._start(shards.Position(), False, -1.0)
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    @property
+    def current_position(self) -> int:
+        """Samples of this epoch that were used, over all ranks."""
+        return self._position.used
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs so far, with the fraction of the present one."""
+        return self.epoch + self.current_position / self._samples
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` before the last batch; None before the first."""
+        return None if self._previous < 0 else self._previous
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The same on every rank and in every epoch."""
+        return shards.batches_left(self._samples, self.batch_size, self._ranks)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process number of each worker."""
+        return self._loader.pids if self._loader else []
+
+    def __next__(self) -> Batch:
+        if self._loader is None:
+            raise RuntimeError('the iterator was finalized, or has failed')
+        if self._position.epoch and not self.repeat:
+            raise StopIteration
+        try:
+            return self._next(self._loader)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.finalize()
+            raise
+
+    next = __next__
+
+    def reset(self) -> None:
+        """Starts again with the first epoch."""
+        self._start(shards.Position(), False, -1.0)
+
+    def finalize(self) -> None:
+        """Ends the workers and frees the memory; the iterator is over."""
+        if self._loader is not None:
+            loader, self._loader = self._loader, None
+            loader.close()
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads where in which epoch it is.
+
+        Raises:
+            ValueError: It was saved with other images or another seed.
+        """
+        for name, here in (('samples', self._samples),
+                           ('seed', self._reader.seed),
+                           ('shuffle', int(self._shuffle))):
+            there = serializer(name, here)
+            if there is not None and there != here:
+                raise ValueError(
+                    f'the iterator was saved with {name}={there}, but here '
+                    f'{name}={here}; resume with the same images, seed and '
+                    'order')
+        epoch = int(serializer('epoch', self.epoch))
+        used = int(serializer('current_position', self.current_position))
+        new = bool(serializer('is_new_epoch', self.is_new_epoch))
+        previous = float(serializer('previous_epoch_detail', self._previous))
+        position = shards.Position(epoch, used)
+        if position != self._position:
+            self._start(position, new, previous)
+        self.is_new_epoch, self._previous = new, previous
+
+    def _start(self, position: shards.Position, new: bool,
+               previous: float) -> None:
+        """Goes on at a position."""
+        if self._loader is not None:
+            self._loader.cancel()
+        self._steps.clear()
+        self._position = self._requested = position
+        self.is_new_epoch, self._previous = new, previous
+
+    def _next(self, loader: Loader) -> Batch:
+        while loader.requests <= self._ahead and (
+                self.repeat or not self._requested.epoch):
+            self._request(loader)
+        step, indices = self._steps.popleft()
+        loaded = loader.take()
+        for failure in loaded.failures:
+            self._fail(failure)
+        labels = self._reader.table.labels[indices[loaded.good]]
+        if not len(labels):
+            raise ImageError('', f'{self._who()}: no image of a batch could '
+                             'be used; the log names each')
+        self._previous = self.epoch_detail
+        self._position = step.after
+        self.is_new_epoch = not step.after.used
+        return Batch(loaded.images, labels, loader.pinned)
+
+    def _request(self, loader: Loader) -> None:
+        step = shards.next_step(self._requested, self._samples,
+                                self.batch_size, self._ranks)
+        indices = self._indices(step)
+        self._steps.append((step, indices))
+        self._requested = step.after
+        loader.request(Request(step.epoch, indices))
+
+    def _indices(self, step: shards.Step) -> numpy.ndarray:
+        """This rank's samples of a step."""
+        if self._order[0] != step.epoch:
+            self._order = step.epoch, shards.epoch_order(
+                self._samples, self._reader.seed, step.epoch, self._shuffle)
+        return self._order[1][shards.part(step, self._rank, self._ranks)]
+
+    def _fail(self, failure: Failure) -> None:
+        """Leaves a sample out, or raises what happened to it."""
+        path = self._reader.table.path(failure.sample)
+        if failure.outcome == Outcome.FILE:
+            raise OSError(f'{self._who()}: {path} was found, but cannot be '
+                          f'read: {failure.reason}')
+        if failure.outcome == Outcome.OTHER:
+            raise RuntimeError(f'{self._who()}: {path}: {failure.reason}')
+        if self._on_error == 'raise':
+            raise ImageError(path, f'{failure.reason} ({self._who()})')
+        self.skipped += 1
+        if failure.sample not in self._named:
+            self._named.add(failure.sample)
+            _log.warning('%s: skipped %s: %s', self._who(), path,
+                         failure.reason)
+
+    def _who(self) -> str:
+        return f'rank {self._rank}'

@@ -1,0 +1,61 @@
+"""Bytes to floats of about mean 0 and deviation 1."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+#: Of the pixels of ImageNet's training images, red, green, blue, in [0, 1].
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Normalise:
+    """Pixels 0 to 255 to floats of about mean 0 and deviation 1.
+
+    Args:
+        mean: Per channel (red, green, blue), of pixels scaled to [0, 1].
+        std: Standard deviation per channel, of the same.
+        dtype: Of the result; :class:`numpy.float32` if not said.
+
+    Raises:
+        ValueError: If the numbers of channels differ, or a deviation is not
+            above zero.
+    """
+
+    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN,
+                 std: Sequence[float] = IMAGENET_STD,
+                 dtype: Any = numpy.float32) -> None:
+        if len(mean) != len(std) or not len(mean):
+            raise ValueError(
+                f'mean has {len(mean)} channels but std {len(std)}: give '
+                'one number of each per channel')
+        if not all(s > 0 for s in std):
+            raise ValueError(f'std must be above zero, not {tuple(std)}')
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.dtype = numpy.dtype(dtype)
+        self._scale = [1 / (255 * s) for s in std]
+        self._shift = [-m / s for m, s in zip(mean, std, strict=True)]
+
+    def __call__(self, batch: Any) -> Any:
+        """Normalises images of shape (..., C, H, W), uint8.
+
+        ``batch`` is a NumPy or CuPy array, so that images may cross to the
+        GPU as bytes and be normalised there.  The result has the same shape
+        and is a new array.
+        """
+        result = batch.astype(self.dtype)
+        for c, (scale, shift) in enumerate(
+                zip(self._scale, self._shift, strict=True)):
+            channel = result[..., c, :, :]
+            channel *= scale
+            channel += shift
+        return result
+
+    def of_pixels(self, pixels: numpy.ndarray, out: numpy.ndarray) -> None:
+        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``."""
+        for c, (scale, shift) in enumerate(
+                zip(self._scale, self._shift, strict=True)):
+            numpy.multiply(pixels[..., c], self.dtype.type(scale), out=out[c])
+            out[c] += self.dtype.type(shift)

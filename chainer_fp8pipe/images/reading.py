@@ -1,0 +1,131 @@
+"""One sample from its file, or from the cache, to what a model is given.
+
+Its random numbers depend on the seed, the epoch and the sample alone, not on
+who reads it or when.
+"""
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy
+
+from .cache import Cache
+from .decode import Decoder, crop_and_resize
+from .errors import ImageError
+from .table import FileTable
+from .transforms import Crop, Transform
+
+#: What a cache keeps: the files' bytes, the whole images' pixels, nothing.
+CacheKind = Literal['memory', 'decoded'] | None
+
+
+class Reader:
+    """Reads samples of a table.
+
+    Args:
+        table: The files.
+        transform: What becomes of each.
+        decoder: Turns bytes into pixels.
+        kind: What the cache keeps.
+        cache: The cache; None if nothing is kept.
+        seed: Of the random numbers.
+    """
+
+    def __init__(self, table: FileTable, transform: Transform | None,
+                 decoder: Decoder, kind: CacheKind, cache: Cache | None,
+                 seed: int) -> None:
+        self.table, self.transform, self.decoder = table, transform, decoder
+        self.kind, self.cache, self.seed = kind, cache, seed
+
+    def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
+        """Writes a sample, as it is in an epoch, into ``out``.
+
+        Raises:
+            ImageError: The image cannot be used; the error names the file.
+            OSError: The file cannot be read.
+        """
+        self.draw(index, numpy.random.default_rng(
+            [self.seed, epoch, index]), out)
+
+    def draw(self, index: int, rng: numpy.random.Generator,
+             out: numpy.ndarray | None = None) -> numpy.ndarray:
+        """A sample, with given random numbers; CHW, in ``out`` if given.
+
+        Without a transform it is the whole image, uint8.
+
+        Raises:
+            As :meth:`read`.
+        """
+        try:
+            if self.transform is None:
+                return numpy.ascontiguousarray(
+                    self._whole(index).transpose(2, 0, 1))
+            return self.transform.finish(self._part(index, rng), out)
+        except ImageError as error:
+            raise error.of(self.table.path(index)) from error
+
+    def _part(self, index: int, rng: numpy.random.Generator
+              ) -> numpy.ndarray:
+        """The part of an image that the transform wants, as it wants it."""
+        assert self.transform is not None
+        if self.kind != 'decoded':
+            data = self._bytes(index)
+            size = self.decoder.size(data)
+            return self.decoder.decode(data, self.transform.plan(*size, rng))
+        assert self.cache is not None
+        pixels = self.cache.get_pixels(index)
+        if pixels is None:
+            data = self.file(index)
+            width, height = self.decoder.size(data)
+            if not self.cache.has_room(3 * width * height):
+                return self.decoder.decode(
+                    data, self.transform.plan(width, height, rng))
+            pixels = self._decode_and_keep(index, data)
+        height, width, _ = pixels.shape
+        return crop_and_resize(pixels, self.transform.plan(
+            width, height, rng))
+
+    def _whole(self, index: int) -> numpy.ndarray:
+        if self.kind != 'decoded':
+            return _decode_whole(self.decoder, self._bytes(index))
+        assert self.cache is not None
+        pixels = self.cache.get_pixels(index)
+        return (self._decode_and_keep(index, self.file(index))
+                if pixels is None else pixels)
+
+    def _decode_and_keep(self, index: int, data: bytes) -> numpy.ndarray:
+        pixels = _decode_whole(self.decoder, data)
+        assert self.cache is not None
+        self.cache.put_pixels(index, pixels)
+        return pixels
+
+    def _bytes(self, index: int) -> bytes:
+        if self.cache is None:
+            return self.file(index)
+        data = self.cache.get(index)
+        if data is None:
+            data = self.file(index)
+            self.cache.put(index, data)
+        return data
+
+    def file(self, index: int) -> bytes:
+        """The bytes of a file."""
+        with open(self.table.path(index), 'rb') as file:
+            return file.read()
+
+
+def _decode_whole(decoder: Decoder, data: bytes) -> numpy.ndarray:
+    width, height = decoder.size(data)
+    return decoder.decode(data, Crop((0, 0, width, height), (height, width)))
+
+
+def kept_bytes(reader: Reader, index: int) -> int:
+    """What a sample would take in a cache; 0 if it cannot be kept."""
+    data = reader.file(index)
+    if reader.kind == 'memory':
+        return len(data)
+    try:
+        width, height = reader.decoder.size(data)
+    except ImageError:
+        return 0
+    return 3 * width * height

@@ -1,0 +1,115 @@
+"""Which samples come next, on which rank: a pure function of the position.
+
+An epoch is one order of all samples, from the seed and the epoch's number.
+It is cut into global batches, and each of these into one part per rank, by
+where the epoch stands and nothing else: not by what came before, nor by what
+another rank does.  So every rank makes the same number of batches, and a run
+goes on at any sample, even with other ranks or another batch size.
+
+No sample is left out or repeated to fill a last batch.  The batches of an
+epoch are instead of nearly equal size: ``rest`` samples take the n batches
+that they need, and the sizes of these differ by one at most, on a rank too.
+There is no small last batch.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy
+
+
+class Position(NamedTuple):
+    """How far the ranks together are.
+
+    Attributes:
+        epoch: Finished epochs.
+        used: Samples of the present epoch that were used, over all ranks.
+    """
+
+    epoch: int = 0
+    used: int = 0
+
+
+class Step(NamedTuple):
+    """One global batch.
+
+    Attributes:
+        epoch: The epoch that it belongs to.
+        start: Where it begins in the order of that epoch.
+        stop: Where it ends.
+        after: The position behind it.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    after: Position
+
+
+def epoch_order(samples: int, seed: int, epoch: int,
+                shuffle: bool = True) -> numpy.ndarray:
+    """The order of all samples in one epoch: int64, shape (samples,)."""
+    if not shuffle:
+        return numpy.arange(samples)
+    return numpy.random.RandomState(seed_words(seed, epoch)).permutation(
+        samples)
+
+
+def seed_words(*numbers: int) -> list[int]:
+    """Numbers of 64 bits as what a ``RandomState`` is seeded with."""
+    return [number >> shift & 0xffffffff
+            for number in numbers for shift in (0, 32)]
+
+
+def batches_left(rest: int, batch: int, ranks: int) -> int:
+    """Batches that the last ``rest`` samples of an epoch make on each rank.
+
+    As few as batches of ``batch`` samples allow, but no more than leave a
+    sample for each rank in each of them.
+    """
+    return max(1, min(-(-rest // (batch * ranks)), rest // ranks))
+
+
+def check(samples: int, ranks: int) -> None:
+    """Raises ValueError unless every rank can have a sample in each batch."""
+    if samples < ranks:
+        raise ValueError(f'{samples} images are less than one for each of '
+                         f'the {ranks} ranks; use at most {samples} ranks')
+
+
+def next_step(position: Position, samples: int, batch: int,
+              ranks: int) -> Step:
+    """The global batch at a position.
+
+    Args:
+        position: In an epoch of ``samples`` samples.
+        samples: In an epoch.
+        batch: Samples of a batch on one rank, at most.  Only where it is 1
+            and the ranks do not divide the samples, it can be 2.
+        ranks: How many there are.
+
+    Raises:
+        ValueError: There is not a sample for each rank.
+    """
+    rest = samples - position.used
+    if rest < ranks:
+        raise ValueError(
+            f'the epoch has {rest} sample{"s" * (rest != 1)} left, which is '
+            f'less than one for each of the {ranks} ranks; finish it with as '
+            'many ranks as it was begun with')
+    stop = position.used + -(-rest // batches_left(rest, batch, ranks))
+    after = (Position(position.epoch + 1) if stop == samples
+             else Position(position.epoch, stop))
+    return Step(position.epoch, position.used, stop, after)
+
+
+def part(step: Step, rank: int, ranks: int) -> slice:
+    """Where a rank's samples of a step are in the order of the epoch."""
+    size = step.stop - step.start
+    return slice(step.start + size * rank // ranks,
+                 step.start + size * (rank + 1) // ranks)
+
+
+def largest_part(samples: int, batch: int, ranks: int) -> int:
+    """Samples that a batch of a rank has at most."""
+    return min(-(-samples // ranks), batch if batch > 1 or ranks == 1 else 2)

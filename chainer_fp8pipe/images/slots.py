@@ -1,0 +1,113 @@
+"""Batches in shared memory: a ring that workers fill and a rank empties.
+
+Each slot has room for one batch:
+
+    what to read: epoch and samples | what came of each | messages | images
+"""
+from __future__ import annotations
+
+import enum
+import math
+from typing import NamedTuple
+
+import numpy
+
+from .segment import Segment
+
+_PAGE = 4096            # images start on one, as a GPU's driver likes it
+_MESSAGE = 1024         # bytes of an error's text that are kept
+
+
+class Outcome(enum.IntEnum):
+    """What came of a sample."""
+
+    DONE = 0
+    IMAGE = 1           # the image cannot be used
+    FILE = 2            # the file cannot be read
+    OTHER = 3           # something else, most likely in the transform
+
+
+class Slot:
+    """Arrays of one slot, in shared memory.
+
+    Attributes:
+        epoch: int64, shape (1,).
+        indices: int64, shape (capacity,): samples to be read.
+        outcomes: int32, shape (capacity,): an :class:`Outcome` of each.
+        images: Shape (capacity, C, H, W).
+    """
+
+    def __init__(self, segment: Segment, start: int, layout: Layout) -> None:
+        n = layout.capacity
+        self.epoch = segment.array(start, (1,), numpy.int64)
+        self.indices = segment.array(start + 8, (n,), numpy.int64)
+        self.outcomes = segment.array(start + 8 + 8 * n, (n,), numpy.int32)
+        self._messages = segment.array(
+            start + 8 + 12 * n, (n, _MESSAGE), numpy.uint8)
+        self.images = segment.array(start + layout.head,
+                                    (n, *layout.shape), layout.dtype)
+
+    def set_message(self, place: int, text: str) -> None:
+        """Keeps a text about one sample; the end of it if it is long."""
+        data = text.encode(errors='replace')[-_MESSAGE:]
+        row = self._messages[place]
+        row[:] = 0
+        row[:len(data)] = numpy.frombuffer(data, numpy.uint8)
+
+    def message(self, place: int) -> str:
+        """The text about one sample."""
+        return self._messages[place].tobytes().rstrip(b'\0').decode(
+            errors='replace')
+
+
+class Layout(NamedTuple):
+    """What is where, for the rank and for its workers.
+
+    Attributes:
+        slots: How many there are.
+        capacity: Samples in a slot.
+        shape: Of an image: (C, H, W).
+        dtype: Of an image.
+    """
+
+    slots: int
+    capacity: int
+    shape: tuple[int, ...]
+    dtype: numpy.dtype
+
+    @property
+    def head(self) -> int:
+        """Bytes of a slot before the images."""
+        return _pages(8 + (12 + _MESSAGE) * self.capacity)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.head + _pages(
+            self.capacity * math.prod(self.shape) * self.dtype.itemsize)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all slots, and of one page before them."""
+        return _PAGE + self.slots * self.slot_bytes
+
+
+class Slots:
+    """All slots of an iterator.
+
+    Attributes:
+        generation: int64, shape (1,): tasks of an earlier one are void.
+    """
+
+    def __init__(self, segment: Segment, layout: Layout) -> None:
+        self.segment, self.layout = segment, layout
+        self.generation = segment.array(0, (1,), numpy.int64)
+
+    def __getitem__(self, number: int) -> Slot:
+        """New arrays for a slot, whose life tells whether it is used."""
+        return Slot(self.segment, _PAGE + number * self.layout.slot_bytes,
+                    self.layout)
+
+
+def _pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE

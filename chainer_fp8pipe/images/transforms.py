@@ -1,0 +1,208 @@
+"""What becomes of an image: which part of it, how large, mirrored, scaled.
+
+A transform works in two steps.  :meth:`plan` needs only the size of the
+image, which stands in the file's header, so that a decoder knows before it
+decodes which part is needed and how large it will be.  :meth:`finish` turns
+the decoded pixels into what a model is given.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+import numpy
+
+from .normalisation import Normalise
+
+
+@dataclasses.dataclass(frozen=True)
+class Crop:
+    """What is to be made of one image.
+
+    Attributes:
+        box: Left, top, width and height of the part that is used, in pixels
+            of the image, inside it.
+        size: Height and width, in pixels, to which that part is resized.
+        flip: Whether the result is mirrored left to right.
+    """
+    box: tuple[int, int, int, int]
+    size: tuple[int, int]
+    flip: bool = False
+
+
+class Transform(Protocol):
+    """What an image folder needs to know of a transform."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every result."""
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        """The type of every result."""
+
+    def plan(self, width: int, height: int,
+             rng: numpy.random.Generator) -> Crop:
+        """Decides about one image from its size alone."""
+
+    def finish(self, pixels: numpy.ndarray,
+               out: numpy.ndarray | None = None) -> numpy.ndarray:
+        """Turns decoded pixels into what a model is given."""
+
+
+class _Crop:
+    """What the two crops have in common: size and normalisation."""
+
+    def __init__(self, size: int | tuple[int, int],
+                 normalise: Normalise | None) -> None:
+        self.size = _pair(size)
+        self.normalise = normalise
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (3, *self.size)
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return (numpy.dtype(numpy.uint8) if self.normalise is None
+                else self.normalise.dtype)
+
+    def finish(self, pixels: numpy.ndarray,
+               out: numpy.ndarray | None = None) -> numpy.ndarray:
+        """Turns decoded pixels into what a model is given.
+
+        Args:
+            pixels: Of shape (H, W, 3), uint8, red, green, blue.
+            out: Where the result is written, of shape (3, H, W) and of
+                :attr:`dtype`; a new array if not said.
+
+        Returns:
+            ``out``.
+        """
+        if out is None:
+            out = numpy.empty(self.shape, self.dtype)
+        if self.normalise is None:
+            out[...] = pixels.transpose(2, 0, 1)
+        else:
+            self.normalise.of_pixels(pixels, out)
+        return out
+
+
+class RandomResizedCrop(_Crop):
+    """A random part of random area and shape, resized: for training.
+
+    The part's area is uniform in ``scale`` of the image's, its ratio of
+    width to height log-uniform in ``ratio``, its place uniform.  A part that
+    does not fit is drawn again; after ten that do not, the largest central
+    part of an allowed ratio is taken.  (Szegedy et al. 2015, "Going Deeper
+    with Convolutions", section 6, in the form that is usual for ImageNet.)
+
+    Args:
+        size: Height and width of the result, or one number for both.
+        scale: Smallest and largest part of the image's area.
+        ratio: Smallest and largest width over height of the part.
+        flip: Probability of mirroring left to right.
+        normalise: What turns pixels into floats; ``None`` leaves them
+            bytes, a quarter of the memory, to be normalised later.
+
+    Raises:
+        ValueError: If a range is empty or outside what is possible.
+    """
+    _ATTEMPTS = 10
+
+    def __init__(self, size: int | tuple[int, int],
+                 scale: tuple[float, float] = (0.08, 1.0),
+                 ratio: tuple[float, float] = (3 / 4, 4 / 3),
+                 flip: float = 0.5,
+                 normalise: Normalise | None = Normalise()  # noqa: B008
+                 ) -> None:
+        super().__init__(size, normalise)
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError('scale must be two parts of the area in (0, 1], '
+                             f'the smaller first, not {scale}')
+        if not 0 < ratio[0] <= ratio[1] < math.inf:
+            raise ValueError('ratio must be two ratios above zero, the '
+                             f'smaller first, not {ratio}')
+        if not 0 <= flip <= 1:
+            raise ValueError(f'flip is a probability, not {flip}')
+        self.scale, self.ratio, self.flip = scale, ratio, flip
+
+    def plan(self, width: int, height: int,
+             rng: numpy.random.Generator) -> Crop:
+        """Draws a part of an image of ``width`` x ``height`` pixels."""
+        box = self._draw(width, height, rng)
+        return Crop(box, self.size, bool(rng.random() < self.flip))
+
+    def _draw(self, width: int, height: int,
+              rng: numpy.random.Generator) -> tuple[int, int, int, int]:
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(self._ATTEMPTS):
+            area = width * height * rng.uniform(*self.scale)
+            ratio = math.exp(rng.uniform(low, high))
+            w = round(math.sqrt(area * ratio))
+            h = round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return (int(rng.integers(width - w + 1)),
+                        int(rng.integers(height - h + 1)), w, h)
+        w, h = width, height
+        if width < height * self.ratio[0]:
+            h = min(height, max(1, round(width / self.ratio[0])))
+        elif width > height * self.ratio[1]:
+            w = min(width, max(1, round(height * self.ratio[1])))
+        return _central(width, height, w, h)
+
+
+class CenterCrop(_Crop):
+    """The central part, resized: for evaluation.
+
+    The same as resizing the image until its shorter side has ``resize``
+    pixels and cutting ``size`` out of its centre, in one step: the part's
+    edges are rounded to whole pixels of the image, so that its scale differs
+    by less than one pixel over its side.
+
+    Args:
+        size: Height and width of the result, or one number for both.
+        resize: What the shorter side would be resized to; 8/7 of the larger
+            side of the result if not said (256 for 224).
+        normalise: As in :class:`RandomResizedCrop`.
+
+    Raises:
+        ValueError: If ``resize`` is smaller than ``size``.
+    """
+
+    def __init__(self, size: int | tuple[int, int],
+                 resize: int | None = None,
+                 normalise: Normalise | None = Normalise()  # noqa: B008
+                 ) -> None:
+        super().__init__(size, normalise)
+        self.resize = round(max(self.size) * 8 / 7) if resize is None \
+            else resize
+        if self.resize < max(self.size):
+            raise ValueError(
+                f'an image whose shorter side has resize={self.resize} '
+                f'pixels has no centre of {self.size[0]} x {self.size[1]}: '
+                f'give resize={max(self.size)} or more')
+
+    def plan(self, width: int, height: int,
+             rng: numpy.random.Generator | None = None) -> Crop:
+        """The centre of an image of ``width`` x ``height``; no chance."""
+        scale = min(width, height) / self.resize
+        h, w = (min(side, max(1, round(part * scale)))
+                for side, part in zip((height, width), self.size,
+                                      strict=True))
+        return Crop(_central(width, height, w, h), self.size)
+
+
+def _central(width: int, height: int, w: int,
+             h: int) -> tuple[int, int, int, int]:
+    return ((width - w) // 2, (height - h) // 2, w, h)
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(
+            isinstance(side, int) and side > 0 for side in pair):
+        raise ValueError('size must be a whole number of pixels above zero, '
+                         f'or height and width, not {size!r}')
+    return pair

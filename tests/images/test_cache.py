@@ -1,0 +1,151 @@
+import os
+import subprocess
+import sys
+import threading
+
+from chainer_fp8pipe.images.cache import Cache
+from chainer_fp8pipe.images.segment import Segment
+
+import numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ..ranks import environment
+
+
+def test_what_is_kept_is_what_was_given():
+    cache = Cache.create(3, 1000)
+    assert cache.get(1) is None
+    assert cache.put(1, b'some bytes')
+    assert cache.get(1) == b'some bytes'
+    assert cache.get(0) is None
+    assert cache.statistics() == (1, 10)
+
+
+def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
+    cache = Cache.create(2, 1000)
+    pixels = numpy.random.RandomState(0).randint(
+        0, 256, (5, 7, 3)).astype(numpy.uint8)
+    assert cache.put_pixels(1, pixels[::-1])
+    found = cache.get_pixels(1)
+    assert (found == pixels[::-1]).all()
+    assert not found.flags.writeable
+    assert cache.get_pixels(0) is None
+
+
+def test_pixels_outlive_the_cache():
+    cache = Cache.create(1, 1000)
+    cache.put_pixels(0, numpy.full((2, 2, 3), 7, numpy.uint8))
+    found = cache.get_pixels(0)
+    cache.close()
+    del cache
+    assert (found == 7).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(budget=st.integers(0, 300),
+       sizes=st.lists(st.integers(0, 100), min_size=1, max_size=20))
+def test_nothing_is_thrown_out_and_the_budget_is_kept(budget, sizes):
+    cache = Cache.create(len(sizes), budget)
+    kept = {}
+    for index, size in enumerate(sizes):
+        data = bytes([index + 1]) * size
+        room = cache.has_room(size)
+        assert cache.put(index, data) is room
+        if room:
+            kept[index] = data
+        for earlier in range(len(sizes)):
+            assert cache.get(earlier) == kept.get(earlier)
+    assert sum(map(len, kept.values())) <= budget
+    assert cache.statistics() == (len(kept), sum(map(len, kept.values())))
+    cache.close()
+
+
+def test_a_sample_is_kept_once():
+    cache = Cache.create(1, 100)
+    assert cache.put(0, b'first')
+    assert cache.put(0, b'later')
+    assert cache.get(0) == b'first'
+    assert cache.statistics() == (1, 5)
+
+
+WRITER = """
+import sys
+from chainer_fp8pipe.images.cache import Cache
+from chainer_fp8pipe.images.segment import Segment
+cache = Cache(Segment(int(sys.argv[1])), 400)
+for index in range(400):
+    cache.put((index * int(sys.argv[2])) % 400, b'%d,' % index * 50)
+"""
+
+
+def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
+    cache = Cache.create(400, 10 ** 6)
+    writers = [subprocess.Popen(
+        [sys.executable, '-c', WRITER, str(cache.segment.fd), str(step)],
+        env=environment(), pass_fds=[cache.segment.fd]) for step in (1, 3, 7)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    for index in range(400):
+        number = cache.get(index).partition(b',')[0]
+        assert cache.get(index) == number + (b',' + number) * 49 + b','
+    assert cache.statistics()[0] == 400
+
+
+KILLED = """
+import os, signal, sys
+from chainer_fp8pipe.images.cache import Cache
+from chainer_fp8pipe.images.segment import Segment
+cache = Cache(Segment(int(sys.argv[1])), 2)
+cache._lock.__enter__()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_while_it_holds_the_lock_leaves_it_open():
+    cache = Cache.create(2, 100)
+    killed = subprocess.run(
+        [sys.executable, '-c', KILLED, str(cache.segment.fd)],
+        env=environment(), pass_fds=[cache.segment.fd], timeout=60)
+    assert killed.returncode == -9
+    assert cache.put(0, b'still')
+    assert cache.get(0) == b'still'
+
+
+def test_threads_do_not_write_over_each_other():
+    cache = Cache.create(400, 10 ** 6)
+
+    def fill(first):
+        for index in range(first, 400, 4):
+            cache.put(index, bytes([index % 256]) * 100)
+    threads = [threading.Thread(target=fill, args=(first,))
+               for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(cache.get(index) == bytes([index % 256]) * 100
+               for index in range(400))
+
+
+def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
+    cache = Cache.create(2, 100)
+    cache._lock._threads.acquire()      # as another thread of the parent
+    child = os.fork()
+    if not child:
+        os._exit(not cache.put(0, b'child'))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    cache._lock._threads.release()
+    assert cache.get(0) == b'child'
+
+
+def test_a_segment_that_is_closed_twice_stays_closed():
+    segment = Segment.create(10)
+    segment.close()
+    segment.close()
+    assert segment.fd == -1
+
+
+def test_memory_is_not_taken_before_it_is_written():
+    cache = Cache.create(10, 1 << 30)
+    cache.put(0, b'x' * 5000)
+    assert os.fstat(cache.segment.fd).st_blocks * 512 < 1 << 20

@@ -1,0 +1,129 @@
+import itertools
+
+import chainer_fp8pipe  # noqa: F401
+from chainer_fp8pipe.images import ImageFolder, folder
+from chainer_fp8pipe.images.errors import ImageError
+
+import chainer
+import numpy
+import pytest
+
+from .folders import crop, make_folder, numbers, spoil
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_folder(tmp_path / 'root')
+
+
+def test_it_is_a_data_set_of_chainers(root):
+    data = ImageFolder(root, crop())
+    assert len(data) == 12
+    assert data.classes == ['class0', 'class1', 'class2']
+    assert data.labels.tolist() == [number // 4 for number in range(12)]
+    image, label = data[7]
+    assert image.shape == (3, 8, 8)
+    assert image.dtype == numpy.uint8
+    assert label == 1
+    assert label.dtype == numpy.int32
+    assert numbers(data[2:5]) == [2, 3, 4]
+    assert numbers([data[-1], data[-12]]) == [11, 0]
+    with pytest.raises(IndexError):
+        data[12]
+    assert data.path(11).endswith('class2/011.png')
+
+
+@pytest.mark.parametrize('kind', [
+    chainer.iterators.SerialIterator,
+    chainer.iterators.MultithreadIterator,
+    lambda data, batch, repeat, shuffle: (
+        chainer.iterators.MultiprocessIterator(
+            data, batch, repeat, shuffle, n_processes=2))])
+@pytest.mark.parametrize('cache', [None, 'memory'])
+def test_chainers_own_iterators_go_through_it(root, kind, cache):
+    data = ImageFolder(root, crop(), cache=cache)
+    iterator = kind(data, 5, repeat=False, shuffle=True)
+    found = list(itertools.chain(*map(numbers, iterator)))
+    iterator.finalize()
+    assert sorted(found) == list(range(12))
+    assert data.cached()[0] == (12 if cache else 0)
+
+
+def test_an_item_is_another_crop_each_time_but_the_same_in_the_next_run(root):
+    data, again = ImageFolder(root, crop()), ImageFolder(root, crop())
+    found = [data[3][0] for _ in range(4)]
+    assert all((one == again[3][0]).all() for one in found)
+    assert len({image.tobytes() for image in found}) > 1
+
+
+def test_an_item_that_is_no_image_is_an_error_that_names_it(root):
+    data = ImageFolder(root, crop())
+    spoil(data.path(5))
+    with pytest.raises(ImageError, match=r'class1/005\.png: '):
+        data[5]
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    ({'cache': 'disk'}, "cache='disk' is none of"),
+    ({'on_error': 'ignore'}, "on_error='ignore' is none of"),
+    ({'seed': -1}, 'seed=-1 is not between'),
+    ({'seed': 1 << 63}, 'is not between'),
+    ({'cache_bytes': 5}, "cache_bytes is for cache='memory'"),
+    ({'cache': 'memory', 'cache_bytes': 1 << 60},
+     r'more than the [\d,]+ bytes of memory that there are'),
+    ({'cache': 'memory', 'cache_bytes': 10},
+     r'cache_bytes=10 does not hold one sample: .*000\.png takes [\d,]+ '),
+    ({'cache': 'decoded', 'cache_bytes': 3 * 24 * 20 - 1},
+     'takes 1,440 bytes'),
+    ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
+    ({'decoder': 'magic'}, 'magic'),
+])
+def test_what_cannot_be_is_an_error_that_says_so(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        ImageFolder(root, crop(), **options)
+
+
+def test_something_else_than_a_communicator_is_an_error(root):
+    with pytest.raises(TypeError, match='neither a communicator nor'):
+        ImageFolder(root, crop(), shard='all')
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    ({'batch': 0}, 'batch=0 must be 1 or more'),
+    ({'workers': -1}, 'workers=-1 must be 0 or more'),
+    ({'prefetch': -1}, 'prefetch=-1 must be 0 or more')])
+def test_numbers_of_an_iterator_must_make_sense(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        ImageFolder(root, crop()).iterator(**{'batch': 2, **options})
+
+
+def test_an_iterator_needs_a_transform(root):
+    with pytest.raises(ValueError, match='give the ImageFolder a transform'):
+        ImageFolder(root).iterator(2)
+
+
+def test_without_an_iterator_no_transform_is_needed(root):
+    assert ImageFolder(root)[0][0].shape == (3, 24, 20)
+
+
+def test_shards_without_mpi_are_given_by_number(root):
+    found = []
+    for index in range(5):
+        iterator = ImageFolder(root, crop(), shard=(index, 5)).iterator(
+            1, workers=0, repeat=False)
+        found.append([numbers(batch) for batch in iterator])
+    assert {len(batches) for batches in found} == {2}
+    assert sorted(itertools.chain(*itertools.chain(*found))) == list(
+        range(12))
+
+
+def test_more_shards_than_images_are_an_error(root):
+    with pytest.raises(ValueError, match='at most 12 ranks'):
+        ImageFolder(root, crop(), shard=(0, 13)).iterator(1, workers=0)
+
+
+def test_half_of_the_available_memory_is_the_default_budget(
+        root, monkeypatch):
+    monkeypatch.setattr(folder, 'available_bytes', lambda: 123456)
+    data = ImageFolder(root, crop(), cache='memory')
+    assert data._reader.cache.budget == 123456 // 2

@@ -1,0 +1,361 @@
+import itertools
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import chainer_fp8pipe  # noqa: F401
+from chainer_fp8pipe.images import ImageFolder
+from chainer_fp8pipe.images.decode import create_decoder
+from chainer_fp8pipe.images.errors import ImageError
+
+import chainer
+import numpy
+import pytest
+
+from ..ranks import environment
+from .folders import Broken, crop, make_folder, numbers, spoil, stream
+from .processes import eventually, is_alive, memory_of
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_folder(tmp_path / 'root', 20)
+
+
+def folder(root, **options):
+    return ImageFolder(root, crop(), **{'decoder': 'pillow', 'seed': 3,
+                                        **options})
+
+
+@pytest.fixture
+def iterate(root):
+    """Makes iterators that are finalized after the test."""
+    made = []
+
+    def make(batch=6, workers=0, prefetch=0, repeat=True, shuffle=True,
+             **options):
+        made.append(folder(root, **options).iterator(
+            batch, workers, prefetch, repeat, shuffle))
+        return made[-1]
+    yield make
+    for iterator in made:
+        iterator.finalize()
+
+
+@pytest.mark.parametrize(('workers', 'prefetch', 'cache'), [
+    (0, 8, None), (1, 0, None), (2, 0, 'memory'), (2, 3, None),
+    (3, 1, 'decoded'), (2, 8, 'memory')])
+def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
+        iterate, workers, prefetch, cache):
+    expected = stream(iterate(), 12)
+    images, labels = stream(iterate(
+        workers=workers, prefetch=prefetch, cache=cache), 12)
+    assert labels == expected[1]
+    assert all((one == other).all() for one, other in zip(
+        images, expected[0], strict=True))
+
+
+def test_an_epoch_has_every_sample_once_in_batches_of_nearly_one_size(
+        iterate):
+    iterator = iterate(workers=2, prefetch=2)
+    assert iterator.batches_per_epoch == 4
+    orders = []
+    for _ in range(3):
+        found = [numbers(next(iterator)) for _ in range(4)]
+        assert [len(batch) for batch in found] == [5, 5, 5, 5]
+        orders.append(list(itertools.chain(*found)))
+        assert sorted(orders[-1]) == list(range(20))
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_labels_are_the_classes_of_the_images(iterate):
+    iterator = iterate(workers=1)
+    for _ in range(4):
+        batch = next(iterator)
+        assert batch.labels.dtype == numpy.int32
+        assert batch.labels.tolist() == [
+            number * 3 // 20 for number in numbers(batch)]
+        assert [label for _, label in batch] == batch.labels.tolist()
+
+
+def test_what_a_trainer_asks_about_the_epoch(iterate):
+    iterator = iterate(workers=2, prefetch=5)
+    assert iterator.previous_epoch_detail is None
+    seen = []
+    for _ in range(5):
+        next(iterator)
+        seen.append((iterator.epoch, iterator.epoch_detail,
+                     iterator.previous_epoch_detail, iterator.is_new_epoch))
+    assert seen == [(0, 0.25, 0.0, False), (0, 0.5, 0.25, False),
+                    (0, 0.75, 0.5, False), (1, 1.0, 0.75, True),
+                    (1, 1.25, 1.0, False)]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_one_epoch_ends_and_starts_again_after_a_reset(iterate, workers):
+    iterator = iterate(workers=workers, prefetch=3, repeat=False,
+                       shuffle=False)
+    for _ in range(2):
+        assert list(itertools.chain(*map(numbers, iterator))) == list(
+            range(20))
+        with pytest.raises(StopIteration):
+            next(iterator)
+        iterator.reset()
+    next(iterator)
+    iterator.reset()
+    assert numbers(next(iterator)) == list(range(5))
+
+
+@pytest.mark.parametrize('taken', [0, 3, 4, 5])
+def test_a_run_goes_on_in_mid_epoch_with_other_workers(
+        iterate, tmp_path, taken):
+    whole, first = iterate(), iterate(workers=2, prefetch=5)
+    stream(whole, taken)
+    stream(first, taken)
+    chainer.serializers.save_npz(tmp_path / 'state.npz', first)
+    second = iterate(workers=1, prefetch=1)
+    stream(second, 2)       # it has read ahead; that is void
+    chainer.serializers.load_npz(tmp_path / 'state.npz', second)
+    for name in ('epoch', 'epoch_detail', 'previous_epoch_detail',
+                 'is_new_epoch', 'current_position'):
+        assert getattr(second, name) == getattr(whole, name)
+    expected, found = stream(whole, 6), stream(second, 6)
+    assert found[1] == expected[1]
+    assert all((one == other).all() for one, other in zip(
+        *found[:1], *expected[:1], strict=True))
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'seed': 4}, 'saved with seed=3, but here seed=4'),
+    ({'samples': 21}, 'saved with samples=20, but here samples=21'),
+    ({'shuffle': 0}, 'saved with shuffle=1, but here shuffle=0')])
+def test_a_snapshot_of_another_order_is_refused(root, tmp_path, change,
+                                                message):
+    with_state = folder(root).iterator(6, 0)
+    chainer.serializers.save_npz(tmp_path / 'state.npz', with_state)
+    there = make_folder(tmp_path / 'other', change.get('samples', 20))
+    other = ImageFolder(there, crop(), seed=change.get('seed', 3)).iterator(
+        6, 0, shuffle=bool(change.get('shuffle', 1)))
+    with pytest.raises(ValueError, match=message):
+        chainer.serializers.load_npz(tmp_path / 'state.npz', other)
+
+
+@pytest.mark.parametrize('prefetch', [0, 1, 3])
+def test_batches_are_read_ahead_while_nobody_asks(iterate, prefetch):
+    iterator = iterate(workers=2, prefetch=prefetch)
+    next(iterator)
+    ahead = list(iterator._loader._open)
+    assert len(ahead) == prefetch
+    # Green and blue are in every image, so that it is all zero until then.
+    assert eventually(lambda: all(
+        slot.images[:count].any(axis=(1, 2, 3)).all()
+        for _, slot, count in ahead))
+
+
+def test_a_decoder_can_be_given_with_its_options(iterate):
+    decoder = create_decoder('pillow', max_pixels=479)
+    for workers in 0, 1:
+        with pytest.raises(ImageError, match='no image of a batch'):
+            next(iterate(workers=workers, decoder=decoder))
+
+
+@pytest.mark.parametrize('kind', ['memory', 'decoded'])
+@pytest.mark.parametrize('workers', [0, 2])
+def test_the_second_epoch_opens_no_file(iterate, root, kind, workers):
+    iterator = iterate(workers=workers, prefetch=0, cache=kind)
+    stream(iterator, 4)
+    for place, _, names in os.walk(root):
+        for name in names:
+            os.remove(os.path.join(place, name))
+    found = [number for _ in range(8) for number in numbers(next(iterator))]
+    assert sorted(found) == sorted([*range(20), *range(20)])
+
+
+def test_batches_that_are_kept_do_not_change(iterate):
+    iterator = iterate(workers=2, prefetch=1)
+    kept = [next(iterator) for _ in range(12)]
+    copies, _ = stream(iterate(), 12)
+    assert all((batch.images == copy).all()
+               for batch, copy in zip(kept, copies, strict=True))
+    iterator.finalize()
+    assert all((batch.images == copy).all()
+               for batch, copy in zip(kept, copies, strict=True))
+
+
+def test_a_single_image_that_is_kept_does_not_change(iterate):
+    iterator = iterate(workers=2, prefetch=1)
+    kept = [next(iterator)[2][0] for _ in range(12)]
+    copies, _ = stream(iterate(), 12)
+    assert all((image == copy[2]).all()
+               for image, copy in zip(kept, copies, strict=True))
+
+
+def test_batches_that_are_dropped_use_the_same_memory_again(iterate):
+    iterator = iterate(workers=1, prefetch=1)
+    addresses = {next(iterator).images.ctypes.data for _ in range(40)}
+    assert len(addresses) <= 4
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_corrupt_image_is_left_out_counted_and_named_once(
+        iterate, root, workers, caplog):
+    data = folder(root)
+    for number in 4, 11:
+        spoil(data.path(number))
+    iterator = iterate(workers=workers, prefetch=2)
+    with caplog.at_level(logging.WARNING):
+        found = [numbers(next(iterator)) for _ in range(8)]
+    good = sorted({*range(20)} - {4, 11})
+    assert sorted(itertools.chain(*found[:4])) == good
+    assert sorted(itertools.chain(*found[4:])) == good
+    assert iterator.skipped == 4
+    named = [record.getMessage() for record in caplog.records
+             if record.name.startswith('chainer_fp8pipe.images')
+             and 'skipped' in record.getMessage()]
+    assert len(named) == 2
+    assert {message.split(': ')[1].removeprefix('skipped ')
+            for message in named} == {data.path(4), data.path(11)}
+
+
+def test_labels_stay_with_their_images_when_one_is_left_out(iterate, root):
+    spoil(folder(root).path(4))
+    iterator = iterate(workers=2)
+    for _ in range(8):
+        batch = next(iterator)
+        assert batch.labels.tolist() == [
+            number * 3 // 20 for number in numbers(batch)]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_corrupt_image_is_an_error_if_that_is_wanted(
+        iterate, root, workers):
+    path = folder(root).path(4)
+    spoil(path)
+    iterator = iterate(workers=workers, prefetch=3, on_error='raise')
+    pids = iterator.worker_pids
+    with pytest.raises(ImageError, match=r'004\.png: .*\(rank 0\)'):
+        stream(iterator, 4)
+    assert not any(map(is_alive, pids))
+    with pytest.raises(RuntimeError, match='finalized, or has failed'):
+        next(iterator)
+
+
+def test_a_batch_without_any_good_image_is_an_error(iterate, root):
+    data = folder(root)
+    for number in range(20):
+        spoil(data.path(number))
+    with pytest.raises(ImageError, match='rank 0: no image of a batch'):
+        next(iterate(workers=1))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_file_that_has_gone_is_an_error(iterate, root, workers):
+    iterator = iterate(workers=workers)
+    os.remove(folder(root).path(4))
+    with pytest.raises(OSError, match=r'004\.png was found, but cannot be '
+                                      r'read: FileNotFoundError'):
+        stream(iterator, 4)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_mistake_in_the_transform_is_shown_with_its_traceback(
+        root, workers):
+    iterator = ImageFolder(root, Broken()).iterator(6, workers)
+    with pytest.raises(RuntimeError, match=r'(?s)\.png: .*in plan.*KeyError'):
+        next(iterator)
+
+
+@pytest.mark.parametrize('moment', ['idle', 'busy'])
+def test_a_worker_that_is_killed_is_named_and_nothing_is_left(
+        iterate, moment):
+    iterator = iterate(workers=3, prefetch=4)
+    if moment == 'idle':
+        next(iterator)
+    pids = iterator.worker_pids
+    assert len({pid for pid in pids if is_alive(pid)}) == 3
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=(
+            rf'worker 1 \(process {pids[1]}\) .* was killed by SIGKILL')):
+        stream(iterator, 100)
+    assert not any(map(is_alive, pids))
+
+
+def test_finalize_ends_the_workers_and_can_be_repeated(iterate):
+    iterator = iterate(workers=2, prefetch=4)
+    next(iterator)
+    pids = iterator.worker_pids
+    iterator.finalize()
+    iterator.finalize()
+    assert not any(map(is_alive, pids))
+    assert iterator.worker_pids == []
+
+
+def test_an_iterator_that_nobody_finalizes_leaves_no_worker(root):
+    iterator = folder(root).iterator(6, 2, 4)
+    next(iterator)
+    pids = iterator.worker_pids
+    del iterator
+    assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_all_memory_is_free_after_finalize(root):
+    before = memory_of(os.getpid())
+    data = folder(root, cache='memory')
+    iterator = data.iterator(6, 2, 4)
+    stream(iterator, 5)
+    assert memory_of(os.getpid()) > before
+    iterator.finalize()
+    del data, iterator
+    assert memory_of(os.getpid()) == before
+
+
+def test_a_loop_of_iterators_opens_no_more_and_more_files(root):
+    data = folder(root)
+
+    def one():
+        iterator = data.iterator(6, 1, 1)
+        next(iterator)
+        iterator.finalize()
+        return len(os.listdir('/proc/self/fd'))
+    assert one() == [one() for _ in range(4)][-1]
+
+
+def test_workers_import_neither_chainer_nor_mpi(iterate):
+    subprocess.run([sys.executable, '-c', (
+        'import sys, chainer_fp8pipe.images.worker as worker\n'
+        'import chainer_fp8pipe.images.transforms\n'
+        'assert worker.Reader\n'
+        "assert not {'chainer', 'mpi4py', 'cupy'} & set(sys.modules)")],
+        env=environment(), check=True, timeout=60)
+    iterator = iterate(workers=1)
+    next(iterator)
+    with open(f'/proc/{iterator.worker_pids[0]}/maps') as lines:
+        mapped = lines.read()
+    assert 'numpy' in mapped
+    assert 'mpi4py' not in mapped
+    assert 'libmpi' not in mapped
+
+
+class Here:
+    pass
+
+
+def test_a_transform_that_cannot_be_sent_is_an_error_with_the_remedy(root):
+    transform = Broken()
+    transform.something = lambda: None
+    with pytest.raises(ValueError, match='use workers=0'):
+        ImageFolder(root, transform).iterator(6, 1)
+    Here.__module__ = '__main__'
+    here = Here()
+    here.shape, here.dtype = (3, 8, 8), numpy.dtype('u1')
+    with pytest.raises(ValueError, match='defined in the main script'):
+        ImageFolder(root, here).iterator(6, 1)
+
+
+def test_a_batch_can_be_pickled_as_the_list_that_it_is(iterate):
+    batch = next(iterate())
+    copy = pickle.loads(pickle.dumps(list(batch)))
+    assert [label for _, label in copy] == batch.labels.tolist()

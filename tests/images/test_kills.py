@@ -1,0 +1,147 @@
+"""Whatever is killed, no process and no memory is left."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks import end_with_parent, environment, mpiexec
+
+from .folders import make_folder
+from .processes import eventually, holders, is_alive, memory_of
+
+RANK = """
+import os, sys
+import chainer_fp8pipe
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.images import ImageFolder
+from chainer_fp8pipe.images.transforms import RandomResizedCrop
+comm = create_communicator('naive')
+data = ImageFolder(sys.argv[1], RandomResizedCrop(8), shard=comm,
+                   cache='memory')
+iterator = data.iterator(3, workers=2, prefetch=4)
+next(iterator)
+print(comm.rank, os.getpid(), *iterator.worker_pids, flush=True)
+while sys.argv[2] == 'busy':
+    next(iterator)
+    comm.mpi_comm.Barrier()
+sys.stdin.read() if sys.argv[2] == 'idle' else {}[sys.argv[2]]
+"""
+
+
+class Running:
+    """A job of ranks that each have a cache and two workers."""
+
+    def __init__(self, root, ranks, what):
+        command = [sys.executable, '-c', RANK, root, what]
+        self.job = subprocess.Popen(
+            [*(mpiexec(ranks) if ranks > 1 else []), *command],
+            env=environment(), stdin=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=end_with_parent)
+        self.pids, self.memory = {}, set()
+        for _ in range(ranks):
+            rank, *pids = map(int, self.job.stdout.readline().split())
+            self.pids[rank] = pids
+        for pid in self.all:
+            self.memory |= memory_of(pid)
+
+    @property
+    def all(self):
+        return [pid for pids in self.pids.values() for pid in pids]
+
+    def is_gone(self):
+        return not any(map(is_alive, self.all)) and not holders(self.memory)
+
+    def end(self):
+        self.job.terminate()        # a launcher ends its ranks then
+        for pipe in self.job.stdin, self.job.stdout, self.job.stderr:
+            pipe.close()
+        self.job.wait()
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def start(ranks, what='busy'):
+        jobs.append(Running(make_folder(tmp_path / 'root', 40), ranks, what))
+        return jobs[-1]
+    yield start
+    for job in jobs:
+        job.end()
+
+
+@pytest.mark.parametrize('what', ['busy', 'idle'])
+def test_a_rank_that_is_killed_takes_its_workers_with_it(start, what):
+    job = start(1, what)
+    assert job.memory
+    assert len(holders(job.memory)) == 3
+    os.kill(job.pids[0][0], signal.SIGKILL)
+    assert eventually(job.is_gone)
+
+
+def test_with_one_rank_of_a_job_all_the_others_go(start):
+    job = start(2)
+    assert len(holders(job.memory)) == 6
+    os.kill(job.pids[0][0], signal.SIGKILL)     # it made the cache
+    assert eventually(job.is_gone)
+
+
+def test_with_a_killed_worker_the_job_ends_and_says_which(start):
+    job = start(2)
+    os.kill(job.pids[1][2], signal.SIGKILL)
+    _, printed = job.job.communicate(timeout=60)
+    assert job.job.returncode
+    assert (f'worker 1 (process {job.pids[1][2]}) of this rank was killed by '
+            'SIGKILL') in printed
+    assert eventually(job.is_gone)
+
+
+def test_an_error_in_the_script_leaves_nothing(start):
+    job = start(1, 'mistake')
+    assert job.job.wait(60) == 1
+    assert eventually(job.is_gone)
+
+
+def test_an_end_without_finalize_leaves_nothing(start):
+    job = start(1, 'idle')
+    job.job.stdin.close()
+    assert job.job.wait(60) == 0
+    assert eventually(job.is_gone)
+
+
+def test_the_launcher_that_is_killed_takes_all_with_it(start):
+    job = start(2)
+    job.job.terminate()
+    assert eventually(job.is_gone)
+
+
+CHILD = """
+import os, sys, time
+import chainer_fp8pipe
+from chainer_fp8pipe.images import ImageFolder
+from chainer_fp8pipe.images.transforms import RandomResizedCrop
+iterator = ImageFolder(sys.argv[1], RandomResizedCrop(8)).iterator(3, 2)
+next(iterator)
+child = os.fork()       # it has the rank's ends of the pipes
+if not child:
+    time.sleep(1000)
+print(child, *iterator.worker_pids, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_workers_end_even_if_a_fork_of_the_rank_goes_on(tmp_path):
+    with subprocess.Popen(
+            [sys.executable, '-c', CHILD, make_folder(tmp_path)],
+            env=environment(), stdout=subprocess.PIPE, text=True,
+            preexec_fn=end_with_parent) as rank:
+        child, *workers = map(int, rank.stdout.readline().split())
+        try:
+            rank.kill()
+            assert eventually(lambda: not any(map(is_alive, workers)))
+            assert is_alive(child)
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -1,0 +1,71 @@
+import subprocess
+import sys
+import threading
+
+from chainer_fp8pipe.images.locks import FileLock
+from chainer_fp8pipe.images.segment import Segment
+
+import pytest
+
+from ..ranks import environment
+
+HOLDER = """
+import sys
+from chainer_fp8pipe.images.locks import FileLock
+with FileLock(int(sys.argv[1])):
+    print('inside', flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def segment():
+    return Segment.create(10)
+
+
+def enter(lock):
+    """Waits for a lock in a thread; gives what is set when it is inside."""
+    inside = threading.Event()
+
+    def wait():
+        with lock:
+            inside.set()
+    threading.Thread(target=wait, daemon=True).start()
+    return inside
+
+
+def test_one_process_waits_for_another(segment):
+    with subprocess.Popen(
+            [sys.executable, '-c', HOLDER, str(segment.fd)], text=True,
+            pass_fds=[segment.fd], env=environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == 'inside\n'
+        inside = enter(FileLock(segment.fd))
+        assert not inside.wait(0.3)
+        holder.stdin.write('\n')
+        holder.stdin.flush()
+        assert inside.wait(20)
+
+
+def test_one_thread_waits_for_another(segment):
+    lock = FileLock(segment.fd)
+    with lock:
+        inside = enter(lock)
+        assert not inside.wait(0.3)
+    assert inside.wait(20)
+
+
+def test_an_error_inside_opens_it(segment):
+    lock = FileLock(segment.fd)
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    assert enter(lock).wait(20)
+
+
+def test_what_cannot_be_locked_is_not_held():
+    segment = Segment.create(10)
+    lock = FileLock(segment.fd)
+    segment.close()
+    with pytest.raises(OSError, match='Bad file'), lock:
+        pass
+    assert lock._threads.acquire(blocking=False)

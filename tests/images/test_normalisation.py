@@ -1,0 +1,53 @@
+from chainer_fp8pipe.images.normalisation import Normalise
+
+import numpy
+import pytest
+
+
+def _reference(batch, mean, std):
+    shape = (3, 1, 1)
+    return ((batch.astype('f8') / 255 - numpy.reshape(mean, shape))
+            / numpy.reshape(std, shape))
+
+
+@pytest.mark.parametrize('shape', [(3, 4, 5), (2, 3, 4, 5), (0, 3, 4, 5)])
+def test_it_is_the_definition_in_float64(shape):
+    batch = numpy.random.default_rng(0).integers(
+        0, 256, shape).astype(numpy.uint8)
+    mean, std = (.5, .4, .3), (.2, .3, .1)
+    result = Normalise(mean, std)(batch)
+    assert result.dtype == numpy.float32
+    numpy.testing.assert_allclose(result, _reference(batch, mean, std),
+                                  rtol=0, atol=2e-6)
+
+
+def test_pixels_are_normalised_into_channels_first():
+    pixels = numpy.random.default_rng(0).integers(
+        0, 256, (4, 5, 3)).astype(numpy.uint8)
+    normalise = Normalise()
+    out = numpy.empty((3, 4, 5), 'f4')
+    normalise.of_pixels(pixels, out)
+    numpy.testing.assert_allclose(out, normalise(pixels.transpose(2, 0, 1)),
+                                  rtol=1e-6)
+
+
+def test_the_images_keep_what_they_were():
+    batch = numpy.full((1, 3, 2, 2), 7, numpy.uint8)
+    Normalise()(batch)
+    assert (batch == 7).all()
+
+
+def test_half_precision_is_given_if_asked_for():
+    batch = numpy.zeros((1, 3, 2, 2), numpy.uint8)
+    assert Normalise(dtype='f2')(batch).dtype == numpy.float16
+
+
+@pytest.mark.parametrize(('mean', 'std', 'message'), [
+    ((0, 0), (1, 1, 1), 'mean has 2 channels but std 3'),
+    ((0, 0, 0), (1, 0, 1), 'above zero'),
+    ((0, 0, 0), (1, float('nan'), 1), 'above zero'),
+    ((), (), 'one number'),
+])
+def test_numbers_that_cannot_be_are_errors(mean, std, message):
+    with pytest.raises(ValueError, match=message):
+        Normalise(mean, std)

@@ -1,0 +1,97 @@
+import os
+
+from chainer_fp8pipe.images.cache import Cache
+from chainer_fp8pipe.images.decode import create_decoder
+from chainer_fp8pipe.images.errors import ImageError
+from chainer_fp8pipe.images.reading import Reader, kept_bytes
+from chainer_fp8pipe.images.table import find_images
+
+import numpy
+import pytest
+
+from .folders import crop, make_folder, spoil
+
+
+def reader(root, kind=None, budget=10 ** 6, transform=None, seed=5):
+    table = find_images(root)
+    cache = None if kind is None else Cache.create(len(table), budget)
+    return Reader(table, transform or crop(), create_decoder('pillow'), kind,
+                  cache, seed)
+
+
+def read(source, sample, epoch=0):
+    out = numpy.zeros((3, 8, 8), numpy.uint8)
+    source.read(sample, epoch, out)
+    return out
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_folder(tmp_path / 'root')
+
+
+def test_random_numbers_depend_on_seed_epoch_and_sample_alone(root):
+    one, other = reader(root), reader(root)
+    first = read(one, 3, 2)
+    read(one, 4, 2)
+    read(other, 7, 0)
+    assert (read(other, 3, 2) == first).all()
+    assert (read(one, 3, 2) == first).all()
+    assert (read(one, 3, 1) != first).any()
+    assert (read(reader(root, seed=6), 3, 2) != first).any()
+    # Red is the sample's number, green and blue its crop.
+    assert (read(one, 4, 2)[1:] != first[1:]).any()
+
+
+@pytest.mark.parametrize('kind', ['memory', 'decoded'])
+def test_what_is_cached_is_read_without_its_file(root, kind):
+    source, plain = reader(root, kind), reader(root)
+    first = read(source, 3)
+    assert (first == read(plain, 3)).all()
+    expected = read(plain, 3, 1)
+    os.remove(source.table.path(3))
+    assert (read(source, 3, 1) == expected).all()
+    with pytest.raises(FileNotFoundError):
+        read(plain, 3)
+
+
+@pytest.mark.parametrize('kind', ['memory', 'decoded'])
+def test_what_does_not_fit_is_read_from_its_file(root, kind):
+    source = reader(root, kind)
+    budget = 2 * kept_bytes(source, 0) + 32
+    source = reader(root, kind, budget)
+    for epoch in range(2):
+        for sample in range(12):
+            assert (read(source, sample, epoch)
+                    == read(reader(root), sample, epoch)).all()
+    assert source.cache.statistics()[0] == 2
+
+
+@pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])
+def test_without_a_transform_it_is_the_whole_image(root, kind):
+    source = reader(root, kind)
+    source.transform = None
+    for _ in range(2):
+        image = source.draw(4, numpy.random.default_rng(0))
+        assert image.shape == (3, 24, 20)
+        assert image.dtype == numpy.uint8
+        assert (image[0] == 4).all()
+        assert image.flags.c_contiguous
+
+
+@pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])
+def test_an_error_names_the_file(root, kind):
+    source = reader(root, kind)
+    spoil(source.table.path(3))
+    for _ in range(2):
+        with pytest.raises(ImageError) as caught:
+            read(source, 3)
+        assert caught.value.path == source.table.path(3)
+
+
+def test_what_a_sample_would_take_is_its_bytes_or_its_pixels(root):
+    source = reader(root, 'memory')
+    assert kept_bytes(source, 0) == os.path.getsize(source.table.path(0))
+    assert kept_bytes(reader(root, 'decoded'), 0) == 3 * 24 * 20
+    spoil(source.table.path(0))
+    assert kept_bytes(reader(root, 'decoded'), 0) == 0

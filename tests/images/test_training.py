@@ -1,0 +1,116 @@
+"""Chainer's Trainer with images, on several ranks."""
+import json
+
+import chainer_fp8pipe  # noqa: F401
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.images import ImageFolder, batch_arrays
+from chainer_fp8pipe.images.transforms import CenterCrop, RandomResizedCrop
+
+import chainer
+import chainermn
+import numpy
+import pytest
+from chainer import links
+from chainer.training import extensions
+
+from tests.ranks import on_ranks
+
+from .folders import make_folder, spoil
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_folder(tmp_path / 'root', 30, classes=2, step=8)
+
+
+def trainer(comm, root, out, epochs, workers=1, converter=batch_arrays,
+            evaluate=True):
+    """Two classes, which red tells; and what has to be finalized."""
+    communicator = create_communicator('float32', comm)
+    train = ImageFolder(root, RandomResizedCrop(8), shard=comm,
+                        cache='memory').iterator(8 // comm.size, workers, 2)
+    valid = ImageFolder(root, CenterCrop(8), shard=comm).iterator(
+        8 // comm.size, workers, 2, repeat=False, shuffle=False)
+    with chainer.using_config('dtype', numpy.float32):
+        numpy.random.seed(0)
+        model = links.Classifier(links.Linear(192, 2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.02), communicator).setup(model)
+    updater = chainer.training.StandardUpdater(
+        train, optimizer, converter=converter)
+    made = chainer.training.Trainer(updater, (epochs, 'epoch'), str(out))
+    evaluator = chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(valid, model, converter=converter),
+        communicator)
+    if evaluate:
+        made.extend(evaluator)
+    made.extend(extensions.LogReport(trigger=(1, 'iteration'),
+                                     filename=f'log{comm.rank}'))
+    return made, model, valid
+
+
+@on_ranks(2, 4)
+def test_a_trainer_learns_and_evaluates(comm, root, tmp_path):
+    made, _, valid = trainer(comm, root, tmp_path, 10)
+    made.run()
+    valid.finalize()
+    last = json.loads((tmp_path / f'log{comm.rank}').read_text())[-1]
+    assert last['epoch'] == 10
+    assert last['iteration'] == 10 * made.updater.get_iterator(
+        'main').batches_per_epoch
+    assert last['validation/main/accuracy'] > 0.9
+    assert made.updater.get_iterator('main').worker_pids == []
+
+
+@on_ranks(2)
+def test_a_snapshot_in_mid_epoch_goes_on_as_if_there_was_none(
+        comm, root, tmp_path):
+    def run(name, iterations, workers=1, snapshot=None):
+        seen = []
+
+        def converter(batch, device=None):
+            seen.append([image.sum() for image, _ in batch])
+            return batch_arrays(batch, device)
+        made, _, valid = trainer(comm, root, tmp_path / name, 1, workers,
+                                 converter, evaluate=False)
+        made.stop_trigger = chainer.training.triggers.IntervalTrigger(
+            iterations, 'iteration')
+        if snapshot:
+            chainer.serializers.load_npz(snapshot, made)
+        made.run()
+        valid.finalize()
+        path = f'{tmp_path}/{name}{comm.rank}'
+        chainer.serializers.save_npz(path, made)
+        return seen, path, made.updater.epoch_detail
+
+    whole, _, _ = run('whole', 10)
+    first, path, detail = run('first', 6)
+    assert detail == pytest.approx(1 + 16 / 30)
+    rest, _, detail = run('rest', 10, workers=2, snapshot=path)
+    assert detail == pytest.approx(2 + 16 / 30)
+    assert first + rest == whole
+
+
+@on_ranks(2)
+def test_corrupt_images_do_not_stop_a_job(comm, root, tmp_path):
+    made, _, valid = trainer(comm, root, tmp_path, 3)
+    if not comm.rank:
+        for number in 3, 17:
+            spoil(ImageFolder(root).path(number))
+    comm.Barrier()
+    made.run()
+    valid.finalize()
+    skipped = comm.allreduce(made.updater.get_iterator('main').skipped)
+    assert skipped == 3 * 2
+
+
+@on_ranks(2)
+def test_both_converters_give_the_same(comm, root, tmp_path):
+    found = []
+    for converter in batch_arrays, chainer.dataset.concat_examples:
+        made, model, valid = trainer(comm, root, tmp_path, 2,
+                                     converter=converter)
+        made.run()
+        valid.finalize()
+        found.append(model.predictor.W.array)
+    assert (found[0] == found[1]).all()
