@@ -11,12 +11,18 @@ from . import compat
 from ._version import __version__
 
 _HOMES = {
+    'CenterCrop': 'chainer_fp8pipe.images',
     'Divisible': 'chainer_fp8pipe.links',
     'Dropout': 'chainer_fp8pipe.links',
+    'ImageFolder': 'chainer_fp8pipe.images',
     'PipelineUpdater': 'chainer_fp8pipe.training.updaters',
     'ProcessGrid': 'chainer_fp8pipe.pipeline.grid',
+    'RandomResizedCrop': 'chainer_fp8pipe.images',
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
+    'batch_arrays': 'chainer_fp8pipe.images',
     'create_communicator': 'chainer_fp8pipe.communicators',
+    'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',
+    'large_batch': 'chainer_fp8pipe.training.large_batch',
     'lazy': 'chainer_fp8pipe.links',
 }
 

@@ -1,9 +1,12 @@
-"""Trainer extensions: reports, exact snapshots; the model as a whole."""
+"""Trainer extensions: reports, exact snapshots; averages of weights."""
 from .communication_report import CommunicationReport
 from .compression_report import CompressionReport
+from .follow_epochs import FollowEpochs
+from .moving_average import MovingAverage
 from .pipeline_timeline import PipelineTimeline
 from .snapshot import Snapshot, find_snapshots, resume
 from .whole_model import save_whole_model
 
-__all__ = ['CommunicationReport', 'CompressionReport', 'PipelineTimeline',
-           'Snapshot', 'find_snapshots', 'resume', 'save_whole_model']
+__all__ = ['CommunicationReport', 'CompressionReport', 'FollowEpochs',
+           'MovingAverage', 'PipelineTimeline', 'Snapshot', 'find_snapshots',
+           'resume', 'save_whole_model']

@@ -1,0 +1,246 @@
+"""Test accuracy against batch size: scaling, warm-up, LARS, grouped BN.
+
+    .venv/bin/python benchmarks/large_batch.py --plot large_batch.png
+
+trains a small convolutional network with batch normalisation on scikit-learn's
+digits, for the same number of epochs with every batch, over several seeds.
+Within a seed all trainings start from the same weights and see the same
+images.  The last way runs on several ranks, so that batch normalisation sees
+some 64 samples of a batch, the others on one, where it sees all of it.
+"""
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy
+from environment import describe, environment, mpiexec, write_json
+from large_batch_ranks import NORMALISED
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+#: Chosen for the smallest batch, on other seeds (--tune).
+BASE_LR, COEFFICIENT, WEIGHT_DECAY = 0.2, 0.02, 1e-4
+METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--cifar', metavar='DIR',
+                        help='CIFAR-10 of this folder instead of the digits')
+    parser.add_argument('--batches', type=int, nargs='+', metavar='N',
+                        help='of all ranks together (default: 32 to 512, and '
+                        'the whole training set of the digits)')
+    parser.add_argument('--epochs', type=int, default=20,
+                        help='of every training (default: 20)')
+    parser.add_argument('--warmup', type=float, default=4,
+                        help='epochs, where there is one (default: 4)')
+    parser.add_argument('--seeds', type=int, default=5,
+                        help='how many seeds (default: 5)')
+    parser.add_argument('--ranks', type=int, default=20,
+                        help='MPI ranks, at most (default: 20)')
+    parser.add_argument('--jobs', type=int, default=2,
+                        help='jobs of one rank at a time (default: 2)')
+    parser.add_argument('--tune', action='store_true',
+                        help='instead, try learning rates with the smallest '
+                        'batch, on seeds from 100 on')
+    parser.add_argument('--json', metavar='FILE',
+                        help='write the raw data to FILE')
+    parser.add_argument('--plot', metavar='FILE',
+                        help='draw the figure into FILE')
+    return parser.parse_args()
+
+
+def load(cifar):
+    """Images, labels, and how many of them are for training."""
+    if cifar:
+        sys.path.insert(0, os.path.join(_HERE, os.pardir, 'examples',
+                                        'digits'))
+        from data import load as load_cifar
+        sets = load_cifar('cifar10', cifar)
+        pairs = [one[:] for one in sets]
+        images, labels = (numpy.array([pair[part] for pairs_of in pairs
+                                       for pair in pairs_of])
+                          for part in (0, 1))
+        return images, labels, len(sets[0])
+    from sklearn.datasets import load_digits
+    digits = load_digits()
+    return (digits.images[:, None].astype('f4') / 16,
+            digits.target.astype('i4'), 1200)
+
+
+def layout(batch, most):
+    """Ranks and ranks per group, so that a group has some 64 samples."""
+    choices = [(ranks, group) for ranks in range(2, most + 1)
+               for group in range(1, ranks + 1)
+               if batch % ranks == 0 and ranks % group == 0]
+    if not choices:
+        sys.exit(f'no number of ranks up to {most} divides batch {batch}')
+    wanted = min(NORMALISED, batch)
+    # Ranks that wait for their group take the cores of those that compute.
+    return min(choices, key=lambda choice: (
+        abs(math.log(choice[1] * batch / choice[0] / wanted)),
+        choice[0] > 8, choice[1] == 1, choice[0]))
+
+
+def method(name, base_lr=BASE_LR, coefficient=COEFFICIENT, warmup=0.0):
+    """What a way of training needs to know; see large_batch_ranks.py."""
+    return {'name': name, 'lars': name in METHODS[2:], 'base_lr': base_lr,
+            'weight_decay': WEIGHT_DECAY, 'coefficient': coefficient,
+            'warmup_epochs': warmup}
+
+
+def run(job, ranks):
+    """The rows of one mpiexec job."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = os.path.join(folder, 'job.json')
+        result = os.path.join(folder, 'result.json')
+        with open(given, 'w') as file:
+            json.dump(job, file)
+        subprocess.run(
+            [*mpiexec(ranks), sys.executable,
+             os.path.join(_HERE, 'large_batch_ranks.py'), given, result],
+            check=True, env={**os.environ, 'OMP_NUM_THREADS': '1',
+                             'OPENBLAS_NUM_THREADS': '1'})
+        with open(result) as file:
+            return json.load(file)
+
+
+def study(options, common, batches):
+    """All rows, of as many mpiexec jobs as batches and layouts need."""
+    warm = [method(name, warmup=options.warmup) for name in METHODS[1:]]
+    alone, together = [], []
+    for batch in batches:
+        ranks, group = layout(batch, options.ranks)
+        one = {**common, 'batch': batch, 'seeds': list(range(options.seeds))}
+        alone.append({**one, 'methods': [method(METHODS[0]), *warm[:2]]})
+        together.append(({**one, 'methods': warm[2:], 'group': group}, ranks))
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        found = list(pool.map(lambda job: run(job, 1), alone))
+    print('  on one rank: done', flush=True)
+    for job, ranks in together:
+        found.append(run(job, ranks))
+        print(f'  batch {job["batch"]}, {ranks} ranks: done', flush=True)
+    return [row for rows in found for row in rows]
+
+
+def tune(options, common, batch):
+    """The smallest batch with several learning rates."""
+    methods = [{**method(METHODS[0], base_lr=rate),
+                'name': f'SGD, learning rate {rate}'}
+               for rate in (0.025, 0.05, 0.1, 0.2, 0.4)]
+    methods += [{**method(METHODS[2], coefficient=coefficient),
+                 'name': f'LARS, learning rate {BASE_LR}, coefficient '
+                 f'{coefficient}'}
+                for coefficient in (0.005, 0.01, 0.02, 0.04, 0.08)]
+    rows = run({**common, 'batch': batch, 'methods': methods,
+                'seeds': list(range(100, 100 + options.seeds))}, 1)
+    for one in methods:
+        print(f'{one["name"]:44}'
+              + text_of([row['accuracy'] for row in rows
+                         if row['method'] == one['name']]))
+    return rows
+
+
+def spread(values):
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def text_of(values, digits=2):
+    return (f'{statistics.mean(values):.{digits}f} +- '
+            f'{spread(values):.{digits}f}')
+
+
+def values_of(rows, batch, name, what):
+    return [row[what] for row in rows
+            if row['batch'] == batch and row['method'] == name]
+
+
+def print_tables(rows, batches, options):
+    for what, digits, title in (
+            ('accuracy', 2, 'test accuracy [%], mean +- standard deviation'),
+            ('running', 2, "the same with batch normalisation's running "
+             'averages'),
+            ('loss', 4, 'training loss of the last epoch')):
+        print(f'\n{title}\n{"batch":>7}{"updates":>9}'
+              + ''.join(f'{name:>18}' for name in METHODS))
+        for batch in batches:
+            updates = values_of(rows, batch, METHODS[0], 'updates')[0]
+            print(f'{batch:7}{updates:9}' + ''.join(
+                f'{text_of(values_of(rows, batch, name, what), digits):>18}'
+                for name in METHODS))
+    print('\ngrouped BN on: ' + '; '.join(
+        f'{batch}: {ranks} ranks, groups of {group}, '
+        f'{group * batch // ranks} samples' for batch, (ranks, group) in (
+            (batch, layout(batch, options.ranks)) for batch in batches)))
+
+
+def plot(rows, batches, options, path):
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    figure, axis = pyplot.subplots(figsize=(8, 5.2))
+    for place, (name, marker) in enumerate(zip(METHODS, 'os^D', strict=True)):
+        # Beside each other, or error bars would hide one another.
+        shift = 1.035 ** (place - 1.5)
+        errors = [[100 - value for value in values_of(
+            rows, batch, name, 'accuracy')] for batch in batches]
+        means = [statistics.mean(values) for values in errors]
+        spreads = [spread(values) for values in errors]
+        # Down to a tenth, where the axis could not show less than nothing.
+        lower = [min(down, 0.9 * mean)
+                 for down, mean in zip(spreads, means, strict=True)]
+        axis.errorbar([batch * shift for batch in batches], means,
+                      (lower, spreads), marker=marker, capsize=3, label=name)
+    axis.set_xscale('log', base=2)
+    axis.set_xticks(batches, [f'{batch:,}' for batch in batches])
+    axis.set_xlabel('samples per update')
+    axis.set_yscale('log')
+    ticks = [1, 2, 5, 10, 20, 50, 100]
+    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.set_ylabel('test error [%]')
+    data = 'CIFAR-10' if options.cifar else 'digits'
+    axis.set_title(f'{data}, {options.epochs} epochs, mean and standard '
+                   f'deviation of {options.seeds} seeds', fontsize=10)
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.text(0.99, 0.01, f'{environment()["machine"]}, '
+                f'{environment()["date"]}', ha='right', fontsize=7,
+                color='grey')
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main():
+    options = parse()
+    print(describe(), flush=True)
+    images, labels, samples = load(options.cifar)
+    batches = sorted(options.batches or (
+        [128, 512, 2048, 8192] if options.cifar
+        else [32, 64, 128, 256, 512, samples]))
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.join(folder, 'data.npz')
+        numpy.savez(data, images=images, labels=labels)
+        common = {'data': data, 'samples': samples, 'group': 1,
+                  'epochs': options.epochs, 'base_batch': batches[0]}
+        rows = (tune(options, common, batches[0]) if options.tune
+                else study(options, common, batches))
+    if not options.tune:
+        print_tables(rows, batches, options)
+        if options.plot:
+            plot(rows, batches, options, options.plot)
+    if options.json:
+        write_json(options.json, {'rows': rows})
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,59 @@
+"""Tells the learning rate's schedule how far the training is."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy
+from chainer.training import extension
+
+from ..hooks import Schedule
+
+
+class FollowEpochs(extension.Extension):
+    """Gives the updater's ``epoch_detail`` to the learning rate's schedule.
+
+    Add it on all ranks, once the optimizers are set up, where the number of
+    samples is not known or batches are not all of one size.  Where an
+    optimizer has a communicator, its rank 0 speaks for all: rates that
+    differ would let the ranks' weights go apart.
+
+    It has no state: after a snapshot the iterator knows where it is.
+
+    Raises:
+        ValueError: No optimizer of the trainer has a schedule.
+    """
+
+    trigger = 1, 'iteration'
+    priority = extension.PRIORITY_WRITER
+    default_name = 'FollowEpochs'
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        if not any(_schedules(trainer)):
+            raise ValueError('FollowEpochs has nothing to follow for: no '
+                             'optimizer was prepared by large_batch, or has '
+                             'a hook Schedule')
+        self(trainer)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        for optimizer in trainer.updater.get_all_optimizers().values():
+            schedule = _schedule(optimizer)
+            if schedule is None:
+                continue
+            epoch = numpy.array([trainer.updater.epoch_detail])
+            communicator = getattr(optimizer, 'communicator', None)
+            if communicator is not None and communicator.size > 1:
+                communicator.mpi_comm.Bcast(epoch)
+            schedule.epoch = float(epoch[0])
+
+
+def _schedules(trainer: chainer.training.Trainer) -> list[Schedule | None]:
+    return [_schedule(optimizer) for optimizer
+            in trainer.updater.get_all_optimizers().values()]
+
+
+def _schedule(optimizer: Any) -> Schedule | None:
+    for hook in optimizer._hookable._pre_update_hooks.values():
+        if isinstance(hook, Schedule):
+            return hook
+    return None

@@ -1,0 +1,169 @@
+"""A moving average of the weights, to evaluate with."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+from chainer.training import extension
+
+from ..learning_rate import check_number
+
+
+class _Place(NamedTuple):
+    """Where an array of a model is kept."""
+
+    key: str            # '/l1/W'
+    owner: Any          # a parameter, or the link of a persistent value
+    attribute: str
+
+    @property
+    def array(self) -> Any:
+        return getattr(self.owner, self.attribute)
+
+    @array.setter
+    def array(self, array: Any) -> None:
+        setattr(self.owner, self.attribute, array)
+
+
+class MovingAverage(extension.Extension):
+    """Averages weights exponentially over the updates.
+
+    After each update ``average += (1 - d) * (weights - average)``, with d =
+    ``decay``, but at first (1 + n) / (10 + n) after n updates if that is
+    less, so that the initial weights are soon forgotten.  Averages are
+    float32; those of float16 parameters are of their float32 copies where
+    the optimizer has them (``use_fp32_update``).  Statistics of batch
+    normalisation, and other persistent floating-point arrays, are averaged
+    like weights::
+
+        average = MovingAverage(model, 0.999)
+        trainer.extend(average)
+        trainer.extend(average.evaluator(Evaluator(iterator, model)),
+                       name='average')
+
+    Add it on all ranks that evaluate.  Snapshots contain the averages.
+
+    Args:
+        model: The optimizer's target.
+        decay: Less than 1; the average is over some 1 / (1 - decay) updates.
+
+    Raises:
+        ValueError: ``decay`` is not between 0 and 1.
+    """
+
+    trigger = 1, 'iteration'
+    # Before evaluators, which are writers.
+    priority = extension.PRIORITY_WRITER + 50
+    default_name = 'MovingAverage'
+
+    def __init__(self, model: chainer.Link, decay: float = 0.9999) -> None:
+        check_number('decay', decay)
+        if decay >= 1:
+            raise ValueError(f'decay must be less than 1, not {decay!r}')
+        self._model = model
+        self._decay = decay
+        self._updates = 0
+        self._averages: dict[str, Any] = {}
+
+    def __call__(self, trainer: chainer.training.Trainer | None = None
+                 ) -> None:
+        """Takes the weights as they are now into the average."""
+        new = 1 - min(self._decay, (1 + self._updates) / (10 + self._updates))
+        for place in _places(self._model):
+            with chainer.using_device(place.owner.device):
+                latest = _latest(place)
+                average = self._averages.get(place.key)
+                if average is None or average.shape != latest.shape:
+                    average = latest.astype(_wide(latest))
+                else:
+                    average = place.owner.device.send(average)
+                    average += (latest - average) * new
+                self._averages[place.key] = average
+        self._updates += 1
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[None]:
+        """A ``with`` block in which the model has the averaged weights.
+
+        Afterwards it has its own back, bit for bit, whatever happens in the
+        block.  Before the first update, the average is the model itself.
+        """
+        own = []
+        try:
+            for place in _places(self._model):
+                average = self._averages.get(place.key)
+                if average is not None:
+                    own.append((place, place.array))
+                    # A copy: what is done to it is not done to the average.
+                    place.array = place.owner.device.send(average).astype(
+                        place.array.dtype)
+            yield
+        finally:
+            for place, array in own:
+                place.array = array
+
+    def evaluator(self, evaluator: Any) -> Any:
+        """Makes an evaluator use the averaged weights.
+
+        Args:
+            evaluator: Chainer's ``Evaluator``, or one that ChainerMN's
+                ``create_multi_node_evaluator`` has prepared.
+
+        Returns:
+            The same evaluator; ``extend`` should name it where there is
+            another one.
+        """
+        evaluate = evaluator.evaluate
+
+        def with_average() -> Any:
+            with self.weights():
+                return evaluate()
+        evaluator.evaluate = with_average
+        return evaluator
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Writes or reads the averages."""
+        self._updates = int(serializer('updates', self._updates))
+        if isinstance(serializer, chainer.Serializer):
+            for key, average in self._averages.items():
+                serializer(f'average{key}',
+                           chainer.backends.cuda.to_cpu(average))
+            return
+        self._averages.clear()
+        for place in _places(self._model) if self._updates else ():
+            # Whatever the snapshot has none of starts when it comes.
+            with contextlib.suppress(KeyError):
+                average = serializer(f'average{place.key}', None)
+                if average is not None:
+                    self._averages[place.key] = numpy.array(average)
+
+
+def _places(model: chainer.Link) -> Iterator[_Place]:
+    """Every initialised floating-point array, shared ones once."""
+    seen: set[int] = set()
+    for name, parameter in model.namedparams(False):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield _Place(name, parameter, 'array')
+    for path, link in model.namedlinks():
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        for name in sorted(link._persistent):
+            dtype = getattr(getattr(link, name), 'dtype', None)
+            if dtype is not None and dtype.kind == 'f':
+                yield _Place(f'{path.rstrip("/")}/{name}', link, name)
+
+
+def _latest(place: _Place) -> Any:
+    """The array, or the float32 copy that the optimizer updates."""
+    copy = getattr(getattr(place.owner, 'update_rule', None),
+                   '_fp32_param', None)
+    return place.array if copy is None else copy.array
+
+
+def _wide(array: Any) -> Any:
+    return numpy.promote_types(array.dtype, numpy.float32)

@@ -1,0 +1,105 @@
+"""``large_batch``: the recipe for batches of thousands of samples.
+
+The parts are those of "Image Classification at Supercomputer Scale" (paper
+002): linear scaling, warm-up and decay of the learning rate, and LARS.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+
+from .hooks import LARS, Schedule, StopWhenDiverged, WeightDecay
+from .learning_rate import Decay, LearningRate
+
+
+def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
+                warmup_epochs: float, epochs: float, lars: bool = True,
+                decay: str | Decay = 'polynomial', weight_decay: float = 1e-4,
+                samples: int | None = None,
+                lars_coefficient: float = 0.001) -> Any:
+    """Prepares an optimizer for large batches.
+
+    It gets plain hooks when it is set up, or at once if it has been:
+    ``Schedule``, ``LARS`` or ``WeightDecay``, and ``StopWhenDiverged``, all
+    of :mod:`chainer_fp8pipe.training.hooks`.  Parameters in float16 are
+    updated in float32 (``use_fp32_update``).
+
+    Args:
+        optimizer: One of Chainer's with a learning rate ``lr``, such as
+            ``MomentumSGD``, or ChainerMN's multi-node optimizer around it.
+        batch: Samples per update, over all ranks.
+        base_lr: The learning rate that is right for ``base_batch``.
+        base_batch: As many samples or fewer.
+        warmup_epochs: How long the rate rises from ``base_lr`` to
+            ``base_lr * batch / base_batch``.
+        epochs: How long the training is.
+        lars: Layer-wise adaptive rate scaling of weights.
+        decay: After the warm-up: ``'polynomial'``, ``'step'``,
+            ``'constant'``, or a function; see :class:`.LearningRate`.
+        weight_decay: Of weights, not of biases and normalisations.
+        samples: In the data set, over all ranks: how far the training is
+            then follows from the number of updates.  None: extend the
+            trainer with :class:`.FollowEpochs` on all ranks.
+        lars_coefficient: See :class:`.LARS`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: A value is not allowed, the optimizer has no learning
+            rate, or has been prepared already.
+
+    .. admonition:: Example
+
+        >>> import chainer_fp8pipe, chainer
+        >>> from chainer_fp8pipe.training.large_batch import large_batch
+        >>> optimizer = large_batch(
+        ...     chainer.optimizers.MomentumSGD(), batch=1024, base_lr=0.1,
+        ...     base_batch=256, warmup_epochs=5, epochs=90, samples=50000)
+        >>> optimizer.lr
+        0.1
+    """
+    # ChainerMN's has the real one inside, and hands setup() on to it.
+    actual = getattr(optimizer, 'actual_optimizer', optimizer)
+    hyperparam = getattr(actual, 'hyperparam', None)
+    if hyperparam is None or 'lr' not in hyperparam.get_dict():
+        raise ValueError(
+            f'{type(actual).__name__} has no learning rate lr that could be '
+            'scaled with the batch; use MomentumSGD, NesterovAG, '
+            'CorrectedMomentumSGD, SGD or another optimizer that has one')
+    if isinstance(vars(actual).get('setup'), _SetUp):
+        raise ValueError('large_batch has been called on this optimizer '
+                         'before; make a new one')
+    rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
+                        decay)
+    weights = (LARS(lars_coefficient, weight_decay) if lars
+               else WeightDecay(weight_decay))
+    hooks = [Schedule(rate, samples), weights, StopWhenDiverged()]
+    hyperparam.lr = rate.at(0.0)
+    actual.use_fp32_update()
+    if actual.target is not None:
+        _add(actual, hooks)
+    actual.setup = _SetUp(actual, hooks)
+    return optimizer
+
+
+class _SetUp:
+    """``setup`` of one optimizer, which then adds the hooks.
+
+    Chainer forgets an optimizer's hooks there.
+    """
+
+    def __init__(self, optimizer: Any, hooks: list[Any]) -> None:
+        self._optimizer = optimizer
+        self._hooks = hooks
+
+    def __call__(self, link: chainer.Link) -> Any:
+        type(self._optimizer).setup(self._optimizer, link)
+        _add(self._optimizer, self._hooks)
+        return self._optimizer
+
+
+def _add(optimizer: Any, hooks: list[Any]) -> None:
+    for hook in hooks:
+        optimizer.add_hook(hook)

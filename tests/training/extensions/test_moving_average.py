@@ -1,0 +1,326 @@
+from chainer_fp8pipe import (
+    Divisible,
+    PipelineUpdater,
+    ProcessGrid,
+    create_communicator,
+    lazy,
+)
+from chainer_fp8pipe.training.extensions import (
+    MovingAverage,
+    Snapshot,
+    resume,
+)
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+from chainer.training import extensions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from tests.ranks import on_ranks
+
+from .helpers import Net, make_trainer, weights
+
+
+def arrays(model):
+    """Every array of a model that is saved."""
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(model)
+    return {key: numpy.array(value) for key, value in saved.target.items()}
+
+
+def change(model, generator):
+    """Gives all floating-point arrays other values."""
+    for parameter in model.params():
+        parameter.array = generator.normal(size=parameter.shape).astype(
+            parameter.dtype)
+    for link in model.links():
+        if isinstance(link, L.BatchNormalization):
+            link.avg_mean = generator.normal(size=link.avg_mean.shape).astype(
+                link.avg_mean.dtype)
+            link.N += 1
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2 ** 32 - 1), st.floats(0.01, 0.999),
+       st.integers(1, 40))
+def test_the_average_is_that_of_the_definition(seed, decay, updates):
+    model, generator = Net(), numpy.random.default_rng(seed)
+    average = MovingAverage(model, decay)
+    expected = {}
+    for number in range(updates):
+        change(model, generator)
+        average()
+        for key, array in arrays(model).items():
+            d = min(decay, (1 + number) / (10 + number)) if number else 0
+            expected[key] = (d * expected.get(key, 0)
+                             + (1 - d) * array.astype(float))
+    own = arrays(model)
+    with average.weights():
+        inside = arrays(model)
+        for key, array in inside.items():
+            assert array.dtype == own[key].dtype
+            if key != 'bn/N':
+                assert_allclose(array, expected[key], rtol=1e-4, atol=1e-5)
+    assert inside['bn/N'] == own['bn/N'] == updates
+
+
+def bits(model):
+    return {key: array.tobytes() for key, array in arrays(model).items()}
+
+
+def test_the_weights_come_back_also_after_an_error():
+    model, generator = Net(), numpy.random.default_rng(0)
+    average = MovingAverage(model)
+    for _ in range(3):
+        change(model, generator)
+        average()
+    model.l1.W.grad = gradient = numpy.ones_like(model.l1.W.array)
+    before, array = bits(model), model.l1.W.array
+
+    def fail():
+        with average.weights():
+            assert bits(model) != before
+            # Not even what is done to the weights is done to the average.
+            model.l2.W.array[...] = 7
+            raise KeyError('stop')
+    for _ in range(2):
+        with pytest.raises(KeyError, match='stop'):
+            fail()
+    assert bits(model) == before
+    assert model.l1.W.array is array
+    assert model.l1.W.grad is gradient
+    with average.weights():
+        assert not (model.l2.W.array == 7).any()
+
+
+def test_before_the_first_update_the_average_is_the_model():
+    model = Net()
+    with MovingAverage(model).weights():
+        inside = bits(model)
+    assert inside == bits(model)
+
+
+def test_float16_is_averaged_in_float32():
+    """Of the copies that the optimizer updates; 1e-4 is lost in float16."""
+    model = chainer.Sequential(L.Linear(2, 2, initialW=1.0))
+    model[0].W.array = model[0].W.array.astype('f2')
+    optimizer = chainer.optimizers.SGD(1e-4)
+    optimizer.use_fp32_update()
+    optimizer.setup(model)
+    average = MovingAverage(model, 0.5)
+    for _ in range(10):
+        model.cleargrads()
+        model[0].W.grad = numpy.ones((2, 2), 'f2')
+        optimizer.update()
+        average()
+    assert (model[0].W.array == 1 - 2 ** -10).all()
+    kept = chainer.serializers.DictionarySerializer()
+    kept.save(average)
+    expected = 1 - 1e-4
+    for number in range(1, 10):
+        d = min(0.5, (1 + number) / (10 + number))
+        expected += (1 - d) * (1 - 1e-4 * (number + 1) - expected)
+    assert kept.target['average/0/W'].dtype == numpy.float32
+    assert_allclose(kept.target['average/0/W'], expected, rtol=1e-6)
+    with average.weights():
+        assert model[0].W.array.dtype == numpy.float16
+
+
+def test_shared_weights_are_averaged_once():
+    shared = L.Linear(3, 3)
+    model = chainer.Chain(a=shared, b=chainer.Chain(c=shared))
+    average = MovingAverage(model, 0.9)
+    for value in (0, 1):
+        shared.W.array[...] = value
+        average()
+    with average.weights():
+        assert_allclose(shared.W.array, 1 - 2 / 11, rtol=1e-6)
+    assert (shared.W.array == 1).all()
+
+
+def test_parameters_that_get_their_shape_late_start_then():
+    model = chainer.Sequential(L.Linear(None, 2))
+    average = MovingAverage(model)
+    average()
+    model(numpy.ones((1, 3), 'f4'))
+    average()
+    with average.weights():
+        inside = bits(model)
+    assert inside == bits(model)
+
+
+@on_ranks(1, 2)
+def test_an_evaluator_sees_the_average_and_training_does_not(comm, tmp_path):
+    results = {}
+    for averaged in (False, True):
+        trainer, communicator = make_trainer(comm, tmp_path, 2)
+        model = trainer.updater.get_optimizer('main').target
+        seen = []
+        iterator = chainer.iterators.SerialIterator(
+            chainer.datasets.TupleDataset(
+                numpy.ones((9, 6), 'f4'), numpy.zeros(9, 'i4')), 4,
+            repeat=False, shuffle=False)
+
+        def note(evaluator, model=model, seen=seen):
+            seen.append(bits(model))
+        evaluator = chainermn.create_multi_node_evaluator(
+            extensions.Evaluator(iterator, model, eval_hook=note),
+            communicator)
+        average = MovingAverage(model, 0.9)
+        if averaged:
+            trainer.extend(average)
+            assert average.evaluator(evaluator) is evaluator
+        trainer.extend(evaluator, name='average')
+        trainer.run()
+        results[averaged] = weights(trainer), seen
+        if averaged:
+            with average.weights():
+                assert bits(model) == seen[-1]
+            assert 'average/main/loss' in trainer.observation
+    assert results[True][0] == results[False][0]
+    assert results[True][1] != results[False][1]
+    # Statistics of batch normalisation are each rank's own.
+    assert len({one['predictor/l1/W'] for one in comm.allgather(
+        results[True][1][-1])}) == 1
+
+
+@on_ranks(2)
+def test_a_resumed_run_has_the_same_average(comm, tmp_path):
+    def run(folder, iterations, resumed=False):
+        trainer, communicator = make_trainer(comm, tmp_path / folder)
+        model = trainer.updater.get_optimizer('main').target
+        average = MovingAverage(model, 0.8)
+        trainer.extend(average)
+        trainer.stop_trigger = chainer.training.get_trigger(
+            (iterations, 'iteration'))
+        trainer.extend(Snapshot(communicator), trigger=(4, 'iteration'))
+        if resumed:
+            resume(trainer, communicator, str(tmp_path / folder))
+        trainer.run()
+        with average.weights():
+            return bits(model)
+    whole = run('whole', 11)
+    run('part', 4)
+    assert run('part', 11, resumed=True) == whole
+
+
+@on_ranks(2)
+def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
+    """The averages move with the layers."""
+    grid = ProcessGrid(comm, pipeline=2)
+
+    def trainer_of(model, iterations):
+        optimizer = chainer.optimizers.SGD().setup(model)
+        updater = _Still(optimizer)
+        trainer = chainer.training.Trainer(
+            updater, (iterations, 'iteration'), str(tmp_path))
+        average = MovingAverage(model, 0.5)
+        trainer.extend(average)
+        return trainer, average
+
+    def net():
+        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
+    stage = net().stage(grid)
+    trainer, average = trainer_of(stage, 3)
+    trainer.extend(Snapshot(grid), trigger=(3, 'iteration'))
+    trainer.run()
+    if comm.rank == 0:
+        alone = comm.Split(0)
+        model = net().divide(0, 3)
+        second, everything = trainer_of(model, 3)
+        resume(second, alone, str(tmp_path))
+        with everything.weights():
+            found = bits(model)
+    else:
+        comm.Split(1).Free()
+        found = None
+    found = comm.bcast(found)
+    with average.weights():
+        for key, value in bits(stage).items():
+            assert found[key] == value
+
+
+@on_ranks(2)
+def test_a_pipeline_is_evaluated_with_the_average(comm):
+    x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
+    t = (numpy.arange(8) % 3).astype('i4')
+
+    def net():
+        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
+    stage, serial = net().stage(comm), net().divide(0, 3)
+    data = chainer.datasets.TupleDataset(x, t)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(data, 8, shuffle=False),
+        chainer.optimizers.SGD(0.5).setup(stage), comm, micro_batches=2)
+    alone = chainer.optimizers.SGD(0.5).setup(serial)
+    averages = MovingAverage(stage, 0.9), MovingAverage(serial, 0.9)
+    for _ in range(4):
+        updater.update()
+        alone.update(lambda: F.softmax_cross_entropy(serial(x), t))
+        for average in averages:
+            average()
+    plain = F.softmax_cross_entropy(serial(x), t).array
+    with averages[1].weights():
+        expected = F.softmax_cross_entropy(serial(x), t).array
+    found = averages[0].evaluator(extensions.Evaluator(
+        chainer.iterators.SerialIterator(data, 4, False, False), stage,
+        eval_func=updater.evaluate))()
+    assert_allclose(float(found['main/loss']), expected, rtol=1e-5)
+    assert abs(expected - plain) > 0.01
+
+
+class _Still(chainer.training.updaters.StandardUpdater):
+    """Adds one to all weights."""
+
+    def __init__(self, optimizer):
+        super().__init__(chainer.iterators.SerialIterator([0], 1), optimizer)
+
+    def update_core(self):
+        for parameter in self.get_optimizer('main').target.params():
+            parameter.array = parameter.array + 1
+
+
+@on_ranks(2)
+def test_without_it_a_snapshot_that_has_it_still_loads(comm, tmp_path):
+    communicator = create_communicator('float32', comm)
+    trainer, _ = make_trainer(comm, tmp_path, 1, 'float32')
+    model = trainer.updater.get_optimizer('main').target
+    trainer.extend(MovingAverage(model))
+    trainer.extend(Snapshot(communicator))
+    trainer.run()
+    other, _ = make_trainer(comm, tmp_path, 1, 'float32')
+    resume(other, communicator, str(tmp_path))
+    assert weights(other) == weights(trainer)
+
+
+def test_a_plain_snapshot_of_chainer_has_the_average(tmp_path):
+    model, generator = Net(), numpy.random.default_rng(0)
+    average = MovingAverage(model, 0.9)
+    for _ in range(3):
+        change(model, generator)
+        average()
+    chainer.serializers.save_npz(tmp_path / 'average.npz', average)
+    other = MovingAverage(model, 0.9)
+    chainer.serializers.load_npz(tmp_path / 'average.npz', other)
+    with average.weights():
+        expected = bits(model)
+    with other.weights():
+        assert bits(model) == expected
+    average()
+    other()
+    with average.weights():
+        expected = bits(model)
+    with other.weights():
+        assert bits(model) == expected
+
+
+@pytest.mark.parametrize('decay', [1, 0, -0.5, 1.5, float('nan'), '0.9'])
+def test_bad_decays_are_errors(decay):
+    with pytest.raises(ValueError, match='decay must be'):
+        MovingAverage(Net(), decay)

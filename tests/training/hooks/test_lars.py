@@ -1,0 +1,198 @@
+from chainer_fp8pipe.training.hooks import LARS
+
+import chainer
+import numpy
+import pytest
+from chainer.optimizer_hooks import GradientLARS, WeightDecay
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from .helpers import model_of, step
+
+W = numpy.array([[3, 0], [0, 4]], 'f4')         # of norm 5
+G = numpy.array([[0, 6], [8, 0]], 'f4')         # of norm 10
+
+
+def paper(weight, gradient, coefficient, decay):
+    """Equation 6 with weight decay, and the gradient's part of 7."""
+    weight, gradient = weight.astype(float), gradient.astype(float)
+    norm = numpy.sqrt((weight ** 2).sum())
+    rate = coefficient * norm / (
+        numpy.sqrt((gradient ** 2).sum()) + decay * norm)
+    return rate * (gradient + decay * weight)
+
+
+def test_a_weights_step_is_a_share_of_its_norm():
+    change = step(LARS(0.01), {'W': G}, W=W)['W']
+    assert_allclose(change, -0.01 * 5 / 10 * G, rtol=1e-6)
+    assert numpy.linalg.norm(change) == pytest.approx(0.05)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2 ** 32 - 1), st.integers(1, 5), st.integers(1, 300),
+       st.floats(1e-5, 10), st.floats(0, 1), st.floats(-6, 6),
+       st.sampled_from(['f4', 'f8']))
+def test_it_is_the_papers_equation(
+        seed, rows, columns, coefficient, decay, power, dtype):
+    generator = numpy.random.default_rng(seed)
+    weight = generator.normal(size=(rows, columns)).astype(dtype)
+    gradient = (generator.normal(size=weight.shape)
+                * 10.0 ** power).astype(dtype)
+    expected = paper(weight, gradient, coefficient, decay)
+    found = LARS(coefficient, decay).changed(numpy, weight, gradient)
+    assert found.dtype == dtype
+    assert_allclose(found, expected, rtol=2e-5, atol=2e-6 * max(
+        abs(expected).max(), 1e-30))
+
+
+def test_the_learning_rate_is_inside_of_the_momentum():
+    """v <- m v - lr g: a later, smaller rate does not slow v down."""
+    model = model_of(W=W)
+    optimizer = chainer.optimizers.MomentumSGD(2.0, 0.9).setup(model)
+    optimizer.add_hook(LARS(0.01, 0.1))
+    weight, velocity = W.astype(float), 0
+    for rate in (2.0, 0.5, 0.1):
+        optimizer.lr = rate
+        model.W.grad = G.copy()
+        optimizer.update()
+        velocity = 0.9 * velocity - rate * paper(weight, G, 0.01, 0.1)
+        weight = weight + velocity
+        assert_allclose(model.W.array, weight, rtol=1e-5)
+
+
+def test_biases_and_normalisations_have_plain_gradients():
+    arrays = {'W': W, 'b': W, 'gamma': W, 'beta': W, 'V': W[0]}
+    changes = step(LARS(0.01, 0.1), dict.fromkeys(arrays, G) | {'V': G[0]},
+                   **arrays)
+    for name in ('b', 'gamma', 'beta'):
+        assert_allclose(changes[name], -G)
+    assert_allclose(changes['V'], -G[0])
+    assert abs(changes['W']).max() < 0.1
+
+
+def test_a_weight_of_zeros_can_leave_zero():
+    assert_allclose(step(LARS(), {'W': G}, W=0 * W)['W'], -G)
+    assert_allclose(step(LARS(0.001, 1.0), {'W': G}, W=0 * W)['W'], -G)
+
+
+def test_a_gradient_of_zeros_leaves_the_decay():
+    assert_allclose(step(LARS(), {'W': 0 * G}, W=W)['W'], 0 * W)
+    assert_allclose(step(LARS(0.01, 0.5), {'W': 0 * G}, W=W)['W'], -0.01 * W,
+                    rtol=1e-5)
+
+
+@pytest.mark.parametrize('scale', [None, 1.0, 128.0, 65504.0])
+@pytest.mark.parametrize('dtype', ['f2', 'f4'])
+def test_the_loss_scale_changes_nothing(scale, dtype):
+    optimizer = chainer.optimizers.SGD(1.0)
+    optimizer.use_fp32_update()
+    gradient = G / 65504
+    change = step(LARS(0.5), {'W': gradient}, optimizer, scale,
+                  W=W.astype(dtype))['W']
+    assert_allclose(change, -0.5 * 5 / 10 * G, rtol=2e-2, atol=2e-3)
+
+
+def test_norms_of_float16_do_not_overflow():
+    large = numpy.full((300, 300), 300, 'f2')
+    change = step(LARS(0.5), {'W': large}, W=large / 64)['W']
+    assert_allclose(change, -0.5 * large / 64)
+
+
+def test_a_gradient_that_is_not_finite_is_not_hidden():
+    bad = G.copy()
+    for value in (numpy.nan, numpy.inf):
+        bad[0, 0] = value
+        with numpy.errstate(invalid='ignore'):
+            assert not numpy.isfinite(step(LARS(), {'W': bad}, W=W)['W'][0, 0])
+
+
+def test_the_gradients_array_is_left_alone():
+    """Two parameters may have the same one."""
+    model = model_of(W=W, V=W)
+    optimizer = chainer.optimizers.SGD(1.0).setup(model)
+    optimizer.add_hook(LARS(0.01))
+    model.W.grad = model.V.grad = gradient = G.copy()
+    gradient.flags.writeable = False
+    optimizer.update()
+    assert_allclose(model.W.array, model.V.array)
+
+
+def test_one_weight_may_have_a_coefficient_of_its_own():
+    model = model_of(W=W, V=W)
+    optimizer = chainer.optimizers.SGD(1.0).setup(model)
+    model.V.update_rule.add_hook(LARS(0.02))
+    optimizer.add_hook(LARS(0.01))
+    for _ in range(2):
+        model.W.grad, model.V.grad = G.copy(), G.copy()
+        model.W.array[...] = model.V.array[...] = W
+        optimizer.update()
+    assert_allclose(model.V.array - W, 2 * (model.W.array - W), rtol=1e-3)
+
+
+def test_bad_numbers_are_errors():
+    with pytest.raises(ValueError, match='coefficient of LARS must be'):
+        LARS(0)
+    with pytest.raises(ValueError, match='weight_decay must be'):
+        LARS(0.001, -1e-4)
+    with pytest.raises(ValueError, match='weight_decay must be'):
+        LARS(0.001, float('nan'))
+
+
+# --- Chainer's own: where it is right, and where it is not -------------------
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2 ** 32 - 1), st.floats(1e-3, 10), st.floats(0, 1))
+def test_chainers_is_the_same_for_float32_weights(seed, coefficient, decay):
+    """The coefficient is then a factor of the learning rate."""
+    generator = numpy.random.default_rng(seed)
+    weight = generator.normal(size=(5, 7)).astype('f4')
+    gradient = generator.normal(size=weight.shape).astype('f4')
+    theirs = step(GradientLARS(weight_decay=decay), {'W': gradient},
+                  chainer.optimizers.SGD(coefficient), W=weight)['W']
+    ours = step(LARS(coefficient, decay), {'W': gradient}, W=weight)['W']
+    assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_chainers_takes_biases_for_weights():
+    change = step(GradientLARS(), {'b': G[0]}, b=W[0])['b']
+    assert_allclose(change, -G[0] * 3 / 6)
+
+
+def test_chainers_divides_the_step_by_the_loss_scale():
+    plain = step(GradientLARS(), {'W': G}, W=W)['W']
+    scaled = step(GradientLARS(), {'W': G}, scale=1024.0, W=W)['W']
+    assert_allclose(1024 * scaled, plain, rtol=1e-5)
+
+
+def test_chainers_norms_overflow_in_float16():
+    """Above 255, so that nothing is learnt, without a word."""
+    optimizer = chainer.optimizers.SGD(1.0)
+    optimizer.use_fp32_update()
+    with numpy.errstate(over='ignore', invalid='ignore'):
+        change = step(GradientLARS(), {'W': 100 * G}, optimizer,
+                      W=W.astype('f2'))['W']
+    assert_allclose(change, 0)
+
+
+def test_chainers_leaves_small_weights_to_plain_descent():
+    """A norm below 0.01 is no norm to it."""
+    small = step(GradientLARS(), {'W': G}, W=W / 501)['W']
+    assert_allclose(small, -G)
+    less_small = step(GradientLARS(), {'W': G}, W=W / 499)['W']
+    assert_allclose(less_small, -G * 5 / 499 / 10, rtol=1e-3)
+
+
+def test_chainers_weight_decay_before_it_is_another_equation():
+    """Of the norm of the sum, not of the sum of the norms."""
+    model = model_of(W=W)
+    optimizer = chainer.optimizers.SGD(1.0).setup(model)
+    optimizer.add_hook(WeightDecay(2.0))
+    optimizer.add_hook(GradientLARS())
+    model.W.grad = G.copy()
+    optimizer.update()
+    total = G + 2 * W
+    assert_allclose(model.W.array - W,
+                    -total * 5 / numpy.linalg.norm(total), rtol=1e-5)
+    assert_allclose(step(LARS(1.0, 2.0), {'W': G}, W=W)['W'],
+                    -total * 5 / 20, rtol=1e-5)
