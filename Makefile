@@ -82,7 +82,7 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo test lint docs pytest bench test-gpu matrix clean
+.PHONY: help demo images test lint docs pytest bench test-gpu matrix clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -95,6 +95,10 @@ demo: $(DEMO)  ## train the digits over 4 ranks: fp8 gradients, a pipeline
 	@echo; echo 'And as a pipeline of 2 stages, with 2 replicas of each'
 	@$(LAUNCHER) -n 4 $(BIN)/python examples/pipeline/train_pipeline.py \
 	    --pipeline 2 --communicator fp8
+
+images: $(DEMO)  ## build a small set in ImageNet's layout: result/images
+	@test -d result/images || $(BIN)/python \
+	    examples/imagenet/make_images.py result/images
 
 test: lint docs pytest  ## run every check; pytest comes last
 

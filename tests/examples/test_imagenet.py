@@ -1,0 +1,437 @@
+"""The ImageNet example, as a user starts it, on a very small set."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import chainer_fp8pipe
+from chainer_fp8pipe import CenterCrop, ImageFolder
+
+import chainer
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import (
+    end_with_parent,
+    environment,
+    mpiexec,
+    on_ranks,
+    run_script,
+)
+
+from .test_digits import arrays
+from .test_imagenet_models import _FOLDER, NETWORKS, module
+
+pytestmark = pytest.mark.timeout(180)
+SCRIPT = os.path.join(_FOLDER, 'train_imagenet.py')
+SMALL = ('--arch', 'small', '--insize', '16', '--batchsize', '6', '--epoch',
+         '3', '--workers', '1', '--prefetch', '2')
+
+# Ends one rank in the middle of an update.
+FALL = '''
+import os, runpy, signal, sys
+script, rank, iteration = sys.argv[1:4]
+sys.argv[:4] = [script]
+sys.path.insert(0, os.path.dirname(script))
+import chainer_fp8pipe
+import input_report
+from mpi4py import MPI
+update_core = input_report.TimedUpdater.update_core
+def fall(updater):
+    if (MPI.COMM_WORLD.rank, updater.iteration) == (int(rank), int(iteration)):
+        os.kill(os.getpid(), signal.SIGKILL)
+    update_core(updater)
+input_report.TimedUpdater.update_core = fall
+runpy.run_path(script, run_name='__main__')
+'''
+
+# Starts it several times in the same ranks, and prints how each ended.
+TRY = '''
+import json, os, sys
+script, cases = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(script))
+import train_imagenet
+for case in json.loads(cases):
+    sys.argv[:] = [script, *case]
+    try:
+        train_imagenet.main()
+    except SystemExit as end:
+        print(end.code, flush=True)
+'''
+
+
+def run(*arguments, ranks=2):
+    return run_script(ranks, SCRIPT, *arguments, timeout=150)
+
+
+def trained(root, out, *arguments, ranks=2):
+    """Runs the example; returns what it prints."""
+    done = run(root, *SMALL, *arguments, '--out', out, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def log(out):
+    return json.loads((out / 'log').read_text())
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+    """38 training and 22 validation images of 6 classes."""
+    root = tmp_path_factory.mktemp('images') / 'set'
+    done = subprocess.run(
+        [sys.executable, os.path.join(_FOLDER, 'make_images.py'), root,
+         '--train', '38', '--val', '22', '--classes', '6', '--scale', '0.1'],
+        env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '38 training images and 22 validation images' in done.stdout
+    return root
+
+
+@pytest.fixture(scope='module')
+def spoilt(root, tmp_path_factory):
+    """The same with one training image that is none."""
+    copy = tmp_path_factory.mktemp('images') / 'spoilt'
+    shutil.copytree(root, copy)
+    next((copy / 'train' / 'china_1').iterdir()).write_bytes(b'no image')
+    return copy
+
+
+# --- one run, looked at from all sides ---------------------------------------
+
+WHOLE = ('--communicator', 'fp8:overlap=true,warmup=5', '--group-bn', '2',
+         '--mixed-precision', '--snapshot', '3', '--log', '3')
+
+
+@pytest.fixture(scope='module')
+def whole(spoilt, tmp_path_factory):
+    """3 epochs of 4 updates; what is printed, and where the results are."""
+    out = tmp_path_factory.mktemp('whole') / 'out'
+    return trained(spoilt, out, *WHOLE), out
+
+
+def test_it_says_once_what_it_does(whole):
+    printed = whole[0].stdout
+    for text in ('small: 24,086 parameters, images of 16 x 16',
+                 'ranks: 2, with 6 images each in 4 updates per epoch',
+                 'gradients: fp8:overlap=true,warmup=5',
+                 'batch normalisation: over 2 ranks', 'val/top5'):
+        assert printed.count(text) == 1
+    assert 'total [' in printed             # the progress bar
+
+
+def test_it_ends_with_accuracies_and_names_its_files(whole):
+    done, out = whole
+    last = log(out)[-1]
+    end = done.stdout[done.stdout.index('\nvalidation'):]
+    assert f'top 1: {100 * last["val/top1"]:.2f} %' in end
+    assert f'top 5: {100 * last["val/top5"]:.2f} %' in end
+    for name in 'model.npz', 'curves.png', 'log':
+        assert end.count(str(out / name)) == 1
+    assert (out / 'curves.png').stat().st_size > 10000
+
+
+def test_the_log_has_all_columns_at_the_interval_and_after_each_epoch(whole):
+    entries = log(whole[1])
+    assert [entry['iteration'] for entry in entries] == [3, 4, 6, 8, 9, 12]
+    for entry in entries:
+        assert {'main/loss', 'main/top1', 'lr', 'loss_scale', 'images/s',
+                'input_s', 'skipped', 'comm/bytes', 'epoch_detail',
+                'elapsed_time'} <= set(entry)
+        assert ('val/top1' in entry) == (entry['iteration'] % 4 == 0)
+        assert entry['images/s'] > 0
+        assert 0 < entry['input_s'] < entry['elapsed_time']
+    # Of 4 updates each; and the first only broadcasts.
+    assert entries[0]['loss_scale'] == 2 ** 2
+    assert entries[-1]['epoch_detail'] == 3
+
+
+def test_an_image_that_cannot_be_used_is_counted_and_named(whole, spoilt):
+    done, out = whole
+    counts = [entry['skipped'] for entry in log(out)]
+    assert sum(counts[:2]) == 1
+    assert sum(counts[2:4]) == 1
+    assert sum(counts) == 3
+    assert 'no image' not in done.stdout
+    name = str(spoilt / 'train' / 'china_1')
+    # Once by each rank that it comes to.
+    assert 1 <= done.stderr.count(f'skipped {name}') <= 2
+
+
+def test_the_accuracies_are_those_of_the_saved_weights_on_all_images(
+        whole, root):
+    _, out = whole
+    folder = ImageFolder(root / 'val', CenterCrop(16, normalise=None))
+    with chainer.using_config('dtype', chainer.mixed16):
+        network = NETWORKS['small'](6, 16)
+        chainer.serializers.load_npz(out / 'model.npz', network)
+        model = module('classifier').Classifier(network, 0)
+        assert network.conv0.W.dtype == numpy.float16
+        with chainer.using_config('train', False):
+            loss, *hits = model.score(*chainer.dataset.concat_examples(
+                [folder[number] for number in range(22)]))
+    last = log(out)[-1]
+    assert [22 * last['val/top1'], 22 * last['val/top5']] == pytest.approx(
+        hits)
+    assert last['val/loss'] == pytest.approx(loss / 22, rel=1e-3)
+
+
+def test_killed_in_mid_epoch_and_resumed_it_ends_with_the_same_bits(
+        whole, spoilt, tmp_path):
+    out = tmp_path / 'out'
+    code = subprocess.run(
+        [*mpiexec(2), sys.executable, '-c', FALL, SCRIPT, '1', '10', spoilt,
+         *SMALL, *WHOLE, '--out', out], env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=100,
+        preexec_fn=end_with_parent).returncode
+    assert code != 0
+    assert not (out / 'model.npz').exists()
+    (out / 'snapshot_iter_9.npz').unlink()      # on to one of mid-epoch
+    assert [path.name for path in out.glob('snapshot_iter_*')] == [
+        'snapshot_iter_6.npz']
+    # Neither workers nor cache are part of the state.
+    done = trained(spoilt, out, *WHOLE, '--resume', '--workers', '0',
+                   '--cache', 'none')
+    assert 'goes on after iteration 6' in done.stdout
+    assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
+    for name in 'iteration', 'val/loss', 'val/top1', 'skipped', 'lr':
+        assert [entry.get(name) for entry in log(out)] == [
+            entry.get(name) for entry in log(whole[1])]
+
+
+# --- other ways --------------------------------------------------------------
+
+@pytest.mark.parametrize(('ranks', 'arguments'), [
+    (2, ('--communicator', 'torus2d:shape=1x2', '--bn-tile', '1x2',
+         '--cache', 'decoded', '--cache-bytes', '200k')),
+    (3, ('--communicator', 'float16:algorithm=aggregator', '--base-batch',
+         '4', '--prefetch', '0', '--average', '0')),
+])
+def test_it_trains_in_other_ways(root, tmp_path, ranks, arguments):
+    done = trained(root, tmp_path, '--epoch', '1', *arguments, ranks=ranks)
+    assert done.stdout.count('ranks: 2,') == 1
+    assert numpy.isfinite(log(tmp_path)[-1]['val/loss'])
+    # Both ranks were evaluated with the mean of their running statistics,
+    # or one group has had the same all the time.
+    with numpy.load(tmp_path / 'snapshot_iter_4.npz') as snapshot:
+        keys = [key for key in snapshot.files if key.endswith('/avg_mean')]
+    assert keys
+    assert all(key.startswith('all/') for key in keys)
+
+
+def test_a_second_run_keeps_the_firsts_results(whole, root, tmp_path):
+    out = shutil.copytree(whole[1], tmp_path / 'out')
+    trained(root, out, '--epoch', '1', '--communicator', 'naive', '--no-lars',
+            '--decay', 'step', '--cache', 'none', '--decoder', 'pillow',
+            '--batchsize', '19', '--workers', '0', ranks=1)
+    assert arrays(tmp_path / 'out.1' / 'model.npz') == arrays(
+        whole[1] / 'model.npz')
+    assert len(log(out)) == 1
+
+
+@pytest.mark.parametrize('name', [*NETWORKS])
+def test_the_arguments_reach_the_network(monkeypatch, name):
+    arguments = ['root', '--arch', name, '--no-zero-gamma',
+                 '--mixed-precision', '--insize', '96']
+    made = {}
+
+    def network(*sizes, **extra):
+        made['given'] = sizes, extra
+        return chainer.links.Linear(2, 2)
+    train_imagenet = module('train_imagenet')
+    options = module('arguments').make_parser('').parse_args(arguments)
+    monkeypatch.setitem(train_imagenet.NETWORKS, name, network)
+    comm = chainer_fp8pipe.create_communicator('float32', MPI.COMM_SELF)
+    monkeypatch.setattr(chainer.global_config, 'dtype', numpy.float32)
+    model = train_imagenet.make_model(options, comm, 5)
+    assert made['given'] == ((5, 96), {'zero_gamma': False}
+                             if name == 'resnet50' else {})
+    assert model.predictor.W.dtype == numpy.float16
+
+
+def test_the_input_report_sums_over_ranks_and_goes_on_from_a_snapshot():
+    updater = SimpleNamespace(images=0, seconds=0.0, waited=0.0)
+    sets = [SimpleNamespace(skipped=0), SimpleNamespace(skipped=0)]
+    comm = SimpleNamespace(mpi_comm=MPI.COMM_SELF)
+
+    def make():
+        return module('input_report').InputReport(updater, sets, comm)
+
+    def reported(report):
+        reporter = chainer.Reporter()
+        with reporter.scope({}):
+            report(None)
+            return dict(reporter.observation)
+    report = make()
+    vars(updater).update(images=60, seconds=3.0, waited=0.5)
+    sets[0].skipped, sets[1].skipped = 2, 1
+    assert reported(report) == {'images/s': 20, 'input_s': 0.5, 'skipped': 3}
+    vars(updater).update(images=70, seconds=4.0, waited=0.75)
+    sets[1].skipped = 2
+    saved = chainer.serializers.DictionarySerializer()
+    report.serialize(saved)
+
+    vars(updater).update(images=0, seconds=0.0, waited=0.0)
+    sets[0].skipped = sets[1].skipped = 0
+    report = make()
+    report.serialize(chainer.serializers.NpzDeserializer(saved.target))
+    vars(updater).update(images=30, seconds=1.0, waited=0.125)
+    assert reported(report) == {'images/s': 20, 'input_s': 0.375,
+                                'skipped': 1}
+
+
+@on_ranks(1, 2)
+def test_running_statistics_become_the_mean_of_the_ranks(comm):
+    model = NETWORKS['small'](2, 8)
+    for number in range(3):
+        link = model[f'bn{number}']
+        link.avg_mean[...] = numpy.arange(link.avg_mean.size) + comm.rank
+        link.avg_var[...] = number + 10 * comm.rank
+    module('evaluation').share_statistics(
+        model, SimpleNamespace(mpi_comm=comm, size=comm.size))
+    middle = (comm.size - 1) / 2
+    for number in range(3):
+        link = model[f'bn{number}']
+        assert (link.avg_mean == numpy.arange(link.avg_mean.size) + middle
+                ).all()
+        assert (link.avg_var == number + 10 * middle).all()
+
+
+# --- bad input ---------------------------------------------------------------
+
+def test_what_is_wrong_is_explained_once_and_ends_all_ranks(root, tmp_path):
+    folders = {}
+    for name in 'other', 'empty', 'missing':
+        folders[name] = shutil.copytree(root, tmp_path / name)
+    other = folders['other'] / 'val' / 'china_0'
+    other.rename(other.with_name('other'))
+    (folders['empty'] / 'train' / 'empty').mkdir()
+    shutil.rmtree(folders['missing'] / 'train')
+    cases = [
+        ([root, '--group-bn', '3'],
+         'group_size=3 does not divide the 2 ranks; it can be 1 or 2'),
+        ([root, '--communicator', 'torus2d:shape=2x1', '--bn-tile', '1x2'],
+         'tile=(1, 2) does not fit into the torus of 2 x 1 ranks'),
+        ([root, '--arch', 'googlenet', '--group-bn', '2', '--insize', '79'],
+         'googlenet has no batch normalisation for --group-bn'),
+        ([root, '--batchsize', '1'],
+         '--batchsize 1 leaves batch normalisation'),
+        ([root, '--cache-bytes', '90'], 'does not hold one sample'),
+        ([root, '--communicator', 'fp9'],
+         "no communicator is called 'fp9'"),
+        ([root, '--communicator', 'fp8:warmup=x'],
+         'warmup must be of type int'),
+        ([root, '--lr', 'nan'], 'base_lr must be a finite number'),
+        ([root, '--decoder', 'x'], "no decoder 'x'"),
+        ([folders['other']], f'class china_0 is in {folders["other"]}/train '
+         f'but not in {folders["other"]}/val'),
+        ([folders['empty']], "no images (.jpeg, .jpg, .png) in 'empty'"),
+        ([folders['missing']], "train' is not a folder"),
+    ]
+    out = tmp_path / 'out'
+    done = run_script(2, '-c', TRY, SCRIPT, json.dumps(
+        [[str(arguments[0]), *SMALL, *arguments[1:], '--out', str(out)]
+         for arguments, _ in cases]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace('\n', '') == 2 * len(cases) * '2'
+    for _, message in cases:
+        assert done.stderr.count(message) == 1
+    assert done.stderr.count('error: ') == len(cases)
+    assert 'Traceback' not in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (('--on-error', 'raise', '--workers', '0'),
+     r'china_1/\d+\.JPEG: .*\(rank \d\)'),
+    (('--no-lars', '--lr', '1e30', '--communicator', 'float32'),
+     'the gradient of /predictor/.* is not finite'),
+    (('--no-lars', '--lr', '1e30', '--communicator', 'naive'),
+     "parameters in optimizer 'main' diverge"),
+])
+def test_a_training_that_fails_ends_all_ranks(spoilt, tmp_path, arguments,
+                                              message):
+    done = run(spoilt, *SMALL, *arguments, '--out', tmp_path)
+    assert done.returncode not in (0, 2)
+    assert 'failed, ending all' in done.stderr
+    assert re.search(message, done.stderr)
+
+
+@pytest.mark.parametrize('argument', [
+    ('--average', '1'), ('--label-smoothing', '-0.1'), ('--epoch', '0'),
+    ('--cache-bytes', '1T'), ('--bn-tile', '2'), ('--workers', '-1'),
+    ('--group-bn', '2', '--bn-tile', '1x2'),
+    ('--cache', 'none', '--cache-bytes', '1G')])
+def test_some_values_are_refused_at_once(argument):
+    arguments = module('arguments')
+    parser = arguments.make_parser('')
+    with pytest.raises((SystemExit, ValueError)):
+        arguments.check(parser.parse_args(['root', *argument]))
+
+
+def test_help_has_groups_and_names_every_default():
+    parser = module('arguments').make_parser('')
+    for action in parser._actions:
+        if action.option_strings and action.nargs != 0:
+            assert 'default' in action.help, action.option_strings
+    text = parser.format_help()
+    for group in 'network:', 'ranks:', 'recipe:', 'input:', 'results:':
+        assert text.count(f'\n{group}\n') == 1
+
+
+def test_the_small_set_does_not_overwrite(root):
+    done = subprocess.run(
+        [sys.executable, os.path.join(_FOLDER, 'make_images.py'), root],
+        env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert 'exists already' in done.stderr
+
+
+# --- the page ----------------------------------------------------------------
+
+def rows(title):
+    """The rows of one of the page's tables, as lists of text."""
+    page = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), 'docs',
+                        'imagenet.rst')
+    with open(page) as file:
+        _, _, rest = file.read().partition(f'.. list-table:: {title}\n')
+    table = re.split(r'\n(?=\S)', rest)[0]
+    return [[' '.join(cell.split()) for cell in row.split('\n     - ')]
+            for row in re.split(r'\n   \* - ', table)[2:]]
+
+
+def test_the_page_has_every_option_with_its_default():
+    documented = {option.strip('`'): default.strip('`')
+                  for option, default, _ in rows('Options')}
+    parser = module('arguments').make_parser('')
+    actions = {action.option_strings[0]: action for action in parser._actions
+               if action.option_strings and action.dest != 'help'}
+    assert set(documented) == set(actions)
+    for option, action in actions.items():
+        if isinstance(action.default, bool):
+            assert documented[option] == ('yes' if action.default else 'no')
+        elif action.default is not None:
+            assert type(action.default)(documented[option]) == action.default
+
+
+def test_the_page_has_every_column_that_is_printed(whole):
+    documented = {column.strip('`')
+                  for column, _ in rows('Columns of the log')}
+    printed = whole[0].stdout
+    header = next(line for line in printed.splitlines() if 'val/top5' in line)
+    assert set(header[header.index('epoch'):].split()) == (
+        documented - {'comm/bytes'})
+    assert documented <= set(log(whole[1])[-1])
+
+
+def test_the_pages_table_has_the_networks_sizes():
+    documented = {name.strip('`'): (size.split()[0], parameters)
+                  for name, size, parameters, _ in rows('Networks')}
+    assert set(documented) == set(NETWORKS)
+    for name, network in NETWORKS.items():
+        assert documented[name][0] == str(network.insize)
+    assert documented['small'][1] == f'{NETWORKS["small"]().count_params():,}'
