@@ -11,7 +11,8 @@ from chainer.functions.normalization import batch_normalization
 
 # Elements of a block: some 256 KiB in float32.
 _BLOCK = 1 << 16
-_ROWS = 4096
+# Sums of more elements in float32 would lose digits.
+_LONGEST = 4096
 
 
 class Channels:
@@ -50,10 +51,12 @@ class Channels:
             for items in (before, keys, after))
         self.elements = outer * inner
         step = _BLOCK // max(channels * inner, 1)
-        # Sums in float32 over the first axis only would lose digits.
-        step = min(max(step, 1), _ROWS) if self._xp is numpy else outer
+        step = min(max(step, 1), _LONGEST) if self._xp is numpy else outer
         self._blocks = [slice(start, start + step)
                         for start in range(0, outer, max(step, 1))]
+        step = _LONGEST if self._xp is numpy else max(inner, 1)
+        self._stretches = [slice(start, start + step)
+                           for start in range(0, inner, step)]
 
     def centre(self, x: Any) -> Any:
         """Something near the mean of each channel; zeros if there is none.
@@ -132,11 +135,13 @@ class Channels:
         """Of each channel of a block."""
         if self._shape[2] == 1:
             return self._xp.einsum('ok->k', x[:, :, 0])
-        return self._xp.einsum('oki->ok', x).sum(axis=0, dtype=numpy.float64)
+        return sum(self._xp.einsum('oki->ok', x[:, :, part]).sum(
+            axis=0, dtype=numpy.float64) for part in self._stretches)
 
     def _dot(self, x: Any, y: Any) -> Any:
         """Sum of products of each channel of a block."""
         if self._shape[2] == 1:
             return self._xp.einsum('ok,ok->k', x[:, :, 0], y[:, :, 0])
-        return self._xp.einsum('oki,oki->ok', x, y).sum(
-            axis=0, dtype=numpy.float64)
+        return sum(self._xp.einsum(
+            'oki,oki->ok', x[:, :, part], y[:, :, part]).sum(
+            axis=0, dtype=numpy.float64) for part in self._stretches)

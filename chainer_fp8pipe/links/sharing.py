@@ -78,9 +78,11 @@ def _inside(item: Any) -> Iterator[Any]:
                     if item.layer is None else [item.layer])
     elif isinstance(item, chainer.Link):
         yield from (vars(item)[name] for name in sorted(item._params))
-        # children() would build lazy layers.
+        # children() would build lazy layers, and has no functions.
         yield from ((slot for _, slot in item.numbered_slots())
-                    if isinstance(item, Slots) else item.children())
+                    if isinstance(item, Slots) else item
+                    if isinstance(item, chainer.Sequential)
+                    else item.children())
     elif isinstance(item, functools.partial):
         yield from (item.func, item.args, item.keywords)
     elif isinstance(item, types.MethodType):
@@ -94,6 +96,7 @@ def _inside(item: Any) -> Iterator[Any]:
         yield from item
     elif callable(item) and not isinstance(item, type):
         yield from getattr(item, '__dict__', {}).values()
+        yield getattr(type(item), '__call__', None)
 
 
 def _free_variables(function: types.FunctionType) -> Iterator[Any]:

@@ -18,7 +18,8 @@ class State:
     #: Its groups, each made once: MPI libraries have room for some 2,000.
     groups: dict[Any, MPI.Comm] = dataclasses.field(default_factory=dict)
     tags: int = 0           # how many there have been of Group
-    spoilt: bool = False    # messages of a failed one may be on their way
+    #: Of one that failed: its messages may be on their way still.
+    problem: str = ''
 
 
 def _free(comm: Any, key: int, state: State) -> None:
@@ -51,7 +52,7 @@ class Group:
         self._comm = comm
         self.size, self.rank = comm.size, comm.rank
         self._state = state_of(comm)
-        # A failure of this group must not be taken for another one's.
+        # Of messages that a rank gives up, which may be for one group only.
         self._state.tags += 1
         self._tag = self._state.tags
         self._problem = ''
@@ -66,8 +67,12 @@ class Group:
             float64 of shape (ranks, n).
 
         Raises:
-            RuntimeError: A rank has given up.
+            RuntimeError: A rank has given up, in this group or in another
+                one of the same ranks.
         """
+        if not self._problem and self._state.problem:
+            self._problem = (f'other messages of these ranks were given up '
+                             f'({self._state.problem}); make the model anew')
         everyone = numpy.empty((self.size, numbers.size))
         if self.size == 1:
             everyone[0] = numbers
@@ -88,8 +93,7 @@ class Group:
         Whoever waits for it, or comes to, gets an error with this text.
         """
         if not self._problem:
-            self._problem = text
-            self._state.spoilt = True
+            self._problem = self._state.problem = text
             for rank in range(self.size):
                 if rank != self.rank:
                     keep_forever(self._comm.isend(text, rank, self._tag))
@@ -100,7 +104,7 @@ class Group:
             text = self._comm.recv(source=status.source, tag=self._tag)
             self._problem = (f'rank {status.source} of the group gave up: '
                              f'{text}')
-            self._state.spoilt = True
+            self._state.problem = self._problem
         return bool(self._problem)
 
     def gather_objects(self, thing: Any) -> list[Any]:

@@ -61,7 +61,7 @@ def split_groups(comm: Any, group_size: int | None = None,
     group = row // size[0] * (torus[1] // size[1]) + column // size[1]
     groups = state_of(comm).groups
     if (torus, size) in groups and comm.allreduce(
-            state_of(groups[torus, size]).spoilt, MPI.LOR):
+            bool(state_of(groups[torus, size]).problem), MPI.LOR):
         del groups[torus, size]
     if (torus, size) not in groups:
         groups[torus, size] = comm.Split(group, comm.rank)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer.links import BatchNormalization
+from chainermn.links import MultiNodeBatchNormalization
 
 from ..allreduce.abort import abort_on_exception
 from ..allreduce.agreement import Signature, agree, raise_together
@@ -99,6 +100,12 @@ def _copied(model: Any
                 f'a {type(link).__name__} (called {link.name}) cannot be '
                 'grouped, only BatchNormalization itself; replace it in the '
                 'model')
+    for thing in memo.values():
+        if isinstance(thing, MultiNodeBatchNormalization):
+            raise ValueError(
+                f"a MultiNodeBatchNormalization (called {thing.name}) has "
+                "ChainerMN's group of all ranks already; use "
+                'BatchNormalization in the model')
     known = set(map(id, found))
     for thing in things_used(result):
         if isinstance(thing, BatchNormalization) and id(thing) not in known:

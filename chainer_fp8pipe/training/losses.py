@@ -43,6 +43,8 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
                          f'{x.shape[:1] + x.shape[2:]}')
     if x.dtype == numpy.float16:
         x = F.cast(x, numpy.float32)
+    if not smoothing:       # whose zeros times infinity would be NaN
+        return F.softmax_cross_entropy(x, t, ignore_label=ignore_label)
     with chainer.using_device(x.device):
         targets, count = _targets(x, labels, smoothing, ignore_label)
     return -F.sum(F.log_softmax(x, axis=1) * targets) / count

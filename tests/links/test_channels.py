@@ -53,3 +53,13 @@ def test_it_is_as_numpy_has_it(case, dtype, seed):
             other))):
         assert one.dtype == dtype
         np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance)
+
+
+def test_sums_of_millions_of_elements_lose_no_digits():
+    """Also those of one channel of one sample, all of one sign."""
+    x = np.random.RandomState(0).rand(1, 2, 3_000_000).astype('f')
+    view = Channels(x, np.zeros(2, 'f'), None)
+    shift = np.zeros(2, 'f')
+    for found, exact in ((view.moments(x, shift)[1], x.astype(float) ** 2),
+                         (view.products(x, x, shift)[0], x.astype(float))):
+        np.testing.assert_allclose(found, exact.sum(axis=(0, 2)), rtol=1e-7)

@@ -48,3 +48,17 @@ def test_who_waits_for_a_rank_that_gives_up_gets_an_error(comm):
     assert again != ranks
     assert Group(again).gather(np.ones(1)).sum() == comm.size
     assert split_groups(comm) == again
+
+
+@on_ranks(2)
+def test_another_group_of_ranks_that_gave_up_is_an_error(comm):
+    """Messages of the failed one would be taken for its own."""
+    ranks = split_groups(comm)
+    group, other = Group(ranks), Group(ranks)
+    if comm.rank == 1:
+        group.give_up('no more paper')
+    else:
+        with pytest.raises(RuntimeError, match='no more paper'):
+            group.gather(np.zeros(3))
+    with pytest.raises(RuntimeError, match='no more paper.*model anew'):
+        other.gather(np.ones(3))

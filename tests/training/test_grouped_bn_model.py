@@ -16,6 +16,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
 from ..links.groups import assert_close
@@ -175,6 +176,21 @@ def test_snapshots_go_from_one_to_the_other(tmp_path):
             source.block.bn.gamma.array[0])
 
 
+def with_default(x, *, link=L.BatchNormalization(2)):   # noqa: B008
+    return link(x)
+
+
+THE_MODULES = L.BatchNormalization(2)
+
+
+class OfTheModule:
+    """Calls a link that only the module holds."""
+
+    def __call__(self, x):
+        return THE_MODULES(x)
+
+
+@pytest.mark.filterwarnings('ignore:chainermn.links')
 def test_what_cannot_be_grouped_is_an_error():
     model = chainer.Sequential(L.BatchNormalization(2),
                                L.BatchRenormalization(2))
@@ -188,6 +204,14 @@ def test_what_cannot_be_grouped_is_an_error():
     link = L.BatchNormalization(2)
     with pytest.raises(ValueError, match='make it a layer'):
         create_grouped_bn_model(Divisible(lambda x: link(x)), ALONE)
+    with pytest.raises(ValueError, match='make it a layer'):
+        create_grouped_bn_model(chainer.Sequential(with_default), ALONE)
+    with pytest.raises(ValueError, match='make it a layer'):
+        create_grouped_bn_model(chainer.Sequential(OfTheModule()), ALONE)
+    with pytest.raises(ValueError, match="ChainerMN's group of all ranks"):
+        create_grouped_bn_model(chainer.Sequential(
+            MultiNodeBatchNormalization(
+                2, create_communicator('naive', ALONE))), ALONE)
 
 
 @on_ranks(2, 4)

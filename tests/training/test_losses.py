@@ -63,6 +63,9 @@ def test_without_smoothing_it_is_chainers():
     t[2] = -1
     assert_allclose(smoothed_cross_entropy(x, t, 0).array,
                     F.softmax_cross_entropy(x, t).array, rtol=1e-6)
+    x[:, 3], t[3] = -numpy.inf, 0       # a class that is left out
+    found = smoothed_cross_entropy(x, numpy.minimum(t, 2), 0).array
+    assert numpy.isfinite(found)
 
 
 def test_a_large_loss_of_float16_scores_is_exact():

@@ -34,9 +34,11 @@ class WeightHook:
     """Changes the gradients of weights just before they are used.
 
     Add it to an optimizer, ``optimizer.add_hook(hook)``; at the next update
-    it adds itself to the update rules, where it stays.  A rule that has a
-    hook of the same name already keeps that one, so that a parameter can
-    have numbers of its own: ``parameter.update_rule.add_hook(LARS(0.01))``.
+    it adds itself to the update rules, where it stays: to take it away, remove
+    it from the optimizer and from every ``parameter.update_rule``.  A rule
+    that has a hook of the same name already keeps that one, so that a
+    parameter can have numbers of its own:
+    ``parameter.update_rule.add_hook(LARS(0.01))``.
     """
 
     name = 'WeightHook'
