@@ -96,7 +96,7 @@ def _inside(item: Any) -> Iterator[Any]:
         yield from item
     elif callable(item) and not isinstance(item, type):
         yield from getattr(item, '__dict__', {}).values()
-        yield getattr(type(item), '__call__', None)
+        yield type(item).__call__
 
 
 def _free_variables(function: types.FunctionType) -> Iterator[Any]:
