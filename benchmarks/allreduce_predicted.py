@@ -60,10 +60,10 @@ def _predicted(data, case, size, options):
         message_cost=options.message_cost, cores=options.cores,
         sharing=ranks, in_switch=frozenset(range(workers, ranks)))
     codec = _codec(case, kernel_rates(options.kernels))
-    frame = settings.get('frame_bytes', 1 << 16) or size * case['bytes']
+    frame = settings.get('frame_bytes', 3 << 14) or size * case['bytes']
     return total_seconds(simulate(
         plans, cluster, codec, size, frame_bytes=frame,
-        frames_in_flight=8), codec, size)
+        frames_in_flight=6), codec, size)
 
 
 def _plans(data, case):

@@ -26,8 +26,8 @@ class Framing:
         form: What partial sums travel in, one of :data:`.sums.FORMS`.
     """
 
-    frame_bytes: int = 1 << 16
-    frames_in_flight: int = 8
+    frame_bytes: int = 3 << 14
+    frames_in_flight: int = 6
     form: str = 'float32'
 
 

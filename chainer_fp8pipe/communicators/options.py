@@ -45,10 +45,10 @@ class ExchangeOptions:
         'the wire, in float16 or in float32; auto: fp8 sums in float16, '
         'others in float32', choices=('auto', *FORMS))
     frame_bytes: int = _option(
-        1 << 16, 'bytes of a piece that is sent, summed and sent on by '
+        3 << 14, 'bytes of a piece that is sent, summed and sent on by '
         'itself; 0: all at once (store and forward)', low=0)
     frames_in_flight: int = _option(
-        8, 'how many such pieces are under way at a time', low=1, high=1024)
+        6, 'how many such pieces are under way at a time', low=1, high=1024)
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
