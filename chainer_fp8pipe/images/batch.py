@@ -14,7 +14,8 @@ class Batch(list):
 
     Chainer's own ``concat_examples`` copies what is in the list;
     :func:`batch_arrays` takes the arrays as they are.  They stay as they are
-    for as long as anything refers to them.
+    for as long as anything refers to them.  A copy, or what is pickled, is
+    a plain list.
 
     Args:
         images: Shape (samples, C, H, W).
@@ -31,6 +32,9 @@ class Batch(list):
                  memory: PinnedMemory) -> None:
         super().__init__(zip(images, labels, strict=True))
         self.images, self.labels, self.memory = images, labels, memory
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
 
 
 @chainer.dataset.converter()

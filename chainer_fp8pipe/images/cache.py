@@ -17,6 +17,7 @@ from .segment import Segment
 _USED = 0       # header: bytes that are given out
 _HEADER = 8
 _ENTRY = 4      # numbers of int64 in an entry
+_RESERVED = -1  # in place of a start: somebody is writing the sample
 _ALIGNMENT = 16
 
 
@@ -50,29 +51,27 @@ class Cache:
     def get(self, index: int) -> bytes | None:
         """What :meth:`put` kept of a sample; None if it did not."""
         start, size, _, _ = self._entry(index)
-        return (bytes(self.segment.view(start, size)) if start else None)
+        return bytes(self.segment.view(start, size)) if start > 0 else None
 
     def get_pixels(self, index: int) -> numpy.ndarray | None:
         """What :meth:`put_pixels` kept of a sample: not a copy, read-only."""
         start, _, height, width = self._entry(index)
-        if not start:
+        if start <= 0:
             return None
         pixels = self.segment.array(start, (height, width, 3), numpy.uint8)
         pixels.flags.writeable = False
         return pixels
 
     def put(self, index: int, data: bytes) -> bool:
-        """Keeps the bytes of a sample; returns whether they fit."""
+        """Keeps the bytes of a sample; returns whether they fit.
+
+        Also true if another process keeps them, or is about to.
+        """
         return self._put(index, numpy.frombuffer(data, numpy.uint8), 0, 0)
 
     def put_pixels(self, index: int, pixels: numpy.ndarray) -> bool:
-        """Keeps (H, W, 3) uint8 pixels; returns whether they fit."""
+        """As :meth:`put`, of pixels: (H, W, 3), uint8."""
         return self._put(index, pixels, *pixels.shape[:2])
-
-    def has_room(self, size: int) -> bool:
-        """Whether a sample of so many bytes would be kept."""
-        with self._lock:
-            return int(self._header[_USED]) + size <= self.budget
 
     def statistics(self) -> tuple[int, int]:
         """How many samples are kept, and in how many bytes."""
@@ -99,8 +98,10 @@ class Cache:
             if start + size > self.budget:
                 return False
             self._header[_USED] = start - (-size // _ALIGNMENT * _ALIGNMENT)
+            self._entries[index, 0] = _RESERVED
         # Long enough for others to wait.  Whoever is killed here leaves a
-        # hole, not half a sample: the entry is written when all is there.
+        # hole, not half a sample: the entry is written when all is there,
+        # and until then, or for ever, others read the file.
         start += self._start
         self.segment.array(start, data.shape, numpy.uint8)[...] = data
         with self._lock:

@@ -1,7 +1,9 @@
 """A folder of images as a data set of Chainer's."""
 from __future__ import annotations
 
+import operator
 import os
+import re
 from typing import Any, Literal
 
 import chainer
@@ -28,7 +30,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     snapshot.
 
     With a communicator as ``shard`` this and :meth:`iterator` are called on
-    all of its ranks; what is wrong on one is raised on each.
+    all of its ranks; what is wrong on one is raised on each.  From then on
+    an exception that nobody catches, on any rank, ends the job.
 
     Args:
         root: The folder.  ``.jpg`` and ``.png`` are found as well.
@@ -48,7 +51,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             all ranks.
         on_error: An image that cannot be decoded is left out of its batch,
             counted, and named in the log (``'skip'``), or it is an error
-            (``'raise'``).  For ``dataset[i]`` it always is.
+            (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
+            which nothing is left takes an image of another of the rank's.
         decoder: What
             :func:`~chainer_fp8pipe.images.decode.create_decoder` makes, or
             its name.
@@ -59,7 +63,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     Raises:
         ValueError: The folder is missing or empty, a class has no images,
             ``cache_bytes`` is less than the first image takes, or more than
-            the machine has, or an argument is none of the above.
+            the machine has, an argument is none of the above, or the ranks'
+            arguments or transforms differ.
     """
 
     def __init__(self, root: str | os.PathLike[str],
@@ -70,11 +75,12 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  decoder: str | Decoder = 'auto') -> None:
         self._ranks = ranks_of(shard)
         self._on_error = on_error
+        seed, cache_bytes, where = self._ranks.together(
+            lambda: _checked(cache, cache_bytes, seed, on_error, root))
         self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
-                         seed=seed, on_error=on_error)
-        self._ranks.together(
-            lambda: _check(cache, cache_bytes, seed, on_error))
-        table = self._ranks.find(os.fspath(root))
+                         seed=seed, on_error=on_error,
+                         transform=_described(transform))
+        table = self._ranks.find(where)
         self.classes = table.classes
         self._reader = Reader(
             table, transform,
@@ -132,9 +138,12 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
         Raises:
             ValueError: There is no transform, or less than one image for
-                each rank, an argument is negative, or the ranks' arguments
-                differ.
+                each rank, an argument is negative or no whole number, or the
+                ranks' arguments differ.
         """
+        batch, workers, prefetch = self._ranks.together(lambda: (
+            _whole('batch', batch, 1), _whole('workers', workers, 0),
+            _whole('prefetch', prefetch, 0)))
         self._ranks.same('iterator', batch=batch, repeat=repeat,
                          shuffle=shuffle)
         return self._ranks.together(lambda: self._iterator(
@@ -147,11 +156,6 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
     def _iterator(self, batch: int, workers: int, prefetch: int,
                   repeat: bool, shuffle: bool) -> ImageIterator:
-        for name, value, least in (('batch', batch, 1),
-                                   ('workers', workers, 0),
-                                   ('prefetch', prefetch, 0)):
-            if value < least:
-                raise ValueError(f'{name}={value} must be {least} or more')
         if self._reader.transform is None:
             raise ValueError(
                 'images of different sizes do not make a batch: give the '
@@ -170,22 +174,47 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         return self._draws[1]
 
 
-def _check(cache: object, cache_bytes: int | None, seed: int,
-           on_error: object) -> None:
+def _checked(cache: object, cache_bytes: int | None, seed: int,
+             on_error: object, root: str | os.PathLike[str]
+             ) -> tuple[int, int | None, str]:
+    """Seed, cache_bytes and root as they are used."""
     if cache not in _KINDS:
         raise ValueError(f'cache={cache!r} is none of {_KINDS}')
     if on_error not in _ON_ERROR:
         raise ValueError(f'on_error={on_error!r} is none of {_ON_ERROR}')
-    if not 0 <= seed < 1 << 63:
-        raise ValueError(f'seed={seed} is not between 0 and 2^63')
-    if cache_bytes is None:
-        return
-    if cache is None:
-        raise ValueError("cache_bytes is for cache='memory' or 'decoded'")
-    if cache_bytes > total_bytes():
+    seed = _whole('seed', seed, 0)
+    if seed >= 1 << 63:
+        raise ValueError(f'seed={seed} is not below 2^63')
+    if cache_bytes is not None:
+        if cache is None:
+            raise ValueError("cache_bytes is for cache='memory' or 'decoded'")
+        cache_bytes = _whole('cache_bytes', cache_bytes, 0)
+        if cache_bytes > total_bytes():
+            raise ValueError(
+                f'cache_bytes={cache_bytes:,} is more than the '
+                f'{total_bytes():,} bytes of memory that there are')
+    # The script may go to another folder while images are still read.
+    return seed, cache_bytes, os.path.abspath(os.fspath(root))
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """An argument as Python's int, whatever kind of integer it is."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
         raise ValueError(
-            f'cache_bytes={cache_bytes:,} is more than the {total_bytes():,} '
-            'bytes of memory that there are')
+            f'{name}={value!r} is not a whole number') from error
+    if number < least:
+        raise ValueError(f'{name}={number} must be {least} or more')
+    return number
+
+
+def _described(transform: Transform | None) -> str:
+    """A transform as ranks compare it: as it writes itself.
+
+    One that does not is its class; addresses in memory count for nothing.
+    """
+    return re.sub(r' at 0x[0-9a-f]+', '', repr(transform))
 
 
 def _make_cache(ranks: Any, reader: Reader,

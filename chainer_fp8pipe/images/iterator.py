@@ -1,7 +1,6 @@
 """Goes through the images of a folder, in batches that are ready in time."""
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Any, Literal
 
@@ -13,9 +12,9 @@ from .batch import Batch
 from .errors import ImageError
 from .loading import Failure, Loader, Request
 from .reading import Reader
+from .skipping import Skipped
 from .slots import Outcome
-
-_log = logging.getLogger(__name__)
+from .substitute import first_usable
 
 
 class ImageIterator(chainer.dataset.Iterator):
@@ -26,9 +25,13 @@ class ImageIterator(chainer.dataset.Iterator):
     rank makes as many batches.  The batches of an epoch differ by one sample
     at most.
 
-    A snapshot holds no more than where the epoch stands.  It is the same on
-    all ranks, and a run goes on from it with any number of ranks and of
-    workers.
+    A batch is never empty: where none of its images can be used, it is one
+    good image of another batch of this rank in the same epoch, as it is
+    there.
+
+    A snapshot holds where the epoch stands, which is the same on all ranks,
+    so that a run goes on from it with any number of ranks and of workers;
+    and what was left out on the rank that saved it.
 
     Args:
         reader: What samples are read with.
@@ -47,6 +50,8 @@ class ImageIterator(chainer.dataset.Iterator):
         is_new_epoch: Whether the last batch finished one.
         skipped: Images left out so far on this rank because they could not
             be used.
+        substituted: Batches so far on this rank that are an image of
+            another batch, as none of their own could be used.
     """
 
     def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
@@ -61,8 +66,7 @@ class ImageIterator(chainer.dataset.Iterator):
         shards.check(self._samples, self._ranks)
         # Without workers nothing is read before it is wanted.
         self._ahead = prefetch if workers else 0
-        self.skipped = 0
-        self._named: set[int] = set()       # those in the log already
+        self._skipped = Skipped(self._rank, self._samples)
         self._order: tuple[int, numpy.ndarray] = -1, numpy.empty(0)
         self._loader = Loader(
             reader, shards.largest_part(self._samples, batch, self._ranks),
@@ -98,17 +102,24 @@ class ImageIterator(chainer.dataset.Iterator):
         return shards.batches_left(self._samples, self.batch_size, self._ranks)
 
     @property
+    def skipped(self) -> int:
+        return self._skipped.images
+
+    @property
+    def substituted(self) -> int:
+        return self._skipped.substituted
+
+    @property
     def worker_pids(self) -> list[int]:
         """The process number of each worker."""
         return self._loader.pids if self._loader else []
 
     def __next__(self) -> Batch:
-        if self._loader is None:
-            raise RuntimeError('the iterator was finalized, or has failed')
+        loader = self._running()
         if self._position.epoch and not self.repeat:
             raise StopIteration
         try:
-            return self._next(self._loader)
+            return self._next(loader)
         except StopIteration:
             raise
         except BaseException:
@@ -118,7 +129,11 @@ class ImageIterator(chainer.dataset.Iterator):
     next = __next__
 
     def reset(self) -> None:
-        """Starts again with the first epoch."""
+        """Starts again with the first epoch.
+
+        Raises:
+            RuntimeError: It was finalized, or a worker has died.
+        """
         self._start(shards.Position(), False, -1.0)
 
     def finalize(self) -> None:
@@ -128,10 +143,15 @@ class ImageIterator(chainer.dataset.Iterator):
             loader.close()
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads where in which epoch it is.
+        """Saves or loads where in which epoch it is, and what was skipped.
+
+        What was counted is taken by the rank of the same number as the one
+        that saved it; other ranks go on with their own.
 
         Raises:
             ValueError: It was saved with other images or another seed.
+            RuntimeError: It is to go on elsewhere, but was finalized, or a
+                worker has died.
         """
         for name, here in (('samples', self._samples),
                            ('seed', self._reader.seed),
@@ -150,15 +170,26 @@ class ImageIterator(chainer.dataset.Iterator):
         if position != self._position:
             self._start(position, new, previous)
         self.is_new_epoch, self._previous = new, previous
+        self._skipped.serialize(serializer)
 
     def _start(self, position: shards.Position, new: bool,
                previous: float) -> None:
         """Goes on at a position."""
-        if self._loader is not None:
-            self._loader.cancel()
+        try:
+            self._running().cancel()
+        except BaseException:
+            self.finalize()
+            raise
         self._steps.clear()
         self._position = self._requested = position
         self.is_new_epoch, self._previous = new, previous
+
+    def _running(self) -> Loader:
+        """The loader, if the iterator is not over."""
+        if self._loader is None:
+            raise RuntimeError('the iterator was finalized, or has failed; '
+                               'make another')
+        return self._loader
 
     def _next(self, loader: Loader) -> Batch:
         while loader.requests <= self._ahead and (
@@ -168,14 +199,30 @@ class ImageIterator(chainer.dataset.Iterator):
         loaded = loader.take()
         for failure in loaded.failures:
             self._fail(failure)
-        labels = self._reader.table.labels[indices[loaded.good]]
-        if not len(labels):
-            raise ImageError('', f'{self._who()}: no image of a batch could '
-                             'be used; the log names each')
+        images, used = loaded.images, indices[loaded.good]
+        if not len(used):
+            images, used = self._substitute(step)
         self._previous = self.epoch_detail
         self._position = step.after
         self.is_new_epoch = not step.after.used
-        return Batch(loaded.images, labels, loader.pinned)
+        return Batch(images, self._reader.table.labels[used], loader.pinned)
+
+    def _substitute(self, step: shards.Step
+                    ) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """A batch of one image from elsewhere in this rank's epoch."""
+        found = first_usable(self._reader, step.epoch, (
+            sample for other in shards.others(
+                step, self._samples, self.batch_size, self._ranks)
+            for sample in self._indices(other).tolist()))
+        if found is None:
+            raise ImageError('', f'{self._who()}: no image of its share of '
+                             f'epoch {step.epoch} can be used; the log names '
+                             'those of the batch')
+        sample, loaded = found
+        for failure in loaded.failures:     # not about an image: it raises
+            self._fail(failure)
+        self._skipped.substituted += 1
+        return loaded.images, numpy.array([sample])
 
     def _request(self, loader: Loader) -> None:
         step = shards.next_step(self._requested, self._samples,
@@ -202,11 +249,7 @@ class ImageIterator(chainer.dataset.Iterator):
             raise RuntimeError(f'{self._who()}: {path}: {failure.reason}')
         if self._on_error == 'raise':
             raise ImageError(path, f'{failure.reason} ({self._who()})')
-        self.skipped += 1
-        if failure.sample not in self._named:
-            self._named.add(failure.sample)
-            _log.warning('%s: skipped %s: %s', self._who(), path,
-                         failure.reason)
+        self._skipped.add(failure.sample, path, failure.reason)
 
     def _who(self) -> str:
         return f'rank {self._rank}'

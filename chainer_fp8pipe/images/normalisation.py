@@ -15,7 +15,8 @@ class Normalise:
     """Pixels 0 to 255 to floats of about mean 0 and deviation 1.
 
     Args:
-        mean: Per channel (red, green, blue), of pixels scaled to [0, 1].
+        mean: Per channel (red, green, blue), of pixels scaled to [0, 1];
+            one number is for all channels.
         std: Standard deviation per channel, of the same.
         dtype: Of the result; :class:`numpy.float32` if not said.
 
@@ -44,18 +45,43 @@ class Normalise:
         ``batch`` is a NumPy or CuPy array, so that images may cross to the
         GPU as bytes and be normalised there.  The result has the same shape
         and is a new array.
+
+        Raises:
+            ValueError: The images have another number of channels.
         """
         result = batch.astype(self.dtype)
-        for c, (scale, shift) in enumerate(
-                zip(self._scale, self._shift, strict=True)):
+        for c, (scale, shift) in enumerate(self._of_channels(
+                result.shape[-3])):
             channel = result[..., c, :, :]
             channel *= scale
             channel += shift
         return result
 
     def of_pixels(self, pixels: numpy.ndarray, out: numpy.ndarray) -> None:
-        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``."""
-        for c, (scale, shift) in enumerate(
-                zip(self._scale, self._shift, strict=True)):
+        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``.
+
+        Raises:
+            ValueError: The images have another number of channels.
+        """
+        for c, (scale, shift) in enumerate(self._of_channels(
+                pixels.shape[-1])):
             numpy.multiply(pixels[..., c], self.dtype.type(scale), out=out[c])
             out[c] += self.dtype.type(shift)
+
+    def __repr__(self) -> str:
+        return (f'Normalise(mean={self.mean}, std={self.std}, '
+                f'dtype={self.dtype.name!r})')
+
+    def check(self, channels: int) -> None:
+        """Raises ValueError unless it can normalise so many channels."""
+        if len(self.mean) not in (1, channels):
+            raise ValueError(
+                f'Normalise has mean and std of {len(self.mean)} channels, '
+                f'but images have {channels}: give {channels} numbers of '
+                'each, or one')
+
+    def _of_channels(self, channels: int) -> list[tuple[float, float]]:
+        """Scale and shift of each channel."""
+        self.check(channels)
+        return list(zip(self._scale, self._shift, strict=True)) * (
+            channels // len(self.mean))

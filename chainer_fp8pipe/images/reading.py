@@ -75,12 +75,9 @@ class Reader:
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         if pixels is None:
-            data = self.file(index)
-            width, height = self.decoder.size(data)
-            if not self.cache.has_room(3 * width * height):
-                return self.decoder.decode(
-                    data, self.transform.plan(width, height, rng))
-            pixels = self._decode_and_keep(index, data)
+            # The whole, also if it does not fit: a part that is decoded for
+            # itself can have other pixels, and what fits is chance.
+            pixels = self._decode_and_keep(index, self.file(index))
         height, width, _ = pixels.shape
         return crop_and_resize(pixels, self.transform.plan(
             width, height, rng))

@@ -13,6 +13,7 @@ There is no small last batch.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy
@@ -101,6 +102,28 @@ def next_step(position: Position, samples: int, batch: int,
     after = (Position(position.epoch + 1) if stop == samples
              else Position(position.epoch, stop))
     return Step(position.epoch, position.used, stop, after)
+
+
+def others(step: Step, samples: int, batch: int,
+           ranks: int) -> Iterator[Step]:
+    """The other steps of an epoch: those behind one, then those before it.
+
+    Args:
+        step: The one.
+        samples: As in :func:`next_step`.
+        batch: As there.
+        ranks: As there.
+    """
+    position = step.after
+    while position.epoch == step.epoch:
+        yield (other := next_step(position, samples, batch, ranks))
+        position = other.after
+    position = Position(step.epoch)
+    # Where other ranks began the epoch, its first steps were not these, and
+    # the last of them may reach into the step.
+    while position.used < step.start and position.epoch == step.epoch:
+        yield (other := next_step(position, samples, batch, ranks))
+        position = other.after
 
 
 def part(step: Step, rank: int, ranks: int) -> slice:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_fp8pipe.allreduce import agreement
+from chainer_fp8pipe.allreduce.abort import abort_on_exception
 
 from mpi4py import MPI
 
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 class Ranks:
     """The ranks that share a folder's images.
 
+    An exception that nobody catches, on any rank, ends the job from then on.
+
     Args:
         comm: mpi4py's communicator of theirs.
 
@@ -29,6 +32,7 @@ class Ranks:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
+        abort_on_exception()        # or the others wait in their next step
         self.rank, self.size = comm.rank, comm.size
         self._comm = comm
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy
@@ -58,6 +60,13 @@ class _Crop:
                  normalise: Normalise | None) -> None:
         self.size = _pair(size)
         self.normalise = normalise
+        if normalise is not None:
+            normalise.check(self.shape[0])
+
+    def __repr__(self) -> str:
+        options = ', '.join(
+            f'{name}={value}' for name, value in vars(self).items())
+        return f'{type(self).__name__}({options})'
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -107,7 +116,8 @@ class RandomResizedCrop(_Crop):
             bytes, a quarter of the memory, to be normalised later.
 
     Raises:
-        ValueError: If a range is empty or outside what is possible.
+        ValueError: If a range is empty or outside what is possible, or
+            ``normalise`` is for other than 1 or 3 channels.
     """
     _ATTEMPTS = 10
 
@@ -168,7 +178,8 @@ class CenterCrop(_Crop):
         normalise: As in :class:`RandomResizedCrop`.
 
     Raises:
-        ValueError: If ``resize`` is smaller than ``size``.
+        ValueError: If ``resize`` is smaller than ``size``, or ``normalise``
+            is for other than 1 or 3 channels.
     """
 
     def __init__(self, size: int | tuple[int, int],
@@ -200,9 +211,12 @@ def _central(width: int, height: int, w: int,
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(
-            isinstance(side, int) and side > 0 for side in pair):
+    try:
+        height, width = map(operator.index, (
+            size if isinstance(size, Iterable) else (size, size)))
+    except (TypeError, ValueError):     # no whole numbers, or not two
+        height = width = 0
+    if height < 1 or width < 1:
         raise ValueError('size must be a whole number of pixels above zero, '
                          f'or height and width, not {size!r}')
-    return pair
+    return height, width

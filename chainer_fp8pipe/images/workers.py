@@ -8,8 +8,10 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections import deque
+from typing import NoReturn
 
 from .reading import Reader
 from .slots import Slots
@@ -18,6 +20,8 @@ from .worker import RECORD_BYTES, Setting, Task, unpack
 
 _LOOK = 0.2             # seconds between looks at whether all workers live
 _GRACE = 5.0            # seconds that a worker has to finish its sample
+_REMEDY = ('with workers=0 the images are read in the rank itself, which '
+           'shows what happens')
 
 
 class Workers:
@@ -37,6 +41,8 @@ class Workers:
     """
 
     def __init__(self, count: int, reader: Reader, slots: Slots) -> None:
+        # First, as what cannot be sent must leave nothing open.
+        means = _pickled(reader.transform, reader.decoder)
         self._pending: deque[Task] = deque()
         self._open: dict[int, int] = {}     # slot: samples still to come
         table, handle = share(reader.table)
@@ -50,7 +56,7 @@ class Workers:
             os.getpid(), mine[0], theirs[1], handle, slots.segment.fd,
             slots.layout, reader.kind,
             None if cache is None else cache.segment.fd,
-            reader.seed, _pickled(reader.transform, reader.decoder))
+            reader.seed, means)
         self._processes: list[subprocess.Popen] = []
         self.close = weakref.finalize(
             self, _close, os.getpid(), self._processes, slots,
@@ -78,6 +84,9 @@ class Workers:
             slot: Number of the slot.
             samples: How many it is filled with.
             generation: The slots' present one.
+
+        Raises:
+            RuntimeError: All workers have died.
         """
         # Small enough that all workers finish a batch at about one time.
         size = max(1, samples // (8 * len(self._processes)))
@@ -105,25 +114,44 @@ class Workers:
         """Writes tasks until there are none, or the pipe is full."""
         with contextlib.suppress(BlockingIOError):
             while self._pending:
-                os.write(self._tasks, self._pending[0].pack())
+                try:
+                    os.write(self._tasks, self._pending[0].pack())
+                except BrokenPipeError:
+                    self._lost()
                 self._pending.popleft()
 
     def _receive(self, seconds: float) -> bool:
         """Takes the results that are there, or come in some time."""
         if not select.select([self._results], [], [], seconds)[0]:
             return False
-        for task in unpack(os.read(self._results, 256 * RECORD_BYTES)):
+        data = os.read(self._results, 256 * RECORD_BYTES)
+        if not data:
+            self._lost()
+        for task in unpack(data):
             self._open[task.slot] -= task.samples
         return True
 
+    def _lost(self) -> NoReturn:
+        """Raises about workers of whom none has the pipes any more."""
+        # A process that ends closes its pipes before it says how it ended.
+        end = time.monotonic() + _GRACE
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        self._check()
+        raise RuntimeError(
+            'the workers of this rank have closed their pipes, but go on; '
+            f'{_REMEDY}')
+
     def _check(self) -> None:
-        for number, process in enumerate(self._processes):
-            code = process.poll()
-            if code is not None:
-                raise RuntimeError(
-                    f'worker {number} (process {process.pid}) of this rank '
-                    f'{_how(code)}; with workers=0 the images are read in '
-                    'the rank itself, which shows what happens')
+        """Raises if a worker has died."""
+        ends = [(number, process.pid, code)
+                for number, process in enumerate(self._processes)
+                if (code := process.poll()) is not None]
+        if ends:
+            raise RuntimeError('; '.join(
+                f'worker {number} (process {pid}) of this rank {_how(code)}'
+                for number, pid, code in ends) + f'; {_REMEDY}')
 
 
 def _pickled(*means: object) -> bytes:

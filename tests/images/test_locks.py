@@ -24,14 +24,18 @@ def segment():
 
 
 def enter(lock):
-    """Waits for a lock in a thread; gives what is set when it is inside."""
-    inside = threading.Event()
-
+    """A thread that ends when it has been inside a lock."""
     def wait():
         with lock:
-            inside.set()
-    threading.Thread(target=wait, daemon=True).start()
-    return inside
+            pass
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def is_through(thread, seconds):
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def test_one_process_waits_for_another(segment):
@@ -40,26 +44,26 @@ def test_one_process_waits_for_another(segment):
             pass_fds=[segment.fd], env=environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == 'inside\n'
-        inside = enter(FileLock(segment.fd))
-        assert not inside.wait(0.3)
+        thread = enter(FileLock(segment.fd))
+        assert not is_through(thread, 0.2)
         holder.stdin.write('\n')
         holder.stdin.flush()
-        assert inside.wait(20)
+        assert is_through(thread, 20)
 
 
 def test_one_thread_waits_for_another(segment):
     lock = FileLock(segment.fd)
     with lock:
-        inside = enter(lock)
-        assert not inside.wait(0.3)
-    assert inside.wait(20)
+        thread = enter(lock)
+        assert not is_through(thread, 0.2)
+    assert is_through(thread, 20)
 
 
 def test_an_error_inside_opens_it(segment):
     lock = FileLock(segment.fd)
     with pytest.raises(KeyError), lock:
         raise KeyError
-    assert enter(lock).wait(20)
+    assert is_through(enter(lock), 20)
 
 
 def test_what_cannot_be_locked_is_not_held():

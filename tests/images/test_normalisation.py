@@ -31,6 +31,27 @@ def test_pixels_are_normalised_into_channels_first():
                                   rtol=1e-6)
 
 
+def test_one_number_is_for_all_channels():
+    batch = numpy.random.default_rng(0).integers(
+        0, 256, (2, 3, 4, 5)).astype(numpy.uint8)
+    one, three = Normalise((.5,), (.2,)), Normalise((.5,) * 3, (.2,) * 3)
+    assert (one(batch) == three(batch)).all()
+    out = numpy.full((3, 4, 5), numpy.nan, 'f4')
+    one.of_pixels(batch[0].transpose(1, 2, 0), out)
+    numpy.testing.assert_allclose(out, three(batch[0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_other_numbers_of_channels_are_an_error(count):
+    normalise = Normalise((.5,) * count, (.2,) * count)
+    message = f'of {count} channels, but images have 3: give 3 numbers'
+    with pytest.raises(ValueError, match=message):
+        normalise(numpy.zeros((1, 3, 2, 2), numpy.uint8))
+    with pytest.raises(ValueError, match=message):
+        normalise.of_pixels(numpy.zeros((2, 2, 3), numpy.uint8),
+                            numpy.empty((3, 2, 2), 'f4'))
+
+
 def test_the_images_keep_what_they_were():
     batch = numpy.full((1, 3, 2, 2), 7, numpy.uint8)
     Normalise()(batch)

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from .folders import crop, make_folder, spoil
+from .pictures import jpeg, photograph
 
 
 def reader(root, kind=None, budget=10 ** 6, transform=None, seed=5):
@@ -65,6 +66,19 @@ def test_what_does_not_fit_is_read_from_its_file(root, kind):
             assert (read(source, sample, epoch)
                     == read(reader(root), sample, epoch)).all()
     assert source.cache.statistics()[0] == 2
+
+
+def test_pixels_do_not_depend_on_what_the_cache_has_room_for(tmp_path):
+    os.makedirs(tmp_path / 'class')
+    (tmp_path / 'class' / 'photograph.jpg').write_bytes(jpeg(photograph()))
+    full, ample = reader(tmp_path, 'decoded', 10), reader(tmp_path, 'decoded')
+    ways = [[read(source, 0, epoch) for epoch in range(2)]
+            for source in (full, ample, reader(tmp_path))]
+    assert full.cache.statistics()[0] == 0
+    assert ample.cache.statistics()[0] == 1
+    assert numpy.array_equal(ways[0], ways[1])
+    # A decoder that is asked for a part alone shrinks it otherwise.
+    assert not numpy.array_equal(ways[0], ways[2])
 
 
 @pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])

@@ -7,6 +7,7 @@ from chainer_fp8pipe.images.shards import (
     epoch_order,
     largest_part,
     next_step,
+    others,
     part,
 )
 
@@ -129,3 +130,15 @@ def test_less_than_one_sample_per_rank_is_an_error():
     check(4, 4)
     with pytest.raises(ValueError, match='at most 3 ranks'):
         check(3, 4)
+
+
+@quick
+@given(samples=st.integers(1, 200), batch=batches, ranks=ranks_of,
+       data=st.data())
+def test_the_others_of_a_step_are_those_behind_it_and_then_those_before(
+        samples, batch, ranks, data):
+    samples = max(samples, ranks)
+    found = steps(samples, batch, ranks)
+    place = data.draw(st.integers(0, len(found) - 1))
+    assert list(others(found[place], samples, batch, ranks)) == [
+        *found[place + 1:], *found[:place]]

@@ -175,3 +175,31 @@ def test_without_normalisation_the_bytes_stay():
 def test_settings_that_cannot_be_are_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize('kind', [RandomResizedCrop, CenterCrop])
+def test_normalising_must_fit_three_channels(kind):
+    with pytest.raises(ValueError, match='of 4 channels, but images have 3'):
+        kind(8, normalise=Normalise((0,) * 4, (1,) * 4))
+    one, three = (kind(8, normalise=Normalise((.5,) * count, (.2,) * count))
+                  for count in (1, 3))
+    pixels = numpy.arange(192, dtype=numpy.uint8).reshape(8, 8, 3)
+    assert (one.finish(pixels) == three.finish(pixels)).all()
+
+
+@pytest.mark.parametrize('size', [
+    numpy.int64(7), (numpy.int32(7), 7), numpy.array([7, 7])])
+def test_sizes_may_be_of_numpy(size):
+    assert RandomResizedCrop(size).size == (7, 7)
+    assert all(type(side) is int for side in CenterCrop(size).size)
+
+
+def test_transforms_write_all_that_makes_a_difference():
+    made = [RandomResizedCrop(8), RandomResizedCrop(9),
+            RandomResizedCrop(8, scale=(0.1, 1)),
+            RandomResizedCrop(8, ratio=(1, 1)), RandomResizedCrop(8, flip=0),
+            RandomResizedCrop(8, normalise=None),
+            RandomResizedCrop(8, normalise=Normalise(dtype='f2')),
+            CenterCrop(8), CenterCrop(8, 10)]
+    assert len(set(map(repr, made))) == len(made)
+    assert repr(made[0]) == repr(RandomResizedCrop((8, 8)))

@@ -1,0 +1,50 @@
+"""What a rank has left out: counted, named once, saved in snapshots."""
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy
+
+_log = logging.getLogger(__name__)
+
+
+class Skipped:
+    """Images that could not be used.
+
+    Args:
+        rank: This one's number.
+        samples: How many there are on all ranks.
+
+    Attributes:
+        images: How often one was left out.
+        substituted: Batches that are an image of another batch.
+    """
+
+    def __init__(self, rank: int, samples: int) -> None:
+        self.images = self.substituted = 0
+        self._rank = rank
+        self._named = numpy.zeros(samples, bool)    # in the log already
+
+    def add(self, sample: int, path: str, reason: str) -> None:
+        """Counts an image, and names it in the log if it is new."""
+        self.images += 1
+        if not self._named[sample]:
+            self._named[sample] = True
+            _log.warning('rank %d: skipped %s: %s', self._rank, path, reason)
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads all of it.
+
+        What was counted is loaded by the rank of the same number only: one
+        rank's snapshot may be loaded on all.  The log is all ranks'.
+        """
+        rank = serializer('rank', self._rank)
+        images = serializer('skipped', self.images)
+        substituted = serializer('substituted', self.substituted)
+        if rank == self._rank:
+            self.images, self.substituted = images, substituted
+        # Bits, as a snapshot's arrays should have the same shape each time.
+        named = serializer('named', numpy.packbits(self._named))
+        self._named |= numpy.unpackbits(
+            named, count=len(self._named)).astype(bool)
