@@ -172,15 +172,20 @@ def _table(found, cases, payload, what):
         median = medians[row['size'], row['label']]
         limit = seconds_at_the_limit(by_label[row['label']], row['size'],
                                      payload, what, found['workers'])
-        spread = (f'{min(row["seconds"]) * 1e3:.4g} - '
-                  f'{max(row["seconds"]) * 1e3:.4g}')
+        spread = (f'{_number(min(row["seconds"]) * 1e3)} - '
+                  f'{_number(max(row["seconds"]) * 1e3)}')
         lines.append(
-            f'{row["size"]:>12,}  {row["label"]:<34}{median * 1e3:>12.4g}'
-            f'{spread:>20}{limit / median:>10.3f}  '
+            f'{row["size"]:>12,}  {row["label"]:<34}'
+            f'{_number(median * 1e3):>12}{spread:>20}{limit / median:>10.3f}  '
             f'{medians[row["size"], base] / median:.2f}')
     lines.append('of limit: time that the links need for these bytes, at the '
                  'measured rate, over the time taken')
     return '\n'.join(lines)
+
+
+def _number(value):
+    """Four digits; never as a power of ten."""
+    return f'{value:,.0f}' if value >= 1e4 else f'{value:.4g}'
 
 
 def _plot(found, cases, payload, options):
