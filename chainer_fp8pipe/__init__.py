@@ -5,9 +5,8 @@ puts :mod:`chainer_fp8pipe.compat` in place, without which Chainer does not
 import with NumPy 2.  It starts neither Chainer nor MPI; the public names
 below are loaded when first asked for.
 """
-import importlib
-
 from . import compat
+from ._on_demand import on_demand
 from ._version import __version__
 
 _HOMES = {
@@ -28,15 +27,4 @@ _HOMES = {
 
 __all__ = ['__version__', 'compat', *_HOMES]
 
-
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(
-            f'module {__name__!r} has no attribute {name!r}')
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_demand(__name__, _HOMES)

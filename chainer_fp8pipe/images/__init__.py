@@ -3,7 +3,7 @@
 The names below are loaded when first asked for, because the worker processes
 import this package and must start without Chainer and MPI.
 """
-import importlib
+from .._on_demand import on_demand
 
 _HOMES = {
     'Batch': 'chainer_fp8pipe.images.batch',
@@ -19,15 +19,4 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
-
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(
-            f'module {__name__!r} has no attribute {name!r}')
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_demand(__name__, _HOMES)

@@ -1,6 +1,7 @@
 """Encoded images to pixels: only the part, and the size, that are needed."""
 from __future__ import annotations
 
+import abc
 import logging
 import threading
 from typing import Any, Protocol
@@ -20,15 +21,13 @@ from .resizing import (
 )
 from .transforms import Crop
 
-__all__ = ['MAX_PIXELS', 'Decoder', 'create_decoder', 'crop_and_resize']
-
 _log = logging.getLogger(__name__)
 
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
 
 _WHOLE = '-whole'
-_names = [base + end for base in ('turbojpeg', 'pillow')
+_NAMES = [base + end for base in ('turbojpeg', 'pillow')
           for end in ('', _WHOLE)]
 _told = threading.Event()
 
@@ -84,9 +83,9 @@ def create_decoder(name: str = 'auto',
     if name == 'auto':
         name = 'turbojpeg' if libturbojpeg.library() else 'pillow'
         _tell_what_is_missing()
-    if name not in _names:
+    if name not in _NAMES:
         raise ValueError(f'no decoder {name!r}; there are '
-                         f'{", ".join(["auto", *_names])}')
+                         f'{", ".join(["auto", *_NAMES])}')
     base = name.removesuffix(_WHOLE)
     if base == 'turbojpeg' and libturbojpeg.library() is None:
         raise RuntimeError(
@@ -96,7 +95,7 @@ def create_decoder(name: str = 'auto',
     return kind(name, max_pixels)
 
 
-class _Base:
+class _Base(abc.ABC):
     """Checks every file in the same way, whatever decodes it."""
 
     def __init__(self, name: str, max_pixels: int) -> None:
@@ -120,9 +119,10 @@ class _Base:
     def _header(self, data: bytes) -> Header:
         return read_header(data, self._max_pixels)
 
+    @abc.abstractmethod
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
-        raise NotImplementedError
+        """The pixels of a file whose header has been read."""
 
 
 class _Pillow(_Base):

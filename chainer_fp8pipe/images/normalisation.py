@@ -85,3 +85,7 @@ class Normalise:
         self.check(channels)
         return list(zip(self._scale, self._shift, strict=True)) * (
             channels // len(self.mean))
+
+
+#: That of networks trained on ImageNet.
+IMAGENET = Normalise()

@@ -10,8 +10,9 @@ from typing import Literal
 import numpy
 
 from .cache import Cache
-from .decode import Decoder, crop_and_resize
+from .decode import Decoder
 from .errors import ImageError
+from .resizing import crop_and_resize
 from .table import FileTable
 from .transforms import Crop, Transform
 

@@ -16,7 +16,7 @@ import numpy
 from .transforms import Crop
 
 try:
-    import cykooz_resizer  # type: ignore
+    import cykooz_resizer
 except ImportError:
     cykooz_resizer = None
 

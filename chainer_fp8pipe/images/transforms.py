@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy
 
-from .normalisation import Normalise
+from .normalisation import IMAGENET, Normalise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class RandomResizedCrop(_Crop):
                  scale: tuple[float, float] = (0.08, 1.0),
                  ratio: tuple[float, float] = (3 / 4, 4 / 3),
                  flip: float = 0.5,
-                 normalise: Normalise | None = Normalise()  # noqa: B008
+                 normalise: Normalise | None = IMAGENET
                  ) -> None:
         super().__init__(size, normalise)
         if not 0 < scale[0] <= scale[1] <= 1:
@@ -184,7 +184,7 @@ class CenterCrop(_Crop):
 
     def __init__(self, size: int | tuple[int, int],
                  resize: int | None = None,
-                 normalise: Normalise | None = Normalise()  # noqa: B008
+                 normalise: Normalise | None = IMAGENET
                  ) -> None:
         super().__init__(size, normalise)
         self.resize = round(max(self.size) * 8 / 7) if resize is None \

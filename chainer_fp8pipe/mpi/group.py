@@ -32,9 +32,11 @@ _STATE = MPI.Comm.Create_keyval(delete_fn=_free)
 
 def state_of(comm: MPI.Comm) -> State:
     """This communicator's, new at the first call."""
-    if comm.Get_attr(_STATE) is None:
-        comm.Set_attr(_STATE, State())
-    return comm.Get_attr(_STATE)        # type: ignore[return-value]
+    state: Any = comm.Get_attr(_STATE)
+    if state is None:
+        state = State()
+        comm.Set_attr(_STATE, state)
+    return state
 
 
 class Group:

@@ -50,7 +50,7 @@ def split_groups(comm: Any, group_size: int | None = None,
     # All hear of all arguments first, so that all find the same fault.
     _must_be_same(comm.allgather(arguments))
     if tile is None:
-        _must_divide(comm.size, **arguments)
+        _must_divide(comm.size, arguments)
         torus = 1, comm.size
         size = 1, arguments['group_size'] or comm.size
     else:
@@ -102,8 +102,8 @@ def _must_be_same(everyone: list[dict[str, Any]]) -> None:
                     f'rank {rank}; all ranks must make the same groups')
 
 
-def _must_divide(ranks: int, group_size: Any, tile: None, shape: Any
-                 ) -> None:
+def _must_divide(ranks: int, arguments: dict[str, Any]) -> None:
+    group_size, shape = arguments['group_size'], arguments['shape']
     if shape is not None:
         raise ValueError(f'shape={shape} is of the torus of a tile; pass '
                          'tile=(rows, columns), too')

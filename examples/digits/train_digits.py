@@ -92,6 +92,16 @@ def only_rank_0_prints():
         yield
 
 
+@contextlib.contextmanager
+def explained(parser):
+    """A wrong argument, which all ranks find, is an error of rank 0's."""
+    try:
+        yield
+    except ValueError as error:
+        with only_rank_0_prints():
+            parser.error(str(error))
+
+
 def load_on_root(options):
     """Both data sets on rank 0, None elsewhere; ends all ranks on failure."""
     datasets, problem = (None, None), None

@@ -5,7 +5,6 @@
 trains ResNet-50 on ROOT/train/CLASS/*.JPEG and counts on ROOT/val/CLASS how
 often it is right.  A small set to try it with comes from make_images.py.
 """
-import contextlib
 import os
 import sys
 
@@ -38,17 +37,12 @@ from reports import announce, finish, report
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'digits'))
-from train_digits import only_rank_0_prints, prepare_directory, seed_random
-
-
-@contextlib.contextmanager
-def explained(parser):
-    """A wrong argument, which all ranks find, is an error of rank 0's."""
-    try:
-        yield
-    except ValueError as error:
-        with only_rank_0_prints():
-            parser.error(str(error))
+from train_digits import (
+    explained,
+    only_rank_0_prints,
+    prepare_directory,
+    seed_random,
+)
 
 
 def make_communicator(text):

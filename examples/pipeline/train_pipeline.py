@@ -6,7 +6,6 @@ makes 2 stages with half of the layers each, and 2 replicas of each stage,
 which average their gradients in fp8.  What the ranks did in one update is
 drawn to timeline.png; at the end the whole model is in model.npz.
 """
-import contextlib
 import json
 import os
 import sys
@@ -41,21 +40,16 @@ from results import plot_curves, print_table, summarise
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'digits'))
 from data import load
-from train_digits import cosine_decay, only_rank_0_prints, prepare_directory
+from train_digits import (
+    cosine_decay,
+    explained,
+    only_rank_0_prints,
+    prepare_directory,
+)
 
 _COLUMNS = ['epoch', 'iteration', 'main/loss', 'main/accuracy',
             'validation/main/loss', 'validation/main/accuracy',
             'elapsed_time']
-
-
-@contextlib.contextmanager
-def explained(parser):
-    """A wrong argument, which all ranks find, is an error of rank 0's."""
-    try:
-        yield
-    except ValueError as error:
-        with only_rank_0_prints():
-            parser.error(str(error))
 
 
 def on_root(action):

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 
-import chainer_fp8pipe  # noqa: F401
+import chainer_fp8pipe  # noqa: F401, before chainer
 
 import chainer
 import chainer.functions as F

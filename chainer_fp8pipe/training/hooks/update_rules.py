@@ -7,6 +7,7 @@ these add themselves there.
 """
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import chainer
@@ -30,7 +31,7 @@ def is_weight(parameter: chainer.Parameter) -> bool:
     return parameter.ndim > 1 and parameter.name not in _NO_WEIGHTS
 
 
-class WeightHook:
+class WeightHook(abc.ABC):
     """Changes the gradients of weights just before they are used.
 
     Add it to an optimizer, ``optimizer.add_hook(hook)``; at the next update
@@ -58,6 +59,7 @@ class WeightHook:
                     _float32(parameter.grad)).astype(
                         parameter.dtype, copy=False)
 
+    @abc.abstractmethod
     def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
         """The gradient to use.
 
@@ -66,7 +68,6 @@ class WeightHook:
             weight: An array, float32 or float64.
             gradient: Of the same shape; to be left as it is.
         """
-        raise NotImplementedError
 
     def _join(self, optimizer: Any) -> None:
         for parameter in optimizer.target.params():
