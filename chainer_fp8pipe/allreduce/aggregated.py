@@ -21,6 +21,7 @@ from mpi4py import MPI
 from ..codecs import Codec
 from ..codecs.relay import Recipe
 from .abort import end_all_ranks
+from .executor import PARTS
 from .job import Job
 from .plan import Plan
 from .planned import Framing, Planned
@@ -156,8 +157,9 @@ class Aggregated(Planned):
         _leave_at_exit()
         _working.append(self)
 
-    def submit(self, job: Job) -> Job:
-        """As :meth:`.Planned.submit`."""
+    def submit(self, job: Job, until: int = PARTS) -> Job:
+        """As :meth:`.Planned.submit`, but all at once."""
+        assert until == PARTS       # aggregators take jobs one by one
         if self._orders and job.start < job.stop:
             self._orders.order(job)
         return super().submit(job)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+from ..mpi.waiting import wait_until
+
 
 class Signature:
     """What must be equal on all ranks.
@@ -56,7 +58,8 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
     """
     number = -1 if problem else signature.number
     extremes = numpy.array([number, -number], numpy.int64)
-    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
+    # Not MPI's own wait, which keeps the core from a rank, or a thread, on it.
+    wait_until(comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX).Test)
     largest, smallest = int(extremes[0]), -int(extremes[1])
     if smallest == largest and largest >= 0:
         return

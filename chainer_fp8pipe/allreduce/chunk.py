@@ -100,7 +100,7 @@ class Chunk:
                 break
             self._position += 1
         if self._position == len(steps):
-            if self._position > before and self._job.decodes:
+            if self._position > before:
                 with self._statistics.section('decode'):
                     for part in self._all_parts():
                         self._job.decode(part)

@@ -20,6 +20,9 @@ _SHARE = 1 / 4          # of a chunk's time that is slept at most
 _NEWEST = 1 / 8         # weight of the newest chunk in their mean time
 _LONGEST = 10e-3        # seconds; a rank that is late makes no chunk slow
 
+#: Into how many parts a job may be divided that goes in a bit at a time.
+PARTS = 64
+
 
 class Executor:
     """Runs one or more plans side by side, each on its share of a range.
@@ -64,16 +67,27 @@ class Executor:
         """
         return min(lane.duration for lane in self._lanes) * _SHARE
 
-    def submit(self, job: Job) -> None:
-        """Puts a job behind the others; same order on all ranks."""
+    def submit(self, job: Job, until: int = PARTS) -> None:
+        """Puts a job behind the others; same order on all ranks.
+
+        Args:
+            job: What is to be done.
+            until: How much of it, in parts of :data:`PARTS`; the rest comes
+                with :meth:`resume`, behind what is submitted until then.
+        """
         bounds = piece_bounds(job.start, job.stop, len(self._lanes))
         frame = max(1, self._frame_bytes // job.wire.itemsize)
         for lane, start, stop in zip(self._lanes, bounds[:-1], bounds[1:],
                                      strict=True):
             frames = Frames(start, stop, lane.plan.blocks, frame)
-            lane.waiting.extend((job, frames, number)
-                                for number in range(frames.chunks))
             job.unfinished += frames.chunks
+            lane.partly[job] = frames, 0
+        self.resume(job, until)
+
+    def resume(self, job: Job, until: int = PARTS) -> None:
+        """Puts more of a job behind the others; same order on all ranks."""
+        for lane in self._lanes:
+            lane.let_in(job, until)
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""
@@ -106,6 +120,8 @@ class _Lane:
         self.waiting: collections.deque[tuple[Job, Frames, int]] = (
             collections.deque())
         self.active: list[_Active] = []
+        #: Jobs not all of whose chunks are in, and the first that is not.
+        self.partly: dict[Job, tuple[Frames, int]] = {}
         self._in_flight = in_flight
         self._surroundings = Surroundings(
             comm, program(plan, comm.rank), statistics, form, plan.workers,
@@ -117,6 +133,14 @@ class _Lane:
         self._started = 0
         #: Seconds that a chunk takes, a moving average.
         self.duration = 0.0
+
+    def let_in(self, job: Job, until: int) -> None:
+        frames, start = self.partly.pop(job)
+        stop = frames.chunks * until // PARTS
+        self.waiting.extend((job, frames, number)
+                            for number in range(start, stop))
+        if stop < frames.chunks:
+            self.partly[job] = frames, stop
 
     def advance(self) -> bool:
         moved = False

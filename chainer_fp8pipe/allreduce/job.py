@@ -37,6 +37,7 @@ class Job:
         self.unfinished = 0
         self._prescale = prescale
         self._nonfinite: set[str] = set()
+        self._undecoded: list[slice] = []
 
     @property
     def finished(self) -> bool:
@@ -61,7 +62,21 @@ class Job:
                               part.start)
 
     def decode(self, part: slice) -> None:
-        """Writes a part of the means into the gradients."""
-        if self.decodes and part.start < part.stop:
+        """Writes a part of the means into the gradients, now or later."""
+        if part.start == part.stop:
+            return
+        if self.decodes:
             self._nonfinite.update(self.codec.decode(
                 self.tensors, self.wire[part], part.start))
+        else:
+            self._undecoded.append(part)
+
+    def begin_decoding(self, tensors: Tensors) -> None:
+        """From now on, means are decoded as they come.
+
+        Args:
+            tensors: The same ones, whose gradients may be overwritten.
+        """
+        self.tensors, self.decodes = tensors, True
+        while self._undecoded:
+            self.decode(self._undecoded.pop())

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..mpi.forever import keep_forever
 from .chunk import in_wire_format
-from .executor import Executor
+from .executor import PARTS, Executor
 from .job import Job
 from .plan import Plan
 from .statistics import Statistics
@@ -64,13 +64,19 @@ class Planned:
         self.submit(Job(codec, tensors, wire, start, stop))
         self.executor.run()
 
-    def submit(self, job: Job) -> Job:
+    def submit(self, job: Job, until: int = PARTS) -> Job:
         """Begins what :meth:`allreduce` does; others may be under way.
 
         The caller calls ``executor.advance()`` until ``job.finished``.
-        Returns the job.
+
+        Args:
+            job: What is to be done.
+            until: As :meth:`.Executor.submit`.
+
+        Returns:
+            The job.
         """
-        self.executor.submit(job)
+        self.executor.submit(job, until)
         return job
 
     def free(self) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,13 +12,16 @@ from mpi4py import MPI
 
 from ..allreduce import Planned, Signature, Statistics, agree
 from ..allreduce.aggregated import Aggregated
-from ..codecs import Codec, Tensors
+from ..codecs import Codec
 from . import backward_watch
+from .deferred import Deferred
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients
+from .late import Late, Sent
 from .model_state import ModelState, ModelStates
-from .options import ExchangeOptions
+from .options import NEXT_FORWARD, ExchangeOptions
+from .order import Slice
 from .overlap import Overlap
 from .parameters import SAME_MODEL
 
@@ -37,6 +41,7 @@ class _Outcome(NamedTuple):
     codec: Codec
     nonfinite: list[str]    # parameters whose mean is NaN or infinite
     wire_is_finite: bool
+    seconds: float          # that the exchange took
 
 
 class Averaging:
@@ -69,20 +74,32 @@ class Averaging:
             raise RuntimeError(_BROKEN)
         state = self._models.of(model)
         early = self._overlap.of(model, state) if self._overlap else None
+        if early:
+            early.complete()
         with self._statistics.section('exchange'):
             gradients = self._agreed(model, state, early, zero_fill)
             state.see(gradients.loss_scale)
             stage = early.stage(gradients.sizes) if early else ''
             if early and stage == 'new':
                 early.follow(gradients.sizes)
-            outcome = self._send(state, gradients, early)
+            outcome = self._averaged(state, gradients, early,
+                                     self._defers and stage == 'ready')
             if early and stage == 'known':
-                self._let_begin(early)
+                self._let_begin(early, outcome.seconds)
         if outcome.nonfinite and self._must_be_finite(state):
             self._raise_nonfinite(outcome)
-        gradients.write_back()
+        if not (early and early.deferred):
+            gradients.write_back()
         state.warm_up.done += 1
+        if early and self._defers and (
+                state.warm_up.current is not outcome.codec):
+            early.ready = False     # buckets will take another time
         self._statistics.updates += 1
+
+    def complete(self) -> None:
+        """Waits for what updates have left to be waited for."""
+        if self._overlap:
+            self._overlap.complete()
 
     @contextlib.contextmanager
     def announced(self, model: chainer.Link, loss_scale: float | None
@@ -103,6 +120,8 @@ class Averaging:
     def discard(self, model: chainer.Link) -> None:
         """Drops what has been sent of a model; call it on all ranks."""
         early = self._overlap.known(model) if self._overlap else None
+        if early:
+            early.complete()
         agree(self._comm, Signature({
             'model': str(early.number) if early else 'not averaged yet'}))
         if early:
@@ -116,6 +135,12 @@ class Averaging:
 
     def free(self) -> None:
         """Ends the thread and gives MPI's communicators back."""
+        try:
+            self.complete()
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         if self._overlap:
             for early in self._overlap.close():
                 if early.exchange and early.exchange is not self._exchange:
@@ -160,7 +185,7 @@ class Averaging:
         assert self._overlap
         with self._overlap.taken():
             number = early.signature
-            found = numpy.array([len(early.update.sent), bool(early.failure),
+            found = numpy.array([early.update.begun, bool(early.failure),
                                  number, -number], numpy.int64)
             scale = numpy.array(early.loss_scale)
             self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
@@ -175,62 +200,102 @@ class Averaging:
 
     # --- the exchange -------------------------------------------------------
 
-    def _send(self, state: ModelState, gradients: Gradients,
-              early: Early | None) -> _Outcome:
-        """One mean of all gradients, in place."""
-        codec = state.warm_up.current
-        assert gradients.tensors is not None        # or agree() had raised
+    def _averaged(self, state: ModelState, gradients: Gradients,
+                  early: Early | None, later: bool) -> _Outcome:
+        """One mean of all gradients, in place; ``later``: on its way."""
+        codec, start = state.warm_up.current, time.perf_counter()
         turn = (self._overlap.taken() if self._overlap
                 else contextlib.nullcontext())
         with turn:
-            exchange, started = self._exchange, False
-            sent: dict[int, Transfer] = {}
-            buckets = state.buckets(gradients.sizes,
-                                    self._options.bucket_bytes)
-            order = list(range(len(buckets)))
             if early and early.ready and early.exchange:
-                exchange, order = early.exchange, early.order
-                sent, started = early.update.sent, early.update.started
-            if gradients.tensors.size and not started:
-                codec.start(gradients.tensors.loss_scale)
-            transfers = []
-            for number in order:
-                part = gradients.part(buckets[number])
-                if not part.size:
-                    continue
-                if number not in sent:
-                    sent[number] = Transfer(codec, part, state.wire(
-                        number, codec, part.xp, part.size), decodes=True)
-                    exchange.submit(sent[number])
-                    exchange.advance()
-                transfers.append((part, sent[number]))
-            outcome = self._receive(codec, exchange, transfers)
+                exchange = early.exchange
+                sent = self._send_rest(gradients, early)
+            else:
+                exchange = self._exchange
+                sent = self._send(state, gradients)
+            if early and later:
+                for tensors, transfer in sent:
+                    transfer.begin_decoding(tensors)
+                self._defer(state, gradients, early, sent)
+                outcome = _Outcome(codec, [], True, 0.0)
+            else:
+                outcome = self._receive(codec, exchange, sent, start)
             if early:
                 early.averaged()
         return outcome
 
-    def _receive(self, codec: Codec, exchange: Exchange,
-                 transfers: list[tuple[Tensors, Transfer]]) -> _Outcome:
+    def _send(self, state: ModelState, gradients: Gradients) -> list[Sent]:
+        """Sends all buckets."""
+        assert gradients.tensors is not None        # or agree() had raised
+        codec, sent = state.warm_up.current, []
+        if gradients.tensors.size:
+            codec.start(gradients.tensors.loss_scale)
+        for number, names in enumerate(state.buckets(
+                gradients.sizes, self._options.bucket_bytes)):
+            part = gradients.part(names)
+            if part.size:
+                transfer = Transfer(codec, part, state.wire(
+                    number, codec, part.xp, part.size), decodes=True)
+                self._exchange.submit(transfer)
+                self._exchange.advance()
+                sent.append(Sent(part, transfer))
+        return sent
+
+    def _send_rest(self, gradients: Gradients, early: Early) -> list[Sent]:
+        """Sends what has not been sent early; returns all."""
+        assert early.exchange
+        parts = [gradients.part(names) for names in early.buckets]
+        for place, piece in enumerate(early.order):
+            if place >= early.update.begun and parts[piece.bucket].size:
+                early.send(piece, parts[piece.bucket], decodes=True)
+                early.exchange.advance()
+        return [Sent(parts[number], transfer)
+                for number, transfer in early.update.sent.items()]
+
+    def _receive(self, codec: Codec, exchange: Exchange, sent: list[Sent],
+                 start: float) -> _Outcome:
         nonfinite: list[str] = []
         wire_is_finite = True
-        for tensors, transfer in transfers:
+        for tensors, transfer in sent:
             exchange.finish(transfer)
             with self._statistics.section('decode'):
                 found = transfer.decode(tensors)
                 if found:
                     wire_is_finite &= codec.is_finite(transfer.wire)
             nonfinite += found
-        return _Outcome(codec, nonfinite, wire_is_finite)
+        return _Outcome(codec, nonfinite, wire_is_finite,
+                        time.perf_counter() - start)
 
-    def _let_begin(self, early: Early) -> None:
-        """From the next update on, buckets may be sent early."""
+    @property
+    def _defers(self) -> bool:
+        """Updates return before their exchange is over."""
+        return bool(self._overlap) and self._options.overlap == NEXT_FORWARD
+
+    def _defer(self, state: ModelState, gradients: Gradients, early: Early,
+               sent: list[Sent]) -> None:
+        """Lets parameters be waited for when they are wanted."""
+        assert self._overlap
+        assert early.exchange
+        late = Late(early, self._overlap, early.exchange,
+                    state.warm_up.current, sent, gradients,
+                    self._must_be_finite(state), self._statistics)
+        early.deferred = Deferred(gradients.parameters, late.finish)
+
+    def _let_begin(self, early: Early, seconds: float) -> None:
+        """From the next update on, buckets may be sent early.
+
+        Args:
+            early: Of a model.
+            seconds: How long all its buckets together travelled.
+        """
         if isinstance(self._algorithm, Aggregated):
             # Aggregators round at random by the number of the job.
             early.exchange = self._exchange
         else:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
-            early.order[:] = self._comm.bcast(early.observed_order())
+            early.order[:] = map(Slice._make, self._comm.bcast(
+                early.observed_order(seconds if self._defers else None)))
             if early.exchange is None:
                 same = self._algorithm
                 early.exchange = Exchange(self._comm, Planned(
@@ -246,7 +311,7 @@ class Averaging:
         return self._options.nonfinite == 'raise'
 
     def _raise_nonfinite(self, outcome: _Outcome) -> None:
-        codec, nonfinite, wire_is_finite = outcome
+        codec, nonfinite, wire_is_finite, _ = outcome
         if wire_is_finite:      # so the others need not be here
             culprits = [f'the value of {nonfinite[0]}, or its product with '
                         'the ratio, is not finite on rank '

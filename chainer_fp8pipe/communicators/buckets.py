@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 Bucket = tuple[str, ...]        # names of parameters
 
@@ -33,26 +33,6 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
         buckets[-1].append(name)
         filled += size
     return tuple(map(tuple, buckets))
-
-
-def finished_first(buckets: Sequence[Bucket], names: Sequence[str]
-                   ) -> list[int]:
-    """Puts buckets in the order in which a backward pass finishes them.
-
-    Args:
-        buckets: Whose order is wanted.
-        names: Of parameters, in the order in which their gradients became
-            final.
-
-    Returns:
-        Numbers of buckets; last come those that were never complete.
-    """
-    place = {name: number for number, name in enumerate(names)}
-    never = len(names)
-
-    def finished(number: int) -> tuple[int, int]:
-        return max(place.get(name, never) for name in buckets[number]), number
-    return sorted(range(len(buckets)), key=finished)
 
 
 def _counted(name: str) -> tuple[list[tuple[str, int]], str]:

@@ -155,6 +155,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             TypeError: The codec is not fp8.
         """
+        self._averaging.complete()
         codecs = [state.warm_up.codec for state in self._models]
         reports = {}
         for number, codec in enumerate(codecs):
@@ -170,6 +171,7 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Flat arrays by name; for fp8, scales, counters and residuals.
         """
+        self._averaging.complete()
         return self._models.state()
 
     def load_state(self, state: dict[str, numpy.ndarray]) -> None:
@@ -178,6 +180,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: It was given by another kind of communicator.
         """
+        self._averaging.complete()
         self._models.load_state(state)
         self._averaging.restart()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -12,10 +13,12 @@ import numpy
 
 from ..allreduce import Signature
 from ..codecs import Tensors
-from .buckets import Bucket, finished_first
+from .buckets import Bucket
+from .deferred import Deferred
 from .exchange import Exchange, Transfer
 from .gradients import Gradients, flat_float32
 from .model_state import ModelState
+from .order import Slice, finished_first, needed_first
 from .parameters import distinct_parameters, problem_of
 from .passes import Passes
 
@@ -28,29 +31,31 @@ class _Update:
     """What is known of the update that is under way.
 
     Attributes:
-        parameters: By name; empty while nothing is sent early.
+        values: Parameters' arrays, by name; empty while nothing is sent
+            early.
         loss_scale: The factor of the gradients; None for none.
         missing: By the bucket's number, names of gradients that are not
             final yet.
         arrays: Gradients that are final.
-        handed: How many buckets, in their order, are complete.
+        handed: How many slices, in their order, are of complete buckets.
         todo: Those of them that are not sent yet, each with the event that
             a GPU reaches when it has computed them; None for the CPU.
         started: The codec has been told of the update.
+        begun: How many slices have been sent.
         sent: By the bucket's number, what is on its way.
         frozen: Gradients that must not be changed now.
         announced: They come from :meth:`Early.announce`.
     """
 
-    parameters: Mapping[str, chainer.Parameter] = dataclasses.field(
-        default_factory=dict)
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     loss_scale: float | None = None
     missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
     handed: int = 0
-    todo: collections.deque[tuple[int, Any]] = dataclasses.field(
+    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
         default_factory=collections.deque)
     started: bool = False
+    begun: int = 0
     sent: dict[int, Transfer] = dataclasses.field(default_factory=dict)
     frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
     announced: bool = False
@@ -71,11 +76,12 @@ class Early:
 
     Attributes:
         buckets: As :func:`.divide` gives them.
-        order: Their numbers in the order in which they are sent.
+        order: Slices of them, in the order in which they are sent.
         exchange: Where they are sent.
         ready: The model is known, so that the next update may begin early.
         update: What is known of the update that is under way.
         failure: What went wrong in the exchange's thread.
+        deferred: The last update, if it need not be complete yet.
     """
 
     def __init__(self, model: chainer.Link, state: ModelState, limit: int,
@@ -87,13 +93,14 @@ class Early:
         self._sizes: dict[str, int] = {}
         self._bucket_of: dict[str, int] = {}
         self._passes = Passes()
-        self._finals: list[str] = []
+        self._finals: dict[str, float] = {}
         self.buckets: tuple[Bucket, ...] = ()
-        self.order: list[int] = []
+        self.order: list[Slice] = []
         self.exchange: Exchange | None = None
         self.ready = False
         self.update = _Update()
         self.failure = ''
+        self.deferred: Deferred | None = None
 
     # --- the backward pass --------------------------------------------------
 
@@ -111,23 +118,28 @@ class Early:
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
         """See :class:`.backward_watch.Watcher`."""
+        self.complete()
         last = self._passes.begin(kind, models)
         self._finals.clear()
         if not self.ready:
             return True
-        if not last or self.update.parameters or self.failure:
+        if not last or self.update.values or self.failure:
             return False
         parameters = self.parameters()
         if self._sizes != _sizes(parameters):
             return False
         missing = {}
-        for number in self.order:
+        for number, _ in self.order:
             # Those behind a bucket that must wait have to wait, too.
             if not names.issuperset(self.buckets[number]):
                 break
             missing[number] = set(self.buckets[number])
         if missing:
-            self.update = _Update(parameters, loss_scale, missing)
+            # Arrays, which no look can make wait in the exchange's thread.
+            self.update = _Update(
+                {name: parameter.array
+                 for name, parameter in parameters.items()},
+                loss_scale, missing)
         return bool(missing)
 
     def announce(self, loss_scale: float | None) -> bool:
@@ -143,21 +155,21 @@ class Early:
 
     def final(self, name: str, gradient: Any) -> None:
         """See :class:`.backward_watch.Watcher`."""
-        self._finals.append(name)
+        self._finals[name] = time.perf_counter()
         update = self.update
         missing = update.missing.get(self._bucket_of.get(name, -1))
         if not missing:
             return
         missing.discard(name)
         update.arrays[name] = gradient
-        while (update.handed < len(self.order)
-               and update.missing.get(self.order[update.handed]) == set()):
-            number = self.order[update.handed]
+        while (update.handed < len(self.order) and update.missing.get(
+                self.order[update.handed].bucket) == set()):
+            part = self.order[update.handed]
             if not update.announced:        # those are changed by nobody
                 self._freeze(update.arrays[name]
-                             for name in self.buckets[number])
+                             for name in self.buckets[part.bucket])
             update.handed += 1
-            update.todo.append((number, _computed(gradient)))
+            update.todo.append((part, _computed(gradient)))
             self._wake()
 
     # --- the exchange's thread ----------------------------------------------
@@ -178,29 +190,43 @@ class Early:
         with chainer.using_device(device):
             moved = bool(self.update.todo)
             if moved:
-                number, computed = self.update.todo.popleft()
+                part, computed = self.update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(number, self._tensors(number))
+                self.send(part, self._tensors(part.bucket))
             return self.exchange.advance() or moved
 
     def _tensors(self, number: int) -> Tensors:
         names, update = self.buckets[number], self.update
         return Tensors(
             names, [flat_float32(update.arrays[name]) for name in names],
-            [flat_float32(update.parameters[name].array) for name in names],
+            [flat_float32(update.values[name]) for name in names],
             self.loss_scale)
 
-    def _send(self, number: int, tensors: Tensors, real: bool = True) -> None:
+    def send(self, part: Slice, tensors: Tensors, real: bool = True,
+             decodes: bool = False) -> None:
+        """Sends the next slice.
+
+        Args:
+            part: The slice.
+            tensors: All of its bucket.
+            real: As for :class:`.Transfer`.
+            decodes: As for :class:`.Transfer`.
+        """
         assert self.exchange is not None
         update, codec = self.update, self._state.warm_up.current
         if not update.started:
             codec.start(tensors.loss_scale)
             update.started = True
-        update.sent[number] = Transfer(
-            codec, tensors,
-            self._state.wire(number, codec, tensors.xp, tensors.size), real)
-        self.exchange.submit(update.sent[number])
+        update.begun += 1
+        transfer = update.sent.get(part.bucket)
+        if transfer:
+            self.exchange.resume(transfer, part.until)
+            return
+        update.sent[part.bucket] = Transfer(
+            codec, tensors, self._state.wire(
+                part.bucket, codec, tensors.xp, tensors.size), real, decodes)
+        self.exchange.submit(update.sent[part.bucket], part.until)
 
     # --- between backward passes --------------------------------------------
 
@@ -228,7 +254,7 @@ class Early:
         update = self.update
         if self.failure:
             return f'the exchange failed beside backward: {self.failure}'
-        for number in self.order[:update.handed]:
+        for number, _ in self.order[:update.handed]:
             for name in self.buckets[number]:
                 if gradients.arrays.get(name) is not update.arrays[name]:
                     return (f'the gradient of parameter {name} was changed '
@@ -251,14 +277,30 @@ class Early:
         self.ready = False
         self._sizes = dict(sizes)
         self.buckets = self._state.buckets(sizes, self._limit)
-        self.order = list(range(len(self.buckets)))
+        self.order = list(map(Slice, range(len(self.buckets))))
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
                            for name in names}
 
-    def observed_order(self) -> list[int]:
-        """The buckets in the order in which the last pass finished them."""
-        return finished_first(self.buckets, self._finals)
+    def observed_order(self, seconds: float | None) -> list[Slice]:
+        """In which order to send, from when the last pass finished what.
+
+        Args:
+            seconds: How long all buckets together travel; None: their order
+                is to be that in which they were finished.
+        """
+        if seconds is None:
+            return finished_first(self.buckets, self._finals)
+        total = sum(self._sizes.values())
+        return needed_first(self.buckets, self._finals, [
+            seconds * sum(self._sizes[name] for name in names) / total
+            for names in self.buckets])
+
+    def complete(self) -> None:
+        """Waits for the last update."""
+        if self.deferred:
+            self.deferred.complete()
+            self.deferred = None
 
     def averaged(self) -> None:
         """The update is over."""
@@ -267,7 +309,7 @@ class Early:
         self.update = _Update()
 
     def fill(self, count: int, loss_scale: float) -> None:
-        """Sends zeros for buckets that other ranks have sent; waits for all.
+        """Sends zeros for slices that other ranks have sent; waits for all.
 
         Args:
             count: How many the rank sent that sent most.
@@ -275,16 +317,20 @@ class Early:
         """
         self.update.todo.clear()
         parameters = self.parameters()
-        for number in self.order[len(self.update.sent):count]:
-            names = self.buckets[number]
+        for part in self.order[self.update.begun:count]:
+            names = self.buckets[part.bucket]
             # Means are encoded by their ratio to the parameters, and what
             # that loses is kept: these must be the real ones.
             values = [flat_float32(parameters[name].array) for name in names]
-            self._send(number, Tensors(
+            self.send(part, Tensors(
                 names, [value - value for value in values], values,
                 loss_scale), real=False)
-        for transfer in self.update.sent.values():
-            assert self.exchange is not None
+        assert self.exchange is not None
+        sent = self.update.sent
+        for part in self.order[count:]:     # the rest of what was begun
+            if part.bucket in sent:
+                self.exchange.resume(sent[part.bucket], part.until)
+        for transfer in sent.values():
             self.exchange.finish(transfer)
 
     def thaw(self) -> None:

@@ -8,6 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..allreduce import Planned, Statistics
+from ..allreduce.executor import PARTS
 from ..allreduce.job import Job
 from ..codecs import Codec, Tensors
 from ..mpi.waiting import Pauses
@@ -59,8 +60,17 @@ class Transfer:
         """Whether the maxima are there."""
         return self._request is None or self._request.Test()
 
-    def launch(self, algorithm: Any) -> None:
-        """Encodes the bucket and hands it to the algorithm."""
+    def launch(self, algorithm: Any, until: int) -> None:
+        """Encodes the bucket and hands it to the algorithm.
+
+        Args:
+            algorithm: See :class:`Exchange`.
+            until: How much of it, as :meth:`Exchange.submit`; more when this
+                is called again.
+        """
+        if self._job:
+            algorithm.executor.resume(self._job, until)
+            return
         self.codec.settle(self.tensors, self._proposed)
         prescale = algorithm.prescale(self.codec)
         # A GPU is done with all of it before frames would have left it.
@@ -74,10 +84,20 @@ class Transfer:
         if isinstance(algorithm, Planned):
             self._job = algorithm.submit(Job(
                 *parts, prescale if self.real and by_frame else None,
-                by_frame and self._decodes))
+                by_frame and self._decodes), until)
         else:
             algorithm.allreduce(*parts)
             self._done = True
+
+    def begin_decoding(self, tensors: Tensors) -> None:
+        """From now on gradients may be overwritten, as means come.
+
+        Args:
+            tensors: As for :meth:`decode`.
+        """
+        self.tensors, self._decodes = tensors, True
+        if self._job and self._job.encodes:
+            self._job.begin_decoding(tensors)
 
     def decode(self, tensors: Tensors) -> list[str]:
         """Writes means into gradients, if that has not been done.
@@ -113,7 +133,8 @@ class Exchange:
         self.algorithm = algorithm
         self._comm = comm.Dup()
         self._statistics = statistics
-        self._waiting: collections.deque[Transfer] = collections.deque()
+        self._waiting: collections.deque[tuple[Transfer, int]] = (
+            collections.deque())
 
     @property
     def idle(self) -> bool:
@@ -128,18 +149,29 @@ class Exchange:
         return (self.algorithm.executor.patience
                 if isinstance(self.algorithm, Planned) else 0.0)
 
-    def submit(self, transfer: Transfer) -> None:
-        """Puts a bucket behind the others; does not wait."""
+    def submit(self, transfer: Transfer, until: int = PARTS) -> None:
+        """Puts a bucket behind the others; does not wait.
+
+        Args:
+            transfer: The bucket.
+            until: How much of it, in parts of
+                :data:`~chainer_fp8pipe.allreduce.executor.PARTS`.
+        """
         with self._statistics.section('encode'):
             self._statistics.bytes_sent += transfer.propose(self._comm)
-        self._waiting.append(transfer)
+        self.resume(transfer, until)
+
+    def resume(self, transfer: Transfer, until: int = PARTS) -> None:
+        """Puts more of a bucket behind the others."""
+        self._waiting.append((transfer, until))
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""
         moved = False
-        if self._waiting and self._waiting[0].is_settled():
+        if self._waiting and self._waiting[0][0].is_settled():
             with self._statistics.section('encode'):
-                self._waiting.popleft().launch(self.algorithm)
+                transfer, until = self._waiting.popleft()
+                transfer.launch(self.algorithm, until)
             moved = True
         if isinstance(self.algorithm, Planned):
             moved |= self.algorithm.executor.advance()

@@ -36,6 +36,7 @@ class Gradients:
         sizes: Elements of every parameter that has some, by name, whether
             it has a gradient or not.
         arrays: By the parameter's name, the gradients as they were found.
+        parameters: Whose gradients these are, by name.
         tensors: The fused vector; None if there is a problem.
     """
 
@@ -46,7 +47,8 @@ class Gradients:
         self.arrays: dict[str, Any] = {}
         self.tensors: Tensors | None = None
         self.loss_scale: float | None = None
-        self._copies: list[tuple[Any, chainer.Parameter]] = []
+        self.parameters: dict[str, chainer.Parameter] = {}
+        self._copies: dict[str, tuple[Any, chainer.Parameter]] = {}
         self._places: dict[str, int] = {}
         chosen = []
         filled = []
@@ -62,6 +64,7 @@ class Gradients:
                     filled.append(parameter)
                 if parameter.grad is not None:
                     self.arrays[name] = parameter.grad
+                    self.parameters[name] = parameter
                     chosen.append((name, parameter))
             self.entries[f'parameter {name}'] = describe(parameter)
         scales = _loss_scales(chosen, filled)
@@ -90,12 +93,18 @@ class Gradients:
                        [tensors.parameters[place] for place in chosen],
                        tensors.loss_scale)
 
-    def write_back(self) -> None:
+    def write_back(self, name: str | None = None) -> None:
         """Brings the result into gradients that had to be copied.
 
         A finite value that is too large for float16 becomes the largest.
+
+        Args:
+            name: Of one of them; None: all.
         """
-        for flat, parameter in self._copies:
+        for chosen in self._copies if name is None else (name,):
+            if chosen not in self._copies:
+                continue
+            flat, parameter = self._copies[chosen]
             gradient = parameter.grad
             xp = parameter.xp
             largest = numpy.finfo(gradient.dtype).max
@@ -110,14 +119,14 @@ class Gradients:
         gradients, parameters = [], []
         overlapping = _overlapping([parameter.grad
                                     for _, parameter in chosen])
-        for place, (_, parameter) in enumerate(chosen):
+        for place, (name, parameter) in enumerate(chosen):
             flat = flat_float32(parameter.grad)
             in_place = _shares(flat, parameter.grad)
             if place in overlapping or not _may_be_written(parameter.grad):
                 flat = flat.copy()
                 in_place = False
             if not in_place:
-                self._copies.append((flat, parameter))
+                self._copies[name] = flat, parameter
             gradients.append(flat)
             parameters.append(flat_float32(parameter.array))
         return Tensors([name for name, _ in chosen], gradients, parameters,

@@ -9,6 +9,7 @@ from typing import Any
 from ..allreduce.sums import FORMS
 
 TWO_LEVEL = ('auto', 'yes', 'no')
+NEXT_FORWARD = 'next_forward'
 
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
@@ -52,9 +53,11 @@ class ExchangeOptions:
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
-    overlap: bool = _option(
+    overlap: bool | str = _option(
         False, 'exchange the gradients of the last layers while the backward '
-        'pass still computes those of the first', choices=(True, False))
+        'pass still computes those of the first; next_forward: wait for each '
+        'layer only when the next forward pass comes to it',
+        choices=(True, False, NEXT_FORWARD))
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',
@@ -174,6 +177,8 @@ def parse_option(name: str, option: str, text: str) -> Any:
     options, _ = FAMILIES[name]
     defaults = {field.name: field.default
                 for field in dataclasses.fields(options)}
+    choices = {field.name: field.metadata['choices']
+               for field in dataclasses.fields(options)}
     if option not in defaults:
         make_options(name, {option: text})      # raises, listing the names
     kind: Any = type(defaults[option])
@@ -183,9 +188,11 @@ def parse_option(name: str, option: str, text: str) -> Any:
             raise ValueError(f'{option} must be like 4x8, not {text!r}')
         return int(rows), int(columns)
     if kind is bool:
-        if text.lower() not in ('true', 'false'):
-            raise ValueError(f'{option} must be true or false, not {text!r}')
-        return text.lower() == 'true'
+        words = {str(choice).lower(): choice for choice in choices[option]}
+        if text.lower() not in words:
+            raise ValueError(f'{option} must be {" or ".join(words)}, '
+                             f'not {text!r}')
+        return words[text.lower()]
     try:
         return kind(text)
     except ValueError:

@@ -70,6 +70,11 @@ class Overlap:
             self._main_waits = False
             yield
 
+    def complete(self) -> None:
+        """Waits for all that updates have left to be waited for."""
+        for early in self._models:
+            early.complete()
+
     def forget(self) -> None:
         """Starts anew with all models."""
         for early in self._models:
@@ -88,11 +93,18 @@ class Overlap:
         self._work.set()
         if self._thread:
             self._thread.join()
-            atexit.unregister(self.close)
+            atexit.unregister(self._end)
         for early in self._ended:
             if not early.idle:
                 keep_forever(early)
         return self._ended
+
+    def _end(self) -> None:
+        """The program ends; others may be waiting for the last update."""
+        try:
+            self.complete()
+        finally:
+            self.close()
 
     # --- the thread ---------------------------------------------------------
 
@@ -102,7 +114,7 @@ class Overlap:
             self._thread = threading.Thread(
                 target=self._run, name='exchange of gradients', daemon=True)
             self._thread.start()
-            atexit.register(self.close)
+            atexit.register(self._end)
         self._work.set()
 
     def _run(self) -> None:

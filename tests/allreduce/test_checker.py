@@ -43,6 +43,9 @@ def places(draw):
 
 
 def gives_the_mean(plan):
+    if any(not 0 <= action.start <= action.stop <= plan.blocks
+           for rank in range(plan.ranks) for action in plan.actions(rank)):
+        return False        # there are no such blocks
     vectors = numpy.random.default_rng(0).normal(
         size=(plan.workers, 2 * plan.blocks))
     try:

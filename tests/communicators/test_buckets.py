@@ -1,6 +1,6 @@
 import string
 
-from chainer_fp8pipe.communicators.buckets import divide, finished_first
+from chainer_fp8pipe.communicators.buckets import divide
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,10 +38,3 @@ def test_every_parameter_is_in_one_bucket_and_only_single_ones_are_larger(
                 sizes[name] for name in names) <= limit
     # The insertion order is one rank's own business.
     assert divide(dict(reversed(sizes.items())), limit) == buckets
-
-
-def test_buckets_that_are_never_complete_come_last_in_their_own_order():
-    buckets = ('a', 'b'), ('c',), ('d', 'e'), ('f',)
-    assert finished_first(buckets, list('cfba')) == [1, 3, 0, 2]
-    assert finished_first(buckets, list('dba')) == [0, 1, 2, 3]
-    assert finished_first(buckets, []) == [0, 1, 2, 3]

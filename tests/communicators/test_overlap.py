@@ -20,6 +20,7 @@ from tests.training.extensions.helpers import make_trainer, weights
 
 from .networks import NETWORKS, Plain
 
+OVERLAPS = True, 'next_forward'
 CODECS = {'float32': {}, 'float16': {},
           'fp8': {'warmup': 2, 'period': 2}}
 
@@ -37,7 +38,7 @@ def early(communicator, model):
 
 @contextlib.contextmanager
 def counting(communicator):
-    """How many buckets each update sent early."""
+    """How many slices of buckets each update sent early."""
     found = []
     original = communicator.multi_node_mean_grad
 
@@ -97,6 +98,7 @@ def same(comm, network, **options):
     plain, _ = train(comm, False, network, **options)
     overlapped, sent = train(comm, True, network, **options)
     assert plain == overlapped
+    assert plain == train(comm, 'next_forward', network, **options)[0]
     assert len(set(plain)) > 3, 'it does not learn at all'
     assert comm.allgather(plain[-1]) == [plain[-1]] * comm.size
     return sent
@@ -219,6 +221,7 @@ def test_a_generator_and_a_discriminator_are_trained_together(
     plain, _ = adversaries(False)
     overlapped, sent = adversaries(True)
     assert plain == overlapped
+    assert plain == adversaries('next_forward')[0]
     assert min(max(counts) for counts in sent) > 0
 
 
@@ -234,6 +237,7 @@ def test_a_trainer_with_a_standard_updater_needs_no_change(comm, tmp_path):
     plain, _ = run(False)
     overlapped, sent = run(True)
     assert plain == overlapped
+    assert plain == run('next_forward')[0]
     assert sent[-1] > 0
 
 
@@ -301,6 +305,7 @@ def test_a_rank_that_begins_early_does_not_wait_for_one_that_does_not(comm):
     plain, _ = run(False)
     overlapped, sent = run(True)
     assert plain == overlapped
+    assert plain == run('next_forward')[0]
     if comm.rank == 0:
         assert min(sent[3:]) > 0
 
@@ -353,7 +358,7 @@ def test_with_less_than_thread_level_multiple_it_says_so_and_goes_on(comm):
 @pytest.mark.parametrize('name', CODECS)
 def test_aggregators_sum_what_is_sent_early(comm, name):
     results = []
-    for overlap in (False, True):
+    for overlap in (False, *OVERLAPS):
         communicator = aggregation.divide(comm, name, make_options(name, {
             **CODECS[name], 'algorithm': 'aggregator', 'overlap': overlap,
             'bucket_bytes': 300, 'frame_bytes': 64}))
@@ -375,7 +380,7 @@ def test_aggregators_sum_what_is_sent_early(comm, name):
             with pytest.raises(ValueError, match='is for one model'):
                 communicator.multi_node_mean_grad(other, zero_fill=True)
         communicator.finalize()
-    assert results[:1] == results[1:]
+    assert results[:1] * 2 == results[1:]
 
 
 @on_ranks(3)
@@ -419,7 +424,7 @@ from tests.communicators.networks import Plain
 
 rank = MPI.COMM_WORLD.rank
 communicator = chainer_fp8pipe.create_communicator(
-    'fp8', overlap=True, warmup=0, bucket_bytes=300)
+    'fp8', overlap={overlap!r}, warmup=0, bucket_bytes=300)
 model = Plain()
 optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(0.1), communicator).setup(model)
@@ -437,9 +442,10 @@ print('left', rank)
     'if rank == 0: model.loss(9, rank).backward()',
     'communicator.finalize()',
     'model.loss(9, rank).backward(); communicator.finalize()'])
-def test_the_end_of_the_program_does_not_hang(tmp_path, end):
+@pytest.mark.parametrize('overlap', OVERLAPS)
+def test_the_end_of_the_program_does_not_hang(tmp_path, end, overlap):
     script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(end=end))
+    script.write_text(SCRIPT.format(end=end, overlap=overlap))
     done = run_script(2, script, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('left') == 2

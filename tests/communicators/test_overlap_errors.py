@@ -104,7 +104,7 @@ def test_other_loss_scales_on_one_rank_are_an_error(comm):
 def test_what_fails_in_the_exchanges_thread_is_raised_on_all_ranks(comm):
     def change(optimizer, model):
         known = early(optimizer.communicator, model)
-        with mock.patch.object(type(known), '_send', side_effect=(
+        with mock.patch.object(type(known), 'send', side_effect=(
                 KeyError('lost') if comm.rank else None)):
             model.cleargrads()
             model.loss(9, comm.rank).backward()

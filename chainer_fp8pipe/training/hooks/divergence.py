@@ -22,6 +22,8 @@ class StopWhenDiverged:
     name = 'StopWhenDiverged'
     timing = 'pre'
     call_for_each_param = False
+    #: So an update may begin before its gradients are there.
+    reads_gradients = False
 
     def __call__(self, optimizer: Any) -> None:
         # Chainer has looked at the gradients just before.

@@ -29,6 +29,8 @@ class Schedule:
     name = 'Schedule'
     timing = 'pre'
     call_for_each_param = False
+    #: So an update may begin before its gradients are there.
+    reads_gradients = False
 
     def __init__(self, rate: LearningRate, samples: int | None = None
                  ) -> None:

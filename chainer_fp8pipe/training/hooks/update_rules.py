@@ -45,6 +45,8 @@ class WeightHook(abc.ABC):
     name = 'WeightHook'
     timing = 'pre'
     call_for_each_param = False
+    #: So an update may begin before its gradients are there.
+    reads_gradients = False
 
     def __call__(self, owner: Any,
                  parameter: chainer.Parameter | None = None) -> None:

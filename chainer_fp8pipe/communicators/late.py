@@ -1,0 +1,82 @@
+"""The part of a model's exchange that takes place after its update."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..allreduce import Statistics
+from ..codecs import Codec, Tensors
+from .early import Early
+from .exchange import Exchange, Transfer
+from .gradients import Gradients
+from .overlap import Overlap
+
+
+class Sent(NamedTuple):
+    """A bucket on its way, and where its means are wanted."""
+
+    tensors: Tensors
+    transfer: Transfer
+
+
+class Late:
+    """Waits for the means of one update, for each when it is wanted.
+
+    Until then the exchange's thread goes on with them.
+
+    Args:
+        early: Of the same model.
+        overlap: Whose thread it is.
+        exchange: Where the buckets are.
+        codec: Of this update.
+        sent: The buckets.
+        gradients: Of the model.
+        must_be_finite: Whether NaN and infinity are errors.
+        statistics: Counters to add to.
+    """
+
+    def __init__(self, early: Early, overlap: Overlap, exchange: Exchange,
+                 codec: Codec, sent: Sequence[Sent], gradients: Gradients,
+                 must_be_finite: bool, statistics: Statistics) -> None:
+        self._early = early
+        self._overlap = overlap
+        self._exchange = exchange
+        self._codec = codec
+        self._sent = {name: bucket for bucket in sent
+                      for name in bucket.tensors.names}
+        self._gradients = gradients
+        self._must_be_finite = must_be_finite
+        self._statistics = statistics
+        self._nonfinite: dict[Transfer, list[str]] = {}
+
+    def finish(self, name: str) -> None:
+        """Waits for a parameter's bucket; its gradient is then the mean.
+
+        Raises:
+            RuntimeError: The exchange failed, or a mean of the bucket is NaN
+                or infinite.
+        """
+        tensors, transfer = self._sent[name]
+        if transfer not in self._nonfinite:
+            with self._statistics.section('exchange'), self._overlap.taken():
+                if self._early.failure:
+                    raise RuntimeError('the exchange failed beside the '
+                                       f'training: {self._early.failure}')
+                self._exchange.finish(transfer)
+                with self._statistics.section('decode'):
+                    self._nonfinite[transfer] = transfer.decode(tensors)
+        if self._nonfinite[transfer] and self._must_be_finite:
+            self._raise_nonfinite(self._nonfinite[transfer][0])
+        self._gradients.write_back(name)
+
+    def _raise_nonfinite(self, name: str) -> None:
+        own = self._codec.nonfinite
+        reason = (f'{own[0]} is not finite in {self._codec.name} on this rank'
+                  if own else 'it is not so on this rank, but on another, or '
+                  'the sum overflowed')
+        raise RuntimeError(
+            f'the mean of the gradients of {name} is not finite: {reason}. '
+            'Other parameters may have been updated: go on from a snapshot. '
+            'Lower the learning rate, clip gradients, scale the loss, or pass '
+            "nonfinite='pass' to create_communicator; with overlap=True no "
+            'parameter is updated, and the rank is named on all ranks')
