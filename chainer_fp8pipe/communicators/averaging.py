@@ -14,7 +14,6 @@ from ..allreduce import Planned, Signature, Statistics, agree
 from ..allreduce.aggregated import Aggregated
 from ..codecs import Codec
 from . import backward_watch
-from .deferred import Deferred
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients
@@ -279,7 +278,7 @@ class Averaging:
         late = Late(early, self._overlap, early.exchange,
                     state.warm_up.current, sent, gradients,
                     self._must_be_finite(state), self._statistics)
-        early.deferred = Deferred(gradients.parameters, late.finish)
+        early.defer(gradients.parameters, late.finish)
 
     def _let_begin(self, early: Early, seconds: float) -> None:
         """From the next update on, buckets may be sent early.

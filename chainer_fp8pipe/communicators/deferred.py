@@ -19,9 +19,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
+from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
 _MARK = '_deferred'
+# Hooks that look at one parameter at a time, and draw no random numbers, so
+# that it does not matter in which order parameters come.
+_ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
+               optimizer_hooks.GradientHardClipping,
+               optimizer_hooks.GradientLARS)
 
 
 class Deferred:
@@ -39,7 +45,8 @@ class Deferred:
         self._finish = finish
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
-        self._updates: dict[str, list[tuple[Any, Hyperparameter]]] = {}
+        self._to_do: dict[str, list[Callable[[], None]]] = {}
+        self._rules: dict[str, list[Any]] = {}
         self._busy: set[str] = set()
         self._lock = threading.RLock()
         for parameter in parameters.values():
@@ -51,26 +58,27 @@ class Deferred:
 
         Returns:
             Whether it has been taken over.  It is not if the optimizer has
-            to see gradients before it changes any parameter: it has a hook
-            (other than one with ``reads_gradients = False``), scales the
-            loss dynamically, or has parameters that were not averaged.
+            to see several gradients before it changes a parameter: it scales
+            the loss dynamically, has a hook (other than Chainer's that look
+            at one parameter at a time, and those with ``reads_gradients =
+            False``), or has parameters that were not averaged.
         """
         parameters = list(optimizer.target.params())
-        before = list((optimizer._pre_update_hooks or {}).values())
-        after = list((optimizer._post_update_hooks or {}).values())
+        hookable = optimizer._hookable
+        before = list(hookable._pre_update_hooks.values())
+        after = list(hookable._post_update_hooks.values())
         if (optimizer._loss_scaling_is_dynamic
-                or any(getattr(hook, 'reads_gradients', True)
-                       for hook in [*before, *after])
+                or not all(map(_can_wait, [*before, *after]))
                 or any(id(parameter) not in self._waiting
                        for parameter in parameters)):
             return False
         for hook in before:
-            hook(optimizer)
+            self._call(hook, optimizer, parameters)
         optimizer.t += 1
         for parameter in parameters:
             self._do_later(parameter)
         for hook in after:
-            hook(optimizer)
+            self._call(hook, optimizer, parameters)
         return True
 
     def complete(self) -> None:
@@ -92,13 +100,23 @@ class Deferred:
             self._busy.add(name)
             try:
                 self._finish(name)
-                for rule, hyperparam in self._updates.pop(name, ()):
-                    _update(rule, parameter, hyperparam)
-                    _unmark(rule)
+                for action in self._to_do.pop(name, ()):
+                    action()
             finally:
                 self._busy.discard(name)
             _unmark(parameter)
+            for rule in self._rules.pop(name, ()):
+                _unmark(rule)
             del self._waiting[id(parameter)]
+
+    def _call(self, hook: Any, optimizer: Any,
+              parameters: list[chainer.Parameter]) -> None:
+        if not isinstance(hook, _ONE_BY_ONE):
+            hook(optimizer)
+            return
+        for parameter in parameters:
+            self._add(parameter, functools.partial(
+                hook, parameter.update_rule, parameter))
 
     def _do_later(self, parameter: chainer.Parameter) -> None:
         rule = parameter.update_rule
@@ -107,10 +125,22 @@ class Deferred:
         # Whoever changes the learning rate now means the next update.
         hyperparam = Hyperparameter()
         vars(hyperparam).update(rule.hyperparam.get_dict())
-        name, _ = self._waiting[id(parameter)]
-        self._updates.setdefault(name, []).append((rule, hyperparam))
+        self._add(parameter, functools.partial(
+            _update, rule, parameter, hyperparam))
         if not isinstance(rule, _Marked):   # of a parameter with two names
             _mark(rule, _Mark(self, parameter), ('_state', '_fp32_param', 't'))
+            name, _ = self._waiting[id(parameter)]
+            self._rules.setdefault(name, []).append(rule)
+
+    def _add(self, parameter: chainer.Parameter,
+             action: Callable[[], None]) -> None:
+        name, _ = self._waiting[id(parameter)]
+        self._to_do.setdefault(name, []).append(action)
+
+
+def _can_wait(hook: Any) -> bool:
+    return (isinstance(hook, _ONE_BY_ONE)
+            or not getattr(hook, 'reads_gradients', True))
 
 
 def deferred(model: chainer.Link) -> Deferred | None:

@@ -101,11 +101,14 @@ class Early:
         self.update = _Update()
         self.failure = ''
         self.deferred: Deferred | None = None
+        self._parameters: Mapping[str, chainer.Parameter] = {}
 
     # --- the backward pass --------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """See :class:`.backward_watch.Watcher`."""
+        if self.deferred:
+            return self._parameters     # a look would wait
         model = self._model()
         if model is None:
             return {}
@@ -296,11 +299,17 @@ class Early:
             seconds * sum(self._sizes[name] for name in names) / total
             for names in self.buckets])
 
+    def defer(self, parameters: Mapping[str, chainer.Parameter],
+              finish: Callable[[str], None]) -> None:
+        """The update goes on when somebody looks; see :class:`.Deferred`."""
+        self._parameters = self.parameters()
+        self.deferred = Deferred(parameters, finish)
+
     def complete(self) -> None:
         """Waits for the last update."""
         if self.deferred:
             self.deferred.complete()
-            self.deferred = None
+            self.deferred, self._parameters = None, {}
 
     def averaged(self) -> None:
         """The update is over."""

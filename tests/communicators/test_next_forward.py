@@ -1,0 +1,239 @@
+"""``overlap='next_forward'``: updates return before their exchange is over."""
+import time
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators.deferred import deferred
+from chainer_fp8pipe.training.large_batch import large_batch
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+from .networks import NETWORKS, Plain
+from .test_overlap import CODECS, early, make, update, wrapped
+
+
+def plain_sgd(model, communicator):
+    return wrapped(chainer.optimizers.SGD(0.02), communicator).setup(model)
+
+
+def decayed_adam(model, communicator):
+    optimizer = wrapped(chainer.optimizers.Adam(0.01), communicator)
+    optimizer.setup(model).add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+    return optimizer
+
+
+def clipped(model, communicator):
+    """Needs all gradients before it changes a parameter."""
+    optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
+    optimizer.setup(model).add_hook(
+        chainer.optimizer_hooks.GradientClipping(1.0))
+    return optimizer
+
+
+def large(model, communicator):
+    return large_batch(
+        wrapped(chainer.optimizers.MomentumSGD(), communicator), 8, 0.05, 8,
+        0.2, 2, samples=64).setup(model)
+
+
+OPTIMIZERS = {one.__name__: one
+              for one in (plain_sgd, decayed_adam, clipped, large)}
+
+
+def trained(comm, overlap, network, optimizer=plain_sgd, steps=9, **options):
+    """Parameters, looked at after all steps; whether updates waited."""
+    communicator = make(comm, options.pop('name', 'fp8'), overlap, **options)
+    numpy.random.seed(1)
+    model = network()
+    made = optimizer(model, communicator)
+    waits = []
+    for number in range(steps):
+        update(made, model, number, comm.rank)
+        waits.append(deferred(model) is None)
+    result = [parameter.array.tobytes()
+              for _, parameter in sorted(model.namedparams())]
+    assert deferred(model) is None
+    communicator.finalize()
+    return result, waits
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('network', NETWORKS)
+@pytest.mark.parametrize('name', CODECS)
+def test_results_are_those_without_overlap_if_nobody_looks(
+        comm, network, name):
+    expected, _ = trained(comm, False, NETWORKS[network], name=name)
+    found, waits = trained(comm, 'next_forward', NETWORKS[network], name=name)
+    assert found == expected
+    assert waits[:3] == [True] * 3
+    if network not in ('Changing', 'Forgetful', 'Lazy'):
+        assert not any(waits[4:])
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_so_they_are_for_every_optimizer(comm, optimizer):
+    make_optimizer = OPTIMIZERS[optimizer]
+    expected, _ = trained(comm, False, Plain, make_optimizer)
+    found, waits = trained(comm, 'next_forward', Plain, make_optimizer)
+    assert found == expected
+    assert all(waits) if optimizer == 'clipped' else not any(waits[4:])
+
+
+@on_ranks(4)
+@pytest.mark.parametrize('options', [
+    {'algorithm': 'ring'}, {'algorithm': 'torus2d', 'shape': (2, 2)},
+    {'ranks_per_node': 2, 'two_level': 'yes'}, {'bucket_bytes': 0},
+    {'bucket_bytes': 1 << 20, 'warmup': 0}, {'rounding': 'stochastic'}])
+def test_so_they_are_for_every_algorithm(comm, options):
+    expected, _ = trained(comm, False, Plain, **options)
+    found, waits = trained(comm, 'next_forward', Plain, **options)
+    assert found == expected
+    assert not waits[-1]
+
+
+class Two(chainer.Chain):
+    """Two layers, the last one's exchange longer than a frame."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(8, 64, nobias=True)
+            self.last = L.Linear(64, 64, nobias=True)
+
+
+@on_ranks(2)
+def test_each_layer_waits_for_its_own_parameters(comm):
+    """The ranks' first layers go on before the last layer's are there."""
+    communicator = make(comm, 'float32', 'next_forward', bucket_bytes=4)
+    model = Two()
+    optimizer = plain_sgd(model, communicator)
+    x = numpy.ones((2, 8), 'f4')
+    for _ in range(4):
+        optimizer.update(lambda: F.sum(model.last(model.first(x)) ** 2))
+    sent = deferred(model)._finish.__self__._sent
+    # As if nothing more of the last layer came.
+    transfer = sent['/last/W'].transfer
+    assert {'/first/W', '/last/W'} == set(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator._averaging._overlap._models[0].exchange,
+                      'finish', lambda asked: asked is transfer and 1 / 0)
+        # It is not called for the first layer until that has come.
+        while not sent['/first/W'].transfer.finished:
+            time.sleep(1e-3)
+        h = model.first(x)
+        with pytest.raises(ZeroDivisionError):
+            model.last(h)
+    assert numpy.isfinite(model.last(h).array).all()
+    communicator.finalize()
+
+
+@on_ranks(2, 4)
+def test_urgent_buckets_overtake_what_is_on_its_way(comm):
+    """On each rank as on the others, whatever its own times were."""
+    communicator = make(comm, 'fp8', 'next_forward', warmup=0,
+                        bucket_bytes=2000)
+    model = chainer.Sequential(*(L.Linear(40, 40) for _ in range(6)))
+    optimizer = plain_sgd(model, communicator)
+    for step in range(6):
+        x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
+        optimizer.update(lambda x=x: F.mean(model(x) ** 2))
+    known = early(communicator, model)
+    orders = comm.allgather(list(known.order))
+    assert orders == orders[:1] * comm.size
+    assert {part.bucket for part in known.order} == set(
+        range(len(known.buckets)))
+    communicator.finalize()
+
+
+@on_ranks(2, 4)
+def test_a_gradient_that_is_not_finite_is_an_error_at_every_look(comm):
+    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
+    model = Plain()
+    optimizer = plain_sgd(model, communicator)
+    for number in range(5):
+        update(optimizer, model, number, comm.rank)
+    with numpy.errstate(invalid='ignore'):
+        optimizer.update(lambda: model.loss(5, comm.rank) * numpy.float32(
+            'nan' if comm.rank else 1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=(
+                r'gradients of /l1/. is not finite: '
+                + ('.* on this rank' if comm.rank else 'it is not so on this')
+                + '.*go on from a snapshot')):
+            model(numpy.zeros((1, 8), 'f4'))
+    with pytest.raises(RuntimeError, match='is not finite'):
+        communicator.multi_node_mean_grad(model)
+    with pytest.raises(RuntimeError, match='is not finite'):
+        communicator.finalize()
+
+
+@on_ranks(2)
+def test_what_fails_in_the_exchanges_thread_is_an_error_at_a_look(comm):
+    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
+    model = Plain()
+    optimizer = plain_sgd(model, communicator)
+    for number in range(5):
+        update(optimizer, model, number, comm.rank)
+    early(communicator, model).failure = 'lost'
+    with pytest.raises(RuntimeError, match='failed beside.*lost'):
+        model.l1.W.array.sum()
+
+
+@on_ranks(2)
+def test_training_goes_on_bit_for_bit_from_a_state(comm, tmp_path):
+    """Saved while an update is on its way."""
+    def fresh():
+        communicator = make(comm, 'fp8', 'next_forward')
+        numpy.random.seed(1)
+        model = Plain()
+        return communicator, model, decayed_adam(model, communicator)
+
+    def steps(made, numbers):
+        for number in numbers:
+            update(made[2], made[1], number, comm.rank)
+    whole = fresh()
+    steps(whole, range(6))
+    assert deferred(whole[1])
+    state = whole[0].state()
+    assert deferred(whole[1]) is None
+    files = [tmp_path / f'{comm.rank}{name}.npz' for name in 'om']
+    chainer.serializers.save_npz(files[0], whole[2].actual_optimizer)
+    chainer.serializers.save_npz(files[1], whole[1])
+    steps(whole, range(6, 12))
+    again = fresh()
+    steps(again, range(1))      # which only broadcasts
+    again[0].load_state(state)
+    chainer.serializers.load_npz(files[0], again[2].actual_optimizer)
+    chainer.serializers.load_npz(files[1], again[1])
+    steps(again, range(6, 12))
+    for one, other in zip(whole[1].params(), again[1].params(), strict=True):
+        assert one.array.tobytes() == other.array.tobytes()
+
+
+@on_ranks(2)
+def test_gradients_can_be_used_without_an_optimizer(comm):
+    communicator = create_communicator(
+        'float32', comm, overlap='next_forward', bucket_bytes=300)
+    model = Plain()
+    communicator.bcast_data(model)
+    for number in range(6):
+        model.cleargrads()
+        model.loss(number, comm.rank).backward()
+        communicator.multi_node_mean_grad(model)
+        assert (deferred(model) is not None) == (number > 1)
+        mean = {name: parameter.grad.copy()
+                for name, parameter in model.namedparams()}
+        for rank in range(comm.size):
+            model.cleargrads()
+            with chainer.using_config('enable_backprop', True):
+                model.loss(number, rank).backward()
+            for name, parameter in model.namedparams():
+                mean[name] -= parameter.grad / comm.size
+        assert all(abs(error).max() < 1e-5 for error in mean.values())
+    communicator.finalize()
