@@ -4,8 +4,8 @@
     python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
 
 4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
-benchmarks/network: root and iproute2), one rank each.  ``steps`` times whole
-steps in turns, batch 32 per rank.  ``breakdown`` shows where an update's time
+benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
+of 5 whole steps in turns, batch 32 per rank.  ``breakdown`` shows where an update's time
 goes, as figures 5 and 6 of the fp8 paper, batch 2 per rank.
 """
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _arguments():
     parser.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
                         help='of every link (default: 500e6)')
     parser.add_argument('--repeats', type=int, metavar='N',
-                        help='steps that are timed (default: 15; breakdown: '
-                        '5)')
+                        help='blocks of steps that are timed (default: 15; '
+                        'breakdown: steps, 5)')
     add_common_arguments(parser)
     return parser.parse_args()
 

@@ -22,7 +22,11 @@ WIDTHS = (1024, 2048, 1024, 10)
 # (label, communicator, options): the exchange of an update in four ways.
 CASES = [('float32', 'float32', {}),
          ('fp8', 'fp8', {'warmup': 0}),
-         ('fp8, overlapped', 'fp8', {'warmup': 0, 'overlap': True})]
+         ('fp8, overlapped', 'fp8', {'warmup': 0, 'overlap': True}),
+         ('fp8, wait in next forward', 'fp8',
+          {'warmup': 0, 'overlap': 'next_forward'})]
+# Steps that are timed together: what one leaves to the next is in it.
+BLOCK = 5
 
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:
@@ -35,14 +39,18 @@ def main(what: str, repeats: str, with_torch: str, result: str) -> None:
 
 
 def steps(comm, repeats, with_torch):
-    """Seconds of each training step, ours and PyTorch's in turns."""
+    """Seconds of a training step, ours and PyTorch's in turns.
+
+    Each figure is the mean of a block of steps, until all parameters of the
+    last one can be read.
+    """
     made = {label: _chainer_step(comm, name, options)
             for label, name, options in CASES}
     if with_torch:
         made['PyTorch DDP, gloo, float32'] = _torch_step(comm, False)
         made['PyTorch DDP, gloo, fp16 hook'] = _torch_step(comm, True)
     seconds = {label: [] for label in made}
-    warming_up = 3
+    warming_up = 2
     for repeat in range(repeats + warming_up):
         for label, step in made.items():
             taken = _timed(comm, step)
@@ -101,8 +109,11 @@ def _parts(comm, communicator, optimizer, model, x, t):
 def _timed(comm, step):
     comm.Barrier()
     start = time.perf_counter()
-    step()
-    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+    for _ in range(BLOCK):
+        parameters = step()
+    for parameter in parameters:
+        assert parameter.data is not None       # waits, if it must
+    return comm.allreduce(time.perf_counter() - start, MPI.MAX) / BLOCK
 
 
 def _chainer_step(comm, name, options):
@@ -113,7 +124,11 @@ def _chainer_step(comm, name, options):
         chainer.optimizers.SGD(1e-3), communicator)
     optimizer.setup(model)
     x, t = _data(comm.rank)
-    return lambda: optimizer.update(model, x, t)
+
+    def step():
+        optimizer.update(model, x, t)
+        return model.params()
+    return step
 
 
 def _torch_step(comm, half):
@@ -138,6 +153,7 @@ def _torch_step(comm, half):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), t).backward()
         optimizer.step()
+        return model.parameters()
     return step
 
 

@@ -241,7 +241,7 @@ class _Run:
         elif step.action.kind in _SENDS:
             chunk.sending += 1
             size = elements * self._costs.codec.bytes_of(form_of(step))
-            self._pass(chunk, step.action.peer, size, 0)
+            self._pass(chunk, step.action.peer, size)
 
     def _end(self, chunk: _Chunk) -> None:
         if chunk.step is None and not chunk.sending:
@@ -249,21 +249,25 @@ class _Run:
 
     # --- messages -----------------------------------------------------------
 
-    def _pass(self, chunk: _Chunk, target: int, size: float,
-              index: int) -> None:
-        """The head of a message is at a link of its way."""
+    def _pass(self, chunk: _Chunk, target: int, size: float, index: int = 0,
+              tail: float = 0.0) -> None:
+        """The head of a message is at a link of its way.
+
+        The tail comes at the time ``tail``: a link that is faster than the
+        one before it has to wait.
+        """
         source = chunk.lane.rank
         route = self._route(source, target)
         link, rate, latency = route[index]
         start = max(self.now, self._free.get(link, 0.0))
-        end = start + size / rate
+        end = max(start + size / rate, tail)
         self._free[link] = end
         self.link_seconds[link] += size / rate
         if index == 0:
             self._at(end, self._left, chunk)
         if index + 1 < len(route):
             self._at(start + latency, self._pass, chunk, target, size,
-                     index + 1)
+                     index + 1, end + latency)
         else:
             self._at(end + latency, self._arrive, target,
                      (chunk.lane.number, chunk.number, source, target))

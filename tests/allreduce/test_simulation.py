@@ -140,6 +140,15 @@ def test_every_operation_of_the_codec_counts_as_often_as_it_is_done(
         seconds([ring(4)], cluster) + elements / 1e6)
 
 
+def test_a_switch_that_aggregates_waits_for_the_tail_of_a_message():
+    """Its own port is no limit, but the workers' are."""
+    cluster = star(4, in_switch=frozenset([3]))
+    assert seconds([aggregator(3, 1)], cluster) == pytest.approx(
+        2 * (LATENCY + 4 * 240_000 / RATE))
+    assert seconds([aggregator(3, 1)], cluster, **MANY) == pytest.approx(
+        2 * LATENCY + 4 * (240_000 + 1000) / RATE)
+
+
 def test_an_aggregator_has_no_contribution_to_add():
     timing = simulate([aggregator(3, 1)], star(4),
                       CodecCosts(4, 4, add_own=1.0), 1000, **WHOLE)
