@@ -3,13 +3,14 @@
     python benchmarks/allreduce.py star --json star.json
     python benchmarks/allreduce_predicted.py star.json
 
-What the model is given: the rate of the links and the latency of a message,
-both measured in the same run; the rates of one core from the table of
-``kernels.py``; and how many cores all hosts share.
+What the model is given, all measured in the same run: the rate of the links,
+the latency of a message, what a core does per second while all ranks work, and
+what an update of nothing takes; and how many cores all hosts share.
 """
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,7 +23,6 @@ from chainer_fp8pipe.allreduce.model import total_seconds
 from chainer_fp8pipe.allreduce.plan import aggregator
 from chainer_fp8pipe.allreduce.simulation import simulate
 
-from allreduce_model import KERNELS, kernel_rates, one_after_the_other
 from environment import describe
 
 #: Of partial sums in fp8, by the option.
@@ -39,7 +39,7 @@ def main() -> None:
         by_label = {case['label']: case for case in data['cases']}
         for row in data['rows']:
             case = by_label[row['label']]
-            if case['kind'] not in ('ours', 'aggregator'):
+            if case['kind'] not in ('ours', 'alone', 'aggregator'):
                 continue
             measured = statistics.median(row['seconds'])
             predicted = _predicted(data, case, row['size'], options)
@@ -59,11 +59,17 @@ def _predicted(data, case, size, options):
         torus=(3, 3) if data['network'] == 'torus' else None,
         message_cost=options.message_cost, cores=options.cores,
         sharing=ranks, in_switch=frozenset(range(workers, ranks)))
-    codec = _codec(case, kernel_rates(options.kernels))
+    codec = _codec(case, data['core_rates'])
     frame = settings.get('frame_bytes', 3 << 14) or size * case['bytes']
-    return total_seconds(simulate(
-        plans, cluster, codec, size, frame_bytes=frame,
-        frames_in_flight=6), codec, size)
+    framing = {'frame_bytes': frame, 'frames_in_flight': 6}
+    seconds = total_seconds(
+        simulate(plans, cluster, codec, size, **framing), codec, size)
+    if case['kind'] == 'alone':
+        return seconds
+    # Agreement and the like, without what the simulation knows of it.
+    known = simulate(choice.one_level('direct', workers), dataclasses.replace(
+        cluster, sharing=workers), codec, 1, **framing).seconds
+    return seconds + max(data['update_seconds'] - known, 0.0)
 
 
 def _plans(data, case):
@@ -87,25 +93,22 @@ def _hosts(data, case, ranks):
             for rank in range(ranks)]
 
 
-def _codec(case, rate):
-    """What a rank does per second on a core of its own."""
-    copy, size = rate['copy (NumPy)'], case['bytes']
-    add = copy * 8 / 12         # 12 bytes each instead of a copy's 8
-    if size == 4:
-        return CodecCosts(4, 4, encode=copy, add=add, add_partial=add,
-                          decode=copy, by_frame=True)
-    encode = rate['ratio_encode + residual']
-    decode = rate['ratio_decode, fp8 wire']
+def _codec(case, rates):
+    """What a rank does per second."""
+    rate = rates['float32' if case['bytes'] == 4 else 'fp8']
+    beside = {} if case['kind'] == 'alone' else {
+        'encode': rate['encode'], 'decode': rate['decode'], 'by_frame': True}
+    if case['bytes'] == 4:
+        return CodecCosts(4, 4, add=rate['add'], add_partial=rate['add'],
+                          **beside)
     form = case['options'].get('partial_sums', 'auto')
     if form == 'wire':
-        return CodecCosts(1, 1, encode=encode, add=rate['add'],
-                          add_partial=rate['add'], decode=decode,
-                          by_frame=True)
+        return CodecCosts(1, 1, add=rate['add'], add_partial=rate['add'],
+                          **beside)
     return CodecCosts(
-        1, _BYTES[form], encode=encode, add=rate['accumulate'],
-        add_partial=add, add_own=rate['accumulate'], pack=copy,
-        mean=one_after_the_other(copy, decode, encode),
-        decode=decode, by_frame=True)
+        1, _BYTES[form], add=rate['accumulate'],
+        add_partial=rate['add_partial'], add_own=rate['accumulate'],
+        pack=rate['pack'], mean=rate['mean'], **beside)
 
 
 def _arguments():
@@ -119,9 +122,6 @@ def _arguments():
                         'either end, Python and TCP (default: 5e-5)')
     parser.add_argument('--cores', type=int, default=os.cpu_count(),
                         help='that all hosts share (default: all)')
-    parser.add_argument('--kernels', metavar='FILE', default=KERNELS,
-                        help='what kernels.py printed (default: that of the '
-                        'documentation)')
     return parser.parse_args()
 
 

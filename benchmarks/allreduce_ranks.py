@@ -21,6 +21,7 @@ from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
+from allreduce_rates import core_rates, update_seconds
 from mpi4py import MPI
 
 
@@ -31,7 +32,11 @@ def main(specification: str, result: str) -> None:
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
     rows = []
-    samples = _ping_pong(workers) if is_worker else None
+    found = {'workers': workers.size}
+    if is_worker:
+        found['ping_pong'] = _ping_pong(workers)
+        found['core_rates'] = core_rates(workers)
+        found['update_seconds'] = update_seconds(workers)
     for size in wanted['sizes']:
         with contextlib.ExitStack() as stack:
             link = model(workers, size) if is_worker else None
@@ -56,8 +61,7 @@ def main(specification: str, result: str) -> None:
         if everyone.rank == 0:
             _show(size, times)
             with open(result, 'w') as file:
-                json.dump({'rows': rows, 'workers': workers.size,
-                           'ping_pong': samples}, file)
+                json.dump({'rows': rows, **found}, file)
 
 
 def _ping_pong(comm):

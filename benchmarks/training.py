@@ -5,8 +5,8 @@
 
 4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
 benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
-of 5 whole steps in turns, batch 32 per rank.  ``breakdown`` shows where an update's time
-goes, as figures 5 and 6 of the fp8 paper, batch 2 per rank.
+of 5 whole steps in turns, batch 32 per rank.  ``breakdown`` shows where an
+update's time goes, as figures 5 and 6 of the fp8 paper, batch 2 per rank.
 """
 from __future__ import annotations
 

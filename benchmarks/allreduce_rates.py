@@ -1,0 +1,93 @@
+"""What a core does per second while all ranks of a machine work.
+
+A core that is alone has the memory for itself; ranks that encode and sum at
+the same time do not.  The model is given what is measured here.
+"""
+from __future__ import annotations
+
+import os
+import time
+
+from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+
+import numpy
+from mpi4py import MPI
+
+SIZE = 1 << 21          # elements, more than caches hold
+FRAME = 3 << 14         # elements that an exchange takes at a time
+REPEATS = 5
+
+
+def core_rates(comm):
+    """Elements per second by codec and operation, of one core.
+
+    All ranks do the same at the same time, frame by frame, as an exchange
+    does; ``comm`` is of ranks that share a machine.
+    """
+    link = model(comm, SIZE)
+    rates = {}
+    for codec in (Fp8Ratio(), Cast('float32')):
+        tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
+        codec.begin(tensors, lambda found: comm.Allreduce(
+            MPI.IN_PLACE, found, MPI.MAX))
+        rates[codec.name] = {
+            name: _rate(comm, action)
+            for name, action in _operations(codec, tensors).items()}
+    return rates
+
+
+def update_seconds(comm):
+    """What an update of next to nothing takes: agreement and so on."""
+    mean = Mean(Case('fp8', 'direct').make(comm), model(comm, 1))
+    seconds = []
+    for _ in range(25):
+        comm.Barrier()
+        start = time.perf_counter()
+        mean()
+        seconds.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+    mean.close()
+    return float(numpy.median(seconds))
+
+
+def _operations(codec, tensors):
+    wire = numpy.zeros(SIZE, codec.wire_dtype)
+    message = numpy.zeros(FRAME, codec.wire_dtype)
+    total, half = numpy.zeros(FRAME, numpy.float32), numpy.zeros(FRAME, 'f2')
+
+    def add_partial(part):
+        # As sums in float16 are.
+        values = half[:part.stop - part.start].astype(numpy.float32)
+        values *= numpy.float32(4)
+        total[:values.size] += values
+
+    def encode_mean(part):
+        codec.encode_mean(tensors, total[:part.stop - part.start], 4,
+                          wire[part], part.start, 'rates', (0, SIZE))
+    return {
+        'encode': lambda part: codec.encode(tensors, wire[part], 1.0,
+                                            part.start),
+        'decode': lambda part: codec.decode(tensors, wire[part], part.start),
+        'add': lambda part: codec.add(message[:part.stop - part.start],
+                                      wire[part]),
+        'accumulate': lambda part: codec.accumulate(
+            wire[part], total[:part.stop - part.start]),
+        'add_partial': add_partial,
+        'pack': lambda part: numpy.multiply(
+            total, numpy.float32(0.25), out=half, casting='same_kind'),
+        'mean': encode_mean}
+
+
+def _rate(comm, action):
+    """Elements per second of a core, the median of some rounds."""
+    parts = [slice(start, min(start + FRAME, SIZE))
+             for start in range(0, SIZE, FRAME)]
+    seconds = []
+    for _ in range(REPEATS + 1):
+        comm.Barrier()
+        start = time.perf_counter()
+        for part in parts:
+            action(part)
+        seconds.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+    cores = min(comm.size, os.cpu_count())
+    return SIZE * comm.size / cores / float(numpy.median(seconds[1:]))
