@@ -44,6 +44,8 @@ def test_results_are_those_without_overlap_bit_for_bit(
     plain, _ = train(comm, NETWORKS[network], False, **settings)
     overlapped, sent = train(comm, NETWORKS[network], True, **settings)
     assert plain == overlapped
+    assert plain == train(comm, NETWORKS[network], 'next_forward',
+                          **settings)[0]
     assert len(set(plain)) == 6
     assert sent[-1] > 0, sent
 
@@ -57,6 +59,7 @@ def test_so_they_are_for_other_codecs_and_recomputing_stages(
     plain, _ = train(comm, Plain, False, **settings)
     overlapped, sent = train(comm, Plain, True, **settings)
     assert plain == overlapped
+    assert plain == train(comm, Plain, 'next_forward', **settings)[0]
     assert min(sent[2:]) > 0
 
 
