@@ -19,6 +19,7 @@ from .exchange import Exchange, Transfer
 from .gradients import Gradients
 from .late import Late, Sent
 from .model_state import ModelState, ModelStates
+from .nonfinite import everywhere, must_be_finite
 from .options import NEXT_FORWARD, ExchangeOptions
 from .order import Slice
 from .overlap import Overlap
@@ -85,8 +86,10 @@ class Averaging:
                                      self._defers and stage == 'ready')
             if early and stage == 'known':
                 self._let_begin(early, outcome.seconds)
-        if outcome.nonfinite and self._must_be_finite(state):
-            self._raise_nonfinite(outcome)
+        if outcome.nonfinite and must_be_finite(self._options.nonfinite,
+                                                state):
+            raise everywhere(self._comm, outcome.codec, outcome.nonfinite,
+                             outcome.wire_is_finite)
         if not (early and early.deferred):
             gradients.write_back()
         state.warm_up.done += 1
@@ -124,7 +127,7 @@ class Averaging:
         agree(self._comm, Signature({
             'model': str(early.number) if early else 'not averaged yet'}))
         if early:
-            early.thaw()
+            early.update.thaw()
             self._withdraw(early)
 
     def restart(self) -> None:
@@ -154,7 +157,7 @@ class Averaging:
                 early: Early | None, zero_fill: bool) -> Gradients:
         """The gradients, if all ranks are in agreement."""
         if early:
-            early.thaw()
+            early.update.thaw()
         gradients = Gradients(model, zero_fill)
         # A rank resumed from another snapshot must not go unseen.
         entries = {**gradients.entries,
@@ -186,7 +189,7 @@ class Averaging:
             number = early.signature
             found = numpy.array([early.update.begun, bool(early.failure),
                                  number, -number], numpy.int64)
-            scale = numpy.array(early.loss_scale)
+            scale = numpy.array(early.update.factor)
             self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
             self._comm.Allreduce(MPI.IN_PLACE, scale, MPI.MAX)
             sent, failed, largest, smallest = found.tolist()
@@ -277,7 +280,8 @@ class Averaging:
         assert early.exchange
         late = Late(early, self._overlap, early.exchange,
                     state.warm_up.current, sent, gradients,
-                    self._must_be_finite(state), self._statistics)
+                    must_be_finite(self._options.nonfinite, state),
+                    self._statistics)
         early.defer(gradients.parameters, late.finish)
 
     def _let_begin(self, early: Early, seconds: float) -> None:
@@ -301,29 +305,3 @@ class Averaging:
                     self._comm, same.plans, self._statistics, same.framing),
                     self._statistics)
         early.ready = True
-
-    # --- NaN and infinity ---------------------------------------------------
-
-    def _must_be_finite(self, state: ModelState) -> bool:
-        if self._options.nonfinite == 'auto':
-            return not state.scaling_is_dynamic
-        return self._options.nonfinite == 'raise'
-
-    def _raise_nonfinite(self, outcome: _Outcome) -> None:
-        codec, nonfinite, wire_is_finite, _ = outcome
-        if wire_is_finite:      # so the others need not be here
-            culprits = [f'the value of {nonfinite[0]}, or its product with '
-                        'the ratio, is not finite on rank '
-                        f'{self._comm.rank}']
-        else:
-            culprits = [
-                f'{names[0]} is not finite in {codec.name} on rank {rank}'
-                + (f' (and {len(names) - 1} more)' if names[1:] else '')
-                for rank, names in enumerate(
-                    self._comm.allgather(codec.nonfinite)) if names]
-        text = '; '.join(culprits) or (
-            f'the sum of the gradients of {nonfinite[0]} overflowed')
-        raise RuntimeError(
-            f'{text}. No parameter was updated. Lower the learning rate, '
-            "clip gradients, scale the loss, or pass nonfinite='pass' to "
-            'create_communicator.')

@@ -1,15 +1,12 @@
 """The part of a model's exchange that takes place during backward."""
 from __future__ import annotations
 
-import collections
-import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 
 from ..allreduce import Signature
 from ..codecs import Tensors
@@ -21,44 +18,10 @@ from .model_state import ModelState
 from .order import Slice, finished_first, needed_first
 from .parameters import distinct_parameters, problem_of
 from .passes import Passes
+from .update import Update
 
 _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
            'another backward pass; pass overlap=False to create_communicator')
-
-
-@dataclasses.dataclass
-class _Update:
-    """What is known of the update that is under way.
-
-    Attributes:
-        values: Parameters' arrays, by name; empty while nothing is sent
-            early.
-        loss_scale: The factor of the gradients; None for none.
-        missing: By the bucket's number, names of gradients that are not
-            final yet.
-        arrays: Gradients that are final.
-        handed: How many slices, in their order, are of complete buckets.
-        todo: Those of them that are not sent yet, each with the event that
-            a GPU reaches when it has computed them; None for the CPU.
-        started: The codec has been told of the update.
-        begun: How many slices have been sent.
-        sent: By the bucket's number, what is on its way.
-        frozen: Gradients that must not be changed now.
-        announced: They come from :meth:`Early.announce`.
-    """
-
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    loss_scale: float | None = None
-    missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
-    handed: int = 0
-    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
-        default_factory=collections.deque)
-    started: bool = False
-    begun: int = 0
-    sent: dict[int, Transfer] = dataclasses.field(default_factory=dict)
-    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
-    announced: bool = False
 
 
 class Early:
@@ -98,7 +61,7 @@ class Early:
         self.order: list[Slice] = []
         self.exchange: Exchange | None = None
         self.ready = False
-        self.update = _Update()
+        self.update = Update()
         self.failure = ''
         self.deferred: Deferred | None = None
         self._parameters: Mapping[str, chainer.Parameter] = {}
@@ -139,7 +102,7 @@ class Early:
             missing[number] = set(self.buckets[number])
         if missing:
             # Arrays, which no look can make wait in the exchange's thread.
-            self.update = _Update(
+            self.update = Update(
                 {name: parameter.array
                  for name, parameter in parameters.items()},
                 loss_scale, missing)
@@ -165,14 +128,7 @@ class Early:
             return
         missing.discard(name)
         update.arrays[name] = gradient
-        while (update.handed < len(self.order) and update.missing.get(
-                self.order[update.handed].bucket) == set()):
-            part = self.order[update.handed]
-            if not update.announced:        # those are changed by nobody
-                self._freeze(update.arrays[name]
-                             for name in self.buckets[part.bucket])
-            update.handed += 1
-            update.todo.append((part, _computed(gradient)))
+        if update.hand(self.order, self.buckets, gradient):
             self._wake()
 
     # --- the exchange's thread ----------------------------------------------
@@ -196,15 +152,9 @@ class Early:
                 part, computed = self.update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self.send(part, self._tensors(part.bucket))
+                self.send(part, self.update.tensors(
+                    self.buckets[part.bucket]))
             return self.exchange.advance() or moved
-
-    def _tensors(self, number: int) -> Tensors:
-        names, update = self.buckets[number], self.update
-        return Tensors(
-            names, [flat_float32(update.arrays[name]) for name in names],
-            [flat_float32(update.values[name]) for name in names],
-            self.loss_scale)
 
     def send(self, part: Slice, tensors: Tensors, real: bool = True,
              decodes: bool = False) -> None:
@@ -237,12 +187,6 @@ class Early:
     def number(self) -> int:
         """Of the model."""
         return self._state.number
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor of gradients that are sent."""
-        scale = self.update.loss_scale
-        return 1.0 if scale is None else scale
 
     @property
     def signature(self) -> int:
@@ -314,8 +258,8 @@ class Early:
     def averaged(self) -> None:
         """The update is over."""
         self._passes.averaged()
-        self.thaw()
-        self.update = _Update()
+        self.update.thaw()
+        self.update = Update()
 
     def fill(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.
@@ -341,27 +285,6 @@ class Early:
                 self.exchange.resume(sent[part.bucket], part.until)
         for transfer in sent.values():
             self.exchange.finish(transfer)
-
-    def thaw(self) -> None:
-        """Lets gradients be changed again."""
-        for array in self.update.frozen:
-            array.flags.writeable = True
-        self.update.frozen.clear()
-
-    def _freeze(self, arrays: Iterable[Any]) -> None:
-        # Whoever changes a gradient in place now is told so.
-        for array in arrays:
-            if isinstance(array, numpy.ndarray) and array.flags.writeable:
-                array.flags.writeable = False
-                self.update.frozen.append(array)
-
-
-def _computed(array: Any) -> Any:
-    """An event behind all that the GPU was told so far; None for NumPy."""
-    if isinstance(array, numpy.ndarray):
-        return None
-    return chainer.backend.get_array_module(
-        array).cuda.get_current_stream().record()
 
 
 def _sizes(parameters: Mapping[str, chainer.Parameter]) -> dict[str, int]:

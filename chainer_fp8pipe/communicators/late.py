@@ -9,6 +9,7 @@ from ..codecs import Codec, Tensors
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients
+from .nonfinite import here
 from .overlap import Overlap
 
 
@@ -66,17 +67,5 @@ class Late:
                 with self._statistics.section('decode'):
                     self._nonfinite[transfer] = transfer.decode(tensors)
         if self._nonfinite[transfer] and self._must_be_finite:
-            self._raise_nonfinite(self._nonfinite[transfer][0])
+            raise here(self._codec, self._nonfinite[transfer][0])
         self._gradients.write_back(name)
-
-    def _raise_nonfinite(self, name: str) -> None:
-        own = self._codec.nonfinite
-        reason = (f'{own[0]} is not finite in {self._codec.name} on this rank'
-                  if own else 'it is not so on this rank, but on another, or '
-                  'the sum overflowed')
-        raise RuntimeError(
-            f'the mean of the gradients of {name} is not finite: {reason}. '
-            'Other parameters may have been updated: go on from a snapshot. '
-            'Lower the learning rate, clip gradients, scale the loss, or pass '
-            "nonfinite='pass' to create_communicator; with overlap=True no "
-            'parameter is updated, and the rank is named on all ranks')

@@ -1,0 +1,66 @@
+"""Means that are NaN or infinite: whether they are errors, and whose."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from ..codecs import Codec
+from .model_state import ModelState
+
+_REMEDY = ('Lower the learning rate, clip gradients, scale the loss, or pass '
+           "nonfinite='pass' to create_communicator")
+
+
+def must_be_finite(wanted: str, state: ModelState) -> bool:
+    """Whether an update of a model must not go on with such a mean.
+
+    Args:
+        wanted: The option ``nonfinite``.
+        state: Of the model.
+    """
+    if wanted == 'auto':
+        return not state.scaling_is_dynamic
+    return wanted == 'raise'
+
+
+def everywhere(comm: MPI.Comm, codec: Codec, names: Sequence[str],
+               wire_is_finite: bool) -> RuntimeError:
+    """The same error on all ranks, before any parameter is updated.
+
+    Args:
+        comm: The ranks.
+        codec: Of this update.
+        names: Parameters whose mean is not finite.
+        wire_is_finite: The wire is, on all ranks; so that it is a matter of
+            this rank.
+    """
+    if wire_is_finite:      # so the others need not be here
+        culprits = [f'the value of {names[0]}, or its product with the '
+                    f'ratio, is not finite on rank {comm.rank}']
+    else:
+        culprits = [
+            f'{found[0]} is not finite in {codec.name} on rank {rank}'
+            + (f' (and {len(found) - 1} more)' if found[1:] else '')
+            for rank, found in enumerate(comm.allgather(codec.nonfinite))
+            if found]
+    text = '; '.join(culprits) or (
+        f'the sum of the gradients of {names[0]} overflowed')
+    return RuntimeError(f'{text}. No parameter was updated. {_REMEDY}.')
+
+
+def here(codec: Codec, name: str) -> RuntimeError:
+    """The error of a rank that has looked at a mean, maybe alone.
+
+    Args:
+        codec: Of this update.
+        name: The parameter.
+    """
+    reason = (f'{codec.nonfinite[0]} is not finite in {codec.name} on this '
+              'rank' if codec.nonfinite else 'it is not so on this rank, but '
+              'on another, or the sum overflowed')
+    return RuntimeError(
+        f'the mean of the gradients of {name} is not finite: {reason}. Other '
+        'parameters may have been updated: go on from a snapshot. '
+        f'{_REMEDY}; with overlap=True no parameter is updated, and all ranks '
+        'name the rank')
