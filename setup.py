@@ -1,4 +1,7 @@
-"""Builds the compiled loops of the fp8 format; the rest is in setup.cfg."""
+"""Builds what is compiled: loops of the fp8 format, an index of JPEGs.
+
+The rest is in setup.cfg.
+"""
 from setuptools import Extension, setup
 
 setup(
@@ -17,6 +20,14 @@ setup(
                 # vector code must; no bits depend on it.
                 '-fno-trapping-math',
             ],
+        ),
+        Extension(
+            'chainer_fp8pipe.images._jpeg',
+            sources=['chainer_fp8pipe/images/_jpeg.c'],
+            depends=[f'chainer_fp8pipe/images/jpeg_{part}.h'
+                     for part in ('bits', 'huffman', 'header', 'index',
+                                  'cut')],
+            extra_compile_args=['-O3'],
         ),
     ],
 )

@@ -10,8 +10,9 @@ Each of the four optimisations is removed, and used alone:
               from the system's own cache before each epoch, as those of a
               data set larger than memory would be
     prefetch  without it, a batch is read when it is wanted
-    fused     decode and crop in one; without it, the same libraries decode
-              the whole image and then crop it
+    fused     decode and crop in one, with an index of the file's codes if
+              the cache keeps one; without it, the same libraries decode the
+              whole image and then crop it
     workers   as many as given; without them, one
 
 ``alone`` is the rate at which batches come when they are taken at once.
@@ -39,6 +40,7 @@ from photographs import build
 
 PARTS = ('cache', 'prefetch', 'fused', 'workers')
 DECODERS = ('turbojpeg', 'turbojpeg-whole', 'pillow', 'pillow-whole')
+INDEXED = 'turbojpeg, index'
 
 
 def parse():
@@ -190,35 +192,68 @@ def memory(options, root):
 def decoders(options, root):
     """Milliseconds of processor time per image; gains; errors.
 
-    Decoders take turns over all images, as each image's codes would be known
-    to the processor after a few times.
+    Ways to decode take turns over all images, as each image's codes would be
+    known to the processor after a few times.
     """
     paths = sorted(pathlib.Path(root).glob('*/*'))[:options.images]
     files = [path.read_bytes() for path in paths]
     header, rng = create_decoder('pillow'), numpy.random.default_rng(0)
     transform = RandomResizedCrop(224)
     plans = [transform.plan(*header.size(data), rng) for data in files]
-    seconds = {name: [] for name in DECODERS}
+    indices, cost = index_all(files, options.epochs)
+    samples = list(zip(files, plans, indices, strict=True))
+    found = ways()
+    seconds = {name: [] for name in found}
     for _ in range(options.epochs):
-        for name in DECODERS:
-            decoder = create_decoder(name)
+        for name, decode in found.items():
             start = time.process_time()
-            for data, plan in zip(files, plans, strict=True):
-                decoder.decode(data, plan)
+            for sample in samples:
+                decode(*sample)
             seconds[name].append(time.process_time() - start)
     rows = {}
-    for name in DECODERS:
+    for name in found:
         milliseconds = 1e3 * statistics.median(seconds[name]) / len(files)
-        whole = f'{name.removesuffix("-whole")}-whole'
+        whole = f'{name.partition(",")[0].removesuffix("-whole")}-whole'
         gain, usual = (gain_of(seconds[name], seconds[other])
                        for other in (whole, 'pillow-whole'))
-        mean, worst = errors(name, whole, files, plans)
+        mean, worst = errors(found[name], found[whole], samples[:300])
         rows[name] = {'milliseconds': milliseconds, 'gain': gain,
                       'gain on Pillow': usual,
                       'mean error': mean, 'worst error': worst}
         print(f'{name:18}{milliseconds:9.3f} ms{gain:12.2f} x{usual:12.2f} x'
               f'{mean:12.3f}{worst:12.2f}', flush=True)
-    return rows
+    print(f'making an index, once: {cost["milliseconds"]:.3f} ms an image; '
+          f'it is {100 * cost["share"]:.1f} % of the file')
+    return {**rows, 'making an index': cost}
+
+
+def ways():
+    """Name to what decodes a file, by a plan and the file's index."""
+    made = {name: create_decoder(name) for name in DECODERS}
+    fast = made['turbojpeg']
+
+    def plainly(decoder):
+        return lambda data, plan, index: decoder.decode(data, plan)
+
+    def indexed(data, plan, index):
+        # Progressive files have none.
+        return (fast.decode(data, plan) if index is None
+                else fast.decode_indexed(data, index, plan))
+    return {INDEXED: indexed, **{name: plainly(decoder)
+                                 for name, decoder in made.items()}}
+
+
+def index_all(files, times):
+    """The files' indices; what they cost: milliseconds, share of the bytes."""
+    decoder, seconds = create_decoder('turbojpeg'), []
+    for _ in range(times):
+        start = time.process_time()
+        indices = [decoder.index(data) for data in files]
+        seconds.append(time.process_time() - start)
+    size = sum(len(index.data) for index in indices if index)
+    return indices, {
+        'milliseconds': 1e3 * statistics.median(seconds) / len(files),
+        'share': size / sum(map(len, files))}
 
 
 def gain_of(own, others):
@@ -227,12 +262,10 @@ def gain_of(own, others):
         own, others, strict=True))
 
 
-def errors(name, whole, files, plans):
+def errors(decode, reference, samples):
     """Mean absolute error to decode-then-crop: of all images, of the worst."""
-    decoder, reference = create_decoder(name), create_decoder(whole)
-    found = [numpy.abs(decoder.decode(data, plan).astype('i2')
-                       - reference.decode(data, plan)).mean()
-             for data, plan in zip(files[:300], plans[:300], strict=True)]
+    found = [numpy.abs(decode(*sample).astype('i2')
+                       - reference(*sample)).mean() for sample in samples]
     return float(numpy.mean(found)), float(max(found))
 
 

@@ -1,6 +1,9 @@
 """Samples in the memory of a node, once for all its processes.
 
-    header | one entry per sample: start, size, height, width | the bytes
+    header | one entry per sample: start, size, and two more | the bytes
+
+The two more are height and width of pixels; or, of a file, the bytes of the
+index of its codes, which follows it, and 0.
 
 A sample is added by whichever process reads it first, and stays.  When the
 next one does not fit it is not kept, and nothing is thrown out for it: every
@@ -8,6 +11,8 @@ sample is used once in an epoch, so a cache that made room would throw out
 what is needed sooner.
 """
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy
 
@@ -19,6 +24,21 @@ _HEADER = 8
 _ENTRY = 4      # numbers of int64 in an entry
 _RESERVED = -1  # in place of a start: somebody is writing the sample
 _ALIGNMENT = 16
+
+
+class Kept(NamedTuple):
+    """What was kept of a file: not copies, read-only.
+
+    The memory stays as long as these are there, even after
+    :meth:`Cache.close`.
+
+    Attributes:
+        data: The file.
+        extra: The index of its codes; empty if it has none.
+    """
+
+    data: memoryview
+    extra: memoryview
 
 
 class Cache:
@@ -48,10 +68,18 @@ class Cache:
         """
         return cls(Segment.create(_overhead(samples) + budget), samples)
 
-    def get(self, index: int) -> bytes | None:
+    @property
+    def room(self) -> int:
+        """Bytes that are left of the budget."""
+        return self.budget - int(self._header[_USED])
+
+    def get(self, index: int) -> Kept | None:
         """What :meth:`put` kept of a sample; None if it did not."""
-        start, size, _, _ = self._entry(index)
-        return bytes(self.segment.view(start, size)) if start > 0 else None
+        start, size, extra, _ = self._entry(index)
+        if start <= 0:
+            return None
+        view = self.segment.view(start, size).toreadonly()
+        return Kept(view[:size - extra], view[size - extra:])
 
     def get_pixels(self, index: int) -> numpy.ndarray | None:
         """What :meth:`put_pixels` kept of a sample: not a copy, read-only."""
@@ -62,16 +90,23 @@ class Cache:
         pixels.flags.writeable = False
         return pixels
 
-    def put(self, index: int, data: bytes) -> bool:
+    def put(self, index: int, data: bytes,
+            extra: bytes | memoryview = b'') -> bool:
         """Keeps the bytes of a sample; returns whether they fit.
 
         Also true if another process keeps them, or is about to.
+
+        Args:
+            index: Of the sample.
+            data: Its file.
+            extra: The index of the file's codes, if it has one.
         """
-        return self._put(index, numpy.frombuffer(data, numpy.uint8), 0, 0)
+        return self._put(index, [numpy.frombuffer(part, numpy.uint8)
+                                 for part in (data, extra)], len(extra), 0)
 
     def put_pixels(self, index: int, pixels: numpy.ndarray) -> bool:
         """As :meth:`put`, of pixels: (H, W, 3), uint8."""
-        return self._put(index, pixels, *pixels.shape[:2])
+        return self._put(index, [pixels], *pixels.shape[:2])
 
     def statistics(self) -> tuple[int, int]:
         """How many samples are kept, and in how many bytes."""
@@ -88,9 +123,9 @@ class Cache:
         with self._lock:
             return self._entries[index].tolist()
 
-    def _put(self, index: int, data: numpy.ndarray, height: int,
-             width: int) -> bool:
-        size = data.nbytes
+    def _put(self, index: int, parts: list[numpy.ndarray], *more: int
+             ) -> bool:
+        size = sum(part.nbytes for part in parts)
         with self._lock:
             if self._entries[index, 0]:     # another process was faster
                 return True
@@ -102,10 +137,12 @@ class Cache:
         # Long enough for others to wait.  Whoever is killed here leaves a
         # hole, not half a sample: the entry is written when all is there,
         # and until then, or for ever, others read the file.
-        start += self._start
-        self.segment.array(start, data.shape, numpy.uint8)[...] = data
+        start = at = start + self._start
+        for part in parts:
+            self.segment.array(at, part.shape, numpy.uint8)[...] = part
+            at += part.nbytes
         with self._lock:
-            self._entries[index] = start, size, height, width
+            self._entries[index] = start, size, *more
         return True
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 import abc
 import logging
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
 from . import libturbojpeg, resizing
-from .header import USUAL_FRAMES, Header, read_header
+from .header import USUAL_FRAMES, Header, check_pixels, read_header
+from .jpeg_index import JpegIndex, Part
 from .pillow import decode_with_pillow
 from .resizing import (
     box_within,
@@ -57,6 +58,21 @@ class Decoder(Protocol):
             ImageError: The file is not an image that can be used.
             ValueError: ``plan.box`` is not inside the image.
         """
+
+
+@runtime_checkable
+class IndexingDecoder(Decoder, Protocol):
+    """A decoder that decodes a part faster if it has seen the file before."""
+
+    def index(self, data: bytes) -> JpegIndex | None:
+        """What makes later parts of this file faster; None if nothing does.
+
+        Nothing is raised for a file that cannot be used.
+        """
+
+    def decode_indexed(self, data: bytes | memoryview, index: JpegIndex,
+                       plan: Crop) -> numpy.ndarray:
+        """As :meth:`decode`, and with the same result, with an index."""
 
 
 def create_decoder(name: str = 'auto',
@@ -149,14 +165,35 @@ class _Turbo(_Base):
                 data, header.width, header.height, plan.box, shrink)
         if pixels is None:
             return decode_with_pillow(data, header.kind, plan)
-        left, top = plan.box[0] // shrink, plan.box[1] // shrink
-        return mirrored(resize(pixels, plan.size, box_within(
-            plan, shrink, left, top)), plan)
+        return _made(pixels, plan, shrink)
+
+    def index(self, data: bytes) -> JpegIndex | None:
+        whole = self.name.endswith(_WHOLE)
+        return None if whole else JpegIndex.of(data)
+
+    def decode_indexed(self, data: bytes | memoryview, index: JpegIndex,
+                       plan: Crop) -> numpy.ndarray:
+        check_pixels(*index.size, self._max_pixels)
+        check_box(plan, *index.size)
+        shrink = shrink_for(plan)
+        part = (index.cut(data, plan.box, shrink)
+                or Part(data, *index.size, plan.box))
+        pixels = self._decompressor().decode(*part, shrink)
+        if pixels is None:
+            return self.decode(bytes(data), plan)
+        return _made(pixels, plan, shrink)
 
     def _decompressor(self) -> libturbojpeg.Decompressor:
         if not hasattr(self._local, 'decompressor'):
             self._local.decompressor = libturbojpeg.Decompressor()
         return self._local.decompressor
+
+
+def _made(pixels: numpy.ndarray, plan: Crop, shrink: int) -> numpy.ndarray:
+    """What ``plan`` makes of the part's pixels, shrunk while decoding."""
+    left, top = plan.box[0] // shrink, plan.box[1] // shrink
+    return mirrored(resize(pixels, plan.size, box_within(
+        plan, shrink, left, top)), plan)
 
 
 def _tell_what_is_missing() -> None:

@@ -67,12 +67,17 @@ def read_header(data: bytes, max_pixels: int) -> Header:
     if not header.width or not header.height:
         raise ImageError('', f'has no pixels: its header says {header.width} '
                          f'x {header.height}')
-    if header.width * header.height > max_pixels:
+    check_pixels(header.width, header.height, max_pixels)
+    return header
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Raises ImageError if an image has more pixels than are allowed."""
+    if width * height > max_pixels:
         raise ImageError(
-            '', f'is too large: {header.width} x {header.height} pixels, and '
+            '', f'is too large: {width} x {height} pixels, and '
             f'max_pixels={max_pixels:,} are allowed; make it smaller, or '
             'allow more in create_decoder')
-    return header
 
 
 def _of_jpeg(data: bytes) -> Header:

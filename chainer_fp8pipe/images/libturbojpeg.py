@@ -6,12 +6,12 @@ the system's if that is of version 3, and otherwise the one that the wheel
 ``turbojpeg`` carries.
 
 A JPEG is coded from top to bottom in blocks.  All codes down to the lower
-edge of the part must be read, and are thrown away outside it; the inverse
-transform, the chroma upsampling and the colour conversion, more than half of
-the work, are done for the part only.  Where the part is much larger than
-what is made of it, the inverse transform itself computes every second,
-fourth or eighth pixel as an average (Independent JPEG Group, libjpeg.txt,
-"scaled decoding").
+edge of the part must be read, and are thrown away outside it (which is why
+:mod:`.jpeg_index` makes small files of parts); the inverse transform, the
+chroma upsampling and the colour conversion, more than half of the work, are
+done for the part only.  Where the part is much larger than what is made of
+it, the inverse transform itself computes every second, fourth or eighth pixel
+as an average (Independent JPEG Group, libjpeg.txt, "scaled decoding").
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ctypes
 import functools
 import importlib.metadata
 import weakref
-from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from ctypes import c_int, c_size_t, c_void_p
 
 import numpy
 
@@ -73,7 +73,7 @@ class Decompressor:
         self._scratch = numpy.empty(0, numpy.uint8)
         weakref.finalize(self, tj.tj3Destroy, handle)
 
-    def decode(self, data: bytes, width: int, height: int,
+    def decode(self, data: bytes | memoryview, width: int, height: int,
                box: tuple[int, int, int, int], shrink: int
                ) -> numpy.ndarray | None:
         """Decodes a part.
@@ -95,7 +95,9 @@ class Decompressor:
             rows likewise.  None if the library cannot decode this file.
         """
         tj, handle = self._tj, self._handle
-        if tj.tj3DecompressHeader(handle, data, len(data)):
+        file = numpy.frombuffer(data, numpy.uint8)
+        source = file.ctypes.data, file.size
+        if tj.tj3DecompressHeader(handle, *source):
             return None
         subsampling = tj.tj3Get(handle, _SUBSAMPLING)
         if not 0 <= subsampling < len(_UNIT_WIDTHS):
@@ -111,8 +113,7 @@ class Decompressor:
                     start, top, stop - start, bottom - top)):
             return None
         pixels = self._space(bottom - top, stop - start)
-        if tj.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0,
-                             _RGB) \
+        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB) \
                 and tj.tj3GetErrorCode(handle) != _WARNING:
             return None
         return pixels[:, left - start:right - start]
@@ -145,10 +146,10 @@ def _declared(tj: ctypes.CDLL) -> ctypes.CDLL:
             ('tj3Destroy', None, c_void_p),
             ('tj3Get', c_int, c_void_p, c_int),
             ('tj3GetErrorCode', c_int, c_void_p),
-            ('tj3DecompressHeader', c_int, c_void_p, c_char_p, c_size_t),
+            ('tj3DecompressHeader', c_int, c_void_p, c_void_p, c_size_t),
             ('tj3SetScalingFactor', c_int, c_void_p, _Factor),
             ('tj3SetCroppingRegion', c_int, c_void_p, _Region),
-            ('tj3Decompress8', c_int, c_void_p, c_char_p, c_size_t, c_void_p,
+            ('tj3Decompress8', c_int, c_void_p, c_void_p, c_size_t, c_void_p,
              c_int, c_int)):
         function = getattr(tj, name)
         function.restype, function.argtypes = result, arguments

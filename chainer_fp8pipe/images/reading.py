@@ -5,19 +5,25 @@ who reads it or when.
 """
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy
 
 from .cache import Cache
-from .decode import Decoder
+from .decode import Decoder, IndexingDecoder
 from .errors import ImageError
+from .jpeg_index import JpegIndex
 from .resizing import crop_and_resize
 from .table import FileTable
 from .transforms import Crop, Transform
 
 #: What a cache keeps: the files' bytes, the whole images' pixels, nothing.
 CacheKind = Literal['memory', 'decoded'] | None
+
+
+class _File(NamedTuple):
+    data: bytes | memoryview
+    codes: JpegIndex | None     # where they are
 
 
 class Reader:
@@ -37,6 +43,11 @@ class Reader:
                  seed: int) -> None:
         self.table, self.transform, self.decoder = table, transform, decoder
         self.kind, self.cache, self.seed = kind, cache, seed
+        # Who makes and uses indices: what is read once, or as a whole, does
+        # not need one.
+        self._indexer = (
+            decoder if kind == 'memory' and transform is not None
+            and isinstance(decoder, IndexingDecoder) else None)
 
     def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
         """Writes a sample, as it is in an epoch, into ``out``.
@@ -70,9 +81,7 @@ class Reader:
         """The part of an image that the transform wants, as it wants it."""
         assert self.transform is not None
         if self.kind != 'decoded':
-            data = self._bytes(index)
-            size = self.decoder.size(data)
-            return self.decoder.decode(data, self.transform.plan(*size, rng))
+            return self._decode_part(self._file(index), rng)
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         if pixels is None:
@@ -83,9 +92,21 @@ class Reader:
         return crop_and_resize(pixels, self.transform.plan(
             width, height, rng))
 
+    def _decode_part(self, file: _File, rng: numpy.random.Generator
+                     ) -> numpy.ndarray:
+        assert self.transform is not None
+        # The decoder of another rank may have made the index.
+        if self._indexer is None or file.codes is None:
+            data = bytes(file.data)
+            return self.decoder.decode(data, self.transform.plan(
+                *self.decoder.size(data), rng))
+        return self._indexer.decode_indexed(
+            file.data, file.codes, self.transform.plan(
+                *file.codes.size, rng))
+
     def _whole(self, index: int) -> numpy.ndarray:
         if self.kind != 'decoded':
-            return _decode_whole(self.decoder, self._bytes(index))
+            return _decode_whole(self.decoder, bytes(self._file(index).data))
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         return (self._decode_and_keep(index, self.file(index))
@@ -97,14 +118,30 @@ class Reader:
         self.cache.put_pixels(index, pixels)
         return pixels
 
-    def _bytes(self, index: int) -> bytes:
+    def _file(self, index: int) -> _File:
+        """A sample's file, and where its codes are if somebody has looked."""
         if self.cache is None:
-            return self.file(index)
-        data = self.cache.get(index)
-        if data is None:
+            return _File(self.file(index), None)
+        kept = self.cache.get(index)
+        if kept is None:
             data = self.file(index)
+            return _File(data, self._keep(index, data))
+        return _File(kept.data,
+                     JpegIndex(kept.extra) if kept.extra else None)
+
+    def _keep(self, index: int, data: bytes) -> JpegIndex | None:
+        """Keeps a file if it fits, with an index if that fits as well."""
+        assert self.cache is not None
+        codes = None
+        if len(data) <= self.cache.room:    # else it would be made for once
+            codes = self.codes(data)
+        if codes is None or not self.cache.put(index, data, codes.data):
             self.cache.put(index, data)
-        return data
+        return codes
+
+    def codes(self, data: bytes) -> JpegIndex | None:
+        """An index of a file, if this reader makes use of one."""
+        return self._indexer.index(data) if self._indexer else None
 
     def file(self, index: int) -> bytes:
         """The bytes of a file."""
@@ -121,7 +158,8 @@ def kept_bytes(reader: Reader, index: int) -> int:
     """What a sample would take in a cache; 0 if it cannot be kept."""
     data = reader.file(index)
     if reader.kind == 'memory':
-        return len(data)
+        codes = reader.codes(data)
+        return len(data) + (len(codes.data) if codes else 0)
     try:
         width, height = reader.decoder.size(data)
     except ImageError:

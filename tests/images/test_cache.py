@@ -7,6 +7,7 @@ from chainer_fp8pipe.images.cache import Cache
 from chainer_fp8pipe.images.segment import Segment
 
 import numpy
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,30 @@ def test_what_is_kept_is_what_was_given():
     cache = Cache.create(3, 1000)
     assert cache.get(1) is None
     assert cache.put(1, b'some bytes')
-    assert cache.get(1) == b'some bytes'
+    assert cache.get(1).data == b'some bytes'
     assert cache.get(0) is None
     assert cache.statistics() == (1, 10)
+
+
+def test_what_goes_with_a_file_is_kept_with_it():
+    cache = Cache.create(3, 100)
+    assert cache.put(0, b'a file', b'its index')
+    assert cache.put(1, b'a file without one')
+    assert cache.get(0) == (b'a file', b'its index')
+    assert cache.get(1) == (b'a file without one', b'')
+    assert cache.statistics() == (2, 33)
+    assert cache.room == 100 - 16 - 32
+    assert not cache.put(2, b'x' * 50, b'y' * 3)
+    assert cache.put(2, b'x' * 50, b'yy')
+    assert cache.get(2) == (b'x' * 50, b'yy')
+
+
+def test_what_is_kept_cannot_be_changed():
+    cache = Cache.create(1, 100)
+    cache.put(0, b'a file', b'its index')
+    for part in cache.get(0):
+        with pytest.raises(TypeError):
+            part[0] = 0
 
 
 def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
@@ -33,13 +55,15 @@ def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
     assert cache.get_pixels(0) is None
 
 
-def test_pixels_outlive_the_cache():
-    cache = Cache.create(1, 1000)
+def test_what_is_in_use_outlives_the_cache():
+    cache = Cache.create(2, 1000)
     cache.put_pixels(0, numpy.full((2, 2, 3), 7, numpy.uint8))
-    found = cache.get_pixels(0)
+    cache.put(1, b'a file', b'its index')
+    found, file = cache.get_pixels(0), cache.get(1)
     cache.close()
     del cache
     assert (found == 7).all()
+    assert file == (b'a file', b'its index')
 
 
 @settings(max_examples=100, deadline=None)
@@ -56,7 +80,8 @@ def test_nothing_is_thrown_out_and_the_budget_is_kept(budget, sizes):
         if room:
             kept[index] = data
         for earlier in range(len(sizes)):
-            assert cache.get(earlier) == kept.get(earlier)
+            found = cache.get(earlier)
+            assert (found and found.data) == kept.get(earlier)
     assert sum(map(len, kept.values())) <= budget
     assert cache.statistics() == (len(kept), sum(map(len, kept.values())))
     cache.close()
@@ -66,7 +91,7 @@ def test_a_sample_is_kept_once():
     cache = Cache.create(1, 100)
     assert cache.put(0, b'first')
     assert cache.put(0, b'later')
-    assert cache.get(0) == b'first'
+    assert cache.get(0).data == b'first'
     assert cache.statistics() == (1, 5)
 
 
@@ -84,7 +109,7 @@ def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
         return array(*arguments)
     cache.segment.array = meanwhile
     assert cache.put(0, b'1' * 48)
-    assert other.get(0) == b'1' * 48
+    assert other.get(0).data == b'1' * 48
     assert other.put(1, b'3' * 16)
     assert cache.statistics() == (2, 64)
 
@@ -106,8 +131,8 @@ def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
         env=environment(), pass_fds=[cache.segment.fd]) for step in (1, 3, 7)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     for index in range(400):
-        number = cache.get(index).partition(b',')[0]
-        assert cache.get(index) == number + (b',' + number) * 49 + b','
+        number = bytes(cache.get(index).data).partition(b',')[0]
+        assert cache.get(index).data == number + (b',' + number) * 49 + b','
     assert cache.statistics()[0] == 400
 
 
@@ -128,7 +153,7 @@ def test_a_process_that_is_killed_while_it_holds_the_lock_leaves_it_open():
         env=environment(), pass_fds=[cache.segment.fd], timeout=60)
     assert killed.returncode == -9
     assert cache.put(0, b'still')
-    assert cache.get(0) == b'still'
+    assert cache.get(0).data == b'still'
 
 
 def test_threads_do_not_write_over_each_other():
@@ -143,7 +168,7 @@ def test_threads_do_not_write_over_each_other():
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(cache.get(index) == bytes([index % 256]) * 100
+    assert all(cache.get(index).data == bytes([index % 256]) * 100
                for index in range(400))
 
 
@@ -155,7 +180,7 @@ def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
         os._exit(not cache.put(0, b'child'))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     cache._lock._threads.release()
-    assert cache.get(0) == b'child'
+    assert cache.get(0).data == b'child'
 
 
 def test_a_segment_that_is_closed_twice_stays_closed():

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images import decode, libturbojpeg, resizing
-from chainer_fp8pipe.images.decode import create_decoder
+from chainer_fp8pipe.images.decode import IndexingDecoder, create_decoder
 from chainer_fp8pipe.images.errors import ImageError
 from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
 
@@ -233,6 +233,68 @@ def test_only_the_part_is_decoded(monkeypatch):
     box = (200, 100, 120, 130)
     create_decoder('turbojpeg').decode(jpeg(photograph()), Crop(box, (60, 60)))
     assert asked == [(640, 427, box, 2)]
+
+
+@_NEEDS
+@settings(deadline=None, max_examples=30)
+@given(number=st.integers(0, 2 ** 32 - 1),
+       side=st.sampled_from([224, 100, 50, 20]))
+def test_with_an_index_a_part_is_what_it_is_without(number, side):
+    encoded = jpeg(photograph())
+    decoder = create_decoder('turbojpeg')
+    plan = RandomResizedCrop(side).plan(640, 427,
+                                        numpy.random.default_rng(number))
+    numpy.testing.assert_array_equal(
+        decoder.decode_indexed(memoryview(encoded), decoder.index(encoded),
+                               plan),
+        decoder.decode(encoded, plan))
+
+
+def test_the_fast_decoder_alone_has_an_index():
+    encoded = jpeg(photograph())
+    assert not isinstance(create_decoder('pillow'), IndexingDecoder)
+    if _THERE:
+        assert create_decoder('turbojpeg-whole').index(encoded) is None
+        assert create_decoder('turbojpeg').index(encoded)
+        assert isinstance(create_decoder('turbojpeg'), IndexingDecoder)
+
+
+@_NEEDS
+def test_with_an_index_only_a_part_of_the_file_is_read(monkeypatch):
+    sizes = []
+    decompress = libturbojpeg.Decompressor.decode
+    monkeypatch.setattr(
+        libturbojpeg.Decompressor, 'decode',
+        lambda self, data, *what: sizes.append(len(data)) or decompress(
+            self, data, *what))
+    encoded, decoder = jpeg(photograph()), create_decoder('turbojpeg')
+    index = decoder.index(encoded)
+    decoder.decode_indexed(encoded, index, Crop((300, 300, 90, 90), (60, 60)))
+    assert sizes[0] < len(encoded) / 8
+
+
+@_NEEDS
+def test_what_an_index_says_is_checked_like_a_header():
+    encoded = jpeg(_small())
+    decoder = create_decoder('turbojpeg', max_pixels=1999)
+    index = decoder.index(encoded)
+    with pytest.raises(ImageError, match='50 x 40.*max_pixels=1,999'):
+        decoder.decode_indexed(encoded, index, _whole(50, 40))
+    with pytest.raises(ValueError, match='not inside an image of 50 x 40'):
+        create_decoder('turbojpeg').decode_indexed(encoded, index,
+                                                   _whole(51, 40))
+
+
+@_NEEDS
+def test_with_an_index_pillow_decodes_what_the_library_does_not(monkeypatch):
+    encoded, decoder = jpeg(photograph()), create_decoder('turbojpeg')
+    plan = Crop((300, 300, 90, 90), (60, 60))
+    monkeypatch.setattr(libturbojpeg.Decompressor, 'decode',
+                        lambda *_: None)
+    numpy.testing.assert_array_equal(
+        decoder.decode_indexed(memoryview(encoded), decoder.index(encoded),
+                               plan),
+        create_decoder('pillow').decode(encoded, plan))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import chainer_fp8pipe  # noqa: F401
-from chainer_fp8pipe.images import ImageFolder
+from chainer_fp8pipe.images import ImageFolder, libturbojpeg
 from chainer_fp8pipe.images.decode import create_decoder
 from chainer_fp8pipe.images.errors import ImageError
 
@@ -16,6 +16,7 @@ import pytest
 
 from ..ranks import environment
 from .folders import Broken, crop, make_folder, numbers, spoil, stream
+from .pictures import jpeg, photograph
 from .processes import eventually, is_alive, memory_of
 
 
@@ -54,6 +55,33 @@ def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
     assert labels == expected[1]
     assert all((one == other).all() for one, other in zip(
         images, expected[0], strict=True))
+
+
+@pytest.mark.skipif(libturbojpeg.library() is None,
+                    reason='there is no libturbojpeg 3')
+@pytest.mark.parametrize('workers', [0, 2])
+def test_epochs_with_indices_in_the_cache_are_those_without_a_cache(
+        tmp_path, workers):
+    (tmp_path / 'class').mkdir()
+    for number in range(9):
+        (tmp_path / 'class' / f'{number}.jpg').write_bytes(jpeg(
+            photograph()[20 * number:250, :300 + number]))
+    expected, labels = stream(
+        folder(tmp_path, decoder='turbojpeg').iterator(3, workers=0), 9)
+    data = folder(tmp_path, decoder='turbojpeg', cache='memory')
+    files = sum(os.path.getsize(data.path(k)) for k in range(9))
+    iterator = data.iterator(3, workers, 4)
+    first = stream(iterator, 3)
+    # What a worker has kept, it has kept for all.
+    count, size = data.cached()
+    assert count == 9
+    assert files + 9 * 500 < size < 1.3 * files
+    for k in range(9):
+        os.remove(data.path(k))
+    others = stream(iterator, 6)
+    iterator.finalize()
+    assert first[1] + others[1] == labels
+    assert numpy.array_equal(first[0] + others[0], expected)
 
 
 def test_an_epoch_has_every_sample_once_in_batches_of_nearly_one_size(
