@@ -8,6 +8,8 @@ from types import TracebackType
 
 from mpi4py import MPI
 
+from ..mpi.witness import say_that_all_end
+
 
 def abort_on_exception() -> None:
     """Makes an uncaught exception on one rank end all ranks.
@@ -34,6 +36,7 @@ def _abort(kind: type[BaseException], error: BaseException,
 
 def end_all_ranks(text: str, code: int) -> None:
     """Prints why, and ends all ranks with an exit code."""
+    say_that_all_end()          # what the launcher kills need not be named
     sys.stdout.flush()
     sys.stderr.write(text)      # in one write, so that ranks do not mix
     sys.stderr.flush()

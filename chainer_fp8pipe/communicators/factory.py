@@ -7,6 +7,7 @@ import chainermn
 from mpi4py import MPI
 
 from ..allreduce.abort import abort_on_exception
+from ..mpi.witness import watch
 from . import aggregation
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options
@@ -72,6 +73,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         known = ', '.join(CHAINERMN[name]) or 'none'
         raise ValueError(f'communicator {name!r} has no option '
                          f'{unknown[0]!r}; its options are: {known}')
+    watch(mpi_comm)
     return _create_chainermn_communicator(name, mpi_comm, **options)
 
 
@@ -79,9 +81,12 @@ def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
             ) -> CodecCommunicator:
     options = make_options(name, given)
     if options.algorithm != 'aggregator':
+        watch(mpi_comm)
         return CodecCommunicator(mpi_comm, name, options)
     aggregation.refuse_parts(mpi_comm)
     workers = mpi_comm.size - options.aggregators
+    watch(mpi_comm, f'aggregator {mpi_comm.rank - workers}'
+          if mpi_comm.rank >= workers else '')
     try:
         communicator = aggregation.divide(mpi_comm, name, options)
     except aggregation.UnfitOptions:    # aggregators have left all the same

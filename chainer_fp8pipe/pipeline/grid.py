@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..mpi.witness import watch
 from . import once
 from .placement import AXES, place
 
@@ -78,6 +79,7 @@ class ProcessGrid:
             (stage, row.index(self.comm.rank))
             for stage, row in enumerate(self.placement.ranks)
             if self.comm.rank in row)
+        watch(self.comm, self._role())
         self.pipeline: MPI.Comm = self.comm.Split(self.replica_index,
                                                   self.stage_index)
         self.data: MPI.Comm = self.comm.Split(self.stage_index,
@@ -104,6 +106,13 @@ class ProcessGrid:
         return (f'<ProcessGrid: rank {self.comm.rank} is stage '
                 f'{self.stage_index} of {self.stages}, replica '
                 f'{self.replica_index} of {self.replicas}>')
+
+    def _role(self) -> str:
+        """What this rank is called where it dies."""
+        if self.stages == 1:
+            return ''
+        return f'stage {self.stage_index}' + (
+            f' of replica {self.replica_index}' if self.replicas > 1 else '')
 
     def _axes(self) -> list[str]:
         """A line on each axis: what it moves, and whether between nodes."""

@@ -1,0 +1,242 @@
+"""The process beside the ranks of a node that sees which of them ends first.
+
+:mod:`.witness` has it run as a script, and says what it is for.  It knows the
+standard library only, so that it starts quickly and stays small.
+
+A launcher that loses a rank kills the others, and one that is told to end the
+job kills them all; both come as signals to the ranks' process groups.  So two
+processes come of this script.  The *sentinel* stays in the group of the rank
+that started it, and does nothing.  The *witness*, its child, moves to a
+session of its own, where no such signal reaches it.  If the sentinel ends
+first, it was the launcher that began, and the witness has nothing to say.
+
+It does not matter how late the witness gets a core to look, as the kernel
+notes what happens in its order.  A process that dies closes what it has open,
+and the launcher acts on that, before the process counts as ended.  So what
+tells of an end is that the rank's line to the witness is closed; or, where
+a fork of the rank has it open, too, the end itself.
+"""
+import array
+import contextlib
+import datetime
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+GOODBYE = b'goodbye'        # this rank's end is in order
+ALL_END = b'all end'        # the whole job is ended, by a rank that says why
+
+_DYING = 1.0                # seconds from the end of the line to that of all
+_PATIENCE = 0.1             # seconds to wait for how a process ended
+_PIDFD_GET_INFO = 0xC040FF0B        # <linux/pidfd.h>
+_PIDFD_INFO_EXIT = 1 << 3
+_INFO = struct.Struct('=Q52xi')     # the mask, and the wait status at 60
+_OWN = struct.Struct('=iII')        # struct ucred: process, user, group
+
+
+def main(listener: int, starter: int, size: int) -> None:
+    """Divides into sentinel and witness; returns in neither.
+
+    Args:
+        listener: File descriptor of the socket that ranks connect to.
+        starter: Process of the rank that started this one.
+        size: Ranks of the job, on all nodes.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)   # ranks may live on
+    theirs, ours = os.pipe()
+    if os.fork():
+        os.close(ours)
+        os.read(theirs, 1)          # until the witness ends
+    else:
+        os.close(theirs)
+        os.setsid()
+        with contextlib.suppress(OSError):      # such as: not permitted here
+            witness = _Witness(socket.socket(fileno=listener), ours)
+            if ended := witness.wait(starter):
+                os.write(2, ended.epitaph(size, witness.ranks).encode())
+    os._exit(0)
+
+
+class _Rank:
+    """A rank's process.
+
+    Args:
+        pid: Its number.
+
+    Attributes:
+        pidfd: Becomes readable when it ends; None if it has.
+        line: What it says comes from there.
+        closed: Whether it says nothing any more.
+        name: As it calls itself; '' if it has not.
+        said_goodbye: Whether it may end.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self.pidfd = os.pidfd_open(pid)
+        self.line: socket.socket | None = None
+        self.closed = False
+        self.name = ''
+        self.said_goodbye = False
+
+    def ends(self, ready: int) -> bool:
+        """Whether it has ended, or is ending.
+
+        Args:
+            ready: File descriptor that something happened to.
+        """
+        if self.pidfd in (None, ready):
+            return True
+        if not (self.line and self.line.fileno() == ready and self.closed):
+            return False
+        # Not if it has become another program (os.execv).
+        assert self.pidfd is not None
+        return bool(select.select([self.pidfd], [], [], _DYING)[0])
+
+    def epitaph(self, size: int, watched: int) -> str:
+        """The line about its end."""
+        at = datetime.datetime.now().time().isoformat('microseconds')
+        others = '' if watched == size else (
+            '; if there are several such lines, the earliest is the cause')
+        return (f'\nchainer_fp8pipe: {self.name}, process {self.pid} on host '
+                f'{os.uname().nodename}, {self._how()} in the middle of the '
+                f'job ({at}{others})\n')
+
+    def _how(self) -> str:
+        status = self._status()
+        if status is None:
+            return 'was killed or crashed'
+        if not os.WIFSIGNALED(status):
+            return (f'ended with exit code {os.WEXITSTATUS(status)}, without '
+                    'an exception or MPI_Finalize,')
+        number = os.WTERMSIG(status)
+        name = f'signal {number}'
+        with contextlib.suppress(ValueError):       # it has no name
+            name = signal.Signals(number).name
+        return f'was killed by {name}' + (
+            ' (the system does that when memory is short)'
+            if name in ('SIGKILL', 'SIGBUS') else '')
+
+    def _status(self) -> int | None:
+        """As os.wait gives it to the parent; None if it cannot be had."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            status = self._before_wait() or self._after_wait()
+            if status is not None or time.monotonic() > end:
+                return status
+            time.sleep(1e-3)
+
+    def _before_wait(self) -> int | None:
+        """While the parent has not asked.  Not 0, which may be a refusal."""
+        with contextlib.suppress(OSError), open(
+                f'/proc/{self.pid}/stat') as file:
+            fields = file.read().rpartition(')')[2].split()
+            if fields[0] == 'Z':
+                return int(fields[-1]) or None
+        return None
+
+    def _after_wait(self) -> int | None:
+        """When it has, from Linux 6.15 on."""
+        if self.pidfd is None:
+            return None
+        info = array.array('B', _INFO.pack(_PIDFD_INFO_EXIT, 0))
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.pidfd, _PIDFD_GET_INFO, info)
+            mask, status = _INFO.unpack(info)
+            if mask & _PIDFD_INFO_EXIT:
+                return status
+        return None
+
+
+class _Witness:
+    """Waits for the first end.
+
+    Args:
+        listener: Ranks connect to it, and say who they are.
+        sentinel: File descriptor of a pipe that the sentinel reads.
+    """
+
+    def __init__(self, listener: socket.socket, sentinel: int) -> None:
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._ranks: dict[int, _Rank] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+        self._sentinel = sentinel
+        self._epoll.register(sentinel, 0)   # tells when nobody reads it
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self._ranks)
+
+    def wait(self, starter: int) -> _Rank | None:
+        """The rank that ended first; None if that was in order."""
+        # Also if it does not connect, the witness must not outlive it.
+        while self._add(starter).pidfd is not None:
+            # In the order in which it happened, unlike poll.
+            for ready, _ in self._epoll.poll():
+                if ready == self._sentinel:
+                    return None
+                # What was said before an end must be heard before it counts.
+                self._meet()
+                if self._hear():
+                    return None
+                for rank in self._ranks.values():
+                    if rank.ends(ready):
+                        return (None if rank.said_goodbye or not rank.name
+                                else rank)
+        return None
+
+    def _add(self, pid: int) -> _Rank:
+        """The rank of a process, which is watched from now on."""
+        rank = self._ranks.get(pid)
+        if rank is None:
+            rank = self._ranks[pid] = _Rank(pid)
+            if rank.pidfd is not None:
+                self._epoll.register(rank.pidfd, select.EPOLLIN)
+        return rank
+
+    def _meet(self) -> None:
+        """Takes new ranks in."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                line, _ = self._listener.accept()
+                pid, user, _ = _OWN.unpack(line.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _OWN.size))
+                # 0: of another PID namespace, so that it cannot be watched.
+                if pid and user == os.geteuid():
+                    line.setblocking(False)
+                    self._epoll.register(line, select.EPOLLIN)
+                    self._add(pid).line = line
+
+    def _hear(self) -> bool:
+        """Listens to all ranks; whether one of them ends the job."""
+        for rank in self._ranks.values():
+            with contextlib.suppress(BlockingIOError):
+                while rank.line and not rank.closed:
+                    try:
+                        message = rank.line.recv(1024)
+                    except ConnectionResetError:
+                        message = b''
+                    if message == ALL_END:
+                        return True
+                    if message == GOODBYE:
+                        rank.said_goodbye = True
+                    elif message:
+                        rank.name = message.decode(errors='replace')
+                    else:
+                        rank.closed = True
+        return False
+
+
+if __name__ == '__main__':
+    main(*map(int, sys.argv[1:]))
