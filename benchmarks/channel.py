@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 
-from chainer_fp8pipe.allreduce.abort import abort_on_exception
+from chainer_fp8pipe.mpi.abort import abort_on_exception
 from chainer_fp8pipe.pipeline.channel import Receiver, Sender
 
 import chainermn

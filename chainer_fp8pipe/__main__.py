@@ -14,11 +14,11 @@ import chainermn
 import chainermn.communicators
 from mpi4py import MPI
 
-from .allreduce.abort import abort_on_exception, end_all_ranks
 from .bench.command import add_bench
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
+from .mpi.abort import abort_on_exception, end_all_ranks
 
 _RUN = """
 Runs an unmodified ChainerMN script:

@@ -1,5 +1,4 @@
 """Algorithms that bring the mean of all ranks' wires to every rank."""
-from .agreement import Signature, agree, raise_together
 from .base import Algorithm
 from .mpi_op import MpiOp
 from .plan import Plan
@@ -7,5 +6,4 @@ from .planned import Planned
 from .statistics import Statistics
 from .two_level import TwoLevel
 
-__all__ = ['Algorithm', 'MpiOp', 'Plan', 'Planned', 'Signature', 'Statistics',
-           'TwoLevel', 'agree', 'raise_together']
+__all__ = ['Algorithm', 'MpiOp', 'Plan', 'Planned', 'Statistics', 'TwoLevel']

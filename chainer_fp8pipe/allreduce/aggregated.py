@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from ..codecs import Codec
 from ..codecs.relay import Recipe
-from .abort import end_all_ranks
+from ..mpi.abort import end_all_ranks
 from .executor import PARTS
 from .job import Job
 from .plan import Plan

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from mpi4py import MPI
 
-from ..allreduce import Signature, agree
 from ..allreduce.aggregated import Workers, dismiss, has_aggregators
 from ..allreduce.serving import serve
+from ..mpi.agreement import Signature, agree
 from .codec_communicator import CodecCommunicator
 from .options import ExchangeOptions
 

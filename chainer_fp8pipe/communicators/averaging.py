@@ -10,9 +10,10 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce import Planned, Signature, Statistics, agree
+from ..allreduce import Planned, Statistics
 from ..allreduce.aggregated import Aggregated
 from ..codecs import Codec
+from ..mpi.agreement import Signature, agree
 from . import backward_watch
 from .early import Early
 from .exchange import Exchange, Transfer

@@ -10,9 +10,10 @@ import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..allreduce import Signature, Statistics, agree
+from ..allreduce import Statistics
 from ..codecs import Cast, Codec, Fp8Ratio, WarmUp
 from ..codecs.fp8_ratio import TensorReport
+from ..mpi.agreement import Signature, agree
 from .averaging import Averaging, Final
 from .composition import Nodes, make_algorithm
 from .model_state import ModelStates

@@ -8,8 +8,8 @@ from typing import Any
 
 import chainer
 
-from ..allreduce import Signature
 from ..codecs import Tensors
+from ..mpi.agreement import Signature
 from .buckets import Bucket
 from .deferred import Deferred
 from .exchange import Exchange, Transfer

@@ -6,7 +6,7 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
-from ..allreduce.abort import abort_on_exception
+from ..mpi.abort import abort_on_exception
 from ..mpi.witness import watch
 from . import aggregation
 from .codec_communicator import CodecCommunicator

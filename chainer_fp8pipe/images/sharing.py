@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from chainer_fp8pipe.allreduce import agreement
-from chainer_fp8pipe.allreduce.abort import abort_on_exception
+from chainer_fp8pipe.mpi import agreement
+from chainer_fp8pipe.mpi.abort import abort_on_exception
 
 from mpi4py import MPI
 

@@ -13,8 +13,8 @@ from chainer_fp8pipe import (
     create_grouped_bn_model,
     large_batch,
 )
-from chainer_fp8pipe.allreduce import raise_together
 from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
+from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.training.extensions import (
     FollowEpochs,
     MovingAverage,

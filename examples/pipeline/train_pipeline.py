@@ -17,8 +17,8 @@ from chainer_fp8pipe import (
     ReplicaIterator,
     create_communicator,
 )
-from chainer_fp8pipe.allreduce import raise_together
 from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
+from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
     PipelineTimeline,

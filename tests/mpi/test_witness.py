@@ -250,7 +250,7 @@ wait_for_ever()
 ])
 def test_an_end_that_is_meant_or_explained_is_not_a_death(run, body, code):
     done = run(2, f"""
-from chainer_fp8pipe.allreduce.abort import abort_on_exception
+from chainer_fp8pipe.mpi.abort import abort_on_exception
 abort_on_exception()
 watch(world)
 while not is_watched(os.getpid()):
@@ -267,7 +267,7 @@ world.Barrier()
     signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_job_that_is_ended_names_nobody_and_leaves_nothing(job, number):
     launcher = job.start(3, """
-from chainer_fp8pipe.allreduce.abort import abort_on_exception
+from chainer_fp8pipe.mpi.abort import abort_on_exception
 abort_on_exception()
 watch(world)
 while not is_watched(os.getpid()):

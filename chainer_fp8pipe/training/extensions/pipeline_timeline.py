@@ -12,7 +12,7 @@ import chainer
 from chainer.training import extension
 from mpi4py import MPI
 
-from ...allreduce import raise_together
+from ...mpi.agreement import raise_together
 from ...pipeline.events import Event, chrome_trace
 
 

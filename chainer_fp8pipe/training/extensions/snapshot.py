@@ -22,7 +22,7 @@ import numpy
 from chainer.training import extension
 from mpi4py import MPI
 
-from ...allreduce import Signature, agree, raise_together
+from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.ranks import all_ranks
 from . import snapshot_file, snapshot_transfer
 from .job_state import (

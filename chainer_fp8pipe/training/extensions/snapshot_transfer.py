@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ...allreduce import raise_together
+from ...mpi.agreement import raise_together
 from . import snapshot_file
 from .optimizer_state import State
 from .snapshot_file import Content

@@ -6,7 +6,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ...allreduce import raise_together
+from ...mpi.agreement import raise_together
 from ...pipeline.grid import ProcessGrid
 
 

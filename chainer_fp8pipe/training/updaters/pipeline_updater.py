@@ -13,8 +13,8 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ...allreduce import Signature, agree, raise_together
-from ...allreduce.abort import abort_on_exception
+from ...mpi.abort import abort_on_exception
+from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.once import once
 from .batch import Batch, split_target

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ...allreduce import Signature, agree
+from ...mpi.agreement import Signature, agree
 from ...mpi.waiting import wait_until
 from ...pipeline.errors import RemoteError
 from ...pipeline.grid import ProcessGrid

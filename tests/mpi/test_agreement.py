@@ -1,4 +1,4 @@
-from chainer_fp8pipe.allreduce import Signature, agree, raise_together
+from chainer_fp8pipe.mpi.agreement import Signature, agree, raise_together
 
 import pytest
 

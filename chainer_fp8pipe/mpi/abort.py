@@ -8,7 +8,7 @@ from types import TracebackType
 
 from mpi4py import MPI
 
-from ..mpi.witness import say_that_all_end
+from .witness import say_that_all_end
 
 
 def abort_on_exception() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..mpi.waiting import wait_until
+from .waiting import wait_until
 
 
 class Signature:
