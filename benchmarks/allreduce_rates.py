@@ -53,13 +53,14 @@ def update_seconds(comm):
 def _operations(codec, tensors):
     wire = numpy.zeros(SIZE, codec.wire_dtype)
     message = numpy.zeros(FRAME, codec.wire_dtype)
-    total, half = numpy.zeros(FRAME, numpy.float32), numpy.zeros(FRAME, 'f2')
+    total, ones = numpy.zeros(FRAME, 'f4'), numpy.ones(FRAME, 'f4')
+    half = numpy.zeros(FRAME, 'f2')
 
     def add_partial(part):
         # As sums in float16 are.
         values = half[:part.stop - part.start].astype(numpy.float32)
         values *= numpy.float32(4)
-        total[:values.size] += values
+        ones[:values.size] += values
 
     def encode_mean(part):
         codec.encode_mean(tensors, total[:part.stop - part.start], 4,
@@ -74,7 +75,7 @@ def _operations(codec, tensors):
             wire[part], total[:part.stop - part.start]),
         'add_partial': add_partial,
         'pack': lambda part: numpy.multiply(
-            total, numpy.float32(0.25), out=half, casting='same_kind'),
+            ones, numpy.float32(0.25), out=half, casting='same_kind'),
         'mean': encode_mean}
 
 

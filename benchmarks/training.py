@@ -1,12 +1,16 @@
 """Training steps over a slow network: fp8 and overlap against PyTorch DDP.
 
     python benchmarks/training.py steps       # an MLP of 4.2 M parameters
+    python benchmarks/training.py accelerator # as many, computed elsewhere
     python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
 
 4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
 benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
-of 5 whole steps in turns, batch 32 per rank.  ``breakdown`` shows where an
-update's time goes, as figures 5 and 6 of the fp8 paper, batch 2 per rank.
+of 5 whole steps in turns, batch 32 per rank.  All ranks compute on this
+machine; layers of ``accelerator`` sleep instead, 5 ms forward and 10 ms
+backward each, as a computation on a GPU leaves the processors alone.
+``breakdown`` shows where an update's time goes, as figures 5 and 6 of the fp8
+paper, batch 2 per rank.
 """
 from __future__ import annotations
 
@@ -33,13 +37,14 @@ PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
 
 def main() -> None:
     options = _arguments()
-    repeats = options.repeats or (15 if options.what == 'steps' else 5)
+    repeats = options.repeats or (5 if options.what == 'breakdown' else 15)
     try:
         network = Star(_HOSTS, options.rate)
     except NetworkError as error:
         sys.exit(str(error))
     print(describe(), flush=True)
-    torch = options.what == 'steps' and with_torch(not options.without_torch)
+    torch = options.what != 'breakdown' and with_torch(
+        not options.without_torch)
     with network, tempfile.TemporaryDirectory() as folder:
         speeds = network.rates(probe='own')
         payload = statistics.mean(
@@ -58,10 +63,10 @@ def main() -> None:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         rows = json.loads(result.read_text())
     print()
-    if options.what == 'steps':
-        _show_steps(rows)
-    else:
+    if options.what == 'breakdown':
         _show_breakdown(rows, payload)
+    else:
+        _show_steps(rows)
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
                                   'rows': rows})
@@ -108,14 +113,17 @@ def _plot(rows, options):
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(
         figsize=(9, 1.2 + 0.6 * len(rows)), layout='constrained')
-    if options.what == 'steps':
+    if options.what != 'breakdown':
         labels = [row['label'] for row in rows]
         medians, errors = spread([row['seconds'] for row in rows])
         bars = axes.barh(labels, medians, xerr=errors, color=[
             'tab:gray' if 'PyTorch' in label else 'tab:blue'
             for label in labels], ecolor='black', capsize=3)
         axes.bar_label(bars, fmt='%.0f', label_type='center', color='white')
-        axes.set_title('One training step, MLP of 4.2 M parameters, 4 hosts')
+        axes.set_title(
+            'One training step, 4.2 M parameters, 4 hosts' + (
+                ', computed elsewhere' if options.what == 'accelerator'
+                else ''))
     else:
         left = [0.0] * len(rows)
         labels = [f'{row["network"]}, {row["label"]}' for row in rows]
@@ -134,7 +142,7 @@ def _arguments():
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['steps', 'breakdown'])
+    parser.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
     parser.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
                         help='of every link (default: 500e6)')
     parser.add_argument('--repeats', type=int, metavar='N',

@@ -1,6 +1,7 @@
 """What the ranks of the training benchmark do: started by mpiexec.
 
-    python training_ranks.py steps|breakdown REPEATS WITH_TORCH RESULT.json
+    python training_ranks.py steps|accelerator|breakdown REPEATS WITH_TORCH
+        RESULT.json
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import chainer
 import chainer.links as L
 import chainermn
 import numpy
+import training_accelerator
 from mpi4py import MPI
 from training_networks import NETWORKS, Mlp
 
@@ -31,24 +33,27 @@ BLOCK = 5
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:
     comm = MPI.COMM_WORLD
-    rows = (steps(comm, int(repeats), with_torch == 'yes')
-            if what == 'steps' else breakdown(comm, int(repeats)))
+    if what == 'breakdown':
+        rows = breakdown(comm, int(repeats))
+    else:
+        rows = steps(comm, NETWORK[what], int(repeats), with_torch == 'yes')
     if comm.rank == 0:
         with open(result, 'w') as file:
             json.dump(rows, file)
 
 
-def steps(comm, repeats, with_torch):
+def steps(comm, network, repeats, with_torch):
     """Seconds of a training step, ours and PyTorch's in turns.
 
     Each figure is the mean of a block of steps, until all parameters of the
     last one can be read.
     """
-    made = {label: _chainer_step(comm, name, options)
+    made = {label: _chainer_step(comm, network, name, options)
             for label, name, options in CASES}
     if with_torch:
-        made['PyTorch DDP, gloo, float32'] = _torch_step(comm, False)
-        made['PyTorch DDP, gloo, fp16 hook'] = _torch_step(comm, True)
+        made['PyTorch DDP, gloo, float32'] = _torch_step(comm, network, False)
+        made['PyTorch DDP, gloo, fp16 hook'] = _torch_step(comm, network,
+                                                           True)
     seconds = {label: [] for label in made}
     warming_up = 2
     for repeat in range(repeats + warming_up):
@@ -116,14 +121,13 @@ def _timed(comm, step):
     return comm.allreduce(time.perf_counter() - start, MPI.MAX) / BLOCK
 
 
-def _chainer_step(comm, name, options):
-    model = L.Classifier(Mlp(WIDTHS))
-    model.compute_accuracy = False
+def _chainer_step(comm, network, name, options):
+    model = network.make()
     communicator = chainer_fp8pipe.create_communicator(name, comm, **options)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.SGD(1e-3), communicator)
     optimizer.setup(model)
-    x, t = _data(comm.rank)
+    x, t = network.data(comm.rank)
 
     def step():
         optimizer.update(model, x, t)
@@ -131,22 +135,19 @@ def _chainer_step(comm, name, options):
     return step
 
 
-def _torch_step(comm, half):
+def _torch_step(comm, network, half):
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     if not dist.is_initialized():
         torch.set_num_threads(1)
         dist.init_process_group('gloo', rank=comm.rank, world_size=comm.size)
-    layers = []
-    for n_in, n_out in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
-        layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
     model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(*layers[:-1]))
+        network.make_torch(), bucket_cap_mb=4)      # as ours
     if half:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    x, t = map(torch.from_numpy, _data(comm.rank))
+    x, t = map(torch.from_numpy, network.data(comm.rank))
     t = t.long()
 
     def step():
@@ -157,10 +158,47 @@ def _torch_step(comm, half):
     return step
 
 
-def _data(rank):
+class _Perceptron:
+    """An MLP that the ranks compute themselves."""
+
+    @staticmethod
+    def make():
+        model = L.Classifier(Mlp(WIDTHS))
+        model.compute_accuracy = False
+        return model
+
+    @staticmethod
+    def make_torch():
+        import torch
+        layers = []
+        for n_in, n_out in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
+            layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers[:-1])
+
+    @staticmethod
+    def data(rank):
+        return _random(rank, BATCH, WIDTHS[0], WIDTHS[-1])
+
+
+class _Accelerator:
+    """A network that is computed elsewhere."""
+
+    make = training_accelerator.Network
+    make_torch = staticmethod(training_accelerator.torch_network)
+
+    @staticmethod
+    def data(rank):
+        width = training_accelerator.WIDTH
+        return _random(rank, training_accelerator.BATCH, width, width)
+
+
+NETWORK = {'steps': _Perceptron, 'accelerator': _Accelerator}
+
+
+def _random(rank, batch, inputs, outputs):
     generator = numpy.random.default_rng(rank)
-    return (generator.standard_normal((BATCH, WIDTHS[0]), numpy.float32),
-            generator.integers(0, WIDTHS[-1], BATCH).astype(numpy.int32))
+    return (generator.standard_normal((batch, inputs), numpy.float32),
+            generator.integers(0, outputs, batch).astype(numpy.int32))
 
 
 if __name__ == '__main__':
