@@ -120,7 +120,7 @@ bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
 	        --plot result/bench/$$network.png || exit 1; echo; done
-	@for what in steps breakdown; do \
+	@for what in steps accelerator breakdown; do \
 	    $(BIN)/python benchmarks/training.py $$what \
 	        --json result/bench/$$what.json \
 	        --plot result/bench/$$what.png || exit 1; echo; done

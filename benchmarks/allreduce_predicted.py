@@ -70,7 +70,8 @@ def _predicted(data, case, size, options):
         return seconds
     # Agreement and the like, without what the simulation knows of it.
     known = simulate(choice.one_level('direct', workers), dataclasses.replace(
-        cluster, sharing=workers), codec, 1, **framing).seconds
+        cluster, hosts=cluster.hosts[:workers], sharing=workers), codec, 1,
+        **framing).seconds
     return seconds + max(data['update_seconds'] - known, 0.0)
 
 

@@ -12,8 +12,11 @@ import platform
 import shutil
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import numpy
 
 _PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes', 'pillow',
              'turbojpeg', 'cykooz-resizer')
@@ -29,6 +32,8 @@ def environment() -> dict[str, Any]:
             continue
     return {
         'machine': f'{_processor()}, {os.cpu_count()} cores',
+        # Virtual machines share their host's memory with others.
+        'copy_rate': _copy_rate(),
         'date': datetime.date.today().isoformat(),
         'python': platform.python_version(),
         'versions': versions,
@@ -41,8 +46,21 @@ def describe() -> str:
     about = environment()
     versions = ', '.join(f'{name} {version}'
                          for name, version in about['versions'].items())
-    return (f'{about["machine"]}, {about["date"]}\n'
+    return (f'{about["machine"]}, a core copies '
+            f'{about["copy_rate"] / 1e9:.0f} GB/s, {about["date"]}\n'
             f'Python {about["python"]}, {versions}\n{about["command"]}')
+
+
+def _copy_rate() -> float:
+    """Bytes per second, read and written, of a copy larger than caches."""
+    source = numpy.ones(1 << 24, numpy.float32)
+    target = numpy.empty_like(source)
+    seconds = []
+    for _ in range(9):
+        start = time.perf_counter()
+        target[...] = source
+        seconds.append(time.perf_counter() - start)
+    return 2 * source.nbytes / statistics.median(seconds)
 
 
 def with_torch(wanted: bool) -> bool:
