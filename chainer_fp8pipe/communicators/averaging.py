@@ -13,7 +13,7 @@ from mpi4py import MPI
 from ..allreduce import Planned, Statistics
 from ..allreduce.aggregated import Aggregated
 from ..codecs import Codec
-from ..mpi.agreement import Signature, agree
+from ..mpi.agreement import Agreement, Signature, agree
 from . import backward_watch
 from .early import Early
 from .exchange import Exchange, Transfer
@@ -78,13 +78,21 @@ class Averaging:
         if early:
             early.complete()
         with self._statistics.section('exchange'):
-            gradients = self._agreed(model, state, early, zero_fill)
-            state.see(gradients.loss_scale)
+            if early:
+                early.update.thaw()
+            gradients = Gradients(model, zero_fill)
             stage = early.stage(gradients.sizes) if early else ''
+            settle = self._begin_to_agree(state, gradients, early, stage)
+            later = self._defers and stage == 'ready'
+            # Ranks that have sent all need not wait for the others' word.
+            if not (early and later and early.update.handed == len(
+                    early.order) and not gradients.problem):
+                settle()
+            state.see(gradients.loss_scale)
             if early and stage == 'new':
                 early.follow(gradients.sizes)
             outcome = self._averaged(state, gradients, early,
-                                     self._defers and stage == 'ready')
+                                     settle if later else None)
             if early and stage == 'known':
                 self._let_begin(early, outcome.seconds)
         if outcome.nonfinite and must_be_finite(self._options.nonfinite,
@@ -154,12 +162,10 @@ class Averaging:
 
     # --- before -------------------------------------------------------------
 
-    def _agreed(self, model: chainer.Link, state: ModelState,
-                early: Early | None, zero_fill: bool) -> Gradients:
-        """The gradients, if all ranks are in agreement."""
-        if early:
-            early.update.thaw()
-        gradients = Gradients(model, zero_fill)
+    def _begin_to_agree(self, state: ModelState, gradients: Gradients,
+                        early: Early | None, stage: str
+                        ) -> Callable[[], None]:
+        """Returns what raises if the ranks are not in agreement."""
         # A rank resumed from another snapshot must not go unseen.
         entries = {**gradients.entries,
                    'the number of updates': str(state.warm_up.done)}
@@ -169,32 +175,43 @@ class Averaging:
             if state.number and isinstance(self._algorithm, Aggregated):
                 problem = problem or _ONE_MODEL
             entries['the number of the model'] = str(state.number)
-            entries['overlap'] = early.stage(gradients.sizes)
-        try:
-            agree(self._comm, Signature(entries), problem, _SAME_GRADIENTS)
-        except ValueError:
-            if early:
-                self._is_broken = self._withdraw(early)
-            raise
-        return gradients
+            entries['overlap'] = stage
+        gradients.problem = problem
+        agreement = Agreement(self._comm, Signature(entries), problem,
+                              _SAME_GRADIENTS)
+        withdrawn = False
 
-    def _withdraw(self, early: Early) -> bool:
+        def settle() -> None:
+            nonlocal withdrawn
+            try:
+                agreement.wait()
+            except ValueError:
+                if early and not withdrawn:
+                    withdrawn = True
+                    # What is wanted later cannot be taken back.
+                    self._is_broken = self._withdraw(
+                        early, early.deferred is not None)
+                raise
+        return settle
+
+    def _withdraw(self, early: Early, failed: bool = False) -> bool:
         """Ends what has begun of an update that is not to be.
 
         A rank may have sent what others have not: they send zeros in its
-        place, so that nothing is left on its way.  Returns whether anything
-        had been sent.
+        place, so that nothing is left on its way; if any has ``failed``, all
+        is left as it is.  Returns whether anything had been sent.
         """
         assert self._overlap
         with self._overlap.taken():
             number = early.signature
-            found = numpy.array([early.update.begun, bool(early.failure),
+            found = numpy.array([early.update.begun,
+                                 failed or bool(early.failure),
                                  number, -number], numpy.int64)
             scale = numpy.array(early.update.factor)
             self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
             self._comm.Allreduce(MPI.IN_PLACE, scale, MPI.MAX)
-            sent, failed, largest, smallest = found.tolist()
-            if failed or (sent and largest != -smallest):
+            sent, any_failed, largest, smallest = found.tolist()
+            if any_failed or (sent and largest != -smallest):
                 self._is_broken = True      # and left as it is
             elif sent:
                 early.fill(sent, float(scale))
@@ -204,8 +221,13 @@ class Averaging:
     # --- the exchange -------------------------------------------------------
 
     def _averaged(self, state: ModelState, gradients: Gradients,
-                  early: Early | None, later: bool) -> _Outcome:
-        """One mean of all gradients, in place; ``later``: on its way."""
+                  early: Early | None, settle: Callable[[], None] | None
+                  ) -> _Outcome:
+        """One mean of all gradients, in place.
+
+        With ``settle`` it is on its way; that is then called before it is
+        used.
+        """
         codec, start = state.warm_up.current, time.perf_counter()
         turn = (self._overlap.taken() if self._overlap
                 else contextlib.nullcontext())
@@ -216,10 +238,10 @@ class Averaging:
             else:
                 exchange = self._exchange
                 sent = self._send(state, gradients)
-            if early and later:
+            if early and settle:
                 for tensors, transfer in sent:
                     transfer.begin_decoding(tensors)
-                self._defer(state, gradients, early, sent)
+                self._defer(state, gradients, early, sent, settle)
                 outcome = _Outcome(codec, [], True, 0.0)
             else:
                 outcome = self._receive(codec, exchange, sent, start)
@@ -275,14 +297,14 @@ class Averaging:
         return bool(self._overlap) and self._options.overlap == NEXT_FORWARD
 
     def _defer(self, state: ModelState, gradients: Gradients, early: Early,
-               sent: list[Sent]) -> None:
+               sent: list[Sent], settle: Callable[[], None]) -> None:
         """Lets parameters be waited for when they are wanted."""
         assert self._overlap
         assert early.exchange
         late = Late(early, self._overlap, early.exchange,
                     state.warm_up.current, sent, gradients,
                     must_be_finite(self._options.nonfinite, state),
-                    self._statistics)
+                    self._statistics, settle)
         early.defer(gradients.parameters, late.finish)
 
     def _let_begin(self, early: Early, seconds: float) -> None:

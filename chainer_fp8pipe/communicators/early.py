@@ -248,6 +248,7 @@ class Early:
         """The update goes on when somebody looks; see :class:`.Deferred`."""
         self._parameters = self.parameters()
         self.deferred = Deferred(parameters, finish)
+        self._wake()        # the thread has the rest to do
 
     def complete(self) -> None:
         """Waits for the last update."""

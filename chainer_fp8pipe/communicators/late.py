@@ -1,7 +1,7 @@
 """The part of a model's exchange that takes place after its update."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..allreduce import Statistics
@@ -34,11 +34,13 @@ class Late:
         gradients: Of the model.
         must_be_finite: Whether NaN and infinity are errors.
         statistics: Counters to add to.
+        settle: Raises if the ranks are not in agreement on this update.
     """
 
     def __init__(self, early: Early, overlap: Overlap, exchange: Exchange,
                  codec: Codec, sent: Sequence[Sent], gradients: Gradients,
-                 must_be_finite: bool, statistics: Statistics) -> None:
+                 must_be_finite: bool, statistics: Statistics,
+                 settle: Callable[[], None]) -> None:
         self._early = early
         self._overlap = overlap
         self._exchange = exchange
@@ -48,22 +50,28 @@ class Late:
         self._gradients = gradients
         self._must_be_finite = must_be_finite
         self._statistics = statistics
+        self._settle = settle
         self._nonfinite: dict[Transfer, list[str]] = {}
 
     def finish(self, name: str) -> None:
         """Waits for a parameter's bucket; its gradient is then the mean.
 
         Raises:
+            ValueError: The ranks are not in agreement.
             RuntimeError: The exchange failed, or a mean of the bucket is NaN
                 or infinite.
         """
         tensors, transfer = self._sent[name]
         if transfer not in self._nonfinite:
-            with self._statistics.section('exchange'), self._overlap.taken():
+            with self._statistics.section('exchange'):
+                self._settle()
                 if self._early.failure:
                     raise RuntimeError('the exchange failed beside the '
                                        f'training: {self._early.failure}')
-                self._exchange.finish(transfer)
+                # The thread may be in the middle of something longer.
+                if not transfer.finished:
+                    with self._overlap.taken():
+                        self._exchange.finish(transfer)
                 with self._statistics.section('decode'):
                     self._nonfinite[transfer] = transfer.decode(tensors)
         if self._nonfinite[transfer] and self._must_be_finite:

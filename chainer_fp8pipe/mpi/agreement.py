@@ -56,14 +56,43 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
     Raises:
         error: As said; the message names the ranks and the entry.
     """
-    number = -1 if problem else signature.number
-    extremes = numpy.array([number, -number], numpy.int64)
-    # Not MPI's own wait, which keeps the core from a rank, or a thread, on it.
-    wait_until(comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX).Test)
-    largest, smallest = int(extremes[0]), -int(extremes[1])
-    if smallest == largest and largest >= 0:
-        return
-    raise error(_explain(comm, signature, problem, remedy))
+    Agreement(comm, signature, problem, remedy, error).wait()
+
+
+class Agreement:
+    """An agreement that is under way; arguments as for :func:`agree`.
+
+    All ranks call :meth:`wait`, some of them maybe later than others.
+    """
+
+    def __init__(self, comm: MPI.Comm, signature: Signature,
+                 problem: str = '', remedy: str = '',
+                 error: type[Exception] = ValueError) -> None:
+        self._comm = comm
+        self._signature = signature
+        self._problem, self._remedy = problem, remedy
+        self._kind = error
+        self._error: Exception | None = None
+        number = -1 if problem else signature.number
+        self._extremes = numpy.array([number, -number], numpy.int64)
+        self._request = comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX)
+
+    def wait(self) -> None:
+        """Raises the same error on all ranks unless all are in agreement.
+
+        Raises:
+            Exception: As :func:`agree`; the same one at every call.
+        """
+        if self._error:
+            raise self._error
+        # Not MPI's own wait, which keeps the core from a rank, or a thread,
+        # that is on it.
+        wait_until(self._request.Test)
+        largest, smallest = int(self._extremes[0]), -int(self._extremes[1])
+        if smallest != largest or largest < 0:
+            self._error = self._kind(_explain(
+                self._comm, self._signature, self._problem, self._remedy))
+            raise self._error
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],

@@ -237,3 +237,51 @@ def test_gradients_can_be_used_without_an_optimizer(comm):
                 mean[name] -= parameter.grad / comm.size
         assert all(abs(error).max() < 1e-5 for error in mean.values())
     communicator.finalize()
+
+
+@on_ranks(2, 4)
+def test_ranks_that_disagree_hear_of_it_at_the_first_look(comm):
+    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
+    model = Plain()
+    optimizer = plain_sgd(model, communicator)
+    for number in range(5):
+        update(optimizer, model, number, comm.rank)
+    model.cleargrads()
+    model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    optimizer.update()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=(
+                'the loss scale is 2.0 on rank 0 but 3.0 on rank 1')) as seen:
+            model(numpy.zeros((1, 8), 'f4'))
+        assert len(set(comm.allgather(str(seen.value)))) == 1
+    with pytest.raises(RuntimeError, match='make a new communicator'):
+        communicator.multi_node_mean_grad(model)
+    with pytest.raises(ValueError, match='the loss scale is'):
+        communicator.finalize()
+
+
+@on_ranks(2)
+def test_one_rank_that_sends_late_makes_no_other_wait_or_differ(comm):
+    """Rank 1 finds every second update's gradients in another way."""
+    def step(optimizer, model, number, rank):
+        model.cleargrads()
+        if rank == 1 and number % 2:
+            parameters = [p for _, p in sorted(model.namedparams())]
+            for parameter, gradient in zip(parameters, chainer.grad(
+                    [model.loss(number, rank)], parameters), strict=True):
+                parameter.grad = gradient.array
+        else:
+            model.loss(number, rank).backward()
+        optimizer.update()
+
+    def run(overlap):
+        communicator = make(comm, 'fp8', overlap)
+        numpy.random.seed(1)
+        model = Plain()
+        optimizer = plain_sgd(model, communicator)
+        for number in range(10):
+            step(optimizer, model, number, comm.rank)
+        result = [parameter.array.tobytes() for parameter in model.params()]
+        communicator.finalize()
+        return result
+    assert run(False) == run('next_forward')
