@@ -12,6 +12,7 @@ array go through.
 """
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import threading
@@ -23,6 +24,8 @@ from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
 _MARK = '_deferred'
+_OF_RULES = ('_state', '_fp32_param', 't', 'enabled', '_use_fp32_update',
+             '_hookable')
 # Hooks that look at one parameter at a time, and draw no random numbers, so
 # that it does not matter in which order parameters come.
 _ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
@@ -40,13 +43,15 @@ class Deferred:
     """
 
     def __init__(self, parameters: Mapping[str, chainer.Parameter],
-                 finish: Callable[[str], None]) -> None:
+                 finish: Callable[[str], object]) -> None:
         _install()
         self._finish = finish
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
         self._to_do: dict[str, list[Callable[[], None]]] = {}
         self._rules: dict[str, list[Any]] = {}
+        self._failed: dict[str, BaseException] = {}
+        self._hookables: dict[int, Any] = {}
         self._busy: set[str] = set()
         self._lock = threading.RLock()
         for parameter in parameters.values():
@@ -59,19 +64,24 @@ class Deferred:
         Returns:
             Whether it has been taken over.  It is not if the optimizer has
             to see several gradients before it changes a parameter: it scales
-            the loss dynamically, has a hook (other than Chainer's that look
-            at one parameter at a time, and those with ``reads_gradients =
-            False``), or has parameters that were not averaged.
+            the loss dynamically, it or an update rule has a hook (other than
+            Chainer's that look at one parameter at a time, and those with
+            ``reads_gradients = False``), or it has parameters that were not
+            averaged.
         """
         parameters = list(optimizer.target.params())
-        hookable = optimizer._hookable
-        before = list(hookable._pre_update_hooks.values())
-        after = list(hookable._post_update_hooks.values())
+        before, after = _hooks_of(optimizer)
+        # To ask for hooks is a look, at a second update after one mean.
         if (optimizer._loss_scaling_is_dynamic
                 or not all(map(_can_wait, [*before, *after]))
+                or not all(_can_wait(hook) for parameter in parameters
+                           if parameter.update_rule is not None
+                           for hooks in _hooks_of(parameter.update_rule)
+                           for hook in hooks)
                 or any(id(parameter) not in self._waiting
                        for parameter in parameters)):
             return False
+        optimizer._loss_scaling_isnan = False
         for hook in before:
             self._call(hook, optimizer, parameters)
         optimizer.t += 1
@@ -90,30 +100,48 @@ class Deferred:
         """Waits for a parameter, if that has not been done.
 
         Raises:
-            Exception: What ``finish`` raises, at every look.
+            Exception: What ``finish`` or the update raises, at every look.
         """
         with self._lock:
             name, _ = self._waiting.get(id(parameter), ('', None))
             # While it is updated here it looks at itself.
             if not name or name in self._busy:
                 return
+            if name in self._failed:
+                raise self._failed[name]
             self._busy.add(name)
             try:
                 self._finish(name)
-                for action in self._to_do.pop(name, ()):
-                    action()
+                self._act(name)
             finally:
                 self._busy.discard(name)
             _unmark(parameter)
             for rule in self._rules.pop(name, ()):
                 _unmark(rule)
             del self._waiting[id(parameter)]
+            if not self._waiting:       # what it refers to is not needed
+                self._finish = str
+
+    def _act(self, name: str) -> None:
+        """Does what is to be done with a parameter, once."""
+        try:
+            for action in self._to_do.pop(name, ()):
+                action()
+        except BaseException as error:      # it may be half done
+            self._failed[name] = error
+            raise
 
     def _call(self, hook: Any, optimizer: Any,
               parameters: list[chainer.Parameter]) -> None:
-        if not isinstance(hook, _ONE_BY_ONE):
-            hook(optimizer)
+        if type(hook) not in _ONE_BY_ONE:
+            if not getattr(hook, 'call_for_each_param', False):
+                hook(optimizer)
+                return
+            for parameter in parameters:
+                hook(parameter.update_rule, parameter)
             return
+        # Whoever changes its rate now means the next update.
+        hook = copy.copy(hook)
         for parameter in parameters:
             self._add(parameter, functools.partial(
                 hook, parameter.update_rule, parameter))
@@ -125,10 +153,18 @@ class Deferred:
         # Whoever changes the learning rate now means the next update.
         hyperparam = Hyperparameter()
         vars(hyperparam).update(rule.hyperparam.get_dict())
+        marked = isinstance(rule, _Marked)  # of a parameter with two names
+        if not marked:
+            hookable = copy.copy(rule._hookable)
+            for timing in '_pre_update_hooks', '_post_update_hooks':
+                setattr(hookable, timing, collections.OrderedDict(
+                    (name, copy.copy(hook)) for name, hook
+                    in getattr(hookable, timing).items()))
+            self._hookables[id(rule)] = hookable
         self._add(parameter, functools.partial(
-            _update, rule, parameter, hyperparam))
-        if not isinstance(rule, _Marked):   # of a parameter with two names
-            _mark(rule, _Mark(self, parameter), ('_state', '_fp32_param', 't'))
+            _update, rule, parameter, hyperparam, self._hookables[id(rule)]))
+        if not marked:
+            _mark(rule, _Mark(self, parameter), _OF_RULES)
             name, _ = self._waiting[id(parameter)]
             self._rules.setdefault(name, []).append(rule)
 
@@ -138,8 +174,14 @@ class Deferred:
         self._to_do.setdefault(name, []).append(action)
 
 
+def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
+    """Before and after the update, of an optimizer or an update rule."""
+    return (list(owner._hookable._pre_update_hooks.values()),
+            list(owner._hookable._post_update_hooks.values()))
+
+
 def _can_wait(hook: Any) -> bool:
-    return (isinstance(hook, _ONE_BY_ONE)
+    return (type(hook) in _ONE_BY_ONE
             or not getattr(hook, 'reads_gradients', True))
 
 
@@ -154,12 +196,13 @@ def deferred(model: chainer.Link) -> Deferred | None:
 
 
 def _update(rule: Any, parameter: chainer.Parameter,
-            hyperparam: Hyperparameter) -> None:
-    own, rule.hyperparam = rule.hyperparam, hyperparam
+            hyperparam: Hyperparameter, hookable: Any) -> None:
+    own = rule.hyperparam, rule._hookable
+    rule.hyperparam, rule._hookable = hyperparam, hookable
     try:
         rule.update(parameter)
     finally:
-        rule.hyperparam = own
+        rule.hyperparam, rule._hookable = own
 
 
 @functools.lru_cache(None)

@@ -61,6 +61,7 @@ def here(codec: Codec, name: str) -> RuntimeError:
               'on another, or the sum overflowed')
     return RuntimeError(
         f'the mean of the gradients of {name} is not finite: {reason}. Other '
-        'parameters may have been updated: go on from a snapshot. '
+        'parameters may have been updated: go on from a snapshot, with a new '
+        'model and communicator. '
         f'{_REMEDY}; with overlap=True no parameter is updated, and all ranks '
         'name the rank')

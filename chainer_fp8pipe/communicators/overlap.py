@@ -72,8 +72,9 @@ class Overlap:
 
     def complete(self) -> None:
         """Waits for all that updates have left to be waited for."""
-        for early in self._models:
-            early.complete()
+        with contextlib.ExitStack() as stack:
+            for early in self._models:      # all of them, if one raises, too
+                stack.callback(early.complete)
 
     def forget(self) -> None:
         """Starts anew with all models."""

@@ -169,6 +169,64 @@ def own(optimizer):
     large_batch(optimizer, 64, 0.1, 32, 0, 5, samples=1000)
 
 
+def frozen(model, optimizer):
+    model[0].disable_update()
+
+
+def thawed(model, optimizer):
+    model[0].enable_update()
+
+
+def another_rate(model, optimizer):
+    for hook in optimizer._hookable._pre_update_hooks.values():
+        hook.rate = 7.0
+
+
+def another_rate_of_rules(model, optimizer):
+    for parameter in model.params():
+        for hook in (parameter.update_rule._hookable._pre_update_hooks
+                     .values()):
+            hook.rate = 7.0
+
+
+def one_hook_more(model, optimizer):
+    for parameter in model.params():
+        parameter.update_rule.add_hook(
+            chainer.optimizer_hooks.WeightDecay(3.0), 'another')
+
+
+def none_left(model, optimizer):
+    optimizer.remove_hook('WeightDecay')
+
+
+def half_precision(model, optimizer):
+    optimizer.use_fp32_update()
+
+
+@pytest.mark.parametrize('change', [
+    frozen, thawed, another_rate, another_rate_of_rules, one_hook_more,
+    none_left, half_precision])
+def test_what_is_changed_now_is_for_the_next_update(change):
+    def before(optimizer):
+        if change is thawed:
+            optimizer.target[0].disable_update()
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+        for parameter in optimizer.target.params():
+            parameter.update_rule.add_hook(
+                chainer.optimizer_hooks.WeightDecay(0.2), 'of a rule')
+    waiting = Waiting(before=before)
+    assert waiting.finished == []
+    for model, optimizer in zip(waiting.models, waiting.optimizers,
+                                strict=True):
+        change(model, optimizer)
+    assert waiting.same()
+
+
+def noise_of_a_rule(optimizer):
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(lambda rule, parameter: None, 'own')
+
+
 @pytest.mark.parametrize('before', [
     lambda optimizer: optimizer.add_hook(
         chainer.optimizer_hooks.WeightDecay(0.1)),
@@ -188,7 +246,8 @@ def test_hooks_that_look_at_one_parameter_are_called_when_it_is_done(before):
     lambda optimizer: optimizer.add_hook(
         chainer.optimizer_hooks.GradientClipping(0.1)),
     lambda optimizer: optimizer.add_hook(lambda optimizer: None, 'own'),
-    lambda optimizer: optimizer.loss_scaling(interval=100)])
+    lambda optimizer: optimizer.loss_scaling(interval=100),
+    noise_of_a_rule])
 def test_optimizers_that_must_see_all_gradients_first_do(before):
     waiting = Waiting(before=before)
     assert sorted(waiting.finished) == ['/0/W', '/0/b', '/1/W', '/1/b']
@@ -227,6 +286,24 @@ def test_an_error_comes_at_every_look_and_nothing_is_updated():
     with pytest.raises(RuntimeError, match='no /W'):
         update.complete()
     assert numpy.array_equal(vars(model.W)['_data'][0], before)
+
+
+def test_a_second_update_with_the_same_gradients_is_done_as_well():
+    waiting = Waiting()
+    for optimizer in waiting.optimizers:
+        optimizer.update()
+    assert waiting.same()
+
+
+def test_an_update_that_fails_is_an_error_at_every_look():
+    waiting = Waiting()
+    parameter = waiting.late[0].W
+    waiting.update._to_do['/0/W'].insert(0, lambda: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            parameter.array.sum()
+    assert waiting.late[2].W.array.tobytes() == (
+        waiting.plain[2].W.array.tobytes())
 
 
 def test_threads_may_look_at_the_same_time():
