@@ -28,15 +28,16 @@ def summarise(name, log):
 
 def print_table(runs):
     """One line per run; bytes and times are of rank 0, in the last epoch."""
-    print(f'\n{"communicator":14}{"test accuracy [%]":>20}'
+    width = max(14, *(len(run['name']) for run in runs))
+    print(f'\n{"communicator":{width}}{"test accuracy [%]":>20}'
           f'{"bytes per update":>20}{"time per update [ms]":>24}'
           f'{"total":>9}')
-    print(f'{"":14}{"final":>12}{"best":>8}{"sent":>12}{"ratio":>8}'
+    print(f'{"":{width}}{"final":>12}{"best":>8}{"sent":>12}{"ratio":>8}'
           f'{"exchange":>13}{"codec":>11}{"[s]":>9}')
     reference = next((run['bytes'] for run in runs
                       if run['name'] == 'float32'), None)
     for run in runs:
-        line = f'{run["name"]:14}{run["final"]:12.2f}{run["best"]:8.2f}'
+        line = f'{run["name"]:{width}}{run["final"]:12.2f}{run["best"]:8.2f}'
         if run['bytes'] is None:
             line += f'{"-":>12}{"-":>8}{"-":>13}{"-":>11}'
         else:
