@@ -211,7 +211,7 @@ wait_for_ever()
 
 def test_who_ends_all_ranks_is_not_named_a_second_time(run):
     done = run(2, """
-from chainer_fp8pipe.allreduce import abort
+from chainer_fp8pipe.mpi import abort
 class NoGroups:         # a launcher that kills rank after rank
     rank, size = world.rank, world.size
     def Abort(self, code):
