@@ -17,10 +17,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-try:
-    from . import _jpeg
-except ImportError:             # the package was built without it
-    _jpeg = None    # type: ignore[assignment]
+from . import _jpeg
 
 #: Pixels between two places that an index knows.  Per 12 bytes of index.
 SPACING = 32
@@ -72,10 +69,9 @@ class JpegIndex:
     def of(cls, file: bytes) -> JpegIndex | None:
         """Reads all codes of a JPEG.
 
-        None if it is not of a kind that is indexed, or damaged, or this
-        package was built without the compiled part.
+        None if it is not of a kind that is indexed, or damaged.
         """
-        data = None if _jpeg is None else _jpeg.index(file, SPACING)
+        data = _jpeg.index(file, SPACING)
         return cls(data) if data else None
 
     def cut(self, file: bytes | memoryview, box: Box,
@@ -95,7 +91,7 @@ class JpegIndex:
         """
         left, top, width, height = box
         margin = _MARGIN * shrink
-        found = None if _jpeg is None else _jpeg.cut(
+        found = _jpeg.cut(
             file, self.data,
             max(0, min(left - left % shrink - margin,
                        self.size[0] - _LEAST_WIDTH * shrink)),
