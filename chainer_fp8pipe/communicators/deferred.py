@@ -5,10 +5,6 @@ needs the first layers' parameters before the others'.  So a parameter whose
 gradient is still on its way is marked, and whoever looks at it, at its
 gradient or at the state of its update rule finds it updated: the look waits
 for the gradient, and does what the optimizer would have done.
-
-A mark is a subclass, made for the purpose, of the class that the object has.
-Its properties stand before the attributes that all of Chainer's ways to an
-array go through.
 """
 from __future__ import annotations
 
@@ -17,17 +13,20 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
-_MARK = '_deferred'
+from .marks import keeper_of, mark, unmark
+
+# What all of Chainer's ways to an array, and to a rule's state, go through.
+_OF_PARAMETERS = ('_data', '_grad', '_grad_var')
 _OF_RULES = ('_state', '_fp32_param', 't', 'enabled', '_use_fp32_update',
              '_hookable')
-# Hooks that look at one parameter at a time, and draw no random numbers, so
-# that it does not matter in which order parameters come.
+# Hooks that look at one parameter at a time, and neither draw random numbers
+# nor change themselves, so that parameters may come in any order.
 _ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                optimizer_hooks.GradientHardClipping,
                optimizer_hooks.GradientLARS)
@@ -49,14 +48,12 @@ class Deferred:
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
         self._to_do: dict[str, list[Callable[[], None]]] = {}
-        self._rules: dict[str, list[Any]] = {}
+        self._rules: dict[str, Any] = {}
         self._failed: dict[str, BaseException] = {}
-        self._hookables: dict[int, Any] = {}
         self._busy: set[str] = set()
         self._lock = threading.RLock()
         for parameter in parameters.values():
-            _mark(parameter, _Mark(self, parameter),
-                  ('_data', '_grad', '_grad_var'))
+            mark(parameter, _OF_PARAMETERS, self, parameter)
 
     def adopt(self, optimizer: Any) -> bool:
         """Does an optimizer's update, as far as it can be done now.
@@ -64,17 +61,22 @@ class Deferred:
         Returns:
             Whether it has been taken over.  It is not if the optimizer has
             to see several gradients before it changes a parameter: it scales
-            the loss dynamically, it or an update rule has a hook (other than
-            Chainer's that look at one parameter at a time, and those with
-            ``reads_gradients = False``), or it has parameters that were not
-            averaged.
+            the loss dynamically, or it has a hook (other than Chainer's that
+            look at one parameter at a time, and those with
+            ``reads_gradients = False``), or an update rule has one (other
+            than those, and with ``one_by_one = True``), or there are
+            parameters that were not averaged.
         """
         parameters = list(optimizer.target.params())
         before, after = _hooks_of(optimizer)
         # To ask for hooks is a look, at a second update after one mean.
         if (optimizer._loss_scaling_is_dynamic
-                or not all(map(_can_wait, [*before, *after]))
-                or not all(_can_wait(hook) for parameter in parameters
+                or not all(_looks_at_one(hook)
+                           or not getattr(hook, 'reads_gradients', True)
+                           for hook in [*before, *after])
+                or not all(_looks_at_one(hook)
+                           or getattr(hook, 'one_by_one', False)
+                           for parameter in parameters
                            if parameter.update_rule is not None
                            for hooks in _hooks_of(parameter.update_rule)
                            for hook in hooks)
@@ -115,12 +117,12 @@ class Deferred:
                 self._act(name)
             finally:
                 self._busy.discard(name)
-            _unmark(parameter)
-            for rule in self._rules.pop(name, ()):
-                _unmark(rule)
+            unmark(parameter)
+            if name in self._rules:
+                unmark(self._rules.pop(name))
             del self._waiting[id(parameter)]
-            if not self._waiting:       # what it refers to is not needed
-                self._finish = str
+            if not self._waiting:
+                del self._finish        # and what it refers to
 
     def _act(self, name: str) -> None:
         """Does what is to be done with a parameter, once."""
@@ -133,40 +135,28 @@ class Deferred:
 
     def _call(self, hook: Any, optimizer: Any,
               parameters: list[chainer.Parameter]) -> None:
-        if type(hook) not in _ONE_BY_ONE:
-            if not getattr(hook, 'call_for_each_param', False):
-                hook(optimizer)
-                return
+        if _looks_at_one(hook):
+            # Whoever changes its rate now means the next update.
+            hook = copy.copy(hook)
+            for parameter in parameters:
+                self._add(parameter, functools.partial(
+                    hook, parameter.update_rule, parameter))
+        elif getattr(hook, 'call_for_each_param', False):
             for parameter in parameters:
                 hook(parameter.update_rule, parameter)
-            return
-        # Whoever changes its rate now means the next update.
-        hook = copy.copy(hook)
-        for parameter in parameters:
-            self._add(parameter, functools.partial(
-                hook, parameter.update_rule, parameter))
+        else:
+            hook(optimizer)
 
     def _do_later(self, parameter: chainer.Parameter) -> None:
         rule = parameter.update_rule
         if rule is None:
             return
-        # Whoever changes the learning rate now means the next update.
-        hyperparam = Hyperparameter()
-        vars(hyperparam).update(rule.hyperparam.get_dict())
-        marked = isinstance(rule, _Marked)  # of a parameter with two names
-        if not marked:
-            hookable = copy.copy(rule._hookable)
-            for timing in '_pre_update_hooks', '_post_update_hooks':
-                setattr(hookable, timing, collections.OrderedDict(
-                    (name, copy.copy(hook)) for name, hook
-                    in getattr(hookable, timing).items()))
-            self._hookables[id(rule)] = hookable
         self._add(parameter, functools.partial(
-            _update, rule, parameter, hyperparam, self._hookables[id(rule)]))
-        if not marked:
-            _mark(rule, _Mark(self, parameter), _OF_RULES)
+            _update, rule, parameter, **_present(rule)))
+        if not keeper_of(rule):     # a parameter with two names comes twice
+            mark(rule, _OF_RULES, self, parameter)
             name, _ = self._waiting[id(parameter)]
-            self._rules.setdefault(name, []).append(rule)
+            self._rules[name] = rule
 
     def _add(self, parameter: chainer.Parameter,
              action: Callable[[], None]) -> None:
@@ -180,29 +170,39 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
             list(owner._hookable._post_update_hooks.values()))
 
 
-def _can_wait(hook: Any) -> bool:
-    return (type(hook) in _ONE_BY_ONE
-            or not getattr(hook, 'reads_gradients', True))
+def _looks_at_one(hook: Any) -> bool:
+    return type(hook) in _ONE_BY_ONE
+
+
+def _present(rule: Any) -> dict[str, Any]:
+    """The learning rate and the hooks that a rule has now.
+
+    Whoever changes them later means the next update.
+    """
+    hyperparam = Hyperparameter()
+    vars(hyperparam).update(rule.hyperparam.get_dict())
+    hookable = copy.copy(vars(rule)['_hookable'])       # which is no look
+    for timing in '_pre_update_hooks', '_post_update_hooks':
+        setattr(hookable, timing, collections.OrderedDict(
+            (name, copy.copy(hook))
+            for name, hook in getattr(hookable, timing).items()))
+    return {'hyperparam': hyperparam, '_hookable': hookable}
+
+
+def _update(rule: Any, parameter: chainer.Parameter, **present: Any) -> None:
+    """The rule's update, with what :func:`_present` returned."""
+    own = {name: vars(rule)[name] for name in present}
+    vars(rule).update(present)
+    try:
+        rule.update(parameter)
+    finally:
+        vars(rule).update(own)
 
 
 def deferred(model: chainer.Link) -> Deferred | None:
     """The update of a model that somebody has to look at; None: there is none.
     """
-    for parameter in model.params():
-        mark = vars(parameter).get(_MARK)
-        if mark is not None:
-            return mark.deferred
-    return None
-
-
-def _update(rule: Any, parameter: chainer.Parameter,
-            hyperparam: Hyperparameter, hookable: Any) -> None:
-    own = rule.hyperparam, rule._hookable
-    rule.hyperparam, rule._hookable = hyperparam, hookable
-    try:
-        rule.update(parameter)
-    finally:
-        rule.hyperparam, rule._hookable = own
+    return next(filter(None, map(keeper_of, model.params())), None)
 
 
 @functools.lru_cache(None)
@@ -218,65 +218,3 @@ def _install() -> None:
             original(self, lossfun, *args, **kwargs)
 
     chainer.GradientMethod.update = update
-
-
-# --- marks ------------------------------------------------------------------
-
-class _Mark(NamedTuple):
-    deferred: Deferred
-    parameter: chainer.Parameter
-
-
-class _Marked:
-    """What marked objects have in common."""
-
-    def __copy__(self) -> Any:
-        # Chainer's would copy what is not there yet.  After the look this
-        # has another class.
-        self._look()
-        return copy.copy(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self._look()
-        return self.__reduce_ex__(protocol)
-
-    def _look(self) -> None:
-        mark = vars(self).get(_MARK)
-        if mark is not None:
-            mark.deferred.look_at(mark.parameter)
-
-
-class _Attribute:
-    """An attribute of a marked object."""
-
-    def __init__(self, name: str, default: Any) -> None:
-        self._name = name
-        self._default = default
-
-    def __get__(self, owner: Any, kind: type) -> Any:
-        if owner is None:
-            return self._default
-        owner._look()
-        return vars(owner).get(self._name, self._default)
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        owner._look()
-        vars(owner)[self._name] = value
-
-
-def _mark(owner: Any, mark: _Mark, attributes: tuple[str, ...]) -> None:
-    kind: Any = type(owner)
-    vars(owner)[_MARK] = mark
-    owner.__class__ = _marked(kind, attributes)
-
-
-def _unmark(owner: Any) -> None:
-    if vars(owner).pop(_MARK, None) is not None:
-        owner.__class__ = type(owner).__mro__[2]
-
-
-@functools.lru_cache(None)
-def _marked(kind: Any, attributes: tuple[str, ...]) -> type:
-    return type(kind.__name__, (_Marked, kind), {
-        name: _Attribute(name, getattr(kind, name, None))
-        for name in attributes})

@@ -222,9 +222,25 @@ def test_what_is_changed_now_is_for_the_next_update(change):
     assert waiting.same()
 
 
+class Counting:
+    """Of a rule it changes itself, whatever it says of an optimizer's."""
+
+    name = 'Counting'
+    reads_gradients = False
+    calls = 0
+
+    def __call__(self, rule, parameter):
+        self.calls += 1
+
+
 def noise_of_a_rule(optimizer):
     for parameter in optimizer.target.params():
         parameter.update_rule.add_hook(lambda rule, parameter: None, 'own')
+
+
+def count_of_a_rule(optimizer):
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(Counting())
 
 
 @pytest.mark.parametrize('before', [
@@ -247,7 +263,7 @@ def test_hooks_that_look_at_one_parameter_are_called_when_it_is_done(before):
         chainer.optimizer_hooks.GradientClipping(0.1)),
     lambda optimizer: optimizer.add_hook(lambda optimizer: None, 'own'),
     lambda optimizer: optimizer.loss_scaling(interval=100),
-    noise_of_a_rule])
+    noise_of_a_rule, count_of_a_rule])
 def test_optimizers_that_must_see_all_gradients_first_do(before):
     waiting = Waiting(before=before)
     assert sorted(waiting.finished) == ['/0/W', '/0/b', '/1/W', '/1/b']

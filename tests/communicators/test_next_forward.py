@@ -14,7 +14,7 @@ import pytest
 from tests.ranks import on_ranks
 
 from .networks import NETWORKS, Plain
-from .test_overlap import CODECS, early, make, update, wrapped
+from .test_overlap import CODECS, early, make, update, warm, wrapped
 
 
 def plain_sgd(model, communicator):
@@ -153,11 +153,7 @@ def test_urgent_buckets_overtake_what_is_on_its_way(comm):
 
 @on_ranks(2, 4)
 def test_a_gradient_that_is_not_finite_is_an_error_at_every_look(comm):
-    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
-    model = Plain()
-    optimizer = plain_sgd(model, communicator)
-    for number in range(5):
-        update(optimizer, model, number, comm.rank)
+    communicator, model, optimizer = warm(comm, 'next_forward', 5, warmup=0)
     with numpy.errstate(invalid='ignore'):
         optimizer.update(lambda: model.loss(5, comm.rank) * numpy.float32(
             'nan' if comm.rank else 1))
@@ -175,11 +171,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_at_every_look(comm):
 
 @on_ranks(2)
 def test_what_fails_in_the_exchanges_thread_is_an_error_at_a_look(comm):
-    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
-    model = Plain()
-    optimizer = plain_sgd(model, communicator)
-    for number in range(5):
-        update(optimizer, model, number, comm.rank)
+    communicator, model, _ = warm(comm, 'next_forward', 5, warmup=0)
     early(communicator, model).failure = 'lost'
     with pytest.raises(RuntimeError, match='failed beside.*lost'):
         model.l1.W.array.sum()
@@ -241,11 +233,7 @@ def test_gradients_can_be_used_without_an_optimizer(comm):
 
 @on_ranks(2, 4)
 def test_ranks_that_disagree_hear_of_it_at_the_first_look(comm):
-    communicator = make(comm, 'fp8', 'next_forward', warmup=0)
-    model = Plain()
-    optimizer = plain_sgd(model, communicator)
-    for number in range(5):
-        update(optimizer, model, number, comm.rank)
+    communicator, model, optimizer = warm(comm, 'next_forward', 5, warmup=0)
     model.cleargrads()
     model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
     optimizer.update()

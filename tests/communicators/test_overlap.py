@@ -59,13 +59,13 @@ def update(optimizer, model, step, rank):
     optimizer.update(lambda: model.loss(step, rank))
 
 
-def warm(comm):
+def warm(comm, overlap=True, updates=4, **options):
     """A job whose buckets are sent during backward from now on."""
-    communicator = make(comm, 'fp8', True)
+    communicator = make(comm, 'fp8', overlap, **options)
     model = Plain()
     optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
     optimizer.setup(model)
-    for number in range(4):
+    for number in range(updates):
         update(optimizer, model, number, comm.rank)
     return communicator, model, optimizer
 

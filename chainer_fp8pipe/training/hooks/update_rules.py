@@ -45,8 +45,11 @@ class WeightHook(abc.ABC):
     name = 'WeightHook'
     timing = 'pre'
     call_for_each_param = False
-    #: So an update may begin before its gradients are there.
+    #: As an optimizer's hook; so an update may begin before its gradients
+    #: are there.
     reads_gradients = False
+    #: As an update rule's; so parameters may be updated in any order.
+    one_by_one = True
 
     def __call__(self, owner: Any,
                  parameter: chainer.Parameter | None = None) -> None:
