@@ -168,9 +168,8 @@ class Early:
         """
         assert self.exchange is not None
         update, codec = self.update, self._state.warm_up.current
-        if not update.started:
+        if not update.begun:
             codec.start(tensors.loss_scale)
-            update.started = True
         update.begun += 1
         transfer = update.sent.get(part.bucket)
         if transfer:

@@ -80,13 +80,14 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
 def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
             ) -> CodecCommunicator:
     options = make_options(name, given)
-    if options.algorithm != 'aggregator':
-        watch(mpi_comm)
-        return CodecCommunicator(mpi_comm, name, options)
-    aggregation.refuse_parts(mpi_comm)
-    workers = mpi_comm.size - options.aggregators
+    workers = mpi_comm.size
+    if options.algorithm == 'aggregator':
+        aggregation.refuse_parts(mpi_comm)
+        workers -= options.aggregators
     watch(mpi_comm, f'aggregator {mpi_comm.rank - workers}'
           if mpi_comm.rank >= workers else '')
+    if workers == mpi_comm.size:
+        return CodecCommunicator(mpi_comm, name, options)
     try:
         communicator = aggregation.divide(mpi_comm, name, options)
     except aggregation.UnfitOptions:    # aggregators have left all the same

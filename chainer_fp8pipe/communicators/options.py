@@ -176,20 +176,18 @@ def parse_option(name: str, option: str, text: str) -> Any:
         raise ValueError(f'communicator {name!r} takes no options on the '
                          f'command line; these do: {", ".join(FAMILIES)}')
     options, _ = FAMILIES[name]
-    defaults = {field.name: field.default
-                for field in dataclasses.fields(options)}
-    choices = {field.name: field.metadata['choices']
-               for field in dataclasses.fields(options)}
-    if option not in defaults:
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    if option not in fields:
         make_options(name, {option: text})      # raises, listing the names
-    kind: Any = type(defaults[option])
+    kind: Any = type(fields[option].default)
     if kind is tuple:
         rows, cross, columns = text.partition('x')
         if not (cross and rows.isdigit() and columns.isdigit()):
             raise ValueError(f'{option} must be like 4x8, not {text!r}')
         return int(rows), int(columns)
     if kind is bool:
-        words = {str(choice).lower(): choice for choice in choices[option]}
+        words = {str(choice).lower(): choice
+                 for choice in fields[option].metadata['choices']}
         if text.lower() not in words:
             raise ValueError(f'{option} must be {" or ".join(words)}, '
                              f'not {text!r}')

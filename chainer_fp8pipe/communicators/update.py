@@ -30,7 +30,6 @@ class Update:
         handed: How many slices, in their order, are of complete buckets.
         todo: Those of them that are not sent yet, each with the event that
             a GPU reaches when it has computed them; None for the CPU.
-        started: The codec has been told of the update.
         begun: How many slices have been sent.
         sent: By the bucket's number, what is on its way.
         frozen: Gradients that must not be changed now.
@@ -45,7 +44,6 @@ class Update:
     handed: int = 0
     todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
         default_factory=collections.deque)
-    started: bool = False
     begun: int = 0
     sent: dict[int, Transfer] = dataclasses.field(default_factory=dict)
     frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
