@@ -10,7 +10,8 @@ setup(
             'chainer_fp8pipe.fp8._loops',
             sources=['chainer_fp8pipe/fp8/_loops.c'],
             depends=['chainer_fp8pipe/fp8/e5m2.h',
-                     'chainer_fp8pipe/fp8/loops.h'],
+                     'chainer_fp8pipe/fp8/loops.h',
+                     'chainer_fp8pipe/fp8/long_loops.h'],
             extra_compile_args=[
                 '-O3',
                 # No contraction of a * b + c: the GPU, and a CPU without

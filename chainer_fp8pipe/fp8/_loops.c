@@ -6,35 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "loops.h"
-
-#define CACHE_LINE 64
-
-/* Length of the chunk at `start` of n elements.
- *
- * The first one ends where `floats` reaches a cache line, so that no vector
- * of the others lies across two; and none crosses a multiple of 2^32, because
- * the loops take the upper half of the index for constant. */
-static size_t chunk_length(size_t start, size_t n, const f32 *floats)
-{
-    uint64_t length = (UINT64_C(1) << 32) - (start & UINT32_MAX);
-    if (start == 0 && (uintptr_t)floats % CACHE_LINE != 0)
-        length = (CACHE_LINE - (uintptr_t)floats % CACHE_LINE + 3) / 4;
-    if (length > CHUNK)
-        length = CHUNK;
-    return length < n - start ? (size_t)length : n - start;
-}
-
-#define FOR_EACH_CHUNK(start, length, n, floats) \
-    for (size_t start = 0, length; \
-         start < (n) && (length = chunk_length(start, (n), (floats)), 1); \
-         start += length)
-
-/* One of three loops by the number of the rounding. */
-#define BY_ROUNDING(LOOP, rounding) \
-    ((rounding) == E5M2_NEAREST    ? LOOP##_nearest \
-     : (rounding) == E5M2_TRUNCATE ? LOOP##_truncate \
-                                   : LOOP##_stochastic)
+#include "long_loops.h"
 
 /* 0 and an exception unless `buffer` has n items of the given size. */
 static int has_length(const Py_buffer *buffer, size_t n, size_t itemsize)
@@ -56,13 +28,8 @@ static PyObject *encode(PyObject *self, PyObject *args)
     size_t n = (size_t)codes.len;
     int ok = has_length(&values, n, sizeof(f32));
     if (ok) {
-        const f32 *x = values.buf;
-        u8 *y = codes.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, x) {
-            r.first = start;
-            BY_ROUNDING(encode, rounding)(x + start, y + start, length, r);
-        }
+        long_encode(values.buf, codes.buf, n, rounding, r);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&values);
@@ -78,11 +45,8 @@ static PyObject *decode(PyObject *self, PyObject *args)
     size_t n = (size_t)codes.len;
     int ok = has_length(&out, n, sizeof(f32));
     if (ok) {
-        const u8 *x = codes.buf;
-        f32 *y = out.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, y)
-            decode_loop(x + start, y + start, length);
+        long_decode(codes.buf, out.buf, n);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&codes);
@@ -101,14 +65,8 @@ static PyObject *add(PyObject *self, PyObject *args)
     size_t n = (size_t)out.len;
     int ok = has_length(&a, n, 1) && has_length(&b, n, 1);
     if (ok) {
-        const u8 *x = a.buf, *y = b.buf;
-        u8 *z = out.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, NULL) {
-            r.first = start;
-            BY_ROUNDING(add, rounding)(x + start, y + start, z + start,
-                                       length, r);
-        }
+        long_add(a.buf, b.buf, out.buf, n, rounding, r);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&a);
@@ -125,11 +83,8 @@ static PyObject *accumulate(PyObject *self, PyObject *args)
     size_t n = (size_t)codes.len;
     int ok = has_length(&total, n, sizeof(f32));
     if (ok) {
-        const u8 *x = codes.buf;
-        f32 *y = total.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, y)
-            accumulate_loop(x + start, y + start, length);
+        long_accumulate(codes.buf, total.buf, n);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&codes);
@@ -157,21 +112,9 @@ static PyObject *ratio_encode(PyObject *self, PyObject *args)
                                 PyBUF_WRITABLE) == 0
              && has_length(&residual, n, sizeof(f32));
     if (ok) {
-        const f32 *g = gradient.buf, *w = parameter.buf;
-        f32 *left = residual.buf;
-        u8 *y = codes.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, g) {
-            r.first = start;
-            Counts c = left == NULL
-                ? BY_ROUNDING(ratio_encode, rounding)(
-                      g + start, w + start, y + start, length, q, r)
-                : BY_ROUNDING(ratio_feedback, rounding)(
-                      g + start, w + start, left + start, y + start, length,
-                      q, r);
-            total.clipped += c.clipped;
-            total.nonfinite += c.nonfinite;
-        }
+        total = long_ratio_encode(gradient.buf, parameter.buf, residual.buf,
+                                  codes.buf, n, q, rounding, r);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&gradient);
@@ -197,16 +140,11 @@ static PyObject *ratio_decode(PyObject *self, PyObject *args)
              && has_length(&parameter, n, sizeof(f32))
              && (is_codes || has_length(&wire, n, sizeof(f32)));
     if (ok) {
-        const u8 *codes = wire.buf;
-        const f32 *floats = wire.buf, *w = parameter.buf;
-        f32 *y = out.buf;
         Py_BEGIN_ALLOW_THREADS
-        FOR_EACH_CHUNK(start, length, n, w)
-            nonfinite += is_codes
-                ? ratio_decode_codes(codes + start, w + start, y + start,
-                                     length, q)
-                : ratio_decode_floats(floats + start, w + start, y + start,
-                                      length, q);
+        nonfinite = is_codes
+            ? long_ratio_decode(wire.buf, parameter.buf, out.buf, n, q)
+            : long_ratio_decode_floats(wire.buf, parameter.buf, out.buf, n,
+                                       q);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&wire);
