@@ -1,26 +1,37 @@
-"""Builds what is compiled: loops of the fp8 format, an index of JPEGs.
+"""Builds what is compiled: loops of the fp8 format, what runs all-reduces,
+and an index of JPEGs.
 
 The rest is in setup.cfg.
 """
 from setuptools import Extension, setup
+
+LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
+         for part in ('e5m2', 'half', 'loops', 'long_loops', 'means')]
+OF_LOOPS = [
+    '-O3',
+    # No contraction of a * b + c: the GPU, and a CPU without FMA, must give
+    # the same bits.
+    '-ffp-contract=off',
+    # Lets the compiler compute both sides of a choice, which vector code
+    # must; no bits depend on it.
+    '-fno-trapping-math',
+]
 
 setup(
     ext_modules=[
         Extension(
             'chainer_fp8pipe.fp8._loops',
             sources=['chainer_fp8pipe/fp8/_loops.c'],
-            depends=['chainer_fp8pipe/fp8/e5m2.h',
-                     'chainer_fp8pipe/fp8/loops.h',
-                     'chainer_fp8pipe/fp8/long_loops.h'],
-            extra_compile_args=[
-                '-O3',
-                # No contraction of a * b + c: the GPU, and a CPU without
-                # FMA, must give the same bits.
-                '-ffp-contract=off',
-                # Lets the compiler compute both sides of a choice, which
-                # vector code must; no bits depend on it.
-                '-fno-trapping-math',
-            ],
+            depends=LOOPS,
+            extra_compile_args=OF_LOOPS,
+        ),
+        Extension(
+            'chainer_fp8pipe.allreduce._executor',
+            sources=['chainer_fp8pipe/allreduce/_executor.c'],
+            depends=LOOPS + [
+                f'chainer_fp8pipe/allreduce/{part}.h'
+                for part in ('messages', 'job', 'lane', 'work', 'chunk')],
+            extra_compile_args=OF_LOOPS,
         ),
         Extension(
             'chainer_fp8pipe.images._jpeg',

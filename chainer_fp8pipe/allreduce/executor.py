@@ -1,24 +1,31 @@
 """Runs plans over MPI: frame by frame, several frames at a time."""
 from __future__ import annotations
 
-import collections
-import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import numpy
 from mpi4py import MPI
 
-from ..mpi.waiting import Pauses
-from .chunk import Chunk, Surroundings
+from ..codecs.compiled import IN_PYTHON, Compiled
+from ..mpi.functions import handle, library
+from . import _executor
 from .frames import Frames, piece_bounds
 from .job import Job
-from .plan import Plan
-from .program import program
+from .plan import Kind, Plan
+from .program import Program, program
 from .statistics import Statistics
+from .sums import in_wire_format, shrink
+from .uncompiled import Uncompiled, site_name
 
-_SHARE = 1 / 4          # of a chunk's time that is slept at most
-_NEWEST = 1 / 8         # weight of the newest chunk in their mean time
-_LONGEST = 10e-3        # seconds; a rank that is late makes no chunk slow
+# Python looks at signals between two calls.
+_LONG = 0.05            # seconds
+# Seconds of yielding before the first sleep: among ranks of one node all is
+# over by then, and sleeping would make it take twice as long.
+_BRIEF = 2e-3
+# The numbers that compiled code has for them.
+_KINDS = {kind: number for number, kind in enumerate((
+    Kind.SEND_PARTIAL, Kind.RECEIVE_PARTIAL, Kind.ENCODE, Kind.SEND_RESULT,
+    Kind.RECEIVE_RESULT))}
 
 #: Into how many parts a job may be divided that goes in a bit at a time.
 PARTS = 64
@@ -32,9 +39,12 @@ class Executor:
     and both directions of a link are busy.  Chunks start in one order on all
     ranks; messages find their chunk by their tag.
 
+    Messages, sums and, for most codecs, all that is encoded are the business
+    of compiled code, which works without the interpreter.
+
     Beside the wire, memory is needed for ``frames_in_flight`` chunks of each
-    plan: a frame of every message to be received and, for wide sums, 4 bytes
-    for each element of a frame of each block that passes through.
+    plan: a frame of every message and, for wide sums, 4 bytes for each
+    element of a frame of each block that passes through.
 
     Args:
         comm: The ranks; not used for anything else.
@@ -48,15 +58,23 @@ class Executor:
     def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
                  statistics: Statistics, *, frame_bytes: int,
                  frames_in_flight: int, form: str) -> None:
+        self._comm = comm
+        self._plans = plans
+        self._statistics = statistics
         self._frame_bytes = frame_bytes
-        self._lanes = [_Lane(comm, plan, number, len(plans), statistics,
-                             frames_in_flight, form)
-                       for number, plan in enumerate(plans)]
+        self._form = form
+        self._programs = [program(plan, comm.rank) for plan in plans]
+        self._jobs: list[Job] = []
+        mpi = library()
+        self._compiled = _executor.Executor(
+            MPI.Exception, mpi.functions, mpi.sizes, handle(comm), mpi.byte,
+            tuple(_lane(plan, program) for plan, program in zip(
+                plans, self._programs, strict=True)), frames_in_flight)
 
     @property
     def busy(self) -> bool:
         """Some job is not finished."""
-        return any(lane.active or lane.waiting for lane in self._lanes)
+        return self._compiled.busy
 
     @property
     def patience(self) -> float:
@@ -65,7 +83,7 @@ class Executor:
         That is a small part of what a chunk takes to go through its plan:
         the others in flight keep the links busy meanwhile.
         """
-        return min(lane.duration for lane in self._lanes) * _SHARE
+        return self._compiled.patience
 
     def submit(self, job: Job, until: int = PARTS) -> None:
         """Puts a job behind the others; same order on all ranks.
@@ -75,91 +93,123 @@ class Executor:
             until: How much of it, in parts of :data:`PARTS`; the rest comes
                 with :meth:`resume`, behind what is submitted until then.
         """
-        bounds = piece_bounds(job.start, job.stop, len(self._lanes))
+        bounds = piece_bounds(job.start, job.stop, len(self._plans))
         frame = max(1, self._frame_bytes // job.wire.itemsize)
-        for lane, start, stop in zip(self._lanes, bounds[:-1], bounds[1:],
-                                     strict=True):
-            frames = Frames(start, stop, lane.plan.blocks, frame)
-            job.unfinished += frames.chunks
-            lane.partly[job] = frames, 0
+        lanes = [
+            (program, Frames(start, stop, plan.blocks, frame))
+            for plan, program, start, stop in zip(
+                self._plans, self._programs, bounds[:-1], bounds[1:],
+                strict=True)]
+        job.handle = self._handle(job, lanes)
+        for number, (program, frames) in enumerate(lanes):
+            self._compiled.share(
+                job.handle, number, numpy.array(frames.bounds, numpy.int64),
+                frames.frame, frames.chunks,
+                self._residuals(job, number, program, frames))
+        self._jobs.append(job)
         self.resume(job, until)
 
     def resume(self, job: Job, until: int = PARTS) -> None:
         """Puts more of a job behind the others; same order on all ranks."""
-        for lane in self._lanes:
-            lane.let_in(job, until)
+        self._compiled.let_in(job.handle, until, PARTS)
+        self._take_notice()
+
+    def begin_decoding(self, job: Job) -> None:
+        """From now on, means are decoded as they come."""
+        if job.compiled and not job.compiled.decode_into(
+                job.tensors.gradients):
+            raise ValueError(
+                'gradients must be float32, C-contiguous and writeable')
+        job.decodes = True
+        self._compiled.decode(job.handle)
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""
-        # A list, so that every lane gets its turn.
-        return any([lane.advance() for lane in self._lanes])
+        try:
+            return self._compiled.advance()
+        finally:
+            self._take_notice()
+
+    def work(self, seconds: float, brief: float = 0.0) -> bool:
+        """Does what there is to do, and pauses in between.
+
+        It returns when a job is finished, when there is none, when somebody
+        calls :meth:`interrupt`, and when it pauses after so many seconds.
+
+        Args:
+            seconds: See above.
+            brief: Seconds of yielding the processor before it sleeps.
+
+        Returns:
+            Whether anything was done.
+        """
+        try:
+            return self._compiled.run(seconds, brief)
+        finally:
+            self._take_notice()
+
+    def interrupt(self) -> None:
+        """Has :meth:`work` return; for other threads."""
+        self._compiled.interrupt()
 
     def run(self) -> None:
         """Waits until all jobs are finished."""
-        pauses = Pauses()
         while self.busy:
-            if self.advance():
-                pauses.shorten()
-            else:
-                pauses.pause(self.patience)
+            self.work(_LONG, _BRIEF)
+
+    def finish(self, job: Job) -> None:
+        """Waits until a job is finished."""
+        while not job.finished:
+            self.work(_LONG, _BRIEF)
+
+    def _handle(self, job: Job, lanes: list[tuple[Program, Frames]]
+                ) -> _executor.Job:
+        in_place = in_wire_format(self._form, job.codec)
+        workers = self._plans[0].workers
+        dtype = job.wire.dtype if in_place else numpy.dtype(self._form)
+        prescale = 1.0 if job.prescale is None else job.prescale
+        job.compiled = job.codec.compiled(job.tensors, prescale)
+        if job.compiled and job.decodes and not job.compiled.decode_into(
+                job.tensors.gradients):
+            job.compiled = None
+        nothing = numpy.zeros(0, numpy.int64)
+        of = job.compiled or Compiled(IN_PYTHON, nothing, nothing, nothing)
+        return _executor.Job(
+            python=None if job.compiled else Uncompiled(
+                job, lanes, self._form, workers),
+            wire=job.wire.view(numpy.uint8), itemsize=job.wire.itemsize,
+            sum_size=dtype.itemsize, codec=of.codec,
+            rounding=of.rounding, in_place=in_place, encodes=job.encodes,
+            decodes=job.decodes, prescale=prescale, epsilon=of.epsilon,
+            shrink=shrink(dtype, workers), tensors=of.tensors,
+            scales=of.scales, findings=of.findings, shares=len(self._plans))
+
+    def _residuals(self, job: Job, lane: int, program: Program,
+                   frames: Frames) -> numpy.ndarray:
+        """By site and tensor, where the codec keeps what means lose."""
+        if not job.compiled or in_wire_format(self._form, job.codec):
+            return numpy.zeros(0, numpy.int64)
+        actions = [step.action for step in program.steps
+                   if step.action.kind is Kind.ENCODE and not step.fresh]
+        return numpy.array([
+            job.codec.residuals_of_means(
+                job.compiled, job.tensors, site_name(lane, site),
+                frames.owned(action))
+            for site, action in enumerate(actions)], numpy.int64)
+
+    def _take_notice(self) -> None:
+        """Of what compiled code has done."""
+        sent, encoding, decoding = self._compiled.taken()
+        self._statistics.bytes_sent += sent
+        self._statistics.divide(encode=encoding, decode=decoding)
+        finished = [job for job in self._jobs if not job.handle.unfinished]
+        for job in finished:
+            self._jobs.remove(job)
+            job.conclude()
 
 
-class _Active(NamedTuple):
-    number: int         # of all chunks that the lane has started
-    job: Job
-    chunk: Chunk
-    start: float        # seconds
+def _lane(plan: Plan, program: Program) -> tuple:
+    return (tuple((_KINDS[step.action.kind], *step.action[1:], step.summed,
+                   step.fresh) for step in program.steps),
+            plan.blocks, program.held, program.contributes)
 
-
-class _Lane:
-    """The chunks of one plan."""
-
-    def __init__(self, comm: MPI.Comm, plan: Plan, number: int, lanes: int,
-                 statistics: Statistics, in_flight: int, form: str) -> None:
-        self.plan = plan
-        self.waiting: collections.deque[tuple[Job, Frames, int]] = (
-            collections.deque())
-        self.active: list[_Active] = []
-        #: Jobs not all of whose chunks are in, and the first that is not.
-        self.partly: dict[Job, tuple[Frames, int]] = {}
-        self._in_flight = in_flight
-        self._surroundings = Surroundings(
-            comm, program(plan, comm.rank), statistics, form, plan.workers,
-            f'sum {number}')
-        # A chunk that is finished here was started everywhere, and the oldest
-        # one under way is less than in_flight behind the newest: ranks are
-        # less than 2 in_flight apart, and tags may come again soon.
-        self._tags = [lanes * step + number for step in range(4 * in_flight)]
-        self._started = 0
-        #: Seconds that a chunk takes, a moving average.
-        self.duration = 0.0
-
-    def let_in(self, job: Job, until: int) -> None:
-        frames, start = self.partly.pop(job)
-        stop = frames.chunks * until // PARTS
-        self.waiting.extend((job, frames, number)
-                            for number in range(start, stop))
-        if stop < frames.chunks:
-            self.partly[job] = frames, stop
-
-    def advance(self) -> bool:
-        moved = False
-        while self.waiting and (
-                not self.active
-                or self._started - self.active[0].number < self._in_flight):
-            job, frames, number = self.waiting.popleft()
-            tag = self._tags[self._started % len(self._tags)]
-            chunk = Chunk(self._surroundings, job, frames, number, tag)
-            chunk.advance()     # sends before the next one encodes
-            self.active.append(_Active(self._started, job, chunk,
-                                       time.perf_counter()))
-            self._started += 1
-            moved = True
-        for active in tuple(self.active):
-            moved |= active.chunk.advance()
-            if active.chunk.finished:
-                self.active.remove(active)
-                active.job.unfinished -= 1
-                taken = min(time.perf_counter() - active.start, _LONGEST)
-                self.duration += (taken - self.duration) * _NEWEST
-        return moved

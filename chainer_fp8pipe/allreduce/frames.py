@@ -2,6 +2,8 @@
 """
 from __future__ import annotations
 
+from .plan import Action
+
 
 class Frames:
     """Blocks of nearly equal size, each cut into frames.
@@ -19,20 +21,25 @@ class Frames:
     Attributes:
         bounds: Where the blocks begin and end.
         chunks: How many chunks there are.
+        frame: Elements of a frame; no more than the longest block has.
     """
 
     def __init__(self, start: int, stop: int, blocks: int,
                  frame: int) -> None:
         self.bounds = piece_bounds(start, stop, blocks)
-        self._frame = frame
         longest = -(-(stop - start) // blocks)
         self.chunks = -(-longest // frame)
+        self.frame = min(frame, longest)
 
     def part(self, block: int, chunk: int) -> slice:
         """Where frame ``chunk`` of ``block`` lies in the fused vector."""
         start, stop = self.bounds[block], self.bounds[block + 1]
-        start = min(start + chunk * self._frame, stop)
-        return slice(start, min(start + self._frame, stop))
+        start = min(start + chunk * self.frame, stop)
+        return slice(start, min(start + self.frame, stop))
+
+    def owned(self, action: Action) -> tuple[int, int]:
+        """The range of the fused vector that an action's blocks are."""
+        return self.bounds[action.start], self.bounds[action.stop]
 
 
 def piece_bounds(start: int, stop: int, parts: int) -> list[int]:

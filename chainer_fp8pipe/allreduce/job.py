@@ -1,9 +1,12 @@
 """A range of the fused vector, on its way through an all-reduce."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 
 from ..codecs import Codec, Tensors
+from ..codecs.compiled import Compiled
 
 
 class Job:
@@ -22,7 +25,10 @@ class Job:
 
     Attributes:
         decodes: See above.
-        unfinished: Chunks that are not through.
+        compiled: What compiled code knows of the codec; None: it asks
+            :meth:`encode` and :meth:`decode`.
+        handle: What compiled code knows of the job; the executor's.
+        finished: The mean is there, and nothing of it is on its way.
     """
 
     def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
@@ -33,50 +39,39 @@ class Job:
         self.wire = wire
         self.start = start
         self.stop = stop
+        self.prescale = prescale
         self.decodes = decodes
-        self.unfinished = 0
-        self._prescale = prescale
+        self.compiled: Compiled | None = None
+        self.handle: Any = None
+        self.finished = False
         self._nonfinite: set[str] = set()
-        self._undecoded: list[slice] = []
-
-    @property
-    def finished(self) -> bool:
-        """The mean is there, and nothing of it is on its way."""
-        return not self.unfinished
 
     @property
     def nonfinite(self) -> list[str]:
         """Names of tensors into which a NaN or an infinity was decoded."""
+        if self.compiled:
+            return self.compiled.nonfinite(self.tensors.names)
         return [name for name in self.tensors.names
                 if name in self._nonfinite]
 
     @property
     def encodes(self) -> bool:
         """Gradients are encoded frame by frame."""
-        return self._prescale is not None
+        return self.prescale is not None
 
     def encode(self, part: slice) -> None:
         """Writes a part of the gradients into the wire."""
-        if self._prescale is not None and part.start < part.stop:
-            self.codec.encode(self.tensors, self.wire[part], self._prescale,
-                              part.start)
+        assert self.prescale is not None
+        self.codec.encode(self.tensors, self.wire[part], self.prescale,
+                          part.start)
 
     def decode(self, part: slice) -> None:
-        """Writes a part of the means into the gradients, now or later."""
-        if part.start == part.stop:
-            return
-        if self.decodes:
-            self._nonfinite.update(self.codec.decode(
-                self.tensors, self.wire[part], part.start))
-        else:
-            self._undecoded.append(part)
+        """Writes a part of the means into the gradients."""
+        self._nonfinite.update(self.codec.decode(
+            self.tensors, self.wire[part], part.start))
 
-    def begin_decoding(self, tensors: Tensors) -> None:
-        """From now on, means are decoded as they come.
-
-        Args:
-            tensors: The same ones, whose gradients may be overwritten.
-        """
-        self.tensors, self.decodes = tensors, True
-        while self._undecoded:
-            self.decode(self._undecoded.pop())
+    def conclude(self) -> None:
+        """It is finished."""
+        self.finished = True
+        if self.compiled:
+            self.codec.conclude(self.compiled, self.tensors)

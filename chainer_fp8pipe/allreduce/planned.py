@@ -9,11 +9,11 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
 from ..mpi.forever import keep_forever
-from .chunk import in_wire_format
 from .executor import PARTS, Executor
 from .job import Job
 from .plan import Plan
 from .statistics import Statistics
+from .sums import in_wire_format
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,10 +72,10 @@ class _Service:
                 break
             if isinstance(order, Order):
                 self._begin(order)
-            if executor.advance() or order:
+            if executor.work(_IDLE) or order:
                 pauses.shorten()
-            else:
-                pauses.pause(executor.patience if executor.busy else _IDLE)
+            elif not executor.busy:
+                pauses.pause(_IDLE)
         # What was sent last may still be on its way to slower workers.
         executor.run()
         self._planned.free()

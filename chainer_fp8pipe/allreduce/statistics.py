@@ -51,6 +51,19 @@ class Statistics:
             self._close()
             self._thread.open.pop()
 
+    def divide(self, **seconds: float) -> None:
+        """Gives sections so many seconds of the one that is open.
+
+        Args:
+            seconds: By section.
+        """
+        thread = self._thread
+        counted = self.hidden if thread.hidden else self.seconds
+        for name, amount in seconds.items():
+            counted[name] += amount
+            if thread.open:
+                counted[thread.open[-1]] -= amount
+
     def _close(self) -> None:
         thread = self._thread
         now = time.perf_counter()

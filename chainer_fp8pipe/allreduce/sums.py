@@ -8,6 +8,7 @@ import numpy
 
 from ..codecs import Codec, Tensors
 from ..codecs.staging import download, output, upload
+from .job import Job
 
 #: Names of the forms that a partial sum may travel in.
 FORMS = ('wire', 'float16', 'float32')
@@ -94,9 +95,7 @@ class WideSums:
         self._wire = wire
         self._contributes = contributes
         self.dtype = dtype
-        self._shrink = 1.0
-        if dtype == numpy.float16:
-            self._shrink = 0.5 ** (workers - 1).bit_length()
+        self._shrink = shrink(dtype, workers)
         self._places: dict[int, int] = {}
         size = 0
         for part in parts:
@@ -151,3 +150,35 @@ class WideSums:
         size = sum(part.stop - part.start for part in parts)
         place = self._places[parts[0].start]
         return self._total[place:place + size]
+
+
+Sums = WireSums | WideSums
+
+
+def shrink(dtype: numpy.dtype, workers: int) -> float:
+    """The power of two that sums carry when they travel in ``dtype``."""
+    if dtype != numpy.float16:
+        return 1.0
+    return 0.5 ** (workers - 1).bit_length()
+
+
+def make_sums(form: str, job: Job, parts: Sequence[slice],
+              contributes: bool, workers: int) -> Sums:
+    """Sums of these parts, which travel in this form.
+
+    Args:
+        form: One of :data:`FORMS`.
+        job: Of which.
+        parts: As for :class:`WideSums`.
+        contributes: As there.
+        workers: As there.
+    """
+    if in_wire_format(form, job.codec):
+        return WireSums(job.codec, job.wire, contributes)
+    return WideSums(job.codec, job.tensors, job.wire, parts, contributes,
+                    numpy.dtype(form), workers)
+
+
+def in_wire_format(form: str, codec: Codec) -> bool:
+    """Whether sums are made in the wire's own format."""
+    return form == 'wire' or codec.wire_dtype == numpy.float32

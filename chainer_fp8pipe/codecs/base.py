@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from .compiled import Compiled
 from .tensors import Tensors
 
 Maximum = Callable[[numpy.ndarray], None]
@@ -137,6 +138,42 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
         """``wire *= factor``, in the wire's own format."""
+
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        """What compiled code needs to do all of this by itself.
+
+        None, as here, if there is none for this codec and these arrays.  It
+        gives the same bits as :meth:`encode`, :meth:`add` etc.
+
+        Args:
+            tensors: The tensors of this update, whose gradients may be
+                encoded, and decoded into.
+            prescale: As for :meth:`encode`.
+        """
+        return None
+
+    def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
+                           site: str, owned: tuple[int, int]
+                           ) -> numpy.ndarray:
+        """Addresses of what encodings of means leave out, one per tensor.
+
+        Each is that of the tensor's first element, which may lie outside; 0
+        where nothing is kept.
+
+        Args:
+            compiled: What :meth:`compiled` returned; keeps the arrays.
+            tensors: As there.
+            site: As for :meth:`encode_mean`.
+            owned: As for :meth:`encode_mean`.
+        """
+        return numpy.zeros(len(tensors.names), numpy.int64)
+
+    def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
+        """Takes notice of what was found while compiled code worked."""
+        for name in compiled.bad_gradients(tensors.names):
+            self.blame(f'the gradient of {name}')
+        for name in compiled.bad_values(tensors.names):
+            self.blame(f'the value of {name}')
 
     def blame(self, what: str) -> None:
         """Notes once what made a wire not finite, see ``nonfinite``."""

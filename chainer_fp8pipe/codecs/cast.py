@@ -6,6 +6,7 @@ from typing import Any
 import numpy
 
 from .base import Codec
+from .compiled import FLOAT32, Compiled, compile_tensors
 from .staging import download, output, upload
 from .tensors import Tensors, array_module
 
@@ -64,6 +65,11 @@ class Cast(Codec):
             if not _all_finite(values[place]):
                 nonfinite.append(tensors.names[index])
         return nonfinite
+
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        if self.name != 'float32':
+            return None
+        return compile_tensors(FLOAT32, tensors)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return _all_finite(wire)

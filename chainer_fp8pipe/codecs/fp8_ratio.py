@@ -32,6 +32,7 @@ import numpy
 
 from .. import fp8
 from .base import Codec
+from .compiled import FP8, Compiled, address, compile_tensors
 from .residuals import Residuals
 from .scales import Scales
 from .staging import download, output, upload
@@ -169,6 +170,46 @@ class Fp8Ratio(Codec):
                 scale=self._scale(tensors.names[index]),
                 epsilon=self.epsilon)]
 
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        if self.rounding == 'stochastic':   # seeded with names, in Python
+            return None
+        residuals = [
+            self._residual(tensors.xp, 'gradient', name, 0, gradient.size)
+            if gradient.size else None for name, gradient in zip(tensors.names, tensors.gradients,
+                                      strict=True)]
+        scales = [self._scale(name) for name in tensors.names]
+        made = compile_tensors(
+            FP8, tensors, _addresses(residuals),
+            rounding=fp8.ROUNDINGS.index(self.rounding),
+            epsilon=self.epsilon, scales=numpy.array([
+                (*fp8.with_inverse(scale * prescale),
+                 *fp8.with_inverse(scale)) for scale in scales],
+                numpy.float32).reshape(-1, 4))
+        if made:
+            made.kept += residuals
+        return made
+
+    def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
+                           site: str, owned: tuple[int, int]
+                           ) -> numpy.ndarray:
+        addresses = super().residuals_of_means(compiled, tensors, site, owned)
+        if not self.error_feedback or owned[0] == owned[1]:
+            return addresses
+        for index, part, _ in tensors.overlaps(*owned):
+            residual = self._owned_residual(tensors, index, part, site, owned)
+            compiled.kept.append(residual)
+            addresses[index] = address(residual) - (
+                part.start * residual.itemsize)
+        return addresses
+
+    def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
+        super().conclude(compiled, tensors)
+        for name, gradient, (clipped, encoded) in zip(
+                tensors.names, tensors.gradients, compiled.counts(),
+                strict=True):
+            if gradient.size:
+                self._count(name, clipped, encoded)
+
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()
 
@@ -280,3 +321,8 @@ class Fp8Ratio(Codec):
     def _count(self, name: str, clipped: int, encoded: int) -> None:
         self._clipped[name] = self._clipped.get(name, 0) + int(clipped)
         self._encoded[name] = self._encoded.get(name, 0) + encoded
+
+
+def _addresses(arrays: list[Any]) -> numpy.ndarray:
+    return numpy.array([0 if array is None else address(array)
+                        for array in arrays], numpy.int64)

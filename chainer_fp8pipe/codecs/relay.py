@@ -16,6 +16,7 @@ import numpy
 from .. import fp8
 from .base import Codec
 from .cast import Cast
+from .compiled import RELAY, Compiled, compile_sizes
 from .fp8_ratio import Fp8Ratio
 from .residuals import Residuals
 from .tensors import Tensors
@@ -158,6 +159,12 @@ class Relay(Fp8Ratio):
             if residual is not None:
                 fp8.decode(codes, residual)
                 _subtract_from(mean, residual)
+
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        if self.rounding == 'stochastic':
+            return None
+        return compile_sizes(RELAY, tensors,
+                             rounding=fp8.ROUNDINGS.index(self.rounding))
 
     def _residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:

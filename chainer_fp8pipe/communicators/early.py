@@ -139,8 +139,17 @@ class Early:
         return not self.update.todo and (
             self.exchange is None or self.exchange.idle)
 
-    def step(self) -> bool:
-        """Does what can be done without waiting; whether it was anything."""
+    def interrupt(self) -> None:
+        """Has :meth:`step` return; for other threads."""
+        if self.exchange:
+            self.exchange.interrupt()
+
+    def step(self, alone: bool) -> bool:
+        """Does what there is to do now; whether it was anything.
+
+        Args:
+            alone: Nobody else has anything to do: it may take a while.
+        """
         if self.exchange is None or self.failure:
             return False
         some = next(iter(self.update.arrays.values()), None)
@@ -154,6 +163,8 @@ class Early:
                     device.xp.cuda.get_current_stream().wait_event(computed)
                 self.send(part, self.update.tensors(
                     self.buckets[part.bucket]))
+            if alone and not self.update.todo:
+                return self.exchange.work() or moved
             return self.exchange.advance() or moved
 
     def send(self, part: Slice, tensors: Tensors, real: bool = True,

@@ -13,6 +13,7 @@ from ..allreduce.job import Job
 from ..codecs import Codec, Tensors
 from ..mpi.waiting import Pauses
 
+_LONG = 0.05            # seconds that a thread may wait without a look around
 
 class Transfer:
     """One bucket on its way.
@@ -39,6 +40,7 @@ class Transfer:
         self._proposed: numpy.ndarray | None = None
         self._request: MPI.Request | None = None
         self._job: Job | None = None
+        self._algorithm: Any = None
         self._done = False
 
     @property
@@ -71,6 +73,7 @@ class Transfer:
         if self._job:
             algorithm.executor.resume(self._job, until)
             return
+        self._algorithm = algorithm
         self.codec.settle(self.tensors, self._proposed)
         prescale = algorithm.prescale(self.codec)
         # A GPU is done with all of it before frames would have left it.
@@ -97,7 +100,13 @@ class Transfer:
         """
         self.tensors, self._decodes = tensors, True
         if self._job and self._job.encodes:
-            self._job.begin_decoding(tensors)
+            self._job.tensors = tensors
+            self._algorithm.executor.begin_decoding(self._job)
+
+    def wait(self) -> None:
+        """Waits until it is finished; it has been launched, all of it."""
+        if self._job:
+            self._algorithm.executor.finish(self._job)
 
     def decode(self, tensors: Tensors) -> list[str]:
         """Writes means into gradients, if that has not been done.
@@ -143,12 +152,6 @@ class Exchange:
             isinstance(self.algorithm, Planned)
             and self.algorithm.executor.busy)
 
-    @property
-    def _patience(self) -> float:
-        """Seconds that may be slept without slowing anything down."""
-        return (self.algorithm.executor.patience
-                if isinstance(self.algorithm, Planned) else 0.0)
-
     def submit(self, transfer: Transfer, until: int = PARTS) -> None:
         """Puts a bucket behind the others; does not wait.
 
@@ -167,24 +170,54 @@ class Exchange:
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""
-        moved = False
-        if self._waiting and self._waiting[0][0].is_settled():
-            with self._statistics.section('encode'):
-                transfer, until = self._waiting.popleft()
-                transfer.launch(self.algorithm, until)
-            moved = True
+        moved = self._launch()
         if isinstance(self.algorithm, Planned):
             moved |= self.algorithm.executor.advance()
         return moved
+
+    def work(self) -> bool:
+        """Does what there is to do for a while; whether it was anything.
+
+        Returns early when all is done, or :meth:`interrupt` is called.
+        """
+        moved = self._launch()
+        if isinstance(self.algorithm, Planned):
+            # What has still to be settled wants a look, again and again.
+            moved |= self.algorithm.executor.work(
+                0.0 if self._waiting else _LONG)
+        return moved
+
+    def interrupt(self) -> None:
+        """Has :meth:`work` return; for other threads."""
+        if isinstance(self.algorithm, Planned):
+            self.algorithm.executor.interrupt()
 
     def finish(self, transfer: Transfer) -> None:
         """Waits for a bucket."""
         pauses = Pauses()
         while not transfer.finished:
-            if self.advance():
-                pauses.shorten()
+            if self._waiting:
+                if self.advance():
+                    pauses.shorten()
+                else:
+                    pauses.pause(self._patience)
             else:
-                pauses.pause(self._patience)
+                transfer.wait()
+
+    def _launch(self) -> bool:
+        """Hands over the next bucket, if all ranks have its maxima."""
+        if not self._waiting or not self._waiting[0][0].is_settled():
+            return False
+        with self._statistics.section('encode'):
+            transfer, until = self._waiting.popleft()
+            transfer.launch(self.algorithm, until)
+        return True
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that may be slept without slowing anything down."""
+        return (self.algorithm.executor.patience
+                if isinstance(self.algorithm, Planned) else 0.0)
 
     def free(self) -> None:
         """Gives the duplicate back to MPI; the algorithm is left alone."""

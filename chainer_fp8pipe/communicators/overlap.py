@@ -66,6 +66,7 @@ class Overlap:
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the thread does nothing."""
         self._main_waits = True
+        self._interrupt()
         with self._turn:
             self._main_waits = False
             yield
@@ -117,6 +118,12 @@ class Overlap:
             self._thread.start()
             atexit.register(self._end)
         self._work.set()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Has the thread look at what else there is."""
+        for early in tuple(self._models):
+            early.interrupt()
 
     def _run(self) -> None:
         self._statistics.hide()
@@ -134,10 +141,11 @@ class Overlap:
         moved = False
         # Cleared first: it may be set again at any time.
         self._work.clear()
+        busy = [early for early in self._models if not early.idle]
         with self._statistics.section('exchange'):
-            for early in tuple(self._models):
+            for early in busy:
                 try:
-                    moved |= early.step()
+                    moved |= early.step(alone=len(busy) == 1)
                 except Exception:       # the main thread raises it
                     early.failure = traceback.format_exc()
         if not all(early.idle or early.failure for early in self._models):

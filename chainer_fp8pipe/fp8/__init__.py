@@ -8,6 +8,7 @@ from .operations import (
     encode,
     ratio_decode,
     ratio_encode,
+    with_inverse,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     'encode',
     'ratio_decode',
     'ratio_encode',
+    'with_inverse',
 ]

@@ -149,7 +149,7 @@ def ratio_encode(
         written.append('residual')
     loops = loops_for(floats, {'out': out}, written=written)
     return Counts(*loops.ratio_encode(
-        gradient, parameter, out, residual, *_scale(scale),
+        gradient, parameter, out, residual, *with_inverse(scale),
         _positive('epsilon', epsilon), *_rounding(rounding, seed)))
 
 
@@ -187,7 +187,7 @@ def ratio_decode(
         raise TypeError(
             f'wire has dtype {wire.dtype}, expected uint8 or float32')
     loops = loops_for(floats, codes, written=['out'], in_place=['wire'])
-    _, inverse = _scale(scale)
+    _, inverse = with_inverse(scale)
     return loops.ratio_decode(
         wire, parameter, out, inverse, _positive('epsilon', epsilon))
 
@@ -211,8 +211,12 @@ def _rounding(rounding: str, seed: int) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(4096)
-def _scale(scale: float) -> tuple[float, float]:
-    """The scale and its inverse as float32 numbers."""
+def with_inverse(scale: float) -> tuple[float, float]:
+    """The scale and its inverse as float32 numbers.
+
+    Raises:
+        ValueError: The scale is not positive, or one of them is not finite.
+    """
     factor = _positive('scale', scale)
     with np.errstate(over='ignore'):
         inverse = float(np.float32(1) / np.float32(factor))

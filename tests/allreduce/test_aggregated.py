@@ -24,7 +24,7 @@ from .helpers import (
     mean_and_spread,
     tensors_of,
 )
-from .test_executor import Unbuffered
+from .library import recorded, unbuffered
 
 #: See test_algorithms: one rounding of each gradient and one of the mean.
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'fp8': 2.0 ** -3}
@@ -131,7 +131,8 @@ def test_nothing_depends_on_messages_that_mpi_buffers(comm):
                                      tensors_of(workers.rank, sizes))
                 check_mean(result, codec, workers.size, sizes, 10)
     for aggregators in splits(comm.size):
-        on_workers(Unbuffered(comm), aggregators, body)
+        with unbuffered():
+            on_workers(comm, aggregators, body)
 
 
 @pytest.mark.parametrize('codec', CODECS)
@@ -240,7 +241,8 @@ def test_one_worker_may_be_a_job_ahead_of_the_others(comm):
         for step, job in enumerate(jobs):
             mean, _ = mean_and_spread(workers.size, [100], step)
             numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
-    on_workers(Unbuffered(comm), 1, body)
+    with unbuffered():
+        on_workers(comm, 1, body)
 
 
 @on_ranks(2)
@@ -292,26 +294,6 @@ def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
 
 # --- cut-through -----------------------------------------------------------
 
-class Recording(MPI.Intracomm):
-    """Remembers what was sent, and how much had arrived by then."""
-
-    events = ()
-
-    def Dup(self):
-        made = Recording(super().Dup())
-        made.events = self.events
-        return made
-
-    def Irecv(self, data, source, tag=0):
-        request = super().Irecv(data, source, tag)
-        self.events.append(('receive', data.nbytes, request))
-        return request
-
-    def Isend(self, data, dest, tag=0):
-        self.events.append(('send', data.nbytes, None))
-        return super().Isend(data, dest, tag)
-
-
 @pytest.mark.parametrize('frame_bytes', [400, 1 << 60])
 @on_ranks(4)
 def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
@@ -321,12 +303,11 @@ def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
         tensors = tensors_of(workers.rank, [10000])
         for _ in range(3):
             exchange(algorithm, codec, workers, tensors)
-    recording = Recording(comm)
-    recording.events = []
-    on_workers(recording, 1, body, frame_bytes)
+    events = []
+    with recorded(events):
+        on_workers(comm, 1, body, frame_bytes)
     if comm.rank < 3:
         return
-    events = [(kind, size) for kind, size, _ in recording.events]
     chunks = 1 if frame_bytes > 40000 else 100
     size = 40000 // chunks
     assert set(events) == {('receive', size), ('send', size)}
@@ -348,7 +329,7 @@ def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
 
 @on_ranks(3)
 def test_aggregators_that_were_never_told_anything_leave(comm):
-    everyone = Unbuffered(comm).Dup()
+    everyone = comm.Dup()
     if comm.rank == 2:
         serve(everyone)
     else:

@@ -1,5 +1,7 @@
 """How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
-from chainer_fp8pipe.allreduce import Planned, Statistics, executor
+import threading
+
+from chainer_fp8pipe.allreduce import Planned, Statistics
 from chainer_fp8pipe.allreduce.job import Job
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
@@ -11,18 +13,9 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from .helpers import CODECS, exchange, mean_and_spread, plans, tensors_of
+from .library import Silence, unbuffered
 
 NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
-
-
-class Unbuffered(MPI.Intracomm):
-    """No send ends before its receive is there, however short it is."""
-
-    def Dup(self):
-        return Unbuffered(super().Dup())
-
-    def Isend(self, data, dest, tag=0):
-        return self.Issend(data, dest, tag)
 
 
 def planned(name, comm, frame_bytes=256, frames_in_flight=2,
@@ -36,8 +29,10 @@ def planned(name, comm, frame_bytes=256, frames_in_flight=2,
 def test_nothing_depends_on_messages_that_mpi_buffers(comm, name):
     for sizes in ([5000], [1], [7]):
         for codec in CODECS.values():
-            _, result = exchange(planned(name, Unbuffered(comm)), codec(),
-                                 comm, tensors_of(comm.rank, sizes))
+            with unbuffered():
+                made = planned(name, comm)
+            _, result = exchange(made, codec(), comm,
+                                 tensors_of(comm.rank, sizes))
             mean, magnitude = mean_and_spread(comm.size, sizes)
             assert abs(result - mean).max() <= 0.5 * magnitude.max()
 
@@ -100,31 +95,63 @@ def test_several_jobs_are_under_way_at_the_same_time(comm):
         numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
 
 
-@on_ranks(1)
+@on_ranks(2)
 def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
     """Or its tag might be that of one that is late."""
-    started = []
-
-    class Late:
-        """The third chunk never ends, the others do at once."""
-
-        def __init__(self, surroundings, job, frames, number, tag):
-            started.append((number, tag))
-            self.finished = number != 2
-
-        def advance(self):
-            return False
-
-    made = planned('direct', comm, frame_bytes=4, frames_in_flight=5)
+    # The third chunk never ends, the others do at once.
+    library = Silence(lambda kind, rank, tag: tag != 2)
+    with library.used():
+        made = planned('direct', comm, frame_bytes=4, frames_in_flight=5)
     wire = numpy.zeros(1000, numpy.float32)
     made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000))
-    # Not the fixture, which would patch another process.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, 'Chunk', Late)
-        for _ in range(50):
-            made.executor.advance()
-    assert [number for number, _ in started] == list(range(2 + 5))
-    assert len({tag for _, tag in started}) == len(started)
+    for _ in range(50):
+        made.executor.advance()
+    assert {tag for _, _, tag in library.started} == set(range(2 + 5))
+    assert made.executor.busy
+
+
+@on_ranks(2)
+def test_an_error_of_mpi_is_raised(comm):
+    library = Silence(lambda *_: False)
+    with library.used():
+        made = planned('direct', comm)
+    library.error = MPI.ERR_TRUNCATE
+    wire = numpy.zeros(1000, numpy.float32)
+    made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000))
+    with pytest.raises(MPI.Exception) as raised:
+        made.executor.run()
+    assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+
+
+@on_ranks(2)
+def test_work_returns_when_time_is_over_or_somebody_interrupts_it(comm):
+    with Silence(lambda *_: False).used():
+        made = planned('direct', comm)
+    assert not made.executor.work(100)      # there is nothing to do
+    wire = numpy.zeros(1000, numpy.float32)
+    made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0, 1000))
+    assert made.executor.work(0)            # messages have been started
+    assert not made.executor.work(0)
+    made.executor.interrupt()               # also before the call
+    assert not made.executor.work(100)
+    threading.Timer(0.05, made.executor.interrupt).start()
+    assert not made.executor.work(100)
+    assert made.executor.busy
+
+
+@on_ranks(2)
+def test_an_error_of_a_codec_in_python_is_raised_and_leaves_the_executor(
+        comm):
+    class Broken(Cast):
+        def encode(self, *arguments):
+            raise ZeroDivisionError('broken')
+    made = planned('direct', comm)
+    wire = numpy.zeros(1000, numpy.float16)
+    job = Job(Broken('float16'), tensors_of(0, [1000]), wire, 0, 1000, 1.0)
+    made.submit(job)
+    with pytest.raises(ZeroDivisionError, match='broken'):
+        made.executor.run()
+    assert not job.finished
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -66,3 +66,13 @@ def test_threads_have_sections_of_their_own(clock):
     assert counters.hidden == {'encode': 4, 'exchange': 0, 'decode': 0}
     assert counters.seconds == {'encode': 0, 'exchange': 5, 'decode': 0}
     assert counters.waited == 5
+
+
+def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
+    counters = Statistics()
+    with counters.section('exchange'):
+        clock.now += 10
+        counters.divide(encode=3.0, decode=4.0)
+    assert counters.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
+    counters.divide(encode=1.0)         # of no section
+    assert counters.seconds['encode'] == 4

@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from typing import Any
+
+class Job:
+    unfinished: int
+    def __init__(
+        self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
+        codec: int, rounding: int, in_place: bool, encodes: bool,
+        decodes: bool, prescale: float, epsilon: float, shrink: float,
+        tensors: Any, scales: Any, findings: Any, shares: int,
+    ) -> None: ...
+
+class Executor:
+    busy: bool
+    patience: float
+    def __init__(
+        self, error: Callable[[int], BaseException],
+        functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
+        byte: int, lanes: tuple[tuple, ...], in_flight: int,
+    ) -> None: ...
+    def share(
+        self, job: Job, lane: int, bounds: Any, frame: int, chunks: int,
+        residuals: Any, /,
+    ) -> None: ...
+    def let_in(self, job: Job, until: int, parts: int, /) -> None: ...
+    def advance(self) -> bool: ...
+    def run(self, seconds: float, brief: float, /) -> bool: ...
+    def interrupt(self) -> None: ...
+    def decode(self, job: Job, /) -> None: ...
+    def taken(self) -> tuple[int, float, float]: ...

@@ -1,0 +1,234 @@
+/* What is known of a job, and what its codec does, where that is compiled.
+ *
+ * The tables are arrays of NumPy's, made by codecs/compiled.py: it says what
+ * is in them.
+ */
+#ifndef CHAINER_FP8PIPE_JOB_H
+#define CHAINER_FP8PIPE_JOB_H
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+#include "../fp8/half.h"
+#include "../fp8/means.h"
+
+_Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
+
+enum { IN_PYTHON, FLOAT32, FP8, RELAY }; /* codecs */
+
+typedef struct {
+    int64_t start, stop; /* in the fused vector */
+    const f32 *gradient, *parameter;
+    f32 *out, *residual;
+} Tensor;
+
+typedef struct {
+    float encode, encode_inverse, scale, inverse;
+} Scales;
+
+enum { BAD_GRADIENT = 1, BAD_VALUE = 2 };
+
+typedef struct {
+    int64_t clipped, encoded, blamed, nonfinite;
+} Findings;
+
+/* A job's part of one lane. */
+typedef struct {
+    const int64_t *bounds; /* of blocks */
+    int64_t frame, chunks, let_in;
+    f32 *const *residuals; /* by site and tensor, of its first element */
+    Py_buffer bounds_buffer, residuals_buffer;
+} Share;
+
+typedef struct {
+    int64_t start, stop;
+} Range;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *python; /* what to ask where nothing is compiled */
+    Py_buffer wire_buffer, tensors_buffer, scales_buffer, findings_buffer;
+    char *wire;
+    size_t itemsize, sum_size; /* bytes of a wire's value, of a sum's */
+    int codec, rounding;
+    int in_place; /* sums are made in the wire */
+    int encodes, decodes;
+    float prescale, epsilon;
+    float shrink; /* of sums that travel as halves */
+    int64_t tensors_count;
+    const Tensor *tensors;
+    const Scales *scales;
+    Findings *findings;
+    int64_t unfinished; /* chunks */
+    int shares_count;
+    Share *shares;
+    int64_t undecoded_count, undecoded_room;
+    Range *undecoded;
+} Job;
+
+static Tensor const *first_tensor(const Job *job, int64_t start)
+{
+    int64_t low = 0, high = job->tensors_count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (job->tensors[middle].stop <= start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return job->tensors + low;
+}
+
+/* For each tensor `t` that has a part in the range: it is `n` elements long,
+ * and begins at element `at` of the tensor and at `place` of the vector. */
+#define FOR_EACH_PART(job, range, t, place, at, n) \
+    for (const Tensor *t = first_tensor((job), (range).start); \
+         t < (job)->tensors + (job)->tensors_count \
+         && t->start < (range).stop; ++t) \
+        for (int64_t place = t->start > (range).start ? t->start \
+                                                      : (range).start, \
+             at = place - t->start, \
+             n = (t->stop < (range).stop ? t->stop : (range).stop) - place; \
+             n > 0; n = 0)
+
+static int all_finite_floats(const f32 *values, size_t n)
+{
+    int largest = 0;
+    for (size_t i = 0; i < n; ++i)
+        largest = e5m2_max(largest, e5m2_magnitude(values[i]));
+    return largest < E5M2_F32_INFINITY;
+}
+
+static f32 *floats_of_wire(const Job *job, int64_t place)
+{
+    return (f32 *)job->wire + place;
+}
+
+static u8 *codes_of_wire(const Job *job, int64_t place)
+{
+    return (u8 *)job->wire + place;
+}
+
+static void encode_ratios(const Job *job, Range range)
+{
+    const Random none = {0};
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        int64_t index = t - job->tensors;
+        const Scales *scales = &job->scales[index];
+        Findings *findings = &job->findings[index];
+        Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
+        Counts counts = long_ratio_encode(
+            t->gradient + at, t->parameter + at,
+            t->residual ? t->residual + at : NULL, codes_of_wire(job, place),
+            (size_t)n, q, job->rounding, none);
+        findings->clipped += (int64_t)counts.clipped;
+        findings->encoded += n;
+        if (counts.nonfinite)
+            findings->blamed |=
+                all_finite_floats(t->gradient + at, (size_t)n)
+                    ? BAD_VALUE : BAD_GRADIENT;
+    }
+}
+
+static void encode_floats(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        f32 *out = floats_of_wire(job, place);
+        const f32 *gradient = t->gradient + at;
+        for (int64_t i = 0; i < n; ++i)
+            out[i] = gradient[i] * job->prescale;
+        if (!all_finite_floats(out, (size_t)n))
+            job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
+    }
+}
+
+static void decode_ratios(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        int64_t index = t - job->tensors;
+        Ratio q = {0, job->scales[index].inverse, job->epsilon};
+        job->findings[index].nonfinite += (int64_t)long_ratio_decode(
+            codes_of_wire(job, place), t->parameter + at, t->out + at,
+            (size_t)n, q);
+    }
+}
+
+static void decode_floats(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        const f32 *values = floats_of_wire(job, place);
+        memcpy(t->out + at, values, (size_t)n * sizeof(f32));
+        job->findings[t - job->tensors].nonfinite +=
+            !all_finite_floats(values, (size_t)n);
+    }
+}
+
+static void divide(f32 *values, float divisor, int64_t n)
+{
+    for (int64_t i = 0; i < n; ++i)
+        values[i] /= divisor;
+}
+
+static void add_floats(const f32 *values, f32 *total, size_t n)
+{
+    for (size_t i = 0; i < n; ++i)
+        total[i] += values[i];
+}
+
+/* Means of ratios to parameters. */
+static void encode_ratio_mean(const Job *job, f32 *total, Range range,
+                              int count, f32 *const *residuals)
+{
+    const Random none = {0};
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        int64_t index = t - job->tensors;
+        const Scales *scales = &job->scales[index];
+        Ratio q = {scales->scale, scales->inverse, job->epsilon};
+        f32 *sum = total + (place - range.start);
+        const f32 *parameter = t->parameter + at;
+        u8 *codes = codes_of_wire(job, place);
+        Counts counts;
+        if (residuals[index])
+            counts = long_ratio_mean(sum, (float)count, parameter,
+                                     residuals[index] + at, codes, (size_t)n,
+                                     q, job->rounding);
+        else {
+            divide(sum, (float)count, n);
+            long_ratio_decode_floats(sum, parameter, sum, (size_t)n, q);
+            counts = long_ratio_encode(sum, parameter, NULL, codes,
+                                       (size_t)n, q, job->rounding, none);
+        }
+        job->findings[index].clipped += (int64_t)counts.clipped;
+        if (counts.nonfinite && !all_finite_floats(parameter, (size_t)n))
+            job->findings[index].blamed |= BAD_VALUE;
+    }
+}
+
+/* Means as they are, on a rank that has no parameters. */
+static void encode_plain_mean(const Job *job, f32 *total, Range range,
+                              int count, f32 *const *residuals)
+{
+    const Random none = {0};
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        f32 *sum = total + (place - range.start);
+        f32 *residual = residuals[t - job->tensors];
+        u8 *codes = codes_of_wire(job, place);
+        if (residual)
+            long_mean(sum, (float)count, residual + at, codes, (size_t)n,
+                      job->rounding);
+        else {
+            divide(sum, (float)count, n);
+            long_encode(sum, codes, (size_t)n, job->rounding, none);
+        }
+    }
+}
+
+/* Sums become their mean, in the wire's format; they may be overwritten. */
+static void encode_mean(const Job *job, f32 *total, Range range, int count,
+                        f32 *const *residuals)
+{
+    (job->codec == FP8 ? encode_ratio_mean : encode_plain_mean)(
+        job, total, range, count, residuals);
+}
+
+#endif

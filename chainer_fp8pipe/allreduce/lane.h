@@ -1,0 +1,109 @@
+/* A plan's chunks: what is waiting, what is under way, what each must know. */
+#ifndef CHAINER_FP8PIPE_LANE_H
+#define CHAINER_FP8PIPE_LANE_H
+#include <time.h>
+
+#include "job.h"
+#include "messages.h"
+
+enum { SEND_PARTIAL, RECEIVE_PARTIAL, ENCODE, SEND_RESULT, RECEIVE_RESULT };
+
+typedef struct {
+    int kind;
+    int peer;        /* the other rank; of ENCODE, how many were summed */
+    int start, stop; /* blocks */
+    int summed, fresh;
+} Step;
+
+typedef struct {
+    int pending; /* 1 until it is through */
+    char *data;
+    size_t size; /* bytes */
+} Receive;
+
+struct Lane;
+
+/* A place for a chunk.  Memory for its messages and sums stays with it. */
+typedef struct {
+    struct Lane *lane;
+    Job *job;
+    Share *share;
+    int64_t number; /* of all chunks of the lane */
+    int64_t frame;  /* which one of each block */
+    int tag;
+    double since; /* seconds */
+    int active;
+    int position, site;        /* what is to be done next */
+    int prepared;              /* own contributions are in this step's sum */
+    int decoded;
+    int partials, results;     /* sends that are under way */
+    int next_receive, posted;  /* of the steps' receives; results, too */
+    Receive *receives;
+    char *encoded;             /* by block */
+    int64_t *places;           /* by block, of its sum in `total` */
+    f32 *total;
+    PyObject *sums;            /* where they are made in Python */
+    char *memory;
+    size_t room, used;
+} Chunk;
+
+/* Chunks that have not been started. */
+typedef struct {
+    Job *job;
+    Share *share;
+    int64_t next, stop;
+} Waiting;
+
+typedef struct Lane {
+    int number, lanes;
+    int steps_count, blocks, contributes, held_count;
+    Step *steps;
+    int *held;
+    int in_flight;
+    Chunk *seats; /* chunk c is in seat c modulo in_flight */
+    int64_t started, oldest;
+    double duration; /* seconds that a chunk takes, a moving average */
+    Waiting *waiting;
+    int64_t waiting_count, waiting_room;
+} Lane;
+
+/* What all lanes of an executor share. */
+typedef struct {
+    Messages messages;
+    PyThreadState *python; /* that has given up the interpreter */
+    int failed;            /* a Python exception is set */
+    int finished;          /* some job has been finished */
+    int64_t bytes_sent;
+    double encoding, decoding; /* seconds */
+} Shared;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* As Frames.part. */
+static Range part_of(const Chunk *chunk, int block)
+{
+    const Share *share = chunk->share;
+    int64_t start = share->bounds[block] + chunk->frame * share->frame;
+    int64_t stop = share->bounds[block + 1];
+    if (start > stop)
+        start = stop;
+    return (Range){start,
+                   stop - start < share->frame ? stop : start + share->frame};
+}
+
+static int64_t length_of(const Chunk *chunk, const Step *step)
+{
+    int64_t length = 0;
+    for (int block = step->start; block < step->stop; ++block) {
+        Range part = part_of(chunk, block);
+        length += part.stop - part.start;
+    }
+    return length;
+}
+
+#endif

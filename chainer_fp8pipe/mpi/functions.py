@@ -1,0 +1,54 @@
+"""MPI for compiled code: functions' addresses, and handles as numbers."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+#: What messages are sent with; tests take one that never buffers.
+SEND = 'MPI_Isend'
+
+
+class Library(NamedTuple):
+    """The MPI library that mpi4py has loaded.
+
+    Attributes:
+        functions: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and
+            ``MPI_Testsome``.
+        sizes: Bytes of a request's handle and of a status.
+        byte: The handle of ``MPI_BYTE``.
+    """
+
+    functions: tuple[int, int, int]
+    sizes: tuple[int, int]
+    byte: int
+
+
+def library() -> Library:
+    """What compiled code must know of MPI."""
+    return Library(
+        (_address(SEND), _address('MPI_Irecv'), _address('MPI_Testsome')),
+        (MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)),
+        handle(MPI.BYTE))
+
+
+def handle(of: MPI.Comm | MPI.Datatype) -> int:
+    """The handle, as the number that is passed to functions.
+
+    A pointer in some libraries, an int in others.
+    """
+    size = MPI._sizeof(of)
+    return int.from_bytes(
+        ctypes.string_at(MPI._addressof(of), size), sys.byteorder)
+
+
+@functools.lru_cache(None)
+def _address(name: str) -> int:
+    # Where mpi4py has its own from: the libraries that it was linked with.
+    function = getattr(ctypes.CDLL(MPI.__file__), name)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address
+    return address
