@@ -153,8 +153,11 @@ static void free_lane(Lane *lane)
         free(lane->seats[i].receives);
         free(lane->seats[i].encoded);
         free(lane->seats[i].places);
-        free(lane->seats[i].memory);
+        free(lane->seats[i].space.data);
     }
+    for (int i = 0; i < lane->spare_count; ++i)
+        free(lane->spare[i].data);
+    free(lane->spare);
     free(lane->seats);
     free(lane->steps);
     free(lane->held);
@@ -199,7 +202,8 @@ static int make_lane(Lane *lane, PyObject *of)
     lane->steps = calloc((size_t)lane->steps_count + 1, sizeof(Step));
     lane->held = calloc((size_t)lane->held_count + 1, sizeof(int));
     lane->seats = calloc((size_t)lane->in_flight, sizeof(Chunk));
-    if (!lane->steps || !lane->held || !lane->seats) {
+    lane->spare = calloc((size_t)lane->in_flight, sizeof(Space));
+    if (!lane->steps || !lane->held || !lane->seats || !lane->spare) {
         PyErr_NoMemory();
         return -1;
     }

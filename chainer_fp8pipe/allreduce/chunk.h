@@ -27,27 +27,69 @@ static size_t message_size(const Chunk *chunk, const Step *step)
 
 static char *take(Chunk *chunk, size_t size)
 {
-    char *memory = chunk->memory + chunk->used;
+    char *memory = chunk->space.data + chunk->used;
     chunk->used += aligned(size);
     return memory;
 }
 
-/* Memory for all messages and sums of a chunk; more than is needed. */
-static int get_memory(Shared *shared, Chunk *chunk)
+static int has_one_block(const Step *step)
 {
-    const Lane *lane = chunk->lane;
-    size_t size = CACHE_LINE;
+    return step->stop == step->start + 1;
+}
+
+/* What is sent is a sum that does not lie in the wire. */
+static int sends_sum(const Chunk *chunk, const Step *step)
+{
+    return step->kind == SEND_PARTIAL && step->summed
+           && !chunk->job->in_place;
+}
+
+/* Sums are made here, in float32. */
+static int makes_sums(const Job *job)
+{
+    return job->codec != IN_PYTHON && !job->in_place;
+}
+
+/* A sum that travels as it is need not be copied: nothing is added to it when
+ * it has been sent. */
+static int sends_total(const Chunk *chunk, const Step *step)
+{
+    return sends_sum(chunk, step) && makes_sums(chunk->job)
+           && chunk->job->sum_size == sizeof(f32);
+}
+
+/* Whether a step's message lies neither in the wire nor in the sums. */
+static int needs_space(const Chunk *chunk, const Step *step)
+{
+    if (step->kind == ENCODE)
+        return 0;
+    if (step->kind == RECEIVE_PARTIAL)
+        return 1;
+    return sends_sum(chunk, step) ? !sends_total(chunk, step)
+                                  : !has_one_block(step);
+}
+
+/* Gets memory for all messages and sums of a chunk. */
+static int get_space(Shared *shared, Chunk *chunk)
+{
+    Lane *lane = chunk->lane;
+    size_t size = CACHE_LINE, sums = 0;
     for (int i = 0; i < lane->steps_count; ++i)
-        size += aligned(message_size(chunk, &lane->steps[i]));
-    for (int i = 0; i < lane->held_count; ++i) {
+        if (needs_space(chunk, &lane->steps[i]))
+            size += aligned(message_size(chunk, &lane->steps[i]));
+    for (int i = 0; i < lane->held_count && makes_sums(chunk->job); ++i) {
         Range part = part_of(chunk, lane->held[i]);
-        size += aligned((size_t)(part.stop - part.start) * sizeof(f32));
+        sums += (size_t)(part.stop - part.start) * sizeof(f32);
     }
-    if (size > chunk->room) {
-        free(chunk->memory);
-        chunk->memory = aligned_alloc(CACHE_LINE, aligned(size));
-        chunk->room = chunk->memory ? size : 0;
-        if (chunk->memory == NULL) {
+    size += aligned(sums);
+    chunk->space = (Space){NULL, 0};
+    if (lane->spare_count)
+        chunk->space = lane->spare[--lane->spare_count];
+    if (size > chunk->space.room) {
+        free(chunk->space.data);
+        chunk->space.data = aligned_alloc(CACHE_LINE, size);
+        chunk->space.room = chunk->space.data ? size : 0;
+        if (chunk->space.data == NULL) {
             shared->messages.error = -1;
             return FAILED;
         }
@@ -56,12 +98,20 @@ static int get_memory(Shared *shared, Chunk *chunk)
     return DONE;
 }
 
+static void give_space_back(Chunk *chunk)
+{
+    chunk->lane->spare[chunk->lane->spare_count++] = chunk->space;
+    chunk->space = (Space){NULL, 0};
+}
+
 /* Sums of blocks in a row lie side by side, as in messages. */
 static void place_sums(Chunk *chunk)
 {
     const Lane *lane = chunk->lane;
     int64_t place = 0;
-    chunk->total = (f32 *)(chunk->memory + chunk->used);
+    chunk->total = (f32 *)(chunk->space.data + chunk->used);
+    if (!makes_sums(chunk->job))
+        return;
     for (int i = 0; i < lane->held_count; ++i) {
         Range part = part_of(chunk, lane->held[i]);
         chunk->places[lane->held[i]] = place;
@@ -81,11 +131,11 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
         Receive *receive = &chunk->receives[chunk->posted++];
         receive->size = message_size(chunk, step);
         receive->pending = 0;
-        if (kind == RECEIVE_RESULT && step->stop == step->start + 1)
+        if (needs_space(chunk, step))
+            receive->data = take(chunk, receive->size);
+        else
             receive->data = job->wire
                 + (size_t)part_of(chunk, step->start).start * job->itemsize;
-        else
-            receive->data = take(chunk, receive->size);
         if (receive->size > 0
             && transmit(&shared->messages, shared->messages.receive,
                         receive->data, receive->size, step->peer, chunk->tag,
@@ -115,7 +165,7 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     chunk->partials = chunk->results = 0;
     chunk->next_receive = chunk->posted = 0;
     memset(chunk->encoded, 0, (size_t)chunk->lane->blocks);
-    if (get_memory(shared, chunk) == FAILED)
+    if (get_space(shared, chunk) == FAILED)
         return FAILED;
     place_sums(chunk);
     return post_receives(shared, chunk, RECEIVE_PARTIAL);
@@ -126,15 +176,13 @@ static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
                         size_t size)
 {
     const Job *job = chunk->job;
-    int is_sum = step->kind == SEND_PARTIAL && step->summed && !job->in_place;
-    /* Nothing is added to a sum that has been sent: it need not be copied. */
-    if (is_sum && job->codec != IN_PYTHON && job->sum_size == sizeof(f32))
+    if (sends_total(chunk, step))
         return (char *)total_of(chunk, step->start);
-    if (!is_sum && step->stop == step->start + 1)
+    if (!needs_space(chunk, step))
         return job->wire
                + (size_t)part_of(chunk, step->start).start * job->itemsize;
     char *message = take(chunk, size);
-    if (is_sum)
+    if (sends_sum(chunk, step))
         return write_sums(shared, chunk, step, message, size) < 0 ? NULL
                                                                   : message;
     copy_blocks(chunk, step, message, 0);
@@ -165,7 +213,7 @@ static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
         if (encode_blocks(shared, chunk, step->start, step->stop) == FAILED)
             return FAILED;
         double since = now();
-        if (chunk->job->codec != IN_PYTHON && !chunk->job->in_place)
+        if (makes_sums(chunk->job))
             begin_sums(chunk, step);
         shared->decoding += now() - since;
         chunk->prepared = 1;
@@ -202,7 +250,7 @@ static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
     if (receive->pending)
         return BLOCKED;
     ++chunk->next_receive;
-    if (step->stop > step->start + 1)
+    if (!has_one_block(step))
         copy_blocks(chunk, step, receive->data, 1);
     return DONE;
 }
@@ -272,6 +320,7 @@ static int advance_chunk(Shared *shared, Chunk *chunk, int *moved)
         return FAILED;
     *moved = 1;
     chunk->active = 0;
+    give_space_back(chunk);
     return DONE;
 }
 

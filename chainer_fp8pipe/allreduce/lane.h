@@ -23,7 +23,13 @@ typedef struct {
 
 struct Lane;
 
-/* A place for a chunk.  Memory for its messages and sums stays with it. */
+/* For a chunk's messages and sums. */
+typedef struct {
+    char *data;
+    size_t room; /* bytes */
+} Space;
+
+/* A place for a chunk. */
 typedef struct {
     struct Lane *lane;
     Job *job;
@@ -42,9 +48,8 @@ typedef struct {
     char *encoded;             /* by block */
     int64_t *places;           /* by block, of its sum in `total` */
     f32 *total;
-    PyObject *sums;            /* where they are made in Python */
-    char *memory;
-    size_t room, used;
+    Space space;
+    size_t used;               /* bytes of it */
 } Chunk;
 
 /* Chunks that have not been started. */
@@ -61,6 +66,8 @@ typedef struct Lane {
     int *held;
     int in_flight;
     Chunk *seats; /* chunk c is in seat c modulo in_flight */
+    Space *spare; /* the last one given back is warm, and taken first */
+    int spare_count;
     int64_t started, oldest;
     double duration; /* seconds that a chunk takes, a moving average */
     Waiting *waiting;

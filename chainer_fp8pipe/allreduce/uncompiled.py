@@ -4,6 +4,7 @@ That is the case on a GPU, for float16 and for stochastic rounding.
 """
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy
@@ -26,7 +27,9 @@ class Uncompiled:
 
     def __init__(self, job: Job, lanes: Sequence[tuple[Program, Frames]],
                  form: str, workers: int) -> None:
-        self._job = job
+        # Its handle has this object; gradients should not wait for the
+        # garbage collector.
+        self._job = weakref.proxy(job)
         self._lanes = lanes
         self._form = form
         self._workers = workers
