@@ -139,7 +139,7 @@ static PyType_Spec job_spec = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *error; /* is called with an error code of MPI */
+    PyObject *error; /* makes an exception of an error code and statuses */
     Shared shared;
     int lanes_count;
     Lane *lanes;
@@ -424,7 +424,7 @@ static double patience(const Executor *self)
  * others; ranks of one node are through before the first sleep. */
 static void pause_a_little(Executor *self, double brief)
 {
-    if (now() - self->moved < brief || patience(self) < PAUSE)
+    if (now() - self->moved < brief || (brief > 0 && patience(self) < PAUSE))
         sched_yield();
     else
         nanosleep(&(struct timespec){0, (long)(PAUSE * 1e9)}, NULL);
@@ -432,24 +432,39 @@ static void pause_a_little(Executor *self, double brief)
 
 static PyObject *raised(Executor *self)
 {
-    int error = self->shared.messages.error;
+    const Messages *messages = &self->shared.messages;
+    self->shared.broken = 1;
     if (self->shared.failed) {
         self->shared.failed = 0;
         return NULL;
     }
-    if (error == -1)
+    if (messages->error == -1)
         return PyErr_NoMemory();
-    PyObject *value = PyObject_CallFunction(self->error, "i", error);
+    PyObject *value = PyObject_CallFunction(
+        self->error, "iy#", messages->error, messages->statuses,
+        (Py_ssize_t)((size_t)messages->found * messages->status_size));
     if (value)
         PyErr_SetObject((PyObject *)Py_TYPE(value), value);
     Py_XDECREF(value);
     return NULL;
 }
 
+/* After an error nothing goes on: what came of half a step would look like a
+ * mean. */
+static int is_broken(const Executor *self)
+{
+    if (self->shared.broken)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "an earlier error has left an all-reduce half done");
+    return self->shared.broken;
+}
+
 static PyObject *advance(PyObject *object, PyObject *unused)
 {
     Executor *self = (Executor *)object;
     int moved = 0;
+    if (is_broken(self))
+        return NULL;
     self->shared.python = PyEval_SaveThread();
     int result = sweep(self, &moved);
     PyEval_RestoreThread(self->shared.python);
@@ -463,7 +478,7 @@ static PyObject *run(PyObject *object, PyObject *args)
 {
     Executor *self = (Executor *)object;
     double seconds, brief;
-    if (!PyArg_ParseTuple(args, "dd", &seconds, &brief))
+    if (!PyArg_ParseTuple(args, "dd", &seconds, &brief) || is_broken(self))
         return NULL;
     int result = DONE, ever = 0;
     self->shared.python = PyEval_SaveThread();
@@ -479,11 +494,10 @@ static PyObject *run(PyObject *object, PyObject *args)
             ever = 1;
             self->moved = now();
         }
-        else {
+        else
             pause_a_little(self, brief);
-            if (now() > end)
-                break;
-        }
+        if (now() > end)
+            break;
     }
     PyEval_RestoreThread(self->shared.python);
     return result == FAILED ? raised(self) : PyBool_FromLong(ever);
@@ -505,6 +519,8 @@ static PyObject *decode_now(PyObject *object, PyObject *argument)
         PyErr_SetString(PyExc_TypeError, "this is no Job");
         return NULL;
     }
+    if (is_broken(self))
+        return NULL;
     Job *job = (Job *)argument;
     int result = 0;
     self->shared.python = PyEval_SaveThread();

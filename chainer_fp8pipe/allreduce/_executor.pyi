@@ -14,7 +14,7 @@ class Executor:
     busy: bool
     patience: float
     def __init__(
-        self, error: Callable[[int], BaseException],
+        self, error: Callable[[int, bytes], BaseException],
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
     ) -> None: ...

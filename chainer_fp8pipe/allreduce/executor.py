@@ -7,7 +7,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs.compiled import IN_PYTHON, Compiled
-from ..mpi.functions import handle, library
+from ..mpi.functions import exception, handle, library
 from . import _executor
 from .frames import Frames, piece_bounds
 from .job import Job
@@ -19,9 +19,11 @@ from .uncompiled import Uncompiled, site_name
 
 # Python looks at signals between two calls.
 _LONG = 0.05            # seconds
-# Seconds of yielding before the first sleep: among ranks of one node all is
-# over by then, and sleeping would make it take twice as long.
-_BRIEF = 2e-3
+#: Seconds of yielding before the first sleep: among ranks of one node all is
+#: over by then, and sleeping would make it take twice as long.
+BRIEF = 2e-3
+# Elements of a message, whose length in bytes is an int of MPI.
+_LARGEST = (1 << 31) // 4 - 1
 # The numbers that compiled code has for them.
 _KINDS = {kind: number for number, kind in enumerate((
     Kind.SEND_PARTIAL, Kind.RECEIVE_PARTIAL, Kind.ENCODE, Kind.SEND_RESULT,
@@ -65,9 +67,12 @@ class Executor:
         self._form = form
         self._programs = [program(plan, comm.rank) for plan in plans]
         self._jobs: list[Job] = []
+        self._most_blocks = max(
+            (action.stop - action.start for program in self._programs
+             for action, *_ in program.steps), default=1)
         mpi = library()
         self._compiled = _executor.Executor(
-            MPI.Exception, mpi.functions, mpi.sizes, handle(comm), mpi.byte,
+            exception, mpi.functions, mpi.sizes, handle(comm), mpi.byte,
             tuple(_lane(plan, program) for plan, program in zip(
                 plans, self._programs, strict=True)), frames_in_flight)
 
@@ -94,7 +99,8 @@ class Executor:
                 with :meth:`resume`, behind what is submitted until then.
         """
         bounds = piece_bounds(job.start, job.stop, len(self._plans))
-        frame = max(1, self._frame_bytes // job.wire.itemsize)
+        frame = max(1, min(self._frame_bytes // job.wire.itemsize,
+                           _LARGEST // self._most_blocks))
         lanes = [
             (program, Frames(start, stop, plan.blocks, frame))
             for plan, program, start, stop in zip(
@@ -121,7 +127,10 @@ class Executor:
             raise ValueError(
                 'gradients must be float32, C-contiguous and writeable')
         job.decodes = True
-        self._compiled.decode(job.handle)
+        try:
+            self._compiled.decode(job.handle)
+        finally:
+            self._take_notice()
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""
@@ -138,7 +147,8 @@ class Executor:
 
         Args:
             seconds: See above.
-            brief: Seconds of yielding the processor before it sleeps.
+            brief: Seconds of yielding the processor before it sleeps; 0
+                where others have use for it.
 
         Returns:
             Whether anything was done.
@@ -155,15 +165,20 @@ class Executor:
     def run(self) -> None:
         """Waits until all jobs are finished."""
         while self.busy:
-            self.work(_LONG, _BRIEF)
+            self.work(_LONG, BRIEF)
 
     def finish(self, job: Job) -> None:
         """Waits until a job is finished."""
         while not job.finished:
-            self.work(_LONG, _BRIEF)
+            self.work(_LONG, BRIEF)
 
     def _handle(self, job: Job, lanes: list[tuple[Program, Frames]]
                 ) -> _executor.Job:
+        if not 0 <= job.start <= job.stop <= job.wire.size or (
+                job.encodes and job.tensors.size != job.wire.size):
+            raise ValueError(
+                f'elements {job.start} to {job.stop} of {job.tensors.size} '
+                f'are not in a wire of {job.wire.size}')
         in_place = in_wire_format(self._form, job.codec)
         workers = self._plans[0].workers
         dtype = job.wire.dtype if in_place else numpy.dtype(self._form)

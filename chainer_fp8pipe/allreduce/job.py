@@ -72,6 +72,6 @@ class Job:
 
     def conclude(self) -> None:
         """It is finished."""
-        self.finished = True
         if self.compiled:
             self.codec.conclude(self.compiled, self.tensors)
+        self.finished = True        # other threads may go on from here

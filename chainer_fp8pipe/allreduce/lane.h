@@ -79,6 +79,7 @@ typedef struct {
     Messages messages;
     PyThreadState *python; /* that has given up the interpreter */
     int failed;            /* a Python exception is set */
+    int broken;            /* something has failed: a step is half done */
     int finished;          /* some job has been finished */
     int64_t bytes_sent;
     double encoding, decoding; /* seconds */

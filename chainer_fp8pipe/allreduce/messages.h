@@ -28,6 +28,7 @@ typedef struct {
     int *indices;
     int **pending;
     int error; /* of MPI; -1: there is no memory */
+    int found; /* how many statuses the last look has filled in */
 } Messages;
 
 static int make_room(Messages *messages)
@@ -72,11 +73,13 @@ static int transmit(Messages *messages, Transmit *function, void *data,
 static int look(Messages *messages)
 {
     int found = 0;
+    messages->found = 0;
     if (messages->count == 0)
         return 0;
     messages->error = messages->testsome(
         messages->count, messages->requests, &found, messages->indices,
         messages->statuses);
+    messages->found = found > 0 && found <= messages->count ? found : 0;
     if (messages->error != 0)
         return -1;
     for (int i = 0; i < found; ++i) {

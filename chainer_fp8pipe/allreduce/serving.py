@@ -9,6 +9,7 @@ from mpi4py import MPI
 from ..codecs.relay import Kept, Recipe
 from ..mpi.waiting import Pauses
 from .aggregated import Leave, Order, Setup
+from .executor import BRIEF
 from .job import Job
 from .planned import Planned
 from .statistics import Statistics
@@ -72,7 +73,7 @@ class _Service:
                 break
             if isinstance(order, Order):
                 self._begin(order)
-            if executor.work(_IDLE) or order:
+            if executor.work(_IDLE, BRIEF) or order:
                 pauses.shorten()
             elif not executor.busy:
                 pauses.pause(_IDLE)

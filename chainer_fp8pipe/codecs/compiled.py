@@ -73,28 +73,35 @@ class Compiled:
         return self.findings[:, (_CLIPPED, _ENCODED)].tolist()
 
 
+def can_be_read(tensors: Tensors) -> bool:
+    """Whether compiled code can read these gradients and parameters."""
+    return all(is_plain(gradient) and is_plain(parameter)
+               and gradient.size == parameter.size
+               for gradient, parameter in zip(
+                   tensors.gradients, tensors.parameters, strict=True))
+
+
 def compile_tensors(codec: int, tensors: Tensors,
-                    residuals: numpy.ndarray | None = None, **of_codec: Any
-                    ) -> Compiled | None:
-    """What is compiled of a codec; None if that cannot read these arrays.
+                    residuals: Sequence[numpy.ndarray | None] = (),
+                    **of_codec: Any) -> Compiled:
+    """What is compiled of a codec, for tensors that can be read.
 
     Where means are decoded into has still to be said.
 
     Args:
         codec: Its number.
         tensors: The fused vector.
-        residuals: Addresses, as :attr:`Compiled.tensors` has them.
+        residuals: Of the gradients; none of all, or of some, if they have
+            none.
         of_codec: Other attributes.
     """
-    if not (all(map(is_plain, tensors.gradients))
-            and all(map(is_plain, tensors.parameters))):
-        return None
     made = compile_sizes(codec, tensors, **of_codec)
     made.tensors[:, 2] = list(map(address, tensors.gradients))
     made.tensors[:, 3] = list(map(address, tensors.parameters))
-    if residuals is not None:
-        made.tensors[:, 5] = residuals
-    made.kept += [*tensors.gradients, *tensors.parameters]
+    for index, residual in enumerate(residuals):
+        if residual is not None:
+            made.tensors[index, 5] = address(residual)
+    made.kept += [*tensors.gradients, *tensors.parameters, *residuals]
     return made
 
 

@@ -32,7 +32,7 @@ import numpy
 
 from .. import fp8
 from .base import Codec
-from .compiled import FP8, Compiled, address, compile_tensors
+from .compiled import FP8, Compiled, address, can_be_read, compile_tensors
 from .residuals import Residuals
 from .scales import Scales
 from .staging import download, output, upload
@@ -171,23 +171,21 @@ class Fp8Ratio(Codec):
                 epsilon=self.epsilon)]
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        if self.rounding == 'stochastic':   # seeded with names, in Python
+        # Random numbers are seeded with names, in Python.
+        if self.rounding == 'stochastic' or not can_be_read(tensors):
             return None
         residuals = [
             self._residual(tensors.xp, 'gradient', name, 0, gradient.size)
             if gradient.size else None for name, gradient in zip(tensors.names, tensors.gradients,
                                       strict=True)]
         scales = [self._scale(name) for name in tensors.names]
-        made = compile_tensors(
-            FP8, tensors, _addresses(residuals),
+        return compile_tensors(
+            FP8, tensors, residuals,
             rounding=fp8.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=numpy.array([
                 (*fp8.with_inverse(scale * prescale),
                  *fp8.with_inverse(scale)) for scale in scales],
                 numpy.float32).reshape(-1, 4))
-        if made:
-            made.kept += residuals
-        return made
 
     def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
                            site: str, owned: tuple[int, int]
@@ -321,8 +319,3 @@ class Fp8Ratio(Codec):
     def _count(self, name: str, clipped: int, encoded: int) -> None:
         self._clipped[name] = self._clipped.get(name, 0) + int(clipped)
         self._encoded[name] = self._encoded.get(name, 0) + encoded
-
-
-def _addresses(arrays: list[Any]) -> numpy.ndarray:
-    return numpy.array([0 if array is None else address(array)
-                        for array in arrays], numpy.int64)

@@ -29,6 +29,11 @@ class Residuals:
         self._residuals: dict[tuple[str, str], _Residual] = {}
         for key, array in (state or {}).items():
             start, stop, site, name = key.split('|', 3)
+            if array.shape != (int(stop) - int(start),):
+                raise ValueError(
+                    f'the residual of {name} is of elements {start} to '
+                    f'{stop}, but its shape is {array.shape}: the snapshot '
+                    'is damaged')
             self._residuals[site, name] = _Residual(
                 int(start), int(stop), numpy.array(array))
 

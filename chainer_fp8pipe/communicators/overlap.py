@@ -19,8 +19,7 @@ from . import backward_watch
 from .early import Early
 from .model_state import ModelState
 
-# Seconds between two looks at what has arrived.  Backward needs the core and
-# the interpreter that a look takes.
+# Seconds between two looks when there is nothing to do.
 _PAUSE = 100e-6
 
 

@@ -42,7 +42,26 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
     """
     size = MPI._sizeof(of)
     return int.from_bytes(
-        ctypes.string_at(MPI._addressof(of), size), sys.byteorder)
+        ctypes.string_at(MPI._addressof(of), size), sys.byteorder,
+        signed=size == ctypes.sizeof(ctypes.c_int))     # as a caller has it
+
+
+def exception(code: int, statuses: bytes) -> MPI.Exception:
+    """The error that a function has returned.
+
+    Args:
+        code: What it returned.
+        statuses: Of the messages it was about, one after the other.
+    """
+    if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
+        status = MPI.Status()
+        size = MPI._sizeof(status)
+        for start in range(0, len(statuses), size):
+            ctypes.memmove(MPI._addressof(status),
+                           statuses[start:start + size], size)
+            if status.error not in (MPI.SUCCESS, MPI.ERR_PENDING):
+                return MPI.Exception(status.error)
+    return MPI.Exception(code)
 
 
 @functools.lru_cache(None)

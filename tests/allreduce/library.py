@@ -15,6 +15,10 @@ _TESTSOME = ctypes.CFUNCTYPE(
         ctypes.c_int), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
 
 
+# Executors call them as long as they live.
+_kept = []
+
+
 @contextlib.contextmanager
 def unbuffered():
     """No send of an executor ends before its receive is there."""
@@ -85,6 +89,7 @@ class Silence:
 
 @contextlib.contextmanager
 def _instead(*replacements):
+    _kept.append(replacements)
     library = functions.library()._replace(functions=tuple(
         ctypes.cast(function, ctypes.c_void_p).value
         for function in replacements))

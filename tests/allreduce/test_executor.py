@@ -1,5 +1,7 @@
 """How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
+import gc
 import threading
+import weakref
 
 from chainer_fp8pipe.allreduce import Planned, Statistics
 from chainer_fp8pipe.allreduce.job import Job
@@ -152,6 +154,59 @@ def test_an_error_of_a_codec_in_python_is_raised_and_leaves_the_executor(
     with pytest.raises(ZeroDivisionError, match='broken'):
         made.executor.run()
     assert not job.finished
+    # What is left of that step is no mean.
+    for again in (made.executor.run, made.executor.advance,
+                  lambda: made.executor.begin_decoding(job)):
+        with pytest.raises(RuntimeError, match='half done'):
+            again()
+    assert made.executor.busy and not job.finished
+
+
+@on_ranks(2)
+def test_a_range_that_is_not_in_the_wire_is_an_error(comm):
+    made = planned('direct', comm)
+    tensors = tensors_of(0, [100])
+    for size, start, stop, prescale in [
+            (10, 0, 12, None), (10, -1, 5, None), (10, 6, 5, None),
+            (120, 0, 120, 1.0)]:
+        wire = numpy.zeros(size, numpy.float32)
+        with pytest.raises(ValueError, match='not in a wire'):
+            made.submit(Job(Cast('float32'), tensors, wire, start, stop,
+                            prescale))
+
+
+@on_ranks(1, 2)
+def test_a_finished_job_is_given_up_at_once(comm):
+    """Gradients of every update wait for no garbage collector."""
+    made = planned('direct', comm)
+    for codec in CODECS.values():
+        used = codec()
+        tensors = tensors_of(0, [1000])
+        used.begin(tensors, lambda array: None)
+        job = Job(used, tensors, numpy.zeros(1000, used.wire_dtype), 0, 1000,
+                  1.0, decodes=True)
+        made.allreduce(used, tensors, job.wire, 0, 1000)
+        made.submit(job)
+        made.executor.run()
+        watched = weakref.ref(job)
+        gc.disable()
+        try:
+            del job
+            assert watched() is None
+        finally:
+            gc.enable()
+
+
+@on_ranks(2)
+def test_work_returns_in_time_while_there_is_always_something_to_do(comm):
+    with Silence(lambda *_: True).used():
+        made = planned('direct', comm, frame_bytes=4)
+    wire = numpy.zeros(1000, numpy.float32)
+    job = made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0,
+                          1000))
+    assert made.executor.work(0) and not job.finished
+    made.executor.run()
+    assert job.finished
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from . import fake_cupy
-from .helpers import alone, random_tensors
+from .helpers import alone, encode, random_tensors
 
 SIZES = [5, 0, 3000, 1]
 CODECS = {
@@ -45,6 +45,16 @@ def on_device(tensors):
     tensors.parameters = list(map(fake_cupy.ndarray, tensors.parameters))
     tensors.xp = sys.modules['cupy']
     return tensors
+
+
+@pytest.mark.parametrize('codec', CODECS)
+def test_nothing_is_compiled_for_gradients_on_a_device(cupy, codec):
+    tensors = random_tensors(SIZES)
+    made = CODECS[codec]()
+    encode(made, tensors)
+    compiled = made.compiled(tensors, 1.0)
+    assert (compiled is None) == (codec in ('float16', 'stochastic'))
+    assert made.compiled(on_device(tensors), 1.0) is None
 
 
 def host(array):
