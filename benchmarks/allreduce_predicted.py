@@ -21,7 +21,7 @@ from chainer_fp8pipe.allreduce.cluster import Cluster, fit_ping_pong
 from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.allreduce.model import total_seconds
 from chainer_fp8pipe.allreduce.plan import aggregator
-from chainer_fp8pipe.allreduce.planned import measured_frame
+from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.simulation import simulate
 
 from environment import describe
@@ -61,8 +61,8 @@ def _predicted(data, case, size, options):
         message_cost=options.message_cost, cores=options.cores,
         sharing=ranks, in_switch=frozenset(range(workers, ranks)))
     codec = _codec(case, data['core_rates'])
-    frame = settings.get('frame_bytes', measured_frame(
-        settings['algorithm'])) or size * case['bytes']
+    frame = (settings.get('frame_bytes', Framing.frame_bytes)
+             or size * case['bytes'])
     framing = {'frame_bytes': frame, 'frames_in_flight': 6}
     seconds = total_seconds(
         simulate(plans, cluster, codec, size, **framing), codec, size)

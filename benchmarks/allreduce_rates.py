@@ -15,7 +15,7 @@ import numpy
 from mpi4py import MPI
 
 SIZE = 1 << 21          # elements, more than caches hold
-FRAME = 3 << 14         # elements that an exchange takes at a time
+FRAME = 1 << 17         # elements that are taken at a time
 REPEATS = 5
 
 

@@ -68,12 +68,12 @@ class Executor:
         self._programs = [program(plan, comm.rank) for plan in plans]
         self._jobs: list[Job] = []
         self._most_blocks = max(
-            (action.stop - action.start for program in self._programs
-             for action, *_ in program.steps), default=1)
+            (action.stop - action.start for part in self._programs
+             for action, *_ in part.steps), default=1)
         mpi = library()
         self._compiled = _executor.Executor(
             exception, mpi.functions, mpi.sizes, handle(comm), mpi.byte,
-            tuple(_lane(plan, program) for plan, program in zip(
+            tuple(_lane(plan, part) for plan, part in zip(
                 plans, self._programs, strict=True)), frames_in_flight)
 
     @property
@@ -102,16 +102,16 @@ class Executor:
         frame = max(1, min(self._frame_bytes // job.wire.itemsize,
                            _LARGEST // self._most_blocks))
         lanes = [
-            (program, Frames(start, stop, plan.blocks, frame))
-            for plan, program, start, stop in zip(
+            (part, Frames(start, stop, plan.blocks, frame))
+            for plan, part, start, stop in zip(
                 self._plans, self._programs, bounds[:-1], bounds[1:],
                 strict=True)]
         job.handle = self._handle(job, lanes)
-        for number, (program, frames) in enumerate(lanes):
+        for number, (part, frames) in enumerate(lanes):
             self._compiled.share(
                 job.handle, number, numpy.array(frames.bounds, numpy.int64),
                 frames.frame, frames.chunks,
-                self._residuals(job, number, program, frames))
+                self._residuals(job, number, part, frames))
         self._jobs.append(job)
         self.resume(job, until)
 
@@ -199,12 +199,12 @@ class Executor:
             shrink=shrink(dtype, workers), tensors=of.tensors,
             scales=of.scales, findings=of.findings, shares=len(self._plans))
 
-    def _residuals(self, job: Job, lane: int, program: Program,
-                   frames: Frames) -> numpy.ndarray:
+    def _residuals(self, job: Job, lane: int, part: Program, frames: Frames
+                   ) -> numpy.ndarray:
         """By site and tensor, where the codec keeps what means lose."""
         if not job.compiled or in_wire_format(self._form, job.codec):
             return numpy.zeros(0, numpy.int64)
-        actions = [step.action for step in program.steps
+        actions = [step.action for step in part.steps
                    if step.action.kind is Kind.ENCODE and not step.fresh]
         return numpy.array([
             job.codec.residuals_of_means(
@@ -223,8 +223,8 @@ class Executor:
             job.conclude()
 
 
-def _lane(plan: Plan, program: Program) -> tuple:
+def _lane(plan: Plan, part: Program) -> tuple:
     return (tuple((_KINDS[step.action.kind], *step.action[1:], step.summed,
-                   step.fresh) for step in program.steps),
-            plan.blocks, program.held, program.contributes)
+                   step.fresh) for step in part.steps),
+            plan.blocks, part.held, part.contributes)
 

@@ -26,24 +26,9 @@ class Framing:
         form: What partial sums travel in, one of :data:`.sums.FORMS`.
     """
 
-    frame_bytes: int = 3 << 14
+    frame_bytes: int = 3 << 13
     frames_in_flight: int = 6
     form: str = 'float32'
-
-
-def measured_frame(algorithm: str) -> int:
-    """Bytes of a frame that were measured to be best.
-
-    Frames of many senders meet in front of one receiver with ``direct``, and
-    a ring stands still until its first frame is round: both want small ones.
-    A torus has twice as many messages as a ring, and an aggregator all of
-    them, which cost less where they are larger.
-
-    Args:
-        algorithm: Value of the option.
-    """
-    return (3 << 15 if algorithm in ('torus2d', 'aggregator')
-            else Framing.frame_bytes)
 
 
 class Planned:

@@ -127,4 +127,4 @@ def address(array: numpy.ndarray) -> int:
 
 
 def _where(names: Sequence[str], found: numpy.ndarray) -> list[str]:
-    return [names[index] for index in numpy.flatnonzero(found)]
+    return [names[index] for index in numpy.flatnonzero(found).tolist()]

@@ -176,7 +176,8 @@ class Fp8Ratio(Codec):
             return None
         residuals = [
             self._residual(tensors.xp, 'gradient', name, 0, gradient.size)
-            if gradient.size else None for name, gradient in zip(tensors.names, tensors.gradients,
+            if gradient.size else None
+            for name, gradient in zip(tensors.names, tensors.gradients,
                                       strict=True)]
         scales = [self._scale(name) for name in tensors.names]
         return compile_tensors(

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from ..allreduce import MpiOp, Planned, Statistics, TwoLevel, choice
 from ..allreduce.aggregated import Aggregated, Workers
 from ..allreduce.plan import Plan, aggregator, compose
-from ..allreduce.planned import Framing, measured_frame
+from ..allreduce.planned import Framing
 from ..mpi.shapes import torus_shape
 from .options import ExchangeOptions, Fp8Options
 
@@ -65,10 +65,8 @@ def framing(options: ExchangeOptions, fp8: bool) -> Framing:
     form = options.partial_sums
     if form == 'auto':
         form = 'float16' if fp8 else 'float32'
-    size = options.frame_bytes
-    if size < 0:
-        size = measured_frame(options.algorithm)
-    return Framing(size or _WHOLE, options.frames_in_flight, form)
+    return Framing(options.frame_bytes or _WHOLE, options.frames_in_flight,
+                   form)
 
 
 def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes

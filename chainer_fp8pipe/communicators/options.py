@@ -46,9 +46,8 @@ class ExchangeOptions:
         'the wire, in float16 or in float32; auto: fp8 sums in float16, '
         'others in float32', choices=('auto', *FORMS))
     frame_bytes: int = _option(
-        -1, 'bytes of a piece that is sent, summed and sent on by itself; 0: '
-        'all at once (store and forward); -1: as was measured to be best for '
-        'the algorithm, 49152 or 98304', low=-1)
+        3 << 13, 'bytes of a piece that is sent, summed and sent on by '
+        'itself; 0: all at once (store and forward)', low=0)
     frames_in_flight: int = _option(
         6, 'how many such pieces are under way at a time', low=1, high=1024)
     bucket_bytes: int = _option(

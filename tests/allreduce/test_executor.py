@@ -159,7 +159,8 @@ def test_an_error_of_a_codec_in_python_is_raised_and_leaves_the_executor(
                   lambda: made.executor.begin_decoding(job)):
         with pytest.raises(RuntimeError, match='half done'):
             again()
-    assert made.executor.busy and not job.finished
+    assert made.executor.busy
+    assert not job.finished
 
 
 @on_ranks(2)
@@ -204,7 +205,8 @@ def test_work_returns_in_time_while_there_is_always_something_to_do(comm):
     wire = numpy.zeros(1000, numpy.float32)
     job = made.submit(Job(Cast('float32'), tensors_of(0, [1000]), wire, 0,
                           1000))
-    assert made.executor.work(0) and not job.finished
+    assert made.executor.work(0)
+    assert not job.finished
     made.executor.run()
     assert job.finished
 

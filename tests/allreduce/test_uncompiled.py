@@ -123,7 +123,10 @@ def test_a_gradient_that_cannot_be_overwritten_is_an_error(comm):
         tensors.gradients[0].flags.writeable = False
         wire = numpy.zeros(100, numpy.float32)
         job = Job(codec, tensors, wire, 0, 100, 1.0, decodes=not early)
-        with pytest.raises(ValueError, match='writeable|read-only'):
+
+        def exchange(job=job):
             made.submit(job)
             made.executor.run()
             made.executor.begin_decoding(job)
+        with pytest.raises(ValueError, match='writeable|read-only'):
+            exchange()
