@@ -120,9 +120,9 @@ def _arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('files', nargs='+', metavar='FILE',
                         help='what allreduce.py --json has written')
-    parser.add_argument('--message-cost', type=float, default=5e-5,
+    parser.add_argument('--message-cost', type=float, default=2e-5,
                         help='seconds that a rank is busy with a message at '
-                        'either end, Python and TCP (default: 5e-5)')
+                        'either end, MPI and TCP (default: 2e-5)')
     parser.add_argument('--cores', type=int, default=os.cpu_count(),
                         help='that all hosts share (default: all)')
     return parser.parse_args()
