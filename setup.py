@@ -30,7 +30,8 @@ setup(
             sources=['chainer_fp8pipe/allreduce/_executor.c'],
             depends=LOOPS + [
                 f'chainer_fp8pipe/allreduce/{part}.h'
-                for part in ('messages', 'job', 'lane', 'work', 'chunk')],
+                for part in ('messages', 'job', 'job_type', 'lane', 'work',
+                             'chunk', 'running')],
             extra_compile_args=OF_LOOPS,
         ),
         Extension(

@@ -3,149 +3,8 @@
  * While something is under way it belongs to MPI: who drops an Executor or a
  * Job then must keep it for ever.
  */
-#include "chunk.h"
-
-#include <sched.h>
-#include <stdatomic.h>
-
-#define NEWEST 0.125    /* weight of the newest chunk in their mean time */
-#define LONGEST 10e-3   /* seconds; a rank that is late makes no chunk slow */
-#define SHARE 0.25      /* of a chunk's time that is slept at most */
-#define PAUSE 50e-6     /* seconds; Linux makes about 100 us of it */
-
-/* --- a job --------------------------------------------------------------- */
-
-static PyTypeObject *job_type;
-
-static int table(PyObject *object, Py_buffer *buffer, int flags,
-                 Py_ssize_t size)
-{
-    if (PyObject_GetBuffer(object, buffer, flags) < 0)
-        return -1;
-    if (size >= 0 && buffer->len != size) {
-        PyErr_SetString(PyExc_ValueError, "tables differ in length");
-        return -1;
-    }
-    return 0;
-}
-
-static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {
-        "python", "wire", "itemsize", "sum_size", "codec", "rounding",
-        "in_place", "encodes", "decodes", "prescale", "epsilon", "shrink",
-        "tensors",
-        "scales", "findings", "shares", NULL};
-    PyObject *python, *wire, *tensors, *scales, *findings;
-    Py_ssize_t itemsize, sum_size;
-    int shares;
-    Job *job = (Job *)type->tp_alloc(type, 0);
-    if (job == NULL || !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOnniipppfffOOOi", names, &python, &wire,
-            &itemsize, &sum_size, &job->codec, &job->rounding,
-            &job->in_place, &job->encodes, &job->decodes, &job->prescale,
-            &job->epsilon, &job->shrink, &tensors, &scales, &findings, &shares)
-        || table(wire, &job->wire_buffer, PyBUF_WRITABLE, -1) < 0
-        || table(tensors, &job->tensors_buffer, PyBUF_SIMPLE, -1) < 0) {
-        Py_XDECREF(job);
-        return NULL;
-    }
-    job->tensors_count =
-        job->tensors_buffer.len / (Py_ssize_t)sizeof(Tensor);
-    job->shares = calloc((size_t)shares, sizeof *job->shares);
-    job->shares_count = job->shares ? shares : 0;
-    if (job->shares == NULL)
-        PyErr_NoMemory();
-    if (job->shares == NULL
-        || table(scales, &job->scales_buffer, PyBUF_SIMPLE,
-                 job->tensors_count * (Py_ssize_t)sizeof(Scales)) < 0
-        || table(findings, &job->findings_buffer, PyBUF_WRITABLE,
-                 job->tensors_count * (Py_ssize_t)sizeof(Findings)) < 0) {
-        Py_DECREF(job);
-        return NULL;
-    }
-    job->itemsize = (size_t)itemsize;
-    job->sum_size = (size_t)sum_size;
-    job->wire = job->wire_buffer.buf;
-    job->tensors = job->tensors_buffer.buf;
-    job->scales = job->scales_buffer.buf;
-    job->findings = job->findings_buffer.buf;
-    job->python = Py_NewRef(python);
-    return (PyObject *)job;
-}
-
-static int job_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(((Job *)self)->python);
-    Py_VISIT(Py_TYPE(self));
-    return 0;
-}
-
-static int job_clear(PyObject *self)
-{
-    Py_CLEAR(((Job *)self)->python);
-    return 0;
-}
-
-static void job_dealloc(PyObject *self)
-{
-    Job *job = (Job *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    job_clear(self);
-    /* Releasing one that was never filled does nothing. */
-    PyBuffer_Release(&job->wire_buffer);
-    PyBuffer_Release(&job->tensors_buffer);
-    PyBuffer_Release(&job->scales_buffer);
-    PyBuffer_Release(&job->findings_buffer);
-    for (int i = 0; i < job->shares_count; ++i) {
-        PyBuffer_Release(&job->shares[i].bounds_buffer);
-        PyBuffer_Release(&job->shares[i].residuals_buffer);
-    }
-    free(job->shares);
-    free(job->undecoded);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyObject *job_unfinished(PyObject *self, void *unused)
-{
-    return PyLong_FromLongLong(((Job *)self)->unfinished);
-}
-
-static PyGetSetDef job_properties[] = {
-    {"unfinished", job_unfinished, NULL, "Chunks that are not through.",
-     NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot job_slots[] = {
-    {Py_tp_new, job_new},
-    {Py_tp_dealloc, job_dealloc},
-    {Py_tp_traverse, job_traverse},
-    {Py_tp_clear, job_clear},
-    {Py_tp_getset, job_properties},
-    {0, NULL},
-};
-
-static PyType_Spec job_spec = {
-    .name = "chainer_fp8pipe.allreduce._executor.Job",
-    .basicsize = sizeof(Job),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = job_slots,
-};
-
-/* --- an executor --------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *error; /* makes an exception of an error code and statuses */
-    Shared shared;
-    int lanes_count;
-    Lane *lanes;
-    double moved; /* seconds: when anything did */
-    atomic_int interrupted;
-} Executor;
+#include "job_type.h"
+#include "running.h"
 
 static void free_lane(Lane *lane)
 {
@@ -162,15 +21,6 @@ static void free_lane(Lane *lane)
     free(lane->steps);
     free(lane->held);
     free(lane->waiting);
-}
-
-static int is_busy(const Executor *self)
-{
-    for (int i = 0; i < self->lanes_count; ++i)
-        if (self->lanes[i].waiting_count
-            || self->lanes[i].oldest < self->lanes[i].started)
-            return 1;
-    return 0;
 }
 
 static void executor_dealloc(PyObject *object)
@@ -340,96 +190,6 @@ static PyObject *let_in(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Starts chunks while there is room for them.
- *
- * Chunks start in one order on all ranks, and messages find theirs by its
- * tag.  One that is finished here was started everywhere, and the oldest one
- * under way is less than in_flight behind the newest: ranks are less than 2
- * in_flight apart, and tags may come again soon. */
-static int start_chunks(Shared *shared, Lane *lane, int *moved)
-{
-    while (lane->waiting_count
-           && lane->started - lane->oldest < lane->in_flight) {
-        Waiting *first = &lane->waiting[0];
-        int64_t number = lane->started++;
-        Chunk *chunk = &lane->seats[number % lane->in_flight];
-        chunk->job = first->job;
-        chunk->share = first->share;
-        chunk->frame = first->next;
-        chunk->number = number;
-        chunk->tag = (int)(number % (4 * lane->in_flight)) * lane->lanes
-                     + lane->number;
-        if (++first->next == first->stop)
-            memmove(first, first + 1, (size_t)--lane->waiting_count
-                                          * sizeof *first);
-        *moved = 1;
-        /* It sends before the next one encodes. */
-        if (start_chunk(shared, chunk) == FAILED
-            || advance_chunk(shared, chunk, moved) == FAILED)
-            return FAILED;
-    }
-    return DONE;
-}
-
-static void finish_chunk(Shared *shared, Lane *lane, Chunk *chunk)
-{
-    double taken = now() - chunk->since;
-    if (taken > LONGEST)
-        taken = LONGEST;
-    lane->duration += (taken - lane->duration) * NEWEST;
-    shared->finished |= --chunk->job->unfinished == 0;
-    chunk->job = NULL;
-}
-
-static int advance_lane(Shared *shared, Lane *lane, int *moved)
-{
-    if (start_chunks(shared, lane, moved) == FAILED)
-        return FAILED;
-    for (int64_t number = lane->oldest; number < lane->started; ++number) {
-        Chunk *chunk = &lane->seats[number % lane->in_flight];
-        if (chunk->active
-            && advance_chunk(shared, chunk, moved) == FAILED)
-            return FAILED;
-        if (!chunk->active && chunk->job)
-            finish_chunk(shared, lane, chunk);
-    }
-    while (lane->oldest < lane->started
-           && !lane->seats[lane->oldest % lane->in_flight].active)
-        ++lane->oldest;
-    return DONE;
-}
-
-/* Does what can be done without waiting. */
-static int sweep(Executor *self, int *moved)
-{
-    Shared *shared = &self->shared;
-    if (look(&shared->messages) < 0)
-        return FAILED;
-    for (int i = 0; i < self->lanes_count; ++i)
-        if (advance_lane(shared, &self->lanes[i], moved) == FAILED)
-            return FAILED;
-    return DONE;
-}
-
-static double patience(const Executor *self)
-{
-    double least = LONGEST;
-    for (int i = 0; i < self->lanes_count; ++i)
-        if (self->lanes[i].duration < least)
-            least = self->lanes[i].duration;
-    return least * SHARE;
-}
-
-/* A look takes a few microseconds, so one each 100 leaves the processor to
- * others; ranks of one node are through before the first sleep. */
-static void pause_a_little(Executor *self, double brief)
-{
-    if (now() - self->moved < brief || (brief > 0 && patience(self) < PAUSE))
-        sched_yield();
-    else
-        nanosleep(&(struct timespec){0, (long)(PAUSE * 1e9)}, NULL);
-}
-
 static PyObject *raised(Executor *self)
 {
     const Messages *messages = &self->shared.messages;
@@ -588,8 +348,6 @@ static PyType_Spec executor_spec = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = executor_slots,
 };
-
-/* --- the module ---------------------------------------------------------- */
 
 static int add_types(PyObject *module)
 {

@@ -1,0 +1,126 @@
+/* A job as Python sees it. */
+#ifndef CHAINER_FP8PIPE_JOB_TYPE_H
+#define CHAINER_FP8PIPE_JOB_TYPE_H
+#include "job.h"
+
+static PyTypeObject *job_type;
+
+static int table(PyObject *object, Py_buffer *buffer, int flags,
+                 Py_ssize_t size)
+{
+    if (PyObject_GetBuffer(object, buffer, flags) < 0)
+        return -1;
+    if (size >= 0 && buffer->len != size) {
+        PyErr_SetString(PyExc_ValueError, "tables differ in length");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {
+        "python", "wire", "itemsize", "sum_size", "codec", "rounding",
+        "in_place", "encodes", "decodes", "prescale", "epsilon", "shrink",
+        "tensors",
+        "scales", "findings", "shares", NULL};
+    PyObject *python, *wire, *tensors, *scales, *findings;
+    Py_ssize_t itemsize, sum_size;
+    int shares;
+    Job *job = (Job *)type->tp_alloc(type, 0);
+    if (job == NULL || !PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OOnniipppfffOOOi", names, &python, &wire,
+            &itemsize, &sum_size, &job->codec, &job->rounding,
+            &job->in_place, &job->encodes, &job->decodes, &job->prescale,
+            &job->epsilon, &job->shrink, &tensors, &scales, &findings, &shares)
+        || table(wire, &job->wire_buffer, PyBUF_WRITABLE, -1) < 0
+        || table(tensors, &job->tensors_buffer, PyBUF_SIMPLE, -1) < 0) {
+        Py_XDECREF(job);
+        return NULL;
+    }
+    job->tensors_count =
+        job->tensors_buffer.len / (Py_ssize_t)sizeof(Tensor);
+    job->shares = calloc((size_t)shares, sizeof *job->shares);
+    job->shares_count = job->shares ? shares : 0;
+    if (job->shares == NULL)
+        PyErr_NoMemory();
+    if (job->shares == NULL
+        || table(scales, &job->scales_buffer, PyBUF_SIMPLE,
+                 job->tensors_count * (Py_ssize_t)sizeof(Scales)) < 0
+        || table(findings, &job->findings_buffer, PyBUF_WRITABLE,
+                 job->tensors_count * (Py_ssize_t)sizeof(Findings)) < 0) {
+        Py_DECREF(job);
+        return NULL;
+    }
+    job->itemsize = (size_t)itemsize;
+    job->sum_size = (size_t)sum_size;
+    job->wire = job->wire_buffer.buf;
+    job->tensors = job->tensors_buffer.buf;
+    job->scales = job->scales_buffer.buf;
+    job->findings = job->findings_buffer.buf;
+    job->python = Py_NewRef(python);
+    return (PyObject *)job;
+}
+
+static int job_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((Job *)self)->python);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int job_clear(PyObject *self)
+{
+    Py_CLEAR(((Job *)self)->python);
+    return 0;
+}
+
+static void job_dealloc(PyObject *self)
+{
+    Job *job = (Job *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    job_clear(self);
+    /* Releasing one that was never filled does nothing. */
+    PyBuffer_Release(&job->wire_buffer);
+    PyBuffer_Release(&job->tensors_buffer);
+    PyBuffer_Release(&job->scales_buffer);
+    PyBuffer_Release(&job->findings_buffer);
+    for (int i = 0; i < job->shares_count; ++i) {
+        PyBuffer_Release(&job->shares[i].bounds_buffer);
+        PyBuffer_Release(&job->shares[i].residuals_buffer);
+    }
+    free(job->shares);
+    free(job->undecoded);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *job_unfinished(PyObject *self, void *unused)
+{
+    return PyLong_FromLongLong(((Job *)self)->unfinished);
+}
+
+static PyGetSetDef job_properties[] = {
+    {"unfinished", job_unfinished, NULL, "Chunks that are not through.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot job_slots[] = {
+    {Py_tp_new, job_new},
+    {Py_tp_dealloc, job_dealloc},
+    {Py_tp_traverse, job_traverse},
+    {Py_tp_clear, job_clear},
+    {Py_tp_getset, job_properties},
+    {0, NULL},
+};
+
+static PyType_Spec job_spec = {
+    .name = "chainer_fp8pipe.allreduce._executor.Job",
+    .basicsize = sizeof(Job),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = job_slots,
+};
+
+#endif
