@@ -9,6 +9,8 @@ processes come of this script.  The *sentinel* stays in the group of the rank
 that started it, and does nothing.  The *witness*, its child, moves to a
 session of its own, where no such signal reaches it.  If the sentinel ends
 first, it was the launcher that began, and the witness has nothing to say.
+Where all are ended by SIGTERM a rank may be gone before the sentinel; but that
+ends by it, too, while launchers that have lost a rank use SIGKILL.
 
 It does not matter how late the witness gets a core to look, as the kernel
 notes what happens in its order.  A process that dies closes what it has open,
@@ -50,6 +52,7 @@ def main(listener: int, starter: int, size: int) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)   # ranks may live on
     theirs, ours = os.pipe()
+    sentinel = os.getpid()
     if os.fork():
         os.close(ours)
         os.read(theirs, 1)          # until the witness ends
@@ -57,24 +60,21 @@ def main(listener: int, starter: int, size: int) -> None:
         os.close(theirs)
         os.setsid()
         with contextlib.suppress(OSError):      # such as: not permitted here
-            witness = _Witness(socket.socket(fileno=listener), ours)
+            witness = _Witness(socket.socket(fileno=listener), ours,
+                               _Process(sentinel))
             if ended := witness.wait(starter):
                 os.write(2, ended.epitaph(size, witness.ranks).encode())
     os._exit(0)
 
 
-class _Rank:
-    """A rank's process.
+class _Process:
+    """A process, and how it ends.
 
     Args:
         pid: Its number.
 
     Attributes:
         pidfd: Becomes readable when it ends; None if it has.
-        line: What it says comes from there.
-        closed: Whether it says nothing any more.
-        name: As it calls itself; '' if it has not.
-        said_goodbye: Whether it may end.
     """
 
     def __init__(self, pid: int) -> None:
@@ -82,35 +82,14 @@ class _Rank:
         self.pidfd: int | None = None
         with contextlib.suppress(ProcessLookupError):
             self.pidfd = os.pidfd_open(pid)
-        self.line: socket.socket | None = None
-        self.closed = False
-        self.name = ''
-        self.said_goodbye = False
 
-    def ends(self, ready: int) -> bool:
-        """Whether it has ended, or is ending.
+    def is_gone(self) -> bool:
+        """Whether it has ended, or does so soon."""
+        return self.pidfd is None or bool(
+            select.select([self.pidfd], [], [], _DYING)[0])
 
-        Args:
-            ready: File descriptor that something happened to.
-        """
-        if self.pidfd in (None, ready):
-            return True
-        if not (self.line and self.line.fileno() == ready and self.closed):
-            return False
-        # Not if it has become another program (os.execv).
-        assert self.pidfd is not None
-        return bool(select.select([self.pidfd], [], [], _DYING)[0])
-
-    def epitaph(self, size: int, watched: int) -> str:
-        """The line about its end."""
-        at = datetime.datetime.now().time().isoformat('microseconds')
-        others = '' if watched == size else (
-            '; if there are several such lines, the earliest is the cause')
-        return (f'\nchainer_fp8pipe: {self.name}, process {self.pid} on host '
-                f'{os.uname().nodename}, {self._how()} in the middle of the '
-                f'job ({at}{others})\n')
-
-    def _how(self) -> str:
+    def in_words(self) -> str:
+        """How it has ended."""
         status = self._status()
         if status is None:
             return 'was killed or crashed'
@@ -156,22 +135,74 @@ class _Rank:
         return None
 
 
+class _Rank(_Process):
+    """A rank's process.
+
+    Args:
+        pid: Its number.
+
+    Attributes:
+        line: What it says comes from there.
+        closed: Whether it says nothing any more.
+        name: As it calls itself; '' if it has not.
+        said_goodbye: Whether it may end.
+        how: It has ended, in words; '' before :meth:`learn_how`.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.how = ''
+        self.line: socket.socket | None = None
+        self.closed = False
+        self.name = ''
+        self.said_goodbye = False
+
+    def ends(self, ready: int) -> bool:
+        """Whether it has ended, or is ending.
+
+        Args:
+            ready: File descriptor that something happened to.
+        """
+        if self.pidfd in (None, ready):
+            return True
+        if not (self.line and self.line.fileno() == ready and self.closed):
+            return False
+        # Not if it has become another program (os.execv).
+        return self.is_gone()
+
+    def epitaph(self, size: int, watched: int) -> str:
+        """The line about its end."""
+        at = datetime.datetime.now().time().isoformat('microseconds')
+        others = '' if watched == size else (
+            '; if there are several such lines, the earliest is the cause')
+        return (f'\nchainer_fp8pipe: {self.name}, process {self.pid} on host '
+                f'{os.uname().nodename}, {self.how} in the middle of the '
+                f'job ({at}{others})\n')
+
+    def learn_how(self) -> None:
+        """Asks how it has ended; the kernel may know it for a short time."""
+        self.how = self.in_words()
+
+
 class _Witness:
     """Waits for the first end.
 
     Args:
         listener: Ranks connect to it, and say who they are.
-        sentinel: File descriptor of a pipe that the sentinel reads.
+        pipe: File descriptor of one that the sentinel reads.
+        sentinel: Its process.
     """
 
-    def __init__(self, listener: socket.socket, sentinel: int) -> None:
+    def __init__(self, listener: socket.socket, pipe: int,
+                 sentinel: _Process) -> None:
         self._listener = listener
         self._listener.setblocking(False)
         self._ranks: dict[int, _Rank] = {}
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._sentinel = sentinel
-        self._epoll.register(sentinel, 0)   # tells when nobody reads it
+        self._pipe = pipe
+        self._epoll.register(pipe, 0)       # tells when nobody reads it
 
     @property
     def ranks(self) -> int:
@@ -184,7 +215,7 @@ class _Witness:
         while self._add(starter).pidfd is not None:
             # In the order in which it happened, unlike poll.
             for ready, _ in self._epoll.poll():
-                if ready == self._sentinel:
+                if ready == self._pipe:
                     return None
                 # What was said before an end must be heard before it counts.
                 self._meet()
@@ -192,9 +223,16 @@ class _Witness:
                     return None
                 for rank in self._ranks.values():
                     if rank.ends(ready):
-                        return (None if rank.said_goodbye or not rank.name
-                                else rank)
+                        return rank if self._is_cause(rank) else None
         return None
+
+    def _is_cause(self, rank: _Rank) -> bool:
+        """Whether the end of this rank, the first, was that of the job."""
+        if rank.said_goodbye or not rank.name:
+            return False
+        rank.learn_how()
+        return not (rank.how.endswith('SIGTERM') and self._sentinel.is_gone()
+                    and self._sentinel.in_words().endswith('SIGTERM'))
 
     def _add(self, pid: int) -> _Rank:
         """The rank of a process, which is watched from now on."""

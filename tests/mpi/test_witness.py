@@ -4,11 +4,12 @@ import inspect
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
 
-from chainer_fp8pipe.mpi._witness_process import _Rank
+from chainer_fp8pipe.mpi._witness_process import _Process, _Rank, _Witness
 
 import pytest
 
@@ -329,9 +330,31 @@ def test_how_a_process_ended_is_known_before_its_parent_asks(action, how):
     with subprocess.Popen([sys.executable, '-c',
                            f'import os, sys; sys.stdin.read(); {action}'],
                           stdin=subprocess.PIPE) as process:
-        rank = _Rank(process.pid)
+        rank = _Process(process.pid)
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert rank._how() == how
+        assert rank.in_words() == how
     # Whether the kernel still knows then depends on it.
-    assert rank._how() in (how, 'was killed or crashed')
+    assert rank.in_words() in (how, 'was killed or crashed')
+
+
+@pytest.mark.parametrize(('of_rank', 'of_sentinel', 'named'), [
+    (15, 15, False), (15, 9, True), (9, 9, True), (9, 15, True)])
+def test_a_rank_that_is_gone_before_the_sentinel_is_not_named_if_all_are_ended(
+        of_rank, of_sentinel, named):
+    with contextlib.ExitStack() as stack, socket.socket(
+            socket.AF_UNIX) as listener:
+        pipe = os.pipe()
+        for end in pipe:
+            stack.callback(os.close, end)
+        made = []
+        for kind, number in ((_Rank, of_rank), (_Process, of_sentinel)):
+            process = stack.enter_context(subprocess.Popen(
+                ['sleep', '100'], stdin=subprocess.DEVNULL))
+            made.append(kind(process.pid))
+            process.send_signal(number)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        rank, sentinel = made
+        rank.name = 'rank 1'
+        witness = _Witness(listener, pipe[1], sentinel)
+        assert witness._is_cause(rank) == named
