@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from ..codecs.compiled import IN_PYTHON, Compiled
 from ..mpi.functions import exception, handle, library
+from ..mpi.waiting import BRIEF, LONG
 from . import _executor
 from .frames import Frames, piece_bounds
 from .job import Job
@@ -17,11 +18,6 @@ from .statistics import Statistics
 from .sums import in_wire_format, shrink
 from .uncompiled import Uncompiled, site_name
 
-# Python looks at signals between two calls.
-_LONG = 0.05            # seconds
-#: Seconds of yielding before the first sleep: among ranks of one node all is
-#: over by then, and sleeping would make it take twice as long.
-BRIEF = 2e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
 # The numbers that compiled code has for them.
@@ -165,12 +161,12 @@ class Executor:
     def run(self) -> None:
         """Waits until all jobs are finished."""
         while self.busy:
-            self.work(_LONG, BRIEF)
+            self.work(LONG, BRIEF)
 
     def finish(self, job: Job) -> None:
         """Waits until a job is finished."""
         while not job.finished:
-            self.work(_LONG, BRIEF)
+            self.work(LONG, BRIEF)
 
     def _handle(self, job: Job, lanes: list[tuple[Program, Frames]]
                 ) -> _executor.Job:

@@ -7,9 +7,8 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs.relay import Kept, Recipe
-from ..mpi.waiting import Pauses
+from ..mpi.waiting import BRIEF, Pauses
 from .aggregated import Leave, Order, Setup
-from .executor import BRIEF
 from .job import Job
 from .planned import Planned
 from .statistics import Statistics

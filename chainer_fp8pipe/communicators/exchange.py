@@ -11,9 +11,8 @@ from ..allreduce import Planned, Statistics
 from ..allreduce.executor import PARTS
 from ..allreduce.job import Job
 from ..codecs import Codec, Tensors
-from ..mpi.waiting import Pauses
+from ..mpi.waiting import LONG, Pauses
 
-_LONG = 0.05            # seconds that a thread may wait without a look around
 
 class Transfer:
     """One bucket on its way.
@@ -184,7 +183,7 @@ class Exchange:
         if isinstance(self.algorithm, Planned):
             # What has still to be settled wants a look, again and again.
             moved |= self.algorithm.executor.work(
-                0.0 if self._waiting else _LONG)
+                0.0 if self._waiting else LONG)
         return moved
 
     def interrupt(self) -> None:

@@ -115,6 +115,19 @@ CLONES static int all_finite(const u8 *codes, size_t n)
             add_any_##NAME(a, b, out, n, random); \
     }
 
+/* What a loop does with a value of element i and its weight, with error
+ * feedback. */
+#define ENCODE_AND_KEEP(VALUE, WEIGHT, ROUNDING, BITS) \
+    { \
+        float value = VALUE; \
+        float ratio = e5m2_ratio(value, WEIGHT, q.scale); \
+        unsigned int code = e5m2_encode_ratio(ratio, value, ROUNDING, BITS); \
+        codes[i] = (u8)code; \
+        residual[i] = e5m2_residual(value, code, WEIGHT, q.inverse); \
+        large += (uint32_t)e5m2_is_large(ratio); \
+        nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, value); \
+    }
+
 #define RATIO_ENCODE_LOOP(NAME, ROUNDING) \
     CLONES static Counts ratio_encode_##NAME( \
         const f32 *gradient, const f32 *parameter, u8 *codes, size_t n, \
@@ -150,15 +163,9 @@ CLONES static int all_finite(const u8 *codes, size_t n)
         uint32_t large = 0, nonfinite = 0; \
         INDEPENDENT \
         for (size_t i = 0; i < n; ++i) { \
-            float value = gradient[i] + residual[i]; \
             float weight = e5m2_weight(parameter[i], q.epsilon); \
-            float ratio = e5m2_ratio(value, weight, q.scale); \
-            unsigned int code = e5m2_encode_ratio(ratio, value, ROUNDING, \
-                                                  RANDOM_BITS(random, i)); \
-            codes[i] = (u8)code; \
-            residual[i] = e5m2_residual(value, code, weight, q.inverse); \
-            large += (uint32_t)e5m2_is_large(ratio); \
-            nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, value); \
+            ENCODE_AND_KEEP(gradient[i] + residual[i], weight, ROUNDING, \
+                            RANDOM_BITS(random, i)) \
         } \
         return (Counts){large - nonfinite, nonfinite}; \
     }

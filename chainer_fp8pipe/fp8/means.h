@@ -19,14 +19,7 @@
             float weight = e5m2_weight(parameter[i], q.epsilon); \
             float mean = e5m2_from_ratio(total[i] / count, weight, \
                                          q.inverse); \
-            float value = mean + residual[i]; \
-            float ratio = e5m2_ratio(value, weight, q.scale); \
-            unsigned int code = e5m2_encode_ratio(ratio, value, ROUNDING, \
-                                                  0); \
-            codes[i] = (u8)code; \
-            residual[i] = e5m2_residual(value, code, weight, q.inverse); \
-            large += (uint32_t)e5m2_is_large(ratio); \
-            nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, value); \
+            ENCODE_AND_KEEP(mean + residual[i], weight, ROUNDING, 0) \
         } \
         return (Counts){large - nonfinite, nonfinite}; \
     }

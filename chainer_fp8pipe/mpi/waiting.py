@@ -16,9 +16,12 @@ from collections.abc import Callable
 _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
 _SLEEP = 20e-6          # seconds; Linux makes about 75 us of it
-# Seconds of yielding before the first sleep: among ranks of one node all is
-# over by then, and sleeping would make it take twice as long.
-_BRIEF = 2e-3
+#: Seconds of yielding before the first sleep: among ranks of one node all is
+#: over by then, and sleeping would make it take twice as long.
+BRIEF = 2e-3
+#: Seconds that a thread may wait for messages without a look around: Python
+#: looks at signals between two calls.
+LONG = 0.05
 
 # Not every system has it.
 _yield: Callable[[], object] = getattr(
@@ -66,7 +69,7 @@ class Pauses:
                 takes much longer.
         """
         waited = time.perf_counter() - self._since
-        if waited < _BRIEF and not self._length or longest < _SLEEP:
+        if waited < BRIEF and not self._length or longest < _SLEEP:
             _yield()
             return
         self._length = min(max(2 * self._length, _SLEEP), longest)

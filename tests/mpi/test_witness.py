@@ -178,8 +178,10 @@ wait_for_ever()
 
 def test_a_rank_is_named_at_once_though_a_fork_of_it_goes_on(job):
     launcher = job.start(2, """
+import warnings
 from chainer_fp8pipe.mpi.witness import say_goodbye
 watch(world)
+warnings.simplefilter('ignore')     # Python 3.12 has one for such forks
 def fork_and_die():
     if not os.fork():
         say_goodbye()       # is not its to say
