@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -33,6 +34,7 @@ BLOCK = 5
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:
     comm = MPI.COMM_WORLD
+    _keep_to_own_cores(comm.rank, comm.size)
     if what == 'breakdown':
         rows = breakdown(comm, int(repeats))
     else:
@@ -40,6 +42,20 @@ def main(what: str, repeats: str, with_torch: str, result: str) -> None:
     if comm.rank == 0:
         with open(result, 'w') as file:
             json.dump(rows, file)
+
+
+def _keep_to_own_cores(host, hosts):
+    """Hosts share this machine's cores evenly, and none moves to another's.
+
+    Otherwise three of four hosts may meet on one of two cores for a while,
+    and all wait for them.
+    """
+    if not hasattr(os, 'sched_setaffinity'):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(len(cores) // hosts, 1)
+    os.sched_setaffinity(0, {
+        cores[(host * each + index) % len(cores)] for index in range(each)})
 
 
 def steps(comm, network, repeats, with_torch):

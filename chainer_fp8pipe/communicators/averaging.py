@@ -238,9 +238,9 @@ class Averaging:
             else:
                 exchange = self._exchange
                 sent = self._send(state, gradients)
+            for tensors, transfer in sent:
+                transfer.begin_decoding(tensors)
             if early and settle:
-                for tensors, transfer in sent:
-                    transfer.begin_decoding(tensors)
                 self._defer(state, gradients, early, sent, settle)
                 outcome = _Outcome(codec, [], True, 0.0)
             else:

@@ -6,6 +6,10 @@ by every function that the variable goes into.  So this module counts these
 functions in the graph when a pass begins, and looks into the table when the
 last of them is through: what is there then is what Chainer will write.
 
+A layer's weights come before its input: their gradients can travel while the
+pass goes on to the layers below (Oh et al., "Out-of-Order BackProp", EuroSys
+2022).
+
 Passes inside another one (``F.forget``) are not watched.
 """
 from __future__ import annotations
@@ -18,6 +22,13 @@ from typing import Any, Protocol
 
 import chainer
 from chainer import _backprop, _backprop_utils
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.convolution_nd import ConvolutionND
+from chainer.functions.connection.linear import LinearFunction
+
+# What these do for one input's gradient is of no use for another's, and may
+# come in any order (in a deconvolution it may not).
+_SEPARATE = frozenset({LinearFunction, Convolution2DFunction, ConvolutionND})
 
 Nodes = dict[Any, int]          # of variables; how many functions use them
 
@@ -70,6 +81,7 @@ class _Thread(threading.local):
 
     inside = False
     reports: _Reports | None = None
+    table: _Table | None = None
 
 
 _watchers = _Watchers()
@@ -97,6 +109,23 @@ class unwatched:
         _thread.inside = self._before
 
 
+def _step(function: Any, indexes: tuple[int, ...], outputs: Any,
+          gradients: Mapping[Any, list[Any]], is_debug: bool) -> None:
+    """Chainer's, in two parts if some gradients can be final earlier."""
+    table = _thread.table
+    if table and type(function) in _SEPARATE:
+        early = tuple(index for index in indexes if table.is_last(
+            gradients[function.inputs[index]]))
+        if early:
+            _backprop_utils.backprop_step(function, early, outputs,
+                                          gradients, is_debug)
+            table.report()
+            indexes = tuple(index for index in indexes if index not in early)
+    if indexes:
+        _backprop_utils.backprop_step(function, indexes, outputs, gradients,
+                                      is_debug)
+
+
 @functools.lru_cache(None)
 def _install() -> None:
     original = _backprop._backprop_to_all
@@ -111,13 +140,14 @@ def _install() -> None:
             try:
                 original(outputs, retain_grad, loss_scale)
             finally:
-                _thread.reports = None
+                _thread.reports = _thread.table = None
 
     def table(**options: Any) -> _backprop_utils.GradTable:
         reports, _thread.reports = _thread.reports, None
         if reports is None:
             return _backprop_utils.GradTable(**options)
-        return _Table(reports, **options)
+        _thread.table = _Table(reports, **options)
+        return _thread.table
 
     _backprop._backprop_to_all = backprop
     # Only Chainer's loop sees this; chainer.grad has tables of its own.
@@ -125,7 +155,9 @@ def _install() -> None:
 
 
 class _Namespace:
-    """Stands for a module, with another GradTable."""
+    """Stands for a module, with other parts of a loop."""
+
+    backprop_step = staticmethod(_step)
 
     def __init__(self, table: Any) -> None:
         self.GradTable = table
@@ -167,14 +199,21 @@ class _Table(_backprop_utils.GradTable):
                 self._through.append((node, found))
         return found
 
+    def is_last(self, gradients: list[Any]) -> bool:
+        """Whether what is added to this list now is the last of it."""
+        return any(found is gradients for _, found in self._through)
+
+    def report(self) -> None:
+        """All has been added."""
+        through, self._through = self._through, []
+        for leaf, gradients in through:
+            # As pop will do at the end: the sum is made once only.
+            gradient = _backprop_utils._reduce(gradients)
+            if gradient is not None:
+                self._reports.final(leaf, gradient.raw_array)
+
     def pop(self, node: Any) -> Any:
-        if self._through:
-            through, self._through = self._through, []
-            for leaf, gradients in through:
-                # As pop will do at the end: the sum is made once only.
-                gradient = _backprop_utils._reduce(gradients)
-                if gradient is not None:
-                    self._reports.final(leaf, gradient.raw_array)
+        self.report()
         return super().pop(node)
 
 

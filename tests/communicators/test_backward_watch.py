@@ -109,6 +109,66 @@ def test_a_gradient_is_final_before_the_functions_below_are_run():
     assert sorted(seen) == ['/1/W', '/1/b']
 
 
+LAYERS = {
+    'linear': (lambda: L.Linear(4, 4), (2, 4), 'LinearGradData'),
+    'convolution': (lambda: L.Convolution2D(4, 4, 3, pad=1), (2, 4, 5, 5),
+                    'Deconvolution2DFunction'),
+    'without bias': (lambda: L.Convolution2D(4, 4, 3, pad=1, nobias=True),
+                     (2, 4, 5, 5), 'Deconvolution2DFunction'),
+    'three dimensions': (lambda: L.Convolution3D(4, 4, 3, pad=1),
+                         (2, 4, 3, 3, 3), 'DeconvolutionND'),
+    'deconvolution': (lambda: L.Deconvolution2D(4, 4, 3, pad=1),
+                      (2, 4, 5, 5), None)}
+
+
+@pytest.mark.parametrize('kind', LAYERS)
+@pytest.mark.parametrize('debug', [False, True])
+def test_weights_are_final_before_the_gradient_of_the_layers_input(
+        kind, debug):
+    class Look(chainer.FunctionHook):
+        def forward_preprocess(self, function, data):
+            if function.__class__.__name__ == below:
+                before.append([name for name, _ in watcher.finals])
+
+    def loss():
+        model.cleargrads()
+        return F.sum(model(x) ** 2)
+    make, shape, below = LAYERS[kind]
+    model = chainer.Sequential(make(), F.tanh, make())
+    x = chainer.Variable(
+        numpy.random.default_rng(0).normal(0, 1, shape).astype('f4'))
+    with chainer.using_config('debug', debug):
+        loss().backward()
+        alone = {name: gradient.copy()
+                 for name, gradient in gradients(model).items()}
+        with watching(model) as watcher:
+            last, before = loss(), []
+            with Look():
+                last.backward()
+    assert {name: gradient.tobytes() for name, gradient in alone.items()} == {
+        name: gradient.tobytes()
+        for name, gradient in gradients(model).items()}
+    assert dict(watcher.finals).keys() == alone.keys()
+    if below:
+        assert [sorted(names) for names in before] == [
+            sorted(name for name in alone if name.startswith('/1/')),
+            sorted(alone)]
+
+
+def test_a_layers_input_may_be_a_parameter_too():
+    model = chainer.Chain()
+    with model.init_scope():
+        model.x = chainer.Parameter(numpy.ones((2, 3), 'f4'))
+        model.layer = L.Linear(3, 3)
+        model.twice = L.Linear(3, 3)
+    with watching(model) as watcher:
+        h = model.twice(model.layer(model.x))
+        F.sum(model.twice(h)).backward()
+    found = gradients(model)
+    assert sorted(name for name, _ in watcher.finals) == sorted(found)
+    assert all(gradient is found[name] for name, gradient in watcher.finals)
+
+
 def test_a_parameter_that_is_the_loss_itself_is_never_final():
     model = chainer.Chain()
     with model.init_scope():
