@@ -127,7 +127,8 @@ def main() -> None:
     print(_table(found, cases, payload, options.what))
     if options.json:
         write_json(options.json, {'network': options.what, 'rate': rate,
-                                  'payload': payload, 'cases': cases,
+                                  'payload': payload,
+                                  'burst': network.burst, 'cases': cases,
                                   **found})
     if options.plot:
         _plot(found, cases, payload, options)

@@ -3,9 +3,10 @@
     python benchmarks/allreduce.py star --json star.json
     python benchmarks/allreduce_predicted.py star.json
 
-What the model is given, all measured in the same run: the rate of the links,
-the latency of a message, what a core does per second while all ranks work, and
-what an update of nothing takes; and how many cores all hosts share.
+What the model is given, all measured in the same run: the rate of the links
+and what they pass at once, the latency of a message, for how long messages and
+their bytes keep ranks busy, what a core does per second while all ranks work,
+and what an update of nothing takes; and how many cores all hosts share.
 """
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ from chainer_fp8pipe.allreduce.simulation import simulate
 
 from environment import describe
 
+#: Bytes that no link makes wait, though they come one after the other.
+_SHORT = 1 << 14
 #: Of partial sums in fp8, by the option.
 _BYTES = {'wire': 1, 'float16': 2, 'float32': 4, 'auto': 2}
 
@@ -54,12 +57,12 @@ def _predicted(data, case, size, options):
     settings = case['options']
     plans = _plans(data, case)
     ranks, workers = plans[0].ranks, data['workers']
-    latency = fit_ping_pong(data['ping_pong']).latency
     cluster = Cluster(
-        _hosts(data, case, ranks), data['payload'] / 8, latency,
+        _hosts(data, case, ranks), data['payload'] / 8,
+        **_messages(data),
         torus=(3, 3) if data['network'] == 'torus' else None,
-        message_cost=options.message_cost, cores=options.cores,
-        sharing=ranks, in_switch=frozenset(range(workers, ranks)))
+        cores=options.cores, sharing=ranks, burst=data['burst'],
+        in_switch=frozenset(range(workers, ranks)))
     codec = _codec(case, data['core_rates'])
     frame = (settings.get('frame_bytes', Framing.frame_bytes)
              or size * case['bytes'])
@@ -73,6 +76,15 @@ def _predicted(data, case, size, options):
         cluster, hosts=cluster.hosts[:workers], sharing=workers), codec, 1,
         **framing).seconds
     return seconds + max(data['update_seconds'] - known, 0.0)
+
+
+def _messages(data):
+    """What of a message's time is its latency, and what keeps ranks busy."""
+    costs = data['message_costs']
+    # Longer ones wait for links.
+    alone = fit_ping_pong([sample for sample in data['ping_pong']
+                           if sample[0] < _SHORT]).latency
+    return {**costs, 'latency': max(alone - 2 * costs['message_cost'], 0.0)}
 
 
 def _plans(data, case):
@@ -120,9 +132,6 @@ def _arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('files', nargs='+', metavar='FILE',
                         help='what allreduce.py --json has written')
-    parser.add_argument('--message-cost', type=float, default=2e-5,
-                        help='seconds that a rank is busy with a message at '
-                        'either end, MPI and TCP (default: 2e-5)')
     parser.add_argument('--cores', type=int, default=os.cpu_count(),
                         help='that all hosts share (default: all)')
     return parser.parse_args()

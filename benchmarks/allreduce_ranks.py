@@ -21,7 +21,7 @@ from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
-from allreduce_rates import core_rates, update_seconds
+from allreduce_rates import core_rates, message_costs, update_seconds
 from mpi4py import MPI
 
 
@@ -35,6 +35,7 @@ def main(specification: str, result: str) -> None:
     found = {'workers': workers.size}
     if is_worker:
         found['ping_pong'] = _ping_pong(workers)
+        found['message_costs'] = message_costs(workers)
         found['core_rates'] = core_rates(workers)
         found['update_seconds'] = update_seconds(workers)
     for size in wanted['sizes']:

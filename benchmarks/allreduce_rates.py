@@ -5,11 +5,13 @@ the same time do not.  The model is given what is measured here.
 """
 from __future__ import annotations
 
+import functools
 import os
 import time
 
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.mpi.waiting import wait_until
 
 import numpy
 from mpi4py import MPI
@@ -18,6 +20,8 @@ SIZE = 1 << 21          # elements, more than caches hold
 FRAME = 3 << 13         # elements that an exchange takes at a time
 FEW = 16                # of which all time is the interpreter's
 REPEATS = 5
+APART = 5e-3            # seconds
+MANY = 32               # messages
 
 
 def core_rates(comm):
@@ -36,6 +40,40 @@ def core_rates(comm):
             name: _rate(comm, action)
             for name, action in _operations(codec, tensors).items()}
     return rates
+
+
+def message_costs(comm):
+    """For how many seconds a message and a byte of it keep either end busy.
+
+    All ranks send to either neighbour at the same time, so little and so far
+    apart that no link makes anybody wait: what takes time is the ranks.
+    """
+    # Of a message to either side, one after the other on each core.
+    ends = 4 * max(comm.size / os.cpu_count(), 1)
+    many, few, long = (
+        _messages_seconds(comm, size, count)
+        for size, count in ((1, MANY), (1, 2), (FRAME, 2)))
+    return {'message_cost': max(many - few, 0.0) / ends / (MANY - 2),
+            'byte_cost': max(long - few, 0.0) / ends / 2 / FRAME}
+
+
+def _messages_seconds(comm, size, count):
+    """Seconds until every rank has ``count`` messages of either neighbour."""
+    peers = [(comm.rank + step) % comm.size for step in (1, -1)] * count
+    sent = numpy.zeros(size, numpy.uint8)
+    received = numpy.zeros((len(peers), size), numpy.uint8)
+    seconds = []
+    for _ in range(41):
+        time.sleep(APART)
+        comm.Barrier()
+        start = time.perf_counter()
+        requests = [comm.Irecv(row, peer) for row, peer
+                    in zip(received, peers, strict=True)]
+        requests += [comm.Isend(sent, peer) for peer in peers]
+        # As an exchange waits: not on a core that another rank needs.
+        wait_until(functools.partial(MPI.Request.Testall, requests))
+        seconds.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+    return float(numpy.median(seconds))
 
 
 def update_seconds(comm):

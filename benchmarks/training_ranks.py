@@ -115,6 +115,7 @@ def _parts(comm, communicator, optimizer, model, x, t):
     loss = model(x, t)
     model.cleargrads()
     loss.backward()
+    comm.Barrier()      # to wait for slower ranks is no part of an exchange
     computed = time.perf_counter()
     communicator.multi_node_mean_grad(model)
     exchanged = time.perf_counter()

@@ -16,7 +16,7 @@ from .namespaces import Namespaces, NetworkError
 from .speed import Link, Speed
 
 START_UP = 'eth0'       # the interface of every host that mpiexec uses
-_BURST, _LATENCY = '128kb', '100ms'
+_LATENCY = '100ms'
 _MOST_HOSTS = 250
 _CONTROL = '/proc/sys/net/ipv4/tcp_congestion_control'
 _MASTER_PORT = '29500'
@@ -35,10 +35,12 @@ class Network(abc.ABC):
             headers included.
         interface: The device that a host's own address is on.
         kind: Its form, in words.
+        burst: Bytes that a link passes at once after it was idle.
     """
 
     interface = START_UP
     kind = 'network'
+    burst = 128 << 10
 
     def __init__(self, hosts: Sequence[str], rate: float) -> None:
         if not 2 <= len(hosts) <= _MOST_HOSTS:
@@ -211,7 +213,7 @@ class Network(abc.ABC):
         """Gives what these devices send the links' rate."""
         self.spaces.call(host, 'tc', '-batch', '-', lines='\n'.join(
             f'qdisc add dev {device} root tbf rate {self.rate:.0f}bit '
-            f'burst {_BURST} latency {_LATENCY}' for device in devices))
+            f'burst {self.burst} latency {_LATENCY}' for device in devices))
 
 
 def _mpiexec() -> list[str]:

@@ -15,6 +15,7 @@ class Hop(NamedTuple):
     link: Hashable
     rate: float
     latency: float
+    burst: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Cluster:
         sharing: How many ranks, in the order of their numbers, share these
             cores; as many as ``cores`` if nobody has to wait.
         in_switch: Hosts that are in the switch: no port slows them down.
+        burst: Bytes that a link which was idle long enough passes at once,
+            before its rate counts (a token bucket of this size; only
+            :mod:`.simulation` knows of it).
     """
 
     hosts: Sequence[int]
@@ -57,6 +61,7 @@ class Cluster:
     cores: int = 1
     sharing: int = 1
     in_switch: frozenset[int] = frozenset()
+    burst: float = 0.0
 
     def __post_init__(self) -> None:
         if self.torus is None:
@@ -73,10 +78,11 @@ class Cluster:
             return (Hop(('memory', source, target), self.local_rate,
                         self.local_latency),)
         if self.torus is None:
-            return (Hop(('out', first), self._port(first), self.latency),
-                    Hop(('in', last), self._port(last), 0.0))
+            return (Hop(('out', first), self._port(first), self.latency,
+                        self.burst),
+                    Hop(('in', last), self._port(last), 0.0, self.burst))
         way = self._way(first, last)
-        return tuple(Hop(pair, self.rate, self.latency)
+        return tuple(Hop(pair, self.rate, self.latency, self.burst)
                      for pair in zip(way, way[1:], strict=False))
 
     def _port(self, host: int) -> float:

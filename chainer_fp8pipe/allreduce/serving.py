@@ -73,7 +73,7 @@ class _Service:
             if isinstance(order, Order):
                 self._begin(order)
             if executor.work(_IDLE, BRIEF) or order:
-                pauses.shorten()
+                pauses.restart()
             elif not executor.busy:
                 pauses.pause(_IDLE)
         # What was sent last may still be on its way to slower workers.

@@ -99,7 +99,6 @@ class _Lane:
             self._known[start, stop, chunk] = found
         return found
 
-
     def total(self, chunk: int) -> int:
         """Of all blocks."""
         parts = (self._frames.part(block, chunk)
@@ -254,14 +253,17 @@ class _Run:
         """The head of a message is at a link of its way.
 
         The tail comes at the time ``tail``: a link that is faster than the
-        one before it has to wait.
+        one before it has to wait.  What a link may pass at once is time that
+        it is ahead of its rate.
         """
         source = chunk.lane.rank
         route = self._route(source, target)
-        link, rate, latency = route[index]
-        start = max(self.now, self._free.get(link, 0.0))
-        end = max(start + size / rate, tail)
-        self._free[link] = end
+        link, rate, latency, burst = route[index]
+        ahead = burst / rate
+        begin = max(self.now - ahead, self._free.get(link, -ahead))
+        self._free[link] = max(begin + size / rate, tail - ahead)
+        start = max(self.now, begin)
+        end = max(self._free[link], self.now, tail)
         self.link_seconds[link] += size / rate
         if index == 0:
             self._at(end, self._left, chunk)

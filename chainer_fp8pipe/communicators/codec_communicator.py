@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 
 import chainer
@@ -45,8 +46,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
-        self._models = ModelStates(
-            lambda: _codec(name, options, self.rank))
+        # Without this object in it: residuals would outlive it by chance.
+        self._models = ModelStates(functools.partial(
+            _codec, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
         self._algorithm = make_algorithm(
             mpi_comm, options, isinstance(options, Fp8Options),

@@ -197,7 +197,7 @@ class Exchange:
         while not transfer.finished:
             if self._waiting:
                 if self.advance():
-                    pauses.shorten()
+                    pauses.restart()
                 else:
                     pauses.pause(self._patience)
             else:

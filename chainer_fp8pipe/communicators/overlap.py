@@ -95,10 +95,11 @@ class Overlap:
         if self._thread:
             self._thread.join()
             atexit.unregister(self._end)
-        for early in self._ended:
+        ended, self._ended = self._ended, []
+        for early in ended:
             if not early.idle:
                 keep_forever(early)
-        return self._ended
+        return ended
 
     def _end(self) -> None:
         """The program ends; others may be waiting for the last update."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
 _SLEEP = 20e-6          # seconds; Linux makes about 75 us of it
+_PART = 1 / 32          # of a long wait that a pause takes
 #: Seconds of yielding before the first sleep: among ranks of one node all is
 #: over by then, and sleeping would make it take twice as long.
 BRIEF = 2e-3
@@ -45,20 +46,17 @@ def wait_until(done: Callable[[], bool]) -> None:
 class Pauses:
     """Pauses between polls that are not cheap.
 
-    A poll that looks at many messages takes some 20 microseconds.  A rank on
-    a slow network would poll most of the time, on a core that others need, if
-    only to run the network; it does better to find several messages at a
-    time.  So a pause that ends with nothing to do is followed by one of twice
-    the length, and one that ends with something by a shorter one.
+    A poll that looks at many messages takes some 20 microseconds.  A rank that
+    waits for long would poll most of the time, on a core that others need, if
+    only to run the network.  So pauses are a part of what has been waited
+    already: that they add is little beside it.
     """
 
     def __init__(self) -> None:
-        self._length = 0.0
         self._since = time.perf_counter()
 
-    def shorten(self) -> None:
-        """There was something to do."""
-        self._length *= 0.9
+    def restart(self) -> None:
+        """There was something to do: a new wait begins."""
         self._since = time.perf_counter()
 
     def pause(self, longest: float) -> None:
@@ -69,8 +67,7 @@ class Pauses:
                 takes much longer.
         """
         waited = time.perf_counter() - self._since
-        if waited < BRIEF and not self._length or longest < _SLEEP:
+        if waited < BRIEF or longest < _SLEEP:
             _yield()
-            return
-        self._length = min(max(2 * self._length, _SLEEP), longest)
-        time.sleep(self._length)
+        else:
+            time.sleep(min(waited * _PART, longest))

@@ -99,6 +99,25 @@ def test_a_ring_that_jumps_over_hosts_pays_for_it():
     assert jumps > along + 2 * 2 * LATENCY
 
 
+@pytest.mark.parametrize('size', [500, 1000, 5000])
+def test_an_idle_link_passes_a_burst_at_once(size):
+    """What is longer takes its rate: a token bucket."""
+    burst = 1000        # which fills again within a latency
+    assert seconds([direct(2)], star(2, burst=burst), CodecCosts(1, 1),
+                   elements=2 * size) == pytest.approx(
+        2 * (LATENCY + max(size - burst, 0) / RATE))
+
+
+@pytest.mark.parametrize('torus', [None, (2, 2)])
+def test_a_link_that_is_busy_has_passed_its_burst(torus):
+    burst, framing = 1e5, {'frame_bytes': 1 << 12, 'frames_in_flight': 100}
+    without, with_burst = (seconds(
+        [ring(4)], Cluster([0, 1, 3, 2], RATE, 1e-6, torus=torus,
+                           burst=bytes_), **framing)
+        for bytes_ in (0, burst))
+    assert without - with_burst == pytest.approx(burst / RATE, rel=0.02)
+
+
 def test_two_levels_share_a_hosts_port():
     """Four hosts of two ranks; in the host all is free.
 

@@ -1,4 +1,6 @@
+import gc
 import warnings
+import weakref
 
 from chainer_fp8pipe import create_communicator
 
@@ -59,6 +61,26 @@ def test_every_exchange_gives_the_mean(comm, name, options):
             dict(model.namedparams())[key].grad, mean, rtol=0,
             atol=TOLERANCE[name] * 3)
     assert set(comm.allgather(bits(model))) == {bits(model)}
+
+
+@pytest.mark.parametrize('overlap', [False, True, 'next_forward'])
+@pytest.mark.parametrize('name', ['float32', 'fp8'])
+@on_ranks(2)
+def test_residuals_do_not_outlive_a_communicator(comm, name, overlap):
+    model = Model()
+    gc.collect()
+    gc.disable()        # cycles would wait for it, with all they refer to
+    try:
+        communicator = make(name, comm, overlap=overlap)
+        for step in range(3):
+            set_gradients(model, comm.rank, step)
+            communicator.multi_node_mean_grad(model)
+        state = weakref.ref(next(iter(communicator._models)))
+        communicator.finalize()
+        del communicator
+        assert state() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize('name', ['float32', 'fp8'])

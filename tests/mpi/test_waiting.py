@@ -49,24 +49,29 @@ def slept(monkeypatch):
     return lengths
 
 
-def test_pauses_double_up_to_the_longest_and_begin_by_yielding(slept):
+def test_pauses_are_a_part_of_the_wait_after_yields(slept):
     pauses = waiting.Pauses()
-    for _ in range(220):        # the clock of yields takes 2 ms for 200
+    for _ in range(320):        # the clock of yields takes 2 ms for 200
         pauses.pause(1e-3)
-    first = [20e-6 * 2 ** n for n in range(6)]
-    assert slept[:6] == pytest.approx(first)
-    assert slept[6:] == pytest.approx([1e-3] * len(slept[6:]))
-    assert 15 < len(slept) < 25
+    lengths = [length for length in slept if length < 1e-3]
+    waited = 2e-3
+    for length in lengths:
+        assert length == pytest.approx(waited / 32, rel=0.02)
+        waited += length
+    assert waited == pytest.approx(32e-3, rel=0.05)
+    assert slept[len(lengths):] == [1e-3] * (len(slept) - len(lengths))
+    assert 100 < len(slept) < 130
 
 
-def test_work_shortens_the_next_pause(slept):
+def test_a_new_wait_begins_by_yielding(slept):
     pauses = waiting.Pauses()
-    for _ in range(220):
+    for _ in range(230):
         pauses.pause(1e-3)
-    for _ in range(10):
-        pauses.shorten()
-    pauses.pause(1e-3)
-    assert slept[-1] == pytest.approx(2 * 1e-3 * 0.9 ** 10)
+    pauses.restart()
+    before = len(slept)
+    for _ in range(150):
+        pauses.pause(1e-3)
+    assert len(slept) == before
 
 
 def test_nobody_sleeps_for_what_takes_no_longer_than_a_sleep(slept):
