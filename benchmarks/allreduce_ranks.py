@@ -19,6 +19,7 @@ from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregation
 from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.mpi.waiting import wait_until
 
 import numpy
 from allreduce_rates import core_rates, message_costs, update_seconds
@@ -141,6 +142,8 @@ def _alone(case, comm, link):
 
 def _aggregated(case, everyone, workers, link):
     """Opens, warms up, times and closes: an aggregator serves one only."""
+    # MPI would let it poll, on a core that the other cases need.
+    wait_until(everyone.Ibarrier().Test)
     made = _case(case)
     communicator = aggregation.divide(
         everyone, made.codec, make_options(made.codec, made.arguments()))

@@ -22,6 +22,7 @@ FEW = 16                # of which all time is the interpreter's
 REPEATS = 5
 APART = 5e-3            # seconds
 MANY = 32               # messages
+PAIRS = 101             # of times that are compared
 
 
 def core_rates(comm):
@@ -50,11 +51,17 @@ def message_costs(comm):
     """
     # Of a message to either side, one after the other on each core.
     ends = 4 * max(comm.size / os.cpu_count(), 1)
-    many, few, long = (
-        _messages_seconds(comm, size, count)
-        for size, count in ((1, MANY), (1, 2), (FRAME, 2)))
-    return {'message_cost': max(many - few, 0.0) / ends / (MANY - 2),
-            'byte_cost': max(long - few, 0.0) / ends / 2 / FRAME}
+    messages, bytes_ = [], []
+    for _ in range(PAIRS):
+        many, few, long = (
+            _messages_seconds(comm, size, count)
+            for size, count in ((1, MANY), (1, 2), (FRAME, 2)))
+        messages.append(many - few)
+        bytes_.append(long - few)
+    return {
+        'message_cost': max(float(numpy.median(messages)), 0.0)
+        / ends / (MANY - 2),
+        'byte_cost': max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME}
 
 
 def _messages_seconds(comm, size, count):
@@ -62,18 +69,15 @@ def _messages_seconds(comm, size, count):
     peers = [(comm.rank + step) % comm.size for step in (1, -1)] * count
     sent = numpy.zeros(size, numpy.uint8)
     received = numpy.zeros((len(peers), size), numpy.uint8)
-    seconds = []
-    for _ in range(41):
-        time.sleep(APART)
-        comm.Barrier()
-        start = time.perf_counter()
-        requests = [comm.Irecv(row, peer) for row, peer
-                    in zip(received, peers, strict=True)]
-        requests += [comm.Isend(sent, peer) for peer in peers]
-        # As an exchange waits: not on a core that another rank needs.
-        wait_until(functools.partial(MPI.Request.Testall, requests))
-        seconds.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
-    return float(numpy.median(seconds))
+    time.sleep(APART)
+    comm.Barrier()
+    start = time.perf_counter()
+    requests = [comm.Irecv(row, peer) for row, peer
+                in zip(received, peers, strict=True)]
+    requests += [comm.Isend(sent, peer) for peer in peers]
+    # As an exchange waits: not on a core that another rank needs.
+    wait_until(functools.partial(MPI.Request.Testall, requests))
+    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
 
 
 def update_seconds(comm):
