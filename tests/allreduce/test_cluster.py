@@ -21,9 +21,10 @@ def test_a_star_has_a_port_out_and_a_port_in():
 
 def test_ranks_of_a_host_have_memory_in_common():
     cluster = Cluster([0, 0, 1, 1], 1e9, 1e-5, local_rate=5e9,
-                      local_latency=1e-6)
-    assert cluster.route(0, 1) == ((('memory', 0, 1), 5e9, 1e-6),)
+                      local_latency=1e-6, burst=1e4)
+    assert cluster.route(0, 1) == ((('memory', 0, 1), 5e9, 1e-6, 0.0),)
     assert links(cluster, 1, 2) == [('out', 0), ('in', 1)]
+    assert [hop.burst for hop in cluster.route(1, 2)] == [1e4, 1e4]
 
 
 @pytest.mark.parametrize(('source', 'target', 'way'), [
