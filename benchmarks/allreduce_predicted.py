@@ -18,7 +18,7 @@ import pathlib
 import statistics
 
 from chainer_fp8pipe.allreduce import choice
-from chainer_fp8pipe.allreduce.cluster import Cluster, fit_ping_pong
+from chainer_fp8pipe.allreduce.cluster import Cluster
 from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.allreduce.model import total_seconds
 from chainer_fp8pipe.allreduce.plan import aggregator
@@ -81,9 +81,9 @@ def _predicted(data, case, size, options):
 def _messages(data):
     """What of a message's time is its latency, and what keeps ranks busy."""
     costs = data['message_costs']
-    # Longer ones wait for links.
-    alone = fit_ping_pong([sample for sample in data['ping_pong']
-                           if sample[0] < _SHORT]).latency
+    # Of short ones; longer ones wait for links.
+    alone = min(seconds for size, seconds in data['ping_pong']
+                if size < _SHORT)
     return {**costs, 'latency': max(alone - 2 * costs['message_cost'], 0.0)}
 
 
