@@ -28,7 +28,11 @@ _SPACES = ['--net', '--uts', '--ipc', '--mount', '--pid']
 # /proc/self/stat is read before the new /proc is there: it has this process's
 # number as the namespace outside knows it.  /sys must show the new network's
 # devices.  A private /dev/shm keeps hosts from sharing memory.  The fabric's
-# /etc/hosts, with the hosts' names, is in their file systems too.
+# /etc/hosts, with the hosts' names, is in their file systems too.  Reno is the
+# one congestion control that every kernel lets every namespace have.  BBR, the
+# default of some, all but stops each connection for 200 ms every 10 s.  An
+# acknowledgement that is late was waiting for a core here: a probe for a lost
+# tail would be taken for a loss, and narrow the connection.
 _FIRST_PROCESS = '''
 set -e
 read -r number rest < /proc/self/stat
@@ -45,6 +49,8 @@ set_to() {
 }
 set_to ipv4/ip_forward 0
 set_to ipv4/tcp_no_metrics_save 1
+set_to ipv4/tcp_congestion_control reno
+set_to ipv4/tcp_early_retrans 0
 set_to ipv6/conf/all/disable_ipv6 1
 set_to ipv6/conf/default/disable_ipv6 1
 ip link set lo up

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class Network(abc.ABC):
 
     def describe(self) -> str:
         """What this network is, in a line for the head of a result."""
-        control = self.spaces.read(self.hosts[0], 'root' + _CONTROL).strip()
+        control = self.spaces.call(self.hosts[0], 'cat', _CONTROL).strip()
         return (f'{self.kind}, every link {self.rate / 1e6:g} Mbit/s in each '
                 f'direction (tbf), TCP {control}')
 
@@ -101,6 +102,16 @@ class Network(abc.ABC):
         """
         return speed.measure(self.spaces, self.links, self.rate, seconds,
                              probe)
+
+    def payload(self) -> float:
+        """What a link carries in either direction, both busy, in bit/s.
+
+        The median of all links, measured by the own probe: a core that had
+        other work for a while makes single links look slow.
+        """
+        return statistics.median(
+            rate for speed in self.rates(1.0, 'own')
+            for rate in (speed.out_both, speed.back_both))
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
         """The command for ``subprocess`` that runs ``command`` in a host."""

@@ -124,6 +124,18 @@ def test_measured_rates_are_the_rates_that_were_set(star, probe):
             assert 0.85 * star.rate < rate < 1.15 * star.rate
 
 
+def test_payload_is_what_a_link_carries_less_headers(star):
+    assert 0.85 * star.rate < star.payload() < star.rate
+
+
+def test_congestion_control_does_not_depend_on_the_system(star):
+    done = star.run(['cat', '/proc/sys/net/ipv4/tcp_congestion_control',
+                     '/proc/sys/net/ipv4/tcp_early_retrans'],
+                    timeout=60, capture=True)
+    assert sorted(done.stdout.split()) == ['0'] * 3 + ['reno'] * 3
+    assert star.describe().endswith('TCP reno')
+
+
 def test_a_command_that_takes_too_long_is_ended_in_all_hosts(star):
     before = _processes(star.spaces.identities())
     with pytest.raises(subprocess.TimeoutExpired):
