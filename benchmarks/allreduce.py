@@ -21,6 +21,7 @@ import sys
 import tempfile
 
 from environment import (
+    RANKS,
     add_common_arguments,
     describe,
     spread,
@@ -113,13 +114,9 @@ def main() -> None:
         sys.exit(str(error))
     print(describe(), flush=True)
     with network:
-        speeds = network.rates(probe='own')
-        payload = statistics.mean(
-            value for speed in speeds
-            for value in (speed.out_both, speed.back_both))
-        print(f'{options.what}: links of {rate / 1e6:.0f} Mbit/s, '
-              f'{payload / 1e6:.1f} Mbit/s of payload measured in both '
-              f'directions at once ({speeds[0].probe})', flush=True)
+        payload = network.payload()
+        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
+              'measured in both directions at once', flush=True)
         found = _run(network, {
             'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
             'aggregators': int(aggregators)}, options.what)
@@ -143,8 +140,7 @@ def _run(network, specification, what):
         done = network.run(
             [sys.executable, str(_RANKS), str(wanted), str(result)],
             ranks_per_host=2 if what == 'two-level' else 1,
-            env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'},
-            timeout=3000)
+            env=RANKS, timeout=3000)
         if done.returncode:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         return json.loads(result.read_text())
@@ -215,14 +211,18 @@ def _plot(found, cases, payload, options):
     figure.savefig(options.plot, dpi=120)
 
 
+def elements(text):
+    """Numbers of elements; its name is in argparse's message."""
+    return [round(float(part)) for part in text.split(',')]
+
+
 def _arguments():
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('what', choices=list(CASES))
-    parser.add_argument('--sizes', type=lambda text: [
-        round(float(part)) for part in text.split(',')], metavar='N,...',
-        help='elements, e.g. 1e6,8e6')
+    parser.add_argument('--sizes', type=elements, metavar='N,...',
+                        help='elements, e.g. 1e6,8e6')
     parser.add_argument('--rate', type=float, metavar='BIT/S',
                         help='of every link (default: 500e6; torus: 200e6)')
     parser.add_argument('--repeats', type=int, default=5, metavar='N',

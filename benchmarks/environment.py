@@ -21,6 +21,12 @@ import numpy
 _PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes', 'pillow',
              'turbojpeg', 'cykooz-resizer')
 
+#: Of ranks that are timed.  BLAS has one thread in each.  Memory that is freed
+#: stays theirs: to give it back, and to get other, keeps the kernel busy, and
+#: on a virtual machine its host, long after.
+RANKS = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
+         'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
+
 
 def environment() -> dict[str, Any]:
     """Machine, date, versions and command, for the head of a result."""

@@ -22,6 +22,7 @@ import sys
 import tempfile
 
 from environment import (
+    RANKS,
     add_common_arguments,
     describe,
     spread,
@@ -46,19 +47,14 @@ def main() -> None:
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
     with network, tempfile.TemporaryDirectory() as folder:
-        speeds = network.rates(probe='own')
-        payload = statistics.mean(
-            value for speed in speeds
-            for value in (speed.out_both, speed.back_both))
-        print(f'star of {_HOSTS}: links of {options.rate / 1e6:.0f} Mbit/s, '
-              f'{payload / 1e6:.1f} Mbit/s of payload measured in both '
-              f'directions at once ({speeds[0].probe})', flush=True)
+        payload = network.payload()
+        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
+              'measured in both directions at once', flush=True)
         result = pathlib.Path(folder, 'result.json')
         done = network.run(
             [sys.executable, str(_RANKS), options.what, str(repeats),
              'yes' if torch else 'no', str(result)],
-            env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'},
-            timeout=3000)
+            env=RANKS, timeout=3000)
         if done.returncode:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         rows = json.loads(result.read_text())
