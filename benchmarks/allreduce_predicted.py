@@ -6,13 +6,15 @@
 What the model is given, all measured in the same run: the rate of the links
 and what they pass at once, the latency of a message, for how long messages and
 their bytes keep ranks busy, what a core does per second while all ranks work,
-and what an update of nothing takes; and how many cores all hosts share.
+and what an update of nothing takes.  Besides, how many cores all hosts share,
+and Linux's time slice for so many.
 """
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -27,8 +29,8 @@ from chainer_fp8pipe.allreduce.simulation import simulate
 
 from environment import describe
 
-#: Bytes that no link makes wait, though they come one after the other.
-_SHORT = 1 << 14
+#: Seconds of a time slice for one core; 8 and more have 4 of them.
+_LINUX = 0.7e-3
 #: Of partial sums in fp8, by the option.
 _BYTES = {'wire': 1, 'float16': 2, 'float32': 4, 'auto': 2}
 
@@ -59,9 +61,10 @@ def _predicted(data, case, size, options):
     ranks, workers = plans[0].ranks, data['workers']
     cluster = Cluster(
         _hosts(data, case, ranks), data['payload'] / 8,
-        **_messages(data),
+        **data['message_costs'],
         torus=(3, 3) if data['network'] == 'torus' else None,
         cores=options.cores, sharing=ranks, burst=data['burst'],
+        time_slice=_LINUX * (1 + min(int(math.log2(options.cores)), 3)),
         in_switch=frozenset(range(workers, ranks)))
     codec = _codec(case, data['core_rates'])
     frame = (settings.get('frame_bytes', Framing.frame_bytes)
@@ -76,15 +79,6 @@ def _predicted(data, case, size, options):
         cluster, hosts=cluster.hosts[:workers], sharing=workers), codec, 1,
         **framing).seconds
     return seconds + max(data['update_seconds'] - known, 0.0)
-
-
-def _messages(data):
-    """What of a message's time is its latency, and what keeps ranks busy."""
-    costs = data['message_costs']
-    # Of short ones; longer ones wait for links.
-    alone = min(seconds for size, seconds in data['ping_pong']
-                if size < _SHORT)
-    return {**costs, 'latency': max(alone - 2 * costs['message_cost'], 0.0)}
 
 
 def _plans(data, case):

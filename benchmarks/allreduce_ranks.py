@@ -19,7 +19,6 @@ from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregation
 from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
-from chainer_fp8pipe.mpi.waiting import wait_until
 
 import numpy
 from allreduce_rates import core_rates, message_costs, update_seconds
@@ -35,7 +34,6 @@ def main(specification: str, result: str) -> None:
     rows = []
     found = {'workers': workers.size}
     if is_worker:
-        found['ping_pong'] = _ping_pong(workers)
         found['message_costs'] = message_costs(workers)
         found['core_rates'] = core_rates(workers)
         found['update_seconds'] = update_seconds(workers)
@@ -64,26 +62,6 @@ def main(specification: str, result: str) -> None:
             _show(size, times)
             with open(result, 'w') as file:
                 json.dump({'rows': rows, **found}, file)
-
-
-def _ping_pong(comm):
-    """(bytes, median seconds one way) between ranks 0 and 1."""
-    samples = []
-    for size in (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20):
-        data = numpy.zeros(size, numpy.uint8)
-        seconds = []
-        for _ in range(21):
-            comm.Barrier()
-            start = time.perf_counter()
-            if comm.rank == 0:
-                comm.Send(data, 1)
-                comm.Recv(data, 1)
-            elif comm.rank == 1:
-                comm.Recv(data, 0)
-                comm.Send(data, 0)
-            seconds.append((time.perf_counter() - start) / 2)
-        samples.append((size, sorted(seconds)[len(seconds) // 2]))
-    return samples
 
 
 def _show(size, times):
@@ -142,8 +120,10 @@ def _alone(case, comm, link):
 
 def _aggregated(case, everyone, workers, link):
     """Opens, warms up, times and closes: an aggregator serves one only."""
-    # MPI would let it poll, on a core that the other cases need.
-    wait_until(everyone.Ibarrier().Test)
+    # MPI would poll, on a core that the other cases need.
+    begun = everyone.Ibarrier()
+    while not begun.Test():
+        time.sleep(10e-3)
     made = _case(case)
     communicator = aggregation.divide(
         everyone, made.codec, make_options(made.codec, made.arguments()))

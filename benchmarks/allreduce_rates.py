@@ -20,6 +20,7 @@ SIZE = 1 << 21          # elements, more than caches hold
 FRAME = 3 << 13         # elements that an exchange takes at a time
 FEW = 16                # of which all time is the interpreter's
 REPEATS = 5
+SHORT = 1 << 10, 1 << 13     # bytes that no link makes wait, one by one
 APART = 5e-3            # seconds
 MANY = 32               # messages
 PAIRS = 101             # of times that are compared
@@ -44,7 +45,7 @@ def core_rates(comm):
 
 
 def message_costs(comm):
-    """For how many seconds a message and a byte of it keep either end busy.
+    """Seconds of latency, and for which messages and bytes keep ranks busy.
 
     All ranks send to either neighbour at the same time, so little and so far
     apart that no link makes anybody wait: what takes time is the ranks.
@@ -58,10 +59,28 @@ def message_costs(comm):
             for size, count in ((1, MANY), (1, 2), (FRAME, 2)))
         messages.append(many - few)
         bytes_.append(long - few)
-    return {
-        'message_cost': max(float(numpy.median(messages)), 0.0)
-        / ends / (MANY - 2),
-        'byte_cost': max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME}
+    message = max(float(numpy.median(messages)), 0.0) / ends / (MANY - 2)
+    byte = max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME
+    alone = min(_ping_pong(comm, size) for size in SHORT)
+    return {'message_cost': message, 'byte_cost': byte,
+            'latency': max(alone - 2 * message, 0.0)}
+
+
+def _ping_pong(comm, size):
+    """Median seconds of a message, one way, between ranks 0 and 1."""
+    data = numpy.zeros(size, numpy.uint8)
+    seconds = []
+    for _ in range(21):
+        comm.Barrier()
+        start = time.perf_counter()
+        if comm.rank == 0:
+            comm.Send(data, 1)
+            comm.Recv(data, 1)
+        elif comm.rank == 1:
+            comm.Recv(data, 0)
+            comm.Send(data, 0)
+        seconds.append((time.perf_counter() - start) / 2)
+    return comm.bcast(float(numpy.median(seconds)))
 
 
 def _messages_seconds(comm, size, count):

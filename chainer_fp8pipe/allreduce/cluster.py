@@ -44,6 +44,8 @@ class Cluster:
             cores.
         sharing: How many ranks, in the order of their numbers, share these
             cores; as many as ``cores`` if nobody has to wait.
+        time_slice: Seconds for which a rank with work to do keeps a core that
+            others wait for (only :mod:`.simulation` knows of it).
         in_switch: Hosts that are in the switch: no port slows them down.
         burst: Bytes that a link which was idle long enough passes at once,
             before its rate counts (a token bucket of this size; only
@@ -60,6 +62,7 @@ class Cluster:
     local_latency: float = 0.0
     cores: int = 1
     sharing: int = 1
+    time_slice: float = 0.0
     in_switch: frozenset[int] = frozenset()
     burst: float = 0.0
 

@@ -86,24 +86,41 @@ class _Lane:
         self.program = part
         self.waiting = iter(range(frames.chunks))
         self._frames = frames
-        self._known: dict[tuple[int, int, int], int] = {}
+        self._known: dict[tuple[Sequence[int], int], int] = {}
+        self._encoded = _first_needed(part)
 
     def elements(self, step: Step, chunk: int) -> int:
         """Of a step's message."""
-        _, _, start, stop = step.action
-        found = self._known.get((start, stop, chunk))
-        if found is None:
-            parts = (self._frames.part(block, chunk)
-                     for block in range(start, stop))
-            found = sum(part.stop - part.start for part in parts)
-            self._known[start, stop, chunk] = found
-        return found
+        return self._count(range(step.action.start, step.action.stop), chunk)
+
+    def encoded(self, position: int, chunk: int) -> int:
+        """Elements that this step is the first to need of the rank."""
+        return self._count(self._encoded[position], chunk)
 
     def total(self, chunk: int) -> int:
         """Of all blocks."""
-        parts = (self._frames.part(block, chunk)
-                 for block in range(len(self._frames.bounds) - 1))
-        return sum(part.stop - part.start for part in parts)
+        return self._count(range(len(self._frames.bounds) - 1), chunk)
+
+    def _count(self, blocks: Sequence[int], chunk: int) -> int:
+        found = self._known.get((blocks, chunk))
+        if found is None:
+            parts = (self._frames.part(block, chunk) for block in blocks)
+            found = sum(part.stop - part.start for part in parts)
+            self._known[blocks, chunk] = found
+        return found
+
+
+def _first_needed(part: Program) -> list[tuple[int, ...]]:
+    """For each step the blocks whose contribution is encoded for it."""
+    encoded: set[int] = set()
+    found = []
+    for (kind, _, start, stop), _, fresh in part.steps:
+        needs = kind is Kind.SEND_PARTIAL or (
+            fresh and kind in (Kind.RECEIVE_PARTIAL, Kind.ENCODE))
+        found.append(tuple(block for block in range(start, stop)
+                           if needs and block not in encoded))
+        encoded.update(found[-1])
+    return found
 
 
 @dataclass(eq=False)
@@ -111,6 +128,7 @@ class _Chunk:
     lane: _Lane
     number: int
     position: int = 0
+    prepared: bool = False
     sending: int = 0
 
     @property
@@ -125,6 +143,7 @@ class _Rank:
         default_factory=collections.deque)
     busy: bool = False
     seconds: float = 0.0
+    since: float | None = None      # when it got the core that it has
 
 
 class _Run:
@@ -171,7 +190,7 @@ class _Run:
     # --- ranks --------------------------------------------------------------
 
     def _work(self, rank: int) -> None:
-        """Begins the next step that ``rank`` can do, if it has time."""
+        """Begins the next thing that ``rank`` can do, if it has time."""
         state = self.ranks[rank]
         while state.ready and not state.busy:
             chunk = state.ready[0]
@@ -179,59 +198,78 @@ class _Run:
             if step is None:
                 state.ready.popleft()
                 self._end(chunk)
+            elif not chunk.prepared:
+                self._occupy(rank, chunk, step, self._before(chunk),
+                             self._prepare)
             elif not self._arrived_for(chunk, step):
                 state.ready.popleft()
                 self._blocked[_key(chunk, step)] = chunk
             else:
-                self._begin(rank, chunk, step)
+                self._occupy(rank, chunk, step, self._within(chunk, step),
+                             self._finish_step)
 
     def _arrived_for(self, chunk: _Chunk, step: Step) -> bool:
         return (step.action.kind not in _RECEIVES
                 or not chunk.lane.elements(step, chunk.number)
                 or self._arrived[_key(chunk, step)] > 0)
 
-    def _begin(self, rank: int, chunk: _Chunk, step: Step) -> None:
+    def _before(self, chunk: _Chunk) -> float:
+        """Seconds of encoding, for which no message need be there."""
+        lane = chunk.lane
+        return self._costs.codec.first * lane.encoded(
+            chunk.position, chunk.number) * lane.program.contributes
+
+    def _within(self, chunk: _Chunk, step: Step) -> float:
+        """Seconds of a step, and of decoding if it is the last."""
+        lane = chunk.lane
         seconds = self._costs.seconds(
-            step, chunk.lane.elements(step, chunk.number),
-            chunk.lane.program.contributes)
-        if chunk.lane.program.contributes:
-            seconds += self._beside(chunk)
-        state = self.ranks[rank]
+            step, lane.elements(step, chunk.number), lane.program.contributes)
+        if chunk.position == len(lane.program.steps) - 1:
+            seconds += (self._costs.codec.last * lane.total(chunk.number)
+                        * lane.program.contributes)
+        return seconds
+
+    def _occupy(self, rank: int, chunk: _Chunk, step: Step, seconds: float,
+                action: Callable[[_Chunk, Step], None]) -> None:
+        """Does something that keeps a rank, and a core, busy."""
         if not seconds:
-            self._finish_step(chunk, step)
+            action(chunk, step)
             return
+        state, group = self.ranks[rank], rank // self._cluster.sharing
         state.busy = True
-        group = rank // self._cluster.sharing
         if not self._cores[group]:
             self._queues[group].append(rank)
             return
         self._cores[group] -= 1
+        if state.since is None:
+            state.since = self.now
         state.seconds += seconds
-        self._at(self.now + seconds, self._release, rank, chunk, step)
+        self._at(self.now + seconds, self._release, rank, chunk, step, action)
 
-    def _beside(self, chunk: _Chunk) -> float:
-        """Seconds of encoding and decoding at the ends of a program."""
-        codec, elements = self._costs.codec, chunk.lane.total(chunk.number)
-        seconds = 0.0
-        if chunk.position == 0:
-            seconds += elements * codec.first
-        if chunk.position == len(chunk.lane.program.steps) - 1:
-            seconds += elements * codec.last
-        return seconds
-
-    def _release(self, rank: int, chunk: _Chunk, step: Step) -> None:
-        group = rank // self._cluster.sharing
+    def _release(self, rank: int, chunk: _Chunk, step: Step,
+                 action: Callable[[_Chunk, Step], None]) -> None:
+        """Its rank goes on, if it may, or another one gets the core."""
+        group, state = rank // self._cluster.sharing, self.ranks[rank]
         self._cores[group] += 1
-        self._finish_step(chunk, step)
-        if self._queues[group]:     # whoever has waited longest
-            waiting = self._queues[group].popleft()
-            self.ranks[waiting].busy = False
-            self._work(waiting)
-        self.ranks[rank].busy = False
-        self._work(rank)
+        action(chunk, step)
+        state.busy = False
+        assert state.since is not None
+        if self.now - state.since < self._cluster.time_slice:
+            self._work(rank)
+        if not state.busy:
+            state.since = None
+            if self._queues[group]:     # whoever has waited longest
+                waiting = self._queues[group].popleft()
+                self.ranks[waiting].busy = False
+                self._work(waiting)
+            self._work(rank)
+
+    def _prepare(self, chunk: _Chunk, step: Step) -> None:
+        chunk.prepared = True
 
     def _finish_step(self, chunk: _Chunk, step: Step) -> None:
         chunk.position += 1
+        chunk.prepared = False
         elements = chunk.lane.elements(step, chunk.number)
         if not elements:
             return
