@@ -34,7 +34,6 @@ typedef struct {
     struct Lane *lane;
     Job *job;
     Share *share;
-    int64_t number; /* of all chunks of the lane */
     int64_t frame;  /* which one of each block */
     int tag;
     double since; /* seconds */

@@ -46,7 +46,6 @@ static int start_chunks(Shared *shared, Lane *lane, int *moved)
         chunk->job = first->job;
         chunk->share = first->share;
         chunk->frame = first->next;
-        chunk->number = number;
         chunk->tag = (int)(number % (4 * lane->in_flight)) * lane->lanes
                      + lane->number;
         if (++first->next == first->stop)

@@ -238,8 +238,6 @@ class Averaging:
             else:
                 exchange = self._exchange
                 sent = self._send(state, gradients)
-            for tensors, transfer in sent:
-                transfer.begin_decoding(tensors)
             if early and settle:
                 self._defer(state, gradients, early, sent, settle)
                 outcome = _Outcome(codec, [], True, 0.0)
@@ -274,8 +272,11 @@ class Averaging:
             if place >= early.update.begun and parts[piece.bucket].size:
                 early.send(piece, parts[piece.bucket], decodes=True)
                 early.exchange.advance()
-        return [Sent(parts[number], transfer)
+        sent = [Sent(parts[number], transfer)
                 for number, transfer in early.update.sent.items()]
+        for tensors, transfer in sent:      # which backward could not let
+            transfer.begin_decoding(tensors)
+        return sent
 
     def _receive(self, codec: Codec, exchange: Exchange, sent: list[Sent],
                  start: float) -> _Outcome:
