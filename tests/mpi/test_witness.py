@@ -23,16 +23,23 @@ SCRIPT = """
 import contextlib, os, signal, sys, threading, time
 import chainer_fp8pipe
 from chainer_fp8pipe import ProcessGrid, create_communicator
+from chainer_fp8pipe.mpi import witness
 from chainer_fp8pipe.mpi.witness import watch
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 
 {functions}
 
-def when_watched(how):
+said = []
+say = witness._line.say
+witness._line.say = lambda message: (say(message), said.append(message))
+
+def when_watched(how, who=''):
     # In a thread, as the rank is to be deep in MPI by then.
     def die():
-        while not is_watched(os.getpid()):
+        # It is watched a moment before it has said who it is.
+        while not (any(who.encode() in message for message in said)
+                   and is_watched(os.getpid())):
             time.sleep(0.02)
         how()
     if world.rank == {dying}:
@@ -155,7 +162,7 @@ KILLED = 'was killed by SIGKILL (the system does that when memory is short)'
 def test_a_killed_rank_is_named_with_what_it_was(run, ranks, dying, body,
                                                  who):
     done = run(ranks, f"""
-when_watched(lambda: os.kill(os.getpid(), signal.SIGKILL))
+when_watched(lambda: os.kill(os.getpid(), signal.SIGKILL), {who!r})
 {body}
 wait_for_ever()
 """, dying)
