@@ -1,7 +1,13 @@
 """An exception that nobody catches ends the job on all ranks."""
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import stat
+import struct
 import sys
+import termios
 import time
 import traceback
 from types import TracebackType
@@ -9,6 +15,9 @@ from types import TracebackType
 from mpi4py import MPI
 
 from .witness import say_that_all_end
+
+#: Seconds after which a launcher that does not read is waited for no more.
+_PATIENCE = 10.0
 
 
 def abort_on_exception() -> None:
@@ -41,5 +50,23 @@ def end_all_ranks(text: str, code: int) -> None:
     sys.stderr.write(text)      # in one write, so that ranks do not mix
     sys.stderr.flush()
     # MPI_Abort may end the launcher before it has passed that on.
+    _wait_until_read()
     time.sleep(0.5)
     MPI.COMM_WORLD.Abort(code)
+
+
+def _wait_until_read() -> None:
+    """Until the launcher has taken what was printed out of its pipes."""
+    end = time.monotonic() + _PATIENCE
+    for descriptor in (1, 2):       # whatever Python's own files are by now
+        with contextlib.suppress(OSError):      # it is closed
+            while _unread(descriptor) and time.monotonic() < end:
+                time.sleep(0.01)
+
+
+def _unread(descriptor: int) -> int:
+    """Bytes in a pipe that nobody has read; Linux tells the writer, too."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return 0
+    number = fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack('i', 0))
+    return int(struct.unpack('i', number)[0])

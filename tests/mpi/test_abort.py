@@ -1,9 +1,12 @@
 """A rank that dies takes the others down, and is heard."""
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from tests.ranks import run_script
+from tests.ranks import end_with_parent, environment, run_script
 
 SCRIPT = """
 import os, signal, sys
@@ -32,6 +35,24 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback(script):
     assert 'rank 1 of 3 failed' in done.stderr
     assert 'ValueError: so it goes' in done.stderr
     assert 'line 6' in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_nothing_ends_before_the_launcher_has_read_why():
+    """It forgets what is in its pipes when a job ends."""
+    with subprocess.Popen(
+            [sys.executable, '-c',
+             'from chainer_fp8pipe.mpi.abort import end_all_ranks\n'
+             'print("ready", flush=True)\n'
+             'end_all_ranks("so it goes", 3)'], env=environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=end_with_parent) as rank:
+        assert rank.stdout.readline() == 'ready\n'
+        time.sleep(2)
+        assert rank.poll() is None
+        _, printed = rank.communicate(timeout=40)
+    assert rank.returncode == 3
+    assert 'so it goes' in printed
 
 
 @pytest.mark.timeout(60)
