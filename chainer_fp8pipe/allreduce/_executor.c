@@ -282,14 +282,14 @@ static PyObject *decode_now(PyObject *object, PyObject *argument)
     if (is_broken(self))
         return NULL;
     Job *job = (Job *)argument;
-    int result = 0;
+    int result = DONE;
     self->shared.python = PyEval_SaveThread();
     job->decodes = 1;
-    while (job->undecoded_count && result == 0)
-        result = decode_part(&self->shared, job,
-                             job->undecoded[--job->undecoded_count]);
+    while (job->undecoded.count && result == DONE)
+        result = decode_range(&self->shared, job,
+                              job->undecoded.items[--job->undecoded.count]);
     PyEval_RestoreThread(self->shared.python);
-    if (result < 0)
+    if (result == FAILED)
         return raised(self);
     Py_RETURN_NONE;
 }

@@ -9,6 +9,7 @@ class Job:
         decodes: bool, prescale: float, epsilon: float, shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,
     ) -> None: ...
+    def decoded(self) -> bytes: ...
 
 class Executor:
     busy: bool

@@ -265,33 +265,23 @@ static int do_step(Shared *shared, Chunk *chunk, const Step *step)
     }
 }
 
-/* Notes that means are still to be decoded. */
-static int decode_later(Shared *shared, Job *job, Range part)
+/* Decodes means, or notes that they are still to be decoded. */
+static int decode_range(Shared *shared, Job *job, Range range)
 {
-    if (job->undecoded_count == job->undecoded_room) {
-        int64_t room = job->undecoded_room ? 2 * job->undecoded_room : 64;
-        Range *parts = realloc(job->undecoded,
-                               (size_t)room * sizeof *parts);
-        if (parts == NULL) {
-            shared->messages.error = -1;
-            return FAILED;
-        }
-        job->undecoded = parts;
-        job->undecoded_room = room;
+    if (job->decodes && decode_part(shared, job, range) < 0)
+        return FAILED;
+    if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
+        shared->messages.error = -1;
+        return FAILED;
     }
-    job->undecoded[job->undecoded_count++] = part;
     return DONE;
 }
 
 static int decode_blocks(Shared *shared, Chunk *chunk)
 {
-    Job *job = chunk->job;
-    for (int block = 0; block < chunk->lane->blocks; ++block) {
-        Range part = part_of(chunk, block);
-        if (job->decodes ? decode_part(shared, job, part) < 0
-                         : decode_later(shared, job, part) == FAILED)
+    for (int block = 0; block < chunk->lane->blocks; ++block)
+        if (decode_range(shared, chunk->job, part_of(chunk, block)) == FAILED)
             return FAILED;
-    }
     return DONE;
 }
 

@@ -45,6 +45,11 @@ typedef struct {
 } Range;
 
 typedef struct {
+    int64_t count, room;
+    Range *items;
+} Ranges;
+
+typedef struct {
     PyObject_HEAD
     PyObject *python; /* what to ask where nothing is compiled */
     Py_buffer wire_buffer, tensors_buffer, scales_buffer, findings_buffer;
@@ -62,9 +67,23 @@ typedef struct {
     int64_t unfinished; /* chunks */
     int shares_count;
     Share *shares;
-    int64_t undecoded_count, undecoded_room;
-    Range *undecoded;
+    Ranges undecoded, decoded; /* whose means are there */
 } Job;
+
+/* -1: there is no memory. */
+static int append(Ranges *ranges, Range range)
+{
+    if (ranges->count == ranges->room) {
+        int64_t room = ranges->room ? 2 * ranges->room : 64;
+        Range *items = realloc(ranges->items, (size_t)room * sizeof *items);
+        if (items == NULL)
+            return -1;
+        ranges->items = items;
+        ranges->room = room;
+    }
+    ranges->items[ranges->count++] = range;
+    return 0;
+}
 
 static Tensor const *first_tensor(const Job *job, int64_t start)
 {

@@ -59,6 +59,14 @@ class Job:
         """Gradients are encoded frame by frame."""
         return self.prescale is not None
 
+    def decoded(self) -> list[tuple[int, int]]:
+        """Ranges of the fused vector whose means are new in the gradients.
+
+        Those since the last call; not while an executor is at work.
+        """
+        pairs = numpy.frombuffer(self.handle.decoded(), numpy.int64)
+        return [(start, stop) for start, stop in pairs.reshape(-1, 2).tolist()]
+
     def encode(self, part: slice) -> None:
         """Writes a part of the gradients into the wire."""
         assert self.prescale is not None

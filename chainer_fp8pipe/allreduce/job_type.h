@@ -91,10 +91,29 @@ static void job_dealloc(PyObject *self)
         PyBuffer_Release(&job->shares[i].residuals_buffer);
     }
     free(job->shares);
-    free(job->undecoded);
+    free(job->undecoded.items);
+    free(job->decoded.items);
     type->tp_free(self);
     Py_DECREF(type);
 }
+
+/* decoded(): the ranges since the last call, as pairs of 64-bit numbers; not
+ * while an executor runs. */
+static PyObject *decoded(PyObject *self, PyObject *unused)
+{
+    Ranges *ranges = &((Job *)self)->decoded;
+    PyObject *pairs = PyBytes_FromStringAndSize(
+        (const char *)ranges->items,
+        (Py_ssize_t)ranges->count * (Py_ssize_t)sizeof(Range));
+    if (pairs != NULL)
+        ranges->count = 0;
+    return pairs;
+}
+
+static PyMethodDef job_methods[] = {
+    {"decoded", decoded, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyObject *job_unfinished(PyObject *self, void *unused)
 {
@@ -112,6 +131,7 @@ static PyType_Slot job_slots[] = {
     {Py_tp_dealloc, job_dealloc},
     {Py_tp_traverse, job_traverse},
     {Py_tp_clear, job_clear},
+    {Py_tp_methods, job_methods},
     {Py_tp_getset, job_properties},
     {0, NULL},
 };

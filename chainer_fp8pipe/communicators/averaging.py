@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from .late import Late, Sent
 from .model_state import ModelState, ModelStates
 from .nonfinite import everywhere, must_be_finite
 from .options import NEXT_FORWARD, ExchangeOptions
-from .order import Slice
 from .overlap import Overlap
 from .parameters import SAME_MODEL
 
@@ -93,8 +93,8 @@ class Averaging:
                 early.follow(gradients.sizes)
             outcome = self._averaged(state, gradients, early,
                                      settle if later else None)
-            if early and stage == 'known':
-                self._let_begin(early, outcome.seconds)
+            if early and stage != 'new':
+                self._learn(early, outcome.seconds, settle)
         if outcome.nonfinite and must_be_finite(self._options.nonfinite,
                                                 state):
             raise everywhere(self._comm, outcome.codec, outcome.nonfinite,
@@ -308,24 +308,42 @@ class Averaging:
                     self._statistics, settle)
         early.defer(gradients.parameters, late.finish)
 
-    def _let_begin(self, early: Early, seconds: float) -> None:
-        """From the next update on, buckets may be sent early.
+    def _learn(self, early: Early, seconds: float,
+               settle: Callable[[], None]) -> None:
+        """Lets buckets be sent early from now on, and in what order.
 
         Args:
-            early: Of a model.
-            seconds: How long all its buckets together travelled.
+            early: Of a model that is known.
+            seconds: How long all its buckets together travelled; not used if
+                they were sent early.
+            settle: Raises if the ranks are not in agreement on this update.
         """
+        is_first, is_time = not early.ready, early.observe()
+        early.ready = True
         if isinstance(self._algorithm, Aggregated):
             # Aggregators round at random by the number of the job.
             early.exchange = self._exchange
+            return
+        if is_first:
+            early.seconds = seconds
+        elif is_time and self._defers:
+            settle()        # or not all ranks may come here
         else:
+            return
+        self._reckon(early, is_first)
+        if early.exchange is None:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
-            early.order[:] = map(Slice._make, self._comm.bcast(
-                early.observed_order(seconds if self._defers else None)))
-            if early.exchange is None:
-                same = self._algorithm
-                early.exchange = Exchange(self._comm, Planned(
-                    self._comm, same.plans, self._statistics, same.framing),
-                    self._statistics)
-        early.ready = True
+            same = self._algorithm
+            early.exchange = Exchange(self._comm, Planned(
+                self._comm, same.plans, self._statistics, same.framing),
+                self._statistics)
+
+    def _reckon(self, early: Early, is_first: bool) -> None:
+        """Chooses the order of buckets, the same on all ranks."""
+        # Nothing of a bucket travels before the slowest rank has it.
+        found = numpy.array([*early.observed(), early.seconds])
+        self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+        *finals, seconds = found.tolist()
+        if is_first or all(map(math.isfinite, finals)):
+            early.reckon(finals, seconds if self._defers else None)

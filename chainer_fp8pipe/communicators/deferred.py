@@ -9,10 +9,11 @@ for the gradient, and does what the optimizer would have done.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -20,6 +21,11 @@ from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
 from .marks import keeper_of, mark, unmark
+from .ranged import Action, Ranged, is_elementwise
+
+#: Is given the first and the last element plus one of a range of a parameter,
+#: and their gradient.
+Use = Callable[[int, int, Any], None]
 
 # What all of Chainer's ways to an array, and to a rule's state, go through.
 _OF_PARAMETERS = ('_data', '_grad', '_grad_var')
@@ -38,16 +44,19 @@ class Deferred:
     Args:
         parameters: By name, those whose gradients are on their way.
         finish: Waits for the gradient of the parameter of this name, and
-            writes it.
+            writes it; may meanwhile give what is there of it to the other
+            argument, if that is not None (see :meth:`.Ranged.update`).
     """
 
     def __init__(self, parameters: Mapping[str, chainer.Parameter],
-                 finish: Callable[[str], object]) -> None:
+                 finish: Callable[[str, Use | None], object]) -> None:
         _install()
         self._finish = finish
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
-        self._to_do: dict[str, list[Callable[[], None]]] = {}
+        self._to_do: dict[str, list[Action]] = {}
+        self._elementwise: set[str] = set()
+        self._ranged: dict[str, Ranged] = {}
         self._rules: dict[str, Any] = {}
         self._failed: dict[str, BaseException] = {}
         self._busy: set[str] = set()
@@ -87,8 +96,9 @@ class Deferred:
         for hook in before:
             self._call(hook, optimizer, parameters)
         optimizer.t += 1
+        hooks = [hook for hook in [*before, *after] if _looks_at_one(hook)]
         for parameter in parameters:
-            self._do_later(parameter)
+            self._do_later(parameter, hooks)
         for hook in after:
             self._call(hook, optimizer, parameters)
         return True
@@ -113,8 +123,8 @@ class Deferred:
                 raise self._failed[name]
             self._busy.add(name)
             try:
-                self._finish(name)
-                self._act(name)
+                self._finish(name, self._use(name, parameter))
+                self._act(name, parameter)
             finally:
                 self._busy.discard(name)
             unmark(parameter)
@@ -124,11 +134,34 @@ class Deferred:
             if not self._waiting:
                 del self._finish        # and what it refers to
 
-    def _act(self, name: str) -> None:
+    def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
+        """What does a part of the update; None: it is done all at once."""
+        if name not in self._elementwise:
+            return None
+        if name not in self._ranged:
+            self._ranged[name] = Ranged(
+                parameter, self._rules[name], self._to_do[name])
+
+        def use(*part: Any) -> None:
+            with self._once(name):
+                self._ranged[name].update(*part)
+        return use
+
+    def _act(self, name: str, parameter: chainer.Parameter) -> None:
         """Does what is to be done with a parameter, once."""
+        actions = self._to_do.pop(name, ())
+        ranged = self._ranged.pop(name, None)
+        with self._once(name):
+            if ranged:
+                ranged.complete()
+                return
+            for action in actions:
+                action(parameter)
+
+    @contextlib.contextmanager
+    def _once(self, name: str) -> Iterator[None]:
         try:
-            for action in self._to_do.pop(name, ()):
-                action()
+            yield
         except BaseException as error:      # it may be half done
             self._failed[name] = error
             raise
@@ -140,26 +173,27 @@ class Deferred:
             hook = copy.copy(hook)
             for parameter in parameters:
                 self._add(parameter, functools.partial(
-                    hook, parameter.update_rule, parameter))
+                    hook, parameter.update_rule))
         elif getattr(hook, 'call_for_each_param', False):
             for parameter in parameters:
                 hook(parameter.update_rule, parameter)
         else:
             hook(optimizer)
 
-    def _do_later(self, parameter: chainer.Parameter) -> None:
+    def _do_later(self, parameter: chainer.Parameter, hooks: list[Any]
+                  ) -> None:
         rule = parameter.update_rule
         if rule is None:
             return
-        self._add(parameter, functools.partial(
-            _update, rule, parameter, **_present(rule)))
+        self._add(parameter, functools.partial(_update, rule, _present(rule)))
         if not keeper_of(rule):     # a parameter with two names comes twice
-            mark(rule, _OF_RULES, self, parameter)
             name, _ = self._waiting[id(parameter)]
+            if is_elementwise(rule, [*hooks, *sum(_hooks_of(rule), [])]):
+                self._elementwise.add(name)
+            mark(rule, _OF_RULES, self, parameter)
             self._rules[name] = rule
 
-    def _add(self, parameter: chainer.Parameter,
-             action: Callable[[], None]) -> None:
+    def _add(self, parameter: chainer.Parameter, action: Action) -> None:
         name, _ = self._waiting[id(parameter)]
         self._to_do.setdefault(name, []).append(action)
 
@@ -189,7 +223,8 @@ def _present(rule: Any) -> dict[str, Any]:
     return {'hyperparam': hyperparam, '_hookable': hookable}
 
 
-def _update(rule: Any, parameter: chainer.Parameter, **present: Any) -> None:
+def _update(rule: Any, present: Mapping[str, Any],
+            parameter: chainer.Parameter) -> None:
     """The rule's update, with what :func:`_present` returned."""
     own = {name: vars(rule)[name] for name in present}
     vars(rule).update(present)

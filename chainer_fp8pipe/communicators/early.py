@@ -1,9 +1,8 @@
 """The part of a model's exchange that takes place during backward."""
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -11,8 +10,9 @@ import chainer
 from ..codecs import Tensors
 from ..mpi.agreement import Signature
 from .buckets import Bucket
-from .deferred import Deferred
+from .deferred import Deferred, Use
 from .exchange import Exchange, Transfer
+from .finals import Finals
 from .gradients import Gradients, flat_float32
 from .model_state import ModelState
 from .order import Slice, finished_first, needed_first
@@ -45,6 +45,7 @@ class Early:
         update: What is known of the update that is under way.
         failure: What went wrong in the exchange's thread.
         deferred: The last update, if it need not be complete yet.
+        seconds: How long all buckets together travelled.
     """
 
     def __init__(self, model: chainer.Link, state: ModelState, limit: int,
@@ -56,7 +57,7 @@ class Early:
         self._sizes: dict[str, int] = {}
         self._bucket_of: dict[str, int] = {}
         self._passes = Passes()
-        self._finals: dict[str, float] = {}
+        self._finals = Finals()
         self.buckets: tuple[Bucket, ...] = ()
         self.order: list[Slice] = []
         self.exchange: Exchange | None = None
@@ -64,6 +65,7 @@ class Early:
         self.update = Update()
         self.failure = ''
         self.deferred: Deferred | None = None
+        self.seconds = 0.0
         self._parameters: Mapping[str, chainer.Parameter] = {}
 
     # --- the backward pass --------------------------------------------------
@@ -86,7 +88,7 @@ class Early:
         """See :class:`.backward_watch.Watcher`."""
         self.complete()
         last = self._passes.begin(kind, models)
-        self._finals.clear()
+        self._finals.begin()
         if not self.ready:
             return True
         if not last or self.update.values or self.failure:
@@ -121,7 +123,7 @@ class Early:
 
     def final(self, name: str, gradient: Any) -> None:
         """See :class:`.backward_watch.Watcher`."""
-        self._finals[name] = time.perf_counter()
+        self._finals.note(name)
         update = self.update
         missing = update.missing.get(self._bucket_of.get(name, -1))
         if not missing:
@@ -233,28 +235,49 @@ class Early:
         """Takes notice of the parameters, which are not what they were."""
         self.ready = False
         self._sizes = dict(sizes)
+        self._finals = Finals()
         self.buckets = self._state.buckets(sizes, self._limit)
         self.order = list(map(Slice, range(len(self.buckets))))
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
                            for name in names}
 
-    def observed_order(self, seconds: float | None) -> list[Slice]:
-        """In which order to send, from when the last pass finished what.
+    def observe(self) -> bool:
+        """Takes notice of when gradients became final in an update.
+
+        Returns:
+            Whether it is time to reckon the order: with the first update,
+            and now and then when some have been sent in that order.
+        """
+        return self._finals.keep(self.ready)
+
+    def observed(self) -> list[float]:
+        """When each gradient is final, in a fixed order of their names.
+
+        Returns:
+            Seconds after the first one; infinity for what was never final.
+        """
+        return self._finals.usual(sorted(self._sizes))
+
+    def reckon(self, finals: Sequence[float], seconds: float | None) -> None:
+        """Chooses the order in which buckets are sent.
 
         Args:
+            finals: As :meth:`observed` returns them, the same on all ranks.
             seconds: How long all buckets together travel; None: their order
                 is to be that in which they were finished.
         """
+        times = dict(zip(sorted(self._sizes), finals, strict=True))
         if seconds is None:
-            return finished_first(self.buckets, self._finals)
+            self.order = finished_first(self.buckets, times)
+            return
         total = sum(self._sizes.values())
-        return needed_first(self.buckets, self._finals, [
+        self.order = needed_first(self.buckets, times, [
             seconds * sum(self._sizes[name] for name in names) / total
             for names in self.buckets])
 
     def defer(self, parameters: Mapping[str, chainer.Parameter],
-              finish: Callable[[str], None]) -> None:
+              finish: Callable[[str, Use | None], None]) -> None:
         """The update goes on when somebody looks; see :class:`.Deferred`."""
         self._parameters = self.parameters()
         self.deferred = Deferred(parameters, finish)

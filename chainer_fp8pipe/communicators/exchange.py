@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -11,7 +12,10 @@ from ..allreduce import Planned, Statistics
 from ..allreduce.executor import PARTS
 from ..allreduce.job import Job
 from ..codecs import Codec, Tensors
-from ..mpi.waiting import LONG, Pauses
+from ..mpi.waiting import BRIEF, LONG, Pauses
+
+# Seconds; some frames come meanwhile.
+_LITTLE = 1e-3
 
 
 class Transfer:
@@ -41,6 +45,7 @@ class Transfer:
         self._job: Job | None = None
         self._algorithm: Any = None
         self._done = False
+        self._means: list[tuple[int, int]] = []
 
     @property
     def finished(self) -> bool:
@@ -102,10 +107,26 @@ class Transfer:
             self._job.tensors = tensors
             self._algorithm.executor.begin_decoding(self._job)
 
-    def wait(self) -> None:
-        """Waits until it is finished; it has been launched, all of it."""
+    def wait(self, seconds: float) -> None:
+        """Waits until it is finished, or so long.
+
+        It has been launched, all of it.
+        """
         if self._job:
-            self._algorithm.executor.finish(self._job)
+            self._algorithm.executor.work(seconds, BRIEF)
+
+    def means(self) -> list[tuple[int, int]]:
+        """Ranges of the bucket whose means are in the gradients so far.
+
+        Not while another thread works at the exchange.
+        """
+        if self._job and self._job.decodes:
+            self._means += self._job.decoded()
+        return self._means
+
+    def nonfinite(self) -> list[str]:
+        """Names of tensors in which a mean so far is not finite."""
+        return self._job.nonfinite if self._job else []
 
     def decode(self, tensors: Tensors) -> list[str]:
         """Writes means into gradients, if that has not been done.
@@ -191,9 +212,18 @@ class Exchange:
         if isinstance(self.algorithm, Planned):
             self.algorithm.executor.interrupt()
 
-    def finish(self, transfer: Transfer) -> None:
-        """Waits for a bucket."""
+    def finish(self, transfer: Transfer,
+               beside: Callable[[], bool] | None = None) -> None:
+        """Waits for a bucket.
+
+        Args:
+            transfer: The bucket.
+            beside: Is called from time to time, and does a little; whether
+                there is more to do.
+        """
         pauses = Pauses()
+        usual = LONG if beside is None else _LITTLE
+        more = False
         while not transfer.finished:
             if self._waiting:
                 if self.advance():
@@ -201,7 +231,8 @@ class Exchange:
                 else:
                     pauses.pause(self._patience)
             else:
-                transfer.wait()
+                transfer.wait(0.0 if more else usual)
+            more = beside is not None and beside()
 
     def _launch(self) -> bool:
         """Hands over the next bucket, if all ranks have its maxima."""

@@ -93,6 +93,10 @@ class Gradients:
                        [tensors.parameters[place] for place in chosen],
                        tensors.loss_scale)
 
+    def is_in_place(self, name: str) -> bool:
+        """Whether a gradient's own memory is what is exchanged."""
+        return name not in self._copies
+
     def write_back(self, name: str | None = None) -> None:
         """Brings the result into gradients that had to be copied.
 

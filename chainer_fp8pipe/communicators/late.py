@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..allreduce import Statistics
 from ..codecs import Codec, Tensors
+from .deferred import Use
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients
@@ -53,8 +54,13 @@ class Late:
         self._settle = settle
         self._nonfinite: dict[Transfer, list[str]] = {}
 
-    def finish(self, name: str) -> None:
+    def finish(self, name: str, use: Use | None = None) -> None:
         """Waits for a parameter's bucket; its gradient is then the mean.
+
+        Args:
+            name: Of the parameter.
+            use: Is given parts of the mean, as they come, if they are where
+                the gradient is; others come without.
 
         Raises:
             ValueError: The ranks are not in agreement.
@@ -71,9 +77,35 @@ class Late:
                 # The thread may be in the middle of something longer.
                 if not transfer.finished:
                     with self._overlap.taken():
-                        self._exchange.finish(transfer)
+                        self._exchange.finish(transfer, use and self._giver(
+                            name, tensors, transfer, use))
                 with self._statistics.section('decode'):
                     self._nonfinite[transfer] = transfer.decode(tensors)
         if self._nonfinite[transfer] and self._must_be_finite:
             raise here(self._codec, self._nonfinite[transfer][0])
         self._gradients.write_back(name)
+
+    def _giver(self, name: str, tensors: Tensors, transfer: Transfer,
+               use: Use) -> Callable[[], bool] | None:
+        """Gives the next part of a mean at each call; whether there are more.
+        """
+        place = tensors.names.index(name)
+        first, last = tensors.offsets[place:place + 2]
+        gradient = tensors.gradients[place]
+        if not self._gradients.is_in_place(name):
+            return None
+        given = 0
+
+        def give() -> bool:
+            nonlocal given
+            ranges = transfer.means()
+            if self._must_be_finite and transfer.nonfinite():
+                return False        # it will be an error
+            if given < len(ranges):
+                start = max(ranges[given][0], first) - first
+                stop = min(ranges[given][1], last) - first
+                given += 1
+                if start < stop:
+                    use(start, stop, gradient[start:stop])
+            return given < len(ranges)
+        return give

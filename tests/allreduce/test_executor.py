@@ -246,6 +246,37 @@ def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
         numpy.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize('codec', CODECS)
+@pytest.mark.parametrize('later', [False, True])
+@on_ranks(1, 2, 3)
+def test_it_says_once_of_every_range_that_its_mean_is_there(
+        comm, codec, later):
+    """And what it says so of is the mean already."""
+    made, used = planned('ring', comm, frame_bytes=64), CODECS[codec]()
+    tensors = tensors_of(comm.rank, [1000, 0, 2037])
+    used.begin(tensors, lambda array: comm.Allreduce(
+        MPI.IN_PLACE, array, MPI.MAX))
+    job = made.submit(Job(used, tensors, numpy.zeros(3037, used.wire_dtype),
+                          0, 3037, made.prescale(used), decodes=not later))
+    counts = numpy.zeros(3037, int)
+    early = numpy.full(3037, numpy.nan, 'f4')
+    while True:
+        made.executor.work(0)
+        gradients = numpy.concatenate(tensors.gradients)
+        for start, stop in job.decoded():
+            counts[start:stop] += 1
+            early[start:stop] = gradients[start:stop]
+        if later and made.executor.busy is False:
+            assert not counts.any()
+            later = False
+            made.executor.begin_decoding(job)
+        elif job.finished:
+            break
+    assert (counts == 1).all()
+    numpy.testing.assert_array_equal(
+        early, numpy.concatenate(tensors.gradients))
+
+
 @on_ranks(3)
 def test_tensors_that_are_not_finite_are_named_after_the_last_frame(comm):
     tensors = tensors_of(comm.rank, [500, 500, 500])

@@ -45,7 +45,7 @@ class Waiting:
             means[name].flags.writeable = False
         parameters = dict(self.late.namedparams())
 
-        def finish(name):
+        def finish(name, use):
             self.finished.append(name)
             parameters[name].grad[...] = means[name]
         self.update = Deferred(parameters, finish)
@@ -291,7 +291,7 @@ def test_an_error_comes_at_every_look_and_nothing_is_updated():
     model.cleargrads()
     model.zerograds()
 
-    def finish(name):
+    def finish(name, use):
         raise RuntimeError(f'no {name}')
     update = Deferred({'/W': model.W}, finish)
     model.b.update_rule.enabled = False
@@ -314,7 +314,7 @@ def test_a_second_update_with_the_same_gradients_is_done_as_well():
 def test_an_update_that_fails_is_an_error_at_every_look():
     waiting = Waiting()
     parameter = waiting.late[0].W
-    waiting.update._to_do['/0/W'].insert(0, lambda: 1 / 0)
+    waiting.update._to_do['/0/W'].insert(0, lambda _: 1 / 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             parameter.array.sum()

@@ -3,6 +3,7 @@ import time
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.deferred import deferred
+from chainer_fp8pipe.communicators.ranged import Ranged
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -122,7 +123,7 @@ def test_each_layer_waits_for_its_own_parameters(comm):
     assert {'/first/W', '/last/W'} == set(sent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator._averaging._overlap._models[0].exchange,
-                      'finish', lambda asked: asked is transfer and 1 / 0)
+                      'finish', lambda asked, _: asked is transfer and 1 / 0)
         # It is not called for the first layer until that has come.
         while not sent['/first/W'].transfer.finished:
             time.sleep(1e-3)
@@ -133,6 +134,41 @@ def test_each_layer_waits_for_its_own_parameters(comm):
     communicator.finalize()
 
 
+class Long(chainer.Chain):
+    """Of many frames."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(1024, 1024)
+
+    def loss(self, step, rank):
+        x = numpy.random.default_rng((step, rank)).standard_normal(
+            (4, 1024), numpy.float32)
+        return F.mean(self.l1(x) ** 2)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('optimizer', ['plain_sgd', 'decayed_adam', 'large'])
+def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
+    """Frame by frame, where its rule and hooks look at single elements."""
+    options = {'frame_bytes': 2048, 'warmup': 0, 'steps': 12}
+    make_optimizer = OPTIMIZERS[optimizer]
+    expected, _ = trained(comm, False, Long, make_optimizer, **options)
+    early_ranges = []
+    complete = Ranged.complete
+
+    def counted(self):
+        early_ranges.append(len(self._done))
+        complete(self)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranged, 'complete', counted)
+        found, _ = trained(comm, 'next_forward', Long, make_optimizer,
+                           **options)
+    assert found == expected
+    assert bool(comm.allreduce(sum(early_ranges))) == (optimizer != 'large')
+
+
 @on_ranks(2, 4)
 def test_urgent_buckets_overtake_what_is_on_its_way(comm):
     """On each rank as on the others, whatever its own times were."""
@@ -140,7 +176,7 @@ def test_urgent_buckets_overtake_what_is_on_its_way(comm):
                         bucket_bytes=2000)
     model = chainer.Sequential(*(L.Linear(40, 40) for _ in range(6)))
     optimizer = plain_sgd(model, communicator)
-    for step in range(6):
+    for step in range(14):
         x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
         optimizer.update(lambda x=x: F.mean(model(x) ** 2))
     known = early(communicator, model)

@@ -1,0 +1,151 @@
+"""Updates range by range are those that Chainer does at once."""
+import copy
+
+from chainer_fp8pipe.communicators import ranged
+from chainer_fp8pipe.communicators.ranged import Ranged, is_elementwise
+
+import chainer
+import numpy
+import pytest
+from chainer import optimizer_hooks, optimizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SIZE = 60
+RULES = [optimizers.AdaDelta, optimizers.AdaGrad, optimizers.Adam,
+         optimizers.AMSGrad, optimizers.AdaBound, optimizers.AMSBound,
+         optimizers.AdamW, optimizers.CorrectedMomentumSGD,
+         optimizers.MomentumSGD, optimizers.NesterovAG, optimizers.RMSprop,
+         optimizers.RMSpropGraves, optimizers.SGD, optimizers.SMORMS3]
+HOOKS = [lambda: optimizer_hooks.WeightDecay(0.1),
+         lambda: optimizer_hooks.Lasso(0.05),
+         lambda: optimizer_hooks.GradientHardClipping(-0.5, 0.5)]
+
+
+def parameter_of(kind, updates=0):
+    """One with a rule of this kind, after some updates."""
+    generator = numpy.random.default_rng(0)
+    parameter = chainer.Parameter(
+        generator.standard_normal((6, SIZE // 6), numpy.float32))
+    rule = kind().create_update_rule()
+    parameter.update_rule = rule
+    for number in range(updates):
+        parameter.grad = gradient_of(number)
+        rule.update(parameter)
+    parameter.grad = gradient_of(updates)
+    return parameter
+
+
+def gradient_of(number):
+    return numpy.random.default_rng(number + 1).standard_normal(
+        (6, SIZE // 6), numpy.float32)
+
+
+def actions_of(rule, hooks=()):
+    return [*(lambda parameter, hook=hook: hook(rule, parameter)
+              for hook in hooks), rule.update]
+
+
+def everything(parameter):
+    rule = parameter.update_rule
+    return (parameter.array.tobytes(), parameter.grad.tobytes(), rule.t,
+            {name: value.tobytes() for name, value in rule.state.items()})
+
+
+@pytest.mark.parametrize('kind', RULES)
+@settings(max_examples=10)
+@given(st.sets(st.integers(1, SIZE - 1), max_size=5), st.randoms(),
+       st.integers(0, 2), st.sampled_from([(), *((hook,) for hook in HOOKS)]),
+       st.sampled_from([None, 8.0]))
+def test_any_ranges_in_any_order_give_the_bits_of_one_update(
+        kind, cuts, order, updates, hooks, loss_scale):
+    expected, found = parameter_of(kind, updates), parameter_of(kind, updates)
+    for parameter in expected, found:
+        parameter._loss_scale = loss_scale
+    for action in actions_of(expected.update_rule, [one() for one in hooks]):
+        action(expected)
+    assert is_elementwise(found.update_rule, [one() for one in hooks])
+    update = Ranged(found, found.update_rule, actions_of(
+        found.update_rule, [one() for one in hooks]))
+    bounds = [0, *sorted(cuts), SIZE]
+    ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
+    order.shuffle(ranges)
+    flat = found.grad.reshape(-1)
+    for start, stop in ranges[len(ranges) // 2:]:
+        update.update(start, stop, flat[start:stop])
+    update.complete()
+    assert everything(found) == everything(expected)
+
+
+def test_a_range_is_updated_when_it_is_there_and_only_once():
+    parameter = parameter_of(optimizers.MomentumSGD)
+    before = parameter.array.copy().reshape(-1)
+    update = Ranged(parameter, parameter.update_rule,
+                    actions_of(parameter.update_rule))
+    flat = parameter.grad.reshape(-1)
+    for _ in range(2):
+        update.update(10, 20, flat[10:20])
+        after = parameter.array.reshape(-1)
+        changed = before - after
+        assert changed[10:20] == pytest.approx(0.01 * flat[10:20], rel=1e-3)
+        assert not changed[:10].any()
+        assert not changed[20:].any()
+    assert parameter.update_rule.t == 0     # of a whole update
+
+
+def test_what_is_left_is_updated_block_by_block(monkeypatch):
+    monkeypatch.setattr(ranged, 'BLOCK', 7)
+    expected, found = (parameter_of(optimizers.Adam) for _ in range(2))
+    expected.update_rule.update(expected)
+    sizes = []
+
+    def action(piece):
+        sizes.append(piece.size)
+        found.update_rule.update(piece)
+    update = Ranged(found, found.update_rule, [action])
+    update.update(10, 20, found.grad.reshape(-1)[10:20])
+    update.complete()
+    assert sizes == [10, 7, 3, *[7] * 5, 5]
+    assert everything(found) == everything(expected)
+
+
+@pytest.mark.parametrize('dtype', ['f2', 'f8'])
+def test_what_is_not_float32_is_updated_at_once(dtype):
+    parameter = chainer.Parameter(numpy.ones((2, 3), dtype))
+    parameter.grad = numpy.ones((2, 3), dtype)
+    rule = parameter.update_rule = optimizers.SGD(
+        0.5).create_update_rule()
+    calls = []
+    update = Ranged(parameter, rule, [calls.append])
+    update.update(0, 3, parameter.grad.reshape(-1)[:3])
+    assert calls == []
+    update.complete()
+    assert calls == [parameter]
+
+
+def test_an_action_that_fails_leaves_the_rule_whole():
+    parameter = parameter_of(optimizers.MomentumSGD, 1)
+    rule = parameter.update_rule
+    state, count = copy.deepcopy(rule.state), rule.t
+    with pytest.raises(ZeroDivisionError):
+        Ranged(parameter, rule, [lambda _: 1 / 0]).update(
+            0, 5, parameter.grad.reshape(-1)[:5])
+    assert (rule.state['v'] == state['v']).all()
+    assert rule.state['v'].shape == parameter.shape
+    assert rule.t == count
+
+
+class Own(optimizers.sgd.SGDRule):
+    """It may do what it likes, and says nothing."""
+
+
+def test_only_chainers_own_elementwise_rules_and_hooks_are():
+    rule = optimizers.SGD().create_update_rule()
+    assert is_elementwise(rule, [])
+    assert is_elementwise(rule, [hook() for hook in HOOKS])
+    assert not is_elementwise(rule, [optimizer_hooks.GradientLARS()])
+    assert not is_elementwise(rule, [lambda rule, parameter: None])
+    assert not is_elementwise(Own(), [])
+    assert not is_elementwise(optimizers.MSVAG().create_update_rule(), [])
+    rule.enabled = False
+    assert not is_elementwise(rule, [])
