@@ -94,14 +94,7 @@ class Executor:
             until: How much of it, in parts of :data:`PARTS`; the rest comes
                 with :meth:`resume`, behind what is submitted until then.
         """
-        bounds = piece_bounds(job.start, job.stop, len(self._plans))
-        frame = max(1, min(self._frame_bytes // job.wire.itemsize,
-                           _LARGEST // self._most_blocks))
-        lanes = [
-            (part, Frames(start, stop, plan.blocks, frame))
-            for plan, part, start, stop in zip(
-                self._plans, self._programs, bounds[:-1], bounds[1:],
-                strict=True)]
+        lanes = self._lanes(job.start, job.stop, job.wire.itemsize)
         job.handle = self._handle(job, lanes)
         for number, (part, frames) in enumerate(lanes):
             self._compiled.share(
@@ -110,6 +103,16 @@ class Executor:
                 self._residuals(job, number, part, frames))
         self._jobs.append(job)
         self.resume(job, until)
+
+    def chunks(self, size: int, itemsize: int) -> int:
+        """Into how many chunks a job is cut, in the lane with most.
+
+        Args:
+            size: Elements of the job.
+            itemsize: Bytes of an element on the wire.
+        """
+        return max(frames.chunks
+                   for _, frames in self._lanes(0, size, itemsize))
 
     def resume(self, job: Job, until: int = PARTS) -> None:
         """Puts more of a job behind the others; same order on all ranks."""
@@ -167,6 +170,17 @@ class Executor:
         """Waits until a job is finished."""
         while not job.finished:
             self.work(LONG, BRIEF)
+
+    def _lanes(self, start: int, stop: int, itemsize: int
+               ) -> list[tuple[Program, Frames]]:
+        """How plans share a range, and into what frames they cut it."""
+        bounds = piece_bounds(start, stop, len(self._plans))
+        frame = max(1, min(self._frame_bytes // itemsize,
+                           _LARGEST // self._most_blocks))
+        return [(part, Frames(start, stop, plan.blocks, frame))
+                for plan, part, start, stop in zip(
+                    self._plans, self._programs, bounds[:-1], bounds[1:],
+                    strict=True)]
 
     def _handle(self, job: Job, lanes: list[tuple[Program, Frames]]
                 ) -> _executor.Job:

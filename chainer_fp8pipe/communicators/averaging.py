@@ -324,13 +324,6 @@ class Averaging:
             # Aggregators round at random by the number of the job.
             early.exchange = self._exchange
             return
-        if is_first:
-            early.seconds = seconds
-        elif is_time and self._defers:
-            settle()        # or not all ranks may come here
-        else:
-            return
-        self._reckon(early, is_first)
         if early.exchange is None:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
@@ -338,12 +331,21 @@ class Averaging:
             early.exchange = Exchange(self._comm, Planned(
                 self._comm, same.plans, self._statistics, same.framing),
                 self._statistics)
+        if is_first:
+            early.seconds = seconds
+        elif is_time and self._defers:
+            settle()        # or not all ranks may come here
+        else:
+            return
+        self._reckon(early, is_first)
 
     def _reckon(self, early: Early, is_first: bool) -> None:
         """Chooses the order of buckets, the same on all ranks."""
-        # Nothing of a bucket travels before the slowest rank has it.
+        # A rank that is late with its first gradient has less time between
+        # that and the next: the longest of these times are not those that
+        # pass between the last rank's gradients, but their means nearly are.
         found = numpy.array([*early.observed(), early.seconds])
-        self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-        *finals, seconds = found.tolist()
+        self._comm.Allreduce(MPI.IN_PLACE, found)
+        *finals, seconds = (found / self._comm.size).tolist()
         if is_first or all(map(math.isfinite, finals)):
             early.reckon(finals, seconds if self._defers else None)

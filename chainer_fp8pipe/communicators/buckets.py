@@ -1,6 +1,7 @@
 """Which gradients travel together."""
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -13,26 +14,43 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
     Backward passes finish gradients of the last layers first, so these can
     travel first.  A name is all that is known of a parameter's layer: names
     are put in the order in which people count, ``/l10`` after ``/l2``, and
-    that is reversed.
+    that is reversed.  A layer's parameters go together: a bucket that has one
+    of the layer below, too, must wait for that.
 
     Args:
         sizes: Elements by the parameter's name; at least 1.
-        limit: Bytes of float32 in a bucket, at most; a parameter that is
-            larger has a bucket of its own.  0: all in one bucket.
+        limit: Bytes of float32 in a bucket.  Small parameters of a layer may
+            exceed it, by a sixteenth together, and so may one that is larger
+            by itself.  0: all in one bucket.
 
     Returns:
         The buckets, in the order in which they are sent.
     """
     buckets: list[list[str]] = []
-    filled = 0
-    for name in sorted(sizes, key=_counted, reverse=True):
-        size = 4 * sizes[name]
-        if not buckets or limit and filled + size > limit:
+    room = 0
+    for layer in _layers(sizes):
+        # The largest first, so that small ones come into its bucket.
+        names = sorted(layer, key=lambda name: (-sizes[name], name))
+        if not buckets or limit and 4 * sum(
+                sizes[name] for name in names) > room:
             buckets.append([])
-            filled = 0
-        buckets[-1].append(name)
-        filled += size
+            room = limit
+        for name in names:
+            size = 4 * sizes[name]
+            if limit and buckets[-1] and size > room + limit // 16:
+                buckets.append([])
+                room = limit
+            buckets[-1].append(name)
+            room = 0 if size > limit else room - size
     return tuple(map(tuple, buckets))
+
+
+def _layers(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Names by layer, which is all of a name but its last part."""
+    layers = itertools.groupby(
+        sorted(sizes, key=_counted, reverse=True),
+        key=lambda name: name.rpartition('/')[0])
+    return [list(names) for _, names in layers]
 
 
 def _counted(name: str) -> tuple[list[tuple[str, int]], str]:

@@ -271,10 +271,14 @@ class Early:
         if seconds is None:
             self.order = finished_first(self.buckets, times)
             return
-        total = sum(self._sizes.values())
-        self.order = needed_first(self.buckets, times, [
-            seconds * sum(self._sizes[name] for name in names) / total
-            for names in self.buckets])
+        assert self.exchange is not None
+        sizes = [sum(self._sizes[name] for name in names)
+                 for names in self.buckets]
+        itemsize = self._state.warm_up.current.wire_dtype.itemsize
+        self.order = needed_first(
+            self.buckets, times,
+            [seconds * size / sum(sizes) for size in sizes],
+            [self.exchange.chunks(size, itemsize) for size in sizes])
 
     def defer(self, parameters: Mapping[str, chainer.Parameter],
               finish: Callable[[str, Use | None], None]) -> None:

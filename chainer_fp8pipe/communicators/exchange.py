@@ -172,6 +172,12 @@ class Exchange:
             isinstance(self.algorithm, Planned)
             and self.algorithm.executor.busy)
 
+    def chunks(self, size: int, itemsize: int) -> int:
+        """Into how many chunks a bucket is cut; 1: it goes as a whole."""
+        if isinstance(self.algorithm, Planned):
+            return self.algorithm.executor.chunks(size, itemsize)
+        return 1
+
     def submit(self, transfer: Transfer, until: int = PARTS) -> None:
         """Puts a bucket behind the others; does not wait.
 

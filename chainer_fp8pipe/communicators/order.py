@@ -41,20 +41,23 @@ def finished_first(buckets: Sequence[Bucket], finals: Mapping[str, float]
 
 
 def needed_first(buckets: Sequence[Bucket], finals: Mapping[str, float],
-                 seconds: Sequence[float]) -> list[Slice]:
+                 seconds: Sequence[float], chunks: Sequence[int]
+                 ) -> list[Slice]:
     """The order in which the next forward pass waits least.
 
     A forward pass needs first what the backward pass finishes last.  So at
     any time the bucket travels, of those that are final, that became so
     last, and one that is on its way stops for it (the priorities of
     Jayarajan et al., "Priority-based Parameter Propagation for Distributed
-    DNN Training", 2019).  When this will be, is reckoned here once: ranks
-    must not decide it by themselves, as each would decide in its own way.
+    DNN Training", 2019), though not in the middle of a chunk.  When this will
+    be, is reckoned here: ranks must not decide it by themselves, as each
+    would decide in its own way.
 
     Args:
         buckets: Whose order is wanted.
         finals: As for :func:`finished_first`.
         seconds: How long each bucket travels.
+        chunks: In how many chunks, at least 1 each.
 
     Returns:
         Slices; buckets that were never complete come last, as they are.
@@ -62,7 +65,7 @@ def needed_first(buckets: Sequence[Bucket], finals: Mapping[str, float],
     ready = _ready(buckets, finals)
     events = sorted((ready[number], number) for number in range(len(buckets))
                     if ready[number] < math.inf)
-    left = {number: seconds[number] for _, number in events}
+    sent = [0] * len(buckets)
     final: list[int] = []           # not yet sent; the last one is urgent
     slices: list[Slice] = []
     now = 0.0
@@ -72,27 +75,22 @@ def needed_first(buckets: Sequence[Bucket], finals: Mapping[str, float],
             now = max(now, time)
             final.append(number)
         number = final[-1]
-        spent = min(left[number],
-                    events[0][0] - now if events else math.inf)
-        now += spent
-        left[number] -= spent
-        if left[number] <= 0:
+        parts = min(chunks[number], PARTS)
+        sent[number] += 1
+        now += seconds[number] / parts
+        if sent[number] == parts:
             final.pop()
-        _append(slices, number, PARTS if left[number] <= 0 else round(
-            PARTS * (1 - left[number] / seconds[number])))
+        # So that a product with the number of chunks is rounded to these.
+        _append(slices, Slice(number, -(-PARTS * sent[number] // parts)))
     return slices + [Slice(number) for number in range(len(buckets))
                      if ready[number] == math.inf]
 
 
-def _append(slices: list[Slice], number: int, until: int) -> None:
-    """A slice more, unless it is empty; one with the last, if it goes on."""
-    before = max((entry.until for entry in slices if entry.bucket == number),
-                 default=0)
-    if until <= before:
-        return
-    if slices and slices[-1].bucket == number:
+def _append(slices: list[Slice], part: Slice) -> None:
+    """A slice more, or a longer one in the last one's place."""
+    if slices and slices[-1].bucket == part.bucket:
         slices.pop()
-    slices.append(Slice(number, until))
+    slices.append(part)
 
 
 def _ready(buckets: Sequence[Bucket], finals: Mapping[str, float]
