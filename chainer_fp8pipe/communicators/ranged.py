@@ -56,9 +56,9 @@ class Ranged:
         self._actions = tuple(actions)
         self._done: set[tuple[int, int]] = set()
         rule._init_states(parameter)
-        self._t = rule.t
+        self._t = self._t_after = rule.t
         self._state: Mapping[str, Any] = rule._state
-        self._has_ranges = all(
+        self._has_ranges = parameter.size > 0 and all(
             _is_flat(array) and array.shape == parameter.shape for array in (
                 parameter.array, parameter.grad, *self._state.values()))
 
@@ -89,8 +89,9 @@ class Ranged:
             if piece.array is not values:
                 values[...] = piece.array
         finally:
+            self._t_after = rule.t
             rule._state = self._state
-            rule.t = self._t        # of one update
+            rule.t = self._t        # it counts updates, not ranges
         self._done.add((start, stop))
 
     def complete(self) -> None:
@@ -102,7 +103,7 @@ class Ranged:
         gradient = self._parameter.grad.reshape(-1)
         for start, stop in _gaps(self._done, gradient.size):
             self.update(start, stop, gradient[start:stop])
-        self._rule.t = self._t + 1
+        self._rule.t = self._t_after
 
 
 def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:

@@ -56,16 +56,18 @@ def everything(parameter):
 @settings(max_examples=10)
 @given(st.sets(st.integers(1, SIZE - 1), max_size=5), st.randoms(),
        st.integers(0, 2), st.sampled_from([(), *((hook,) for hook in HOOKS)]),
-       st.sampled_from([None, 8.0]))
+       st.sampled_from([None, 8.0]), st.integers(1, 2))
 def test_any_ranges_in_any_order_give_the_bits_of_one_update(
-        kind, cuts, order, updates, hooks, loss_scale):
+        kind, cuts, order, updates, hooks, loss_scale, names):
+    """Chainer updates a parameter as often as it has names."""
     expected, found = parameter_of(kind, updates), parameter_of(kind, updates)
     for parameter in expected, found:
         parameter._loss_scale = loss_scale
-    for action in actions_of(expected.update_rule, [one() for one in hooks]):
+    for action in names * actions_of(
+            expected.update_rule, [one() for one in hooks]):
         action(expected)
     assert is_elementwise(found.update_rule, [one() for one in hooks])
-    update = Ranged(found, found.update_rule, actions_of(
+    update = Ranged(found, found.update_rule, names * actions_of(
         found.update_rule, [one() for one in hooks]))
     bounds = [0, *sorted(cuts), SIZE]
     ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
@@ -133,6 +135,14 @@ def test_an_action_that_fails_leaves_the_rule_whole():
     assert (rule.state['v'] == state['v']).all()
     assert rule.state['v'].shape == parameter.shape
     assert rule.t == count
+
+
+def test_an_empty_parameter_has_its_update_too():
+    parameter = chainer.Parameter(numpy.ones((0, 3), 'f4'))
+    parameter.grad = numpy.ones((0, 3), 'f4')
+    rule = parameter.update_rule = optimizers.SGD().create_update_rule()
+    Ranged(parameter, rule, [rule.update]).complete()
+    assert rule.t == 1
 
 
 class Own(optimizers.sgd.SGDRule):
