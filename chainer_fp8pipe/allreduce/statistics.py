@@ -51,6 +51,17 @@ class Statistics:
             self._close()
             self._thread.open.pop()
 
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """A ``with`` block that counts for no section."""
+        self._close()
+        self._thread.open.append('')
+        try:
+            yield
+        finally:
+            self._close()
+            self._thread.open.pop()
+
     def divide(self, **seconds: float) -> None:
         """Gives sections so many seconds of the one that is open.
 
@@ -67,7 +78,7 @@ class Statistics:
     def _close(self) -> None:
         thread = self._thread
         now = time.perf_counter()
-        if thread.open:
+        if thread.open and thread.open[-1]:
             seconds = self.hidden if thread.hidden else self.seconds
             seconds[thread.open[-1]] += now - thread.since
         thread.since = now

@@ -83,7 +83,10 @@ class Averaging:
             gradients = Gradients(model, zero_fill)
             stage = early.stage(gradients.sizes) if early else ''
             settle = self._begin_to_agree(state, gradients, early, stage)
-            later = self._defers and stage == 'ready'
+            # Who looks at one of two parameters that are one array would have
+            # it changed while the other one's mean is made with it.
+            later = (self._defers and stage == 'ready'
+                     and not gradients.share_parameters)
             # Ranks that have sent all need not wait for the others' word.
             if not (early and later and early.update.handed == len(
                     early.order) and not gradients.problem):
@@ -346,6 +349,7 @@ class Averaging:
         # pass between the last rank's gradients, but their means nearly are.
         found = numpy.array([*early.observed(), early.seconds])
         self._comm.Allreduce(MPI.IN_PLACE, found)
+        self._comm.Bcast(found)     # to the last bit
         *finals, seconds = (found / self._comm.size).tolist()
         if is_first or all(map(math.isfinite, finals)):
             early.reckon(finals, seconds if self._defers else None)

@@ -1,7 +1,6 @@
 """Which gradients travel together."""
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 
@@ -47,10 +46,11 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
 
 def _layers(sizes: Mapping[str, int]) -> list[list[str]]:
     """Names by layer, which is all of a name but its last part."""
-    layers = itertools.groupby(
-        sorted(sizes, key=_counted, reverse=True),
-        key=lambda name: name.rpartition('/')[0])
-    return [list(names) for _, names in layers]
+    layers: dict[str, list[str]] = {}
+    for name in sizes:
+        layers.setdefault(name.rpartition('/')[0], []).append(name)
+    return [layers[layer]
+            for layer in sorted(layers, key=_counted, reverse=True)]
 
 
 def _counted(name: str) -> tuple[list[tuple[str, int]], str]:

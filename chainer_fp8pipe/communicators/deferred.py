@@ -163,7 +163,10 @@ class Deferred:
         try:
             yield
         except BaseException as error:      # it may be half done
-            self._failed[name] = error
+            self._failed[name] = (
+                error if isinstance(error, Exception) else RuntimeError(
+                    f'the update of parameter {name} was interrupted by '
+                    f'{error!r}; go on from a snapshot'))
             raise
 
     def _call(self, hook: Any, optimizer: Any,

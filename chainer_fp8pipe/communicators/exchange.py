@@ -31,6 +31,7 @@ class Transfer:
 
     Attributes:
         finished: The mean is in the wire, and nothing is on its way.
+        failure: Why it was not launched; '' if nothing has gone wrong.
     """
 
     def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
@@ -46,6 +47,7 @@ class Transfer:
         self._algorithm: Any = None
         self._done = False
         self._means: list[tuple[int, int]] = []
+        self.failure = ''
 
     @property
     def finished(self) -> bool:
@@ -226,11 +228,17 @@ class Exchange:
             transfer: The bucket.
             beside: Is called from time to time, and does a little; whether
                 there is more to do.
+
+        Raises:
+            RuntimeError: It could not be launched; that was an error then.
         """
         pauses = Pauses()
         usual = LONG if beside is None else _LITTLE
         more = False
         while not transfer.finished:
+            if transfer.failure:
+                raise RuntimeError(
+                    'gradients could not be sent: ' + transfer.failure)
             if self._waiting:
                 if self.advance():
                     pauses.restart()
@@ -246,7 +254,11 @@ class Exchange:
             return False
         with self._statistics.section('encode'):
             transfer, until = self._waiting.popleft()
-            transfer.launch(self.algorithm, until)
+            try:
+                transfer.launch(self.algorithm, until)
+            except BaseException as error:
+                transfer.failure = repr(error)
+                raise
         return True
 
     @property

@@ -93,6 +93,12 @@ class Gradients:
                        [tensors.parameters[place] for place in chosen],
                        tensors.loss_scale)
 
+    @property
+    def share_parameters(self) -> bool:
+        """Whether parameters have memory in common (``copy('share')``)."""
+        return self.tensors is not None and bool(
+            _overlapping(self.tensors.parameters))
+
     def is_in_place(self, name: str) -> bool:
         """Whether a gradient's own memory is what is exchanged."""
         return name not in self._copies

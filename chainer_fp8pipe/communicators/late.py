@@ -67,6 +67,8 @@ class Late:
             RuntimeError: The exchange failed, or a mean of the bucket is NaN
                 or infinite.
         """
+        if name not in self._sent:      # it has no elements
+            return
         tensors, transfer = self._sent[name]
         if transfer not in self._nonfinite:
             with self._statistics.section('exchange'):
@@ -106,6 +108,7 @@ class Late:
                 stop = min(ranges[given][1], last) - first
                 given += 1
                 if start < stop:
-                    use(start, stop, gradient[start:stop])
+                    with self._statistics.excluded():
+                        use(start, stop, gradient[start:stop])
             return given < len(ranges)
         return give

@@ -68,7 +68,7 @@ def needed_first(buckets: Sequence[Bucket], finals: Mapping[str, float],
     sent = [0] * len(buckets)
     final: list[int] = []           # not yet sent; the last one is urgent
     slices: list[Slice] = []
-    now = 0.0
+    now: float = 0
     while events or final:
         while events and (events[0][0] <= now or not final):
             time, number = events.pop(0)

@@ -17,19 +17,18 @@ from chainer.optimizers import (
     rmsprop,
     rmsprop_graves,
     sgd,
-    smorms3,
 )
 
 #: Elements that are updated at a time when all of them can be: so many of the
 #: gradient, the parameter and what is in between stay in a core's cache.
 BLOCK = 1 << 15
 # Rules and hooks that do with an element what they would do with it alone.
-# (Chainer's MSVAG, which says so too, counts its calls.)
+# (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
+# arrays, whose precision depends on hyperparameters.)
 _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
           corrected_momentum_sgd.CorrectedMomentumSGDRule,
           momentum_sgd.MomentumSGDRule, nesterov_ag.NesterovAGRule,
-          rmsprop.RMSpropRule, rmsprop_graves.RMSpropGravesRule, sgd.SGDRule,
-          smorms3.SMORMS3Rule)
+          rmsprop.RMSpropRule, rmsprop_graves.RMSpropGravesRule, sgd.SGDRule)
 _HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
           optimizer_hooks.GradientHardClipping)
 
@@ -58,7 +57,8 @@ class Ranged:
         rule._init_states(parameter)
         self._t = self._t_after = rule.t
         self._state: Mapping[str, Any] = rule._state
-        self._has_ranges = parameter.size > 0 and all(
+        # What has no dimension, NumPy 1 computes in another precision.
+        self._has_ranges = parameter.size > 0 and parameter.ndim > 0 and all(
             _is_flat(array) and array.shape == parameter.shape for array in (
                 parameter.array, parameter.grad, *self._state.values()))
 
@@ -79,15 +79,10 @@ class Ranged:
         rule = self._rule
         state = {name: value.reshape(-1)[start:stop]
                  for name, value in self._state.items()}
-        rule._state = dict(state)
+        rule._state = state
         try:
             for action in self._actions:
                 action(piece)
-            for name, value in rule._state.items():
-                if value is not state[name]:        # not written in place
-                    state[name][...] = value
-            if piece.array is not values:
-                values[...] = piece.array
         finally:
             self._t_after = rule.t
             rule._state = self._state

@@ -37,6 +37,20 @@ def test_an_inner_section_does_not_count_for_the_outer(clock):
     assert counters.seconds == {'encode': 0, 'exchange': 3, 'decode': 5}
 
 
+def test_what_is_excluded_counts_for_no_section(clock):
+    counters = Statistics()
+    with counters.section('exchange'):
+        clock.now += 1
+        with counters.excluded():
+            clock.now += 5
+            with counters.section('decode'):
+                clock.now += 7
+        clock.now += 2
+    with counters.excluded():
+        clock.now += 1
+    assert counters.seconds == {'encode': 0, 'exchange': 3, 'decode': 7}
+
+
 def test_an_error_inside_closes_the_section(clock):
     counters = Statistics()
     def fail():

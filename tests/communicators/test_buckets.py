@@ -35,6 +35,11 @@ def test_without_parameters_there_is_no_bucket():
     assert divide({}, 100) == ()
 
 
+def test_a_layer_with_layers_in_it_is_one_all_the_same():
+    sizes = {'/1/W': 10, '/1/conv/W': 10, '/1/z': 10}
+    assert divide(sizes, 80) == (('/1/conv/W',), ('/1/W', '/1/z'))
+
+
 @given(st.dictionaries(NAMES, st.integers(1, 50)), st.integers(0, 200))
 @settings(deadline=None)
 def test_every_parameter_is_in_one_bucket_and_none_is_much_too_large(

@@ -169,6 +169,45 @@ def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
     assert bool(comm.allreduce(sum(early_ranges))) == (optimizer != 'large')
 
 
+class Alike(Plain):
+    """Two layers' weights are one array."""
+
+    def __init__(self):
+        super().__init__()
+        del self.l3
+        with self.init_scope():
+            self.l3 = self.l2.copy('share')
+
+
+@on_ranks(2)
+def test_parameters_that_are_one_array_do_not_wait(comm):
+    """One's update would change what the other's mean is made with."""
+    expected, _ = trained(comm, False, Alike)
+    found, waits = trained(comm, 'next_forward', Alike)
+    assert found == expected
+    assert all(waits)
+
+
+class Empty(Plain):
+    """A parameter has no elements."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.empty = chainer.Parameter(numpy.ones((0, 3), 'f4'))
+
+    def loss(self, step, rank):
+        return super().loss(step, rank) + F.sum(self.empty)
+
+
+@on_ranks(2)
+def test_a_parameter_without_elements_is_not_waited_for(comm):
+    expected, _ = trained(comm, False, Empty)
+    found, waits = trained(comm, 'next_forward', Empty)
+    assert found == expected
+    assert not waits[-1]
+
+
 @on_ranks(2, 4)
 def test_urgent_buckets_overtake_what_is_on_its_way(comm):
     """On each rank as on the others, whatever its own times were."""
@@ -281,6 +320,20 @@ def test_ranks_that_disagree_hear_of_it_at_the_first_look(comm):
     with pytest.raises(RuntimeError, match='make a new communicator'):
         communicator.multi_node_mean_grad(model)
     with pytest.raises(ValueError, match='the loss scale is'):
+        communicator.finalize()
+
+
+@on_ranks(2, 4)
+def test_where_the_order_is_looked_at_they_hear_of_it_at_once(comm):
+    # The first update only broadcasts, and two are not sent early.
+    communicator, model, optimizer = warm(comm, 'next_forward', 7, warmup=0)
+    model.cleargrads()
+    model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    with pytest.raises(ValueError, match=(
+            'the loss scale is 2.0 on rank 0 but 3.0 on rank 1')) as seen:
+        optimizer.update()
+    assert len(set(comm.allgather(str(seen.value)))) == 1
+    with pytest.raises((RuntimeError, ValueError)):
         communicator.finalize()
 
 

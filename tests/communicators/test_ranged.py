@@ -16,7 +16,7 @@ RULES = [optimizers.AdaDelta, optimizers.AdaGrad, optimizers.Adam,
          optimizers.AMSGrad, optimizers.AdaBound, optimizers.AMSBound,
          optimizers.AdamW, optimizers.CorrectedMomentumSGD,
          optimizers.MomentumSGD, optimizers.NesterovAG, optimizers.RMSprop,
-         optimizers.RMSpropGraves, optimizers.SGD, optimizers.SMORMS3]
+         optimizers.RMSpropGraves, optimizers.SGD]
 HOOKS = [lambda: optimizer_hooks.WeightDecay(0.1),
          lambda: optimizer_hooks.Lasso(0.05),
          lambda: optimizer_hooks.GradientHardClipping(-0.5, 0.5)]
@@ -111,10 +111,12 @@ def test_what_is_left_is_updated_block_by_block(monkeypatch):
     assert everything(found) == everything(expected)
 
 
-@pytest.mark.parametrize('dtype', ['f2', 'f8'])
-def test_what_is_not_float32_is_updated_at_once(dtype):
-    parameter = chainer.Parameter(numpy.ones((2, 3), dtype))
-    parameter.grad = numpy.ones((2, 3), dtype)
+@pytest.mark.parametrize(('dtype', 'shape'), [
+    ('f2', (2, 3)), ('f8', (2, 3)), ('f4', ())])
+def test_what_would_be_computed_in_another_way_is_updated_at_once(
+        dtype, shape):
+    parameter = chainer.Parameter(numpy.ones(shape, dtype))
+    parameter.grad = numpy.ones(shape, dtype)
     rule = parameter.update_rule = optimizers.SGD(
         0.5).create_update_rule()
     calls = []
@@ -156,6 +158,7 @@ def test_only_chainers_own_elementwise_rules_and_hooks_are():
     assert not is_elementwise(rule, [optimizer_hooks.GradientLARS()])
     assert not is_elementwise(rule, [lambda rule, parameter: None])
     assert not is_elementwise(Own(), [])
-    assert not is_elementwise(optimizers.MSVAG().create_update_rule(), [])
+    for kind in optimizers.MSVAG, optimizers.SMORMS3:
+        assert not is_elementwise(kind().create_update_rule(), [])
     rule.enabled = False
     assert not is_elementwise(rule, [])
