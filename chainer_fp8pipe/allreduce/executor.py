@@ -166,11 +166,6 @@ class Executor:
         while self.busy:
             self.work(LONG, BRIEF)
 
-    def finish(self, job: Job) -> None:
-        """Waits until a job is finished."""
-        while not job.finished:
-            self.work(LONG, BRIEF)
-
     def _lanes(self, start: int, stop: int, itemsize: int
                ) -> list[tuple[Program, Frames]]:
         """How plans share a range, and into what frames they cut it."""

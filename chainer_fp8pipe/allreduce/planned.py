@@ -67,7 +67,7 @@ class Planned:
     def submit(self, job: Job, until: int = PARTS) -> Job:
         """Begins what :meth:`allreduce` does; others may be under way.
 
-        The executor's ``finish``, ``work`` or ``advance`` does the rest.
+        The executor's ``run``, ``work`` or ``advance`` does the rest.
 
         Args:
             job: What is to be done.

@@ -51,16 +51,9 @@ class Statistics:
             self._close()
             self._thread.open.pop()
 
-    @contextlib.contextmanager
-    def excluded(self) -> Iterator[None]:
+    def excluded(self) -> contextlib.AbstractContextManager[None]:
         """A ``with`` block that counts for no section."""
-        self._close()
-        self._thread.open.append('')
-        try:
-            yield
-        finally:
-            self._close()
-            self._thread.open.pop()
+        return self.section('')
 
     def divide(self, **seconds: float) -> None:
         """Gives sections so many seconds of the one that is open.

@@ -274,10 +274,11 @@ class Early:
         assert self.exchange is not None
         sizes = [sum(self._sizes[name] for name in names)
                  for names in self.buckets]
+        each = seconds / sum(sizes)
         itemsize = self._state.warm_up.current.wire_dtype.itemsize
         self.order = needed_first(
             self.buckets, times,
-            [seconds * size / sum(sizes) for size in sizes],
+            [each * size for size in sizes],
             [self.exchange.chunks(size, itemsize) for size in sizes])
 
     def defer(self, parameters: Mapping[str, chainer.Parameter],

@@ -91,11 +91,10 @@ class Late:
                use: Use) -> Callable[[], bool] | None:
         """Gives the next part of a mean at each call; whether there are more.
         """
-        place = tensors.names.index(name)
-        first, last = tensors.offsets[place:place + 2]
-        gradient = tensors.gradients[place]
         if not self._gradients.is_in_place(name):
             return None
+        number = tensors.names.index(name)
+        gradient = tensors.gradients[number]
         given = 0
 
         def give() -> bool:
@@ -104,11 +103,10 @@ class Late:
             if self._must_be_finite and transfer.nonfinite():
                 return False        # it will be an error
             if given < len(ranges):
-                start = max(ranges[given][0], first) - first
-                stop = min(ranges[given][1], last) - first
+                for tensor, part, _ in tensors.overlaps(*ranges[given]):
+                    if tensor == number:
+                        with self._statistics.excluded():
+                            use(part.start, part.stop, gradient[part])
                 given += 1
-                if start < stop:
-                    with self._statistics.excluded():
-                        use(start, stop, gradient[start:stop])
             return given < len(ranges)
         return give
