@@ -233,7 +233,7 @@ static PyObject *advance(PyObject *object, PyObject *unused)
 
 /* run(seconds, brief): advances until there is nothing to do any more, some
  * job is finished, the seconds are over, or interrupt() is called; whether
- * anything moved. */
+ * anything moved.  With 0 seconds it does not pause. */
 static PyObject *run(PyObject *object, PyObject *args)
 {
     Executor *self = (Executor *)object;
@@ -254,7 +254,7 @@ static PyObject *run(PyObject *object, PyObject *args)
             ever = 1;
             self->moved = now();
         }
-        else
+        else if (seconds > 0)
             pause_a_little(self, brief);
         if (now() > end)
             break;

@@ -145,7 +145,7 @@ class Executor:
         calls :meth:`interrupt`, and when it pauses after so many seconds.
 
         Args:
-            seconds: See above.
+            seconds: See above; 0: it does not pause at all.
             brief: Seconds of yielding the processor before it sleeps; 0
                 where others have use for it.
 

@@ -14,33 +14,36 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
     travel first.  A name is all that is known of a parameter's layer: names
     are put in the order in which people count, ``/l10`` after ``/l2``, and
     that is reversed.  A layer's parameters go together: a bucket that has one
-    of the layer below, too, must wait for that.
+    of the layer below, too, must wait for that.  Only what is small waits
+    for a large layer: by itself, it would take all ranks' attention when
+    they have that to compute.
 
     Args:
         sizes: Elements by the parameter's name; at least 1.
-        limit: Bytes of float32 in a bucket.  Small parameters of a layer may
-            exceed it, by a sixteenth together, and so may one that is larger
-            by itself.  0: all in one bucket.
+        limit: Bytes of float32 in a bucket.  Small parameters may exceed it,
+            by a sixteenth together, and so may one that is larger by itself.
+            0: all in one bucket.
 
     Returns:
         The buckets, in the order in which they are sent.
     """
     buckets: list[list[str]] = []
-    room = 0
+    small = limit // 16
+    filled = 0                  # bytes of the last bucket, a large one: limit
     for layer in _layers(sizes):
         # The largest first, so that small ones come into its bucket.
         names = sorted(layer, key=lambda name: (-sizes[name], name))
-        if not buckets or limit and 4 * sum(
-                sizes[name] for name in names) > room:
+        size = 4 * sum(sizes[name] for name in names)
+        if not buckets or limit and filled > small and filled + size > limit:
             buckets.append([])
-            room = limit
+            filled = 0
         for name in names:
             size = 4 * sizes[name]
-            if limit and buckets[-1] and size > room + limit // 16:
+            if limit and filled > small and filled + size > limit + small:
                 buckets.append([])
-                room = limit
+                filled = 0
             buckets[-1].append(name)
-            room = 0 if size > limit else room - size
+            filled += min(size, limit)
     return tuple(map(tuple, buckets))
 
 

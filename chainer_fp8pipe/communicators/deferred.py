@@ -24,7 +24,7 @@ from .marks import keeper_of, mark, unmark
 from .ranged import Action, Ranged, is_elementwise
 
 #: Is given the first and the last element plus one of a range of a parameter,
-#: and their gradient.
+#: and the parameter's gradient, laid flat.
 Use = Callable[[int, int, Any], None]
 
 # What all of Chainer's ways to an array, and to a rule's state, go through.

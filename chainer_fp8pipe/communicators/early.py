@@ -9,6 +9,7 @@ import chainer
 
 from ..codecs import Tensors
 from ..mpi.agreement import Signature
+from ..mpi.waiting import give_way
 from .buckets import Bucket
 from .deferred import Deferred, Use
 from .exchange import Exchange, Transfer
@@ -132,6 +133,9 @@ class Early:
         update.arrays[name] = gradient
         if update.hand(self.order, self.buckets, gradient):
             self._wake()
+            # Ranks may share a core: what goes on here is less urgent than
+            # to send this, and than other ranks' gradients of the layer.
+            give_way()
 
     # --- the exchange's thread ----------------------------------------------
 

@@ -106,7 +106,7 @@ class Late:
                 for tensor, part, _ in tensors.overlaps(*ranges[given]):
                     if tensor == number:
                         with self._statistics.excluded():
-                            use(part.start, part.stop, gradient[part])
+                            use(part.start, part.stop, gradient)
                 given += 1
             return given < len(ranges)
         return give

@@ -19,9 +19,10 @@ from chainer.optimizers import (
     sgd,
 )
 
-#: Elements that are updated at a time when all of them can be: so many of the
-#: gradient, the parameter and what is in between stay in a core's cache.
-BLOCK = 1 << 15
+#: Elements that are updated at a time, or more: so many of the gradient, the
+#: parameter and what is in between stay in a core's cache, and take longer
+#: than all of Chainer's way to them.
+BLOCK = 1 << 16
 # Rules and hooks that do with an element what they would do with it alone.
 # (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
 # arrays, whose precision depends on hyperparameters.)
@@ -53,7 +54,9 @@ class Ranged:
         self._parameter = parameter
         self._rule = rule
         self._actions = tuple(actions)
-        self._done: set[tuple[int, int]] = set()
+        self._known: set[tuple[int, int]] = set()
+        self._waiting: dict[int, int] = {}      # where they start, by stop
+        self._done: list[tuple[int, int]] = []
         rule._init_states(parameter)
         self._t = self._t_after = rule.t
         self._state: Mapping[str, Any] = rule._state
@@ -63,18 +66,27 @@ class Ranged:
                 parameter.array, parameter.grad, *self._state.values()))
 
     def update(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
-        """Does it with a range, unless that has been done.
+        """Does it with a range, or later with one that it is a part of.
 
         Args:
             start: First element, of the parameter laid flat.
             stop: Last one plus one.
-            gradient: Of these; it may be overwritten.
+            gradient: Of the parameter, laid flat; this range of it is there,
+                and may be overwritten.
         """
-        if not self._has_ranges or (start, stop) in self._done:
+        if not self._has_ranges or (start, stop) in self._known:
             return
+        self._known.add((start, stop))
+        start = self._waiting.pop(start, start)
+        if stop - start < BLOCK:
+            self._waiting[stop] = start
+        else:
+            self._act(start, stop, gradient)
+
+    def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
         values = self._parameter.array.reshape(-1)[start:stop]
         piece = chainer.Parameter(values)
-        piece.grad = gradient
+        piece.grad = gradient[start:stop]
         piece._loss_scale = self._parameter._loss_scale
         rule = self._rule
         state = {name: value.reshape(-1)[start:stop]
@@ -87,7 +99,7 @@ class Ranged:
             self._t_after = rule.t
             rule._state = self._state
             rule.t = self._t        # it counts updates, not ranges
-        self._done.add((start, stop))
+        self._done.append((start, stop))
 
     def complete(self) -> None:
         """Does it with all that is left; the gradient is all there."""
@@ -96,8 +108,8 @@ class Ranged:
                 action(self._parameter)
             return
         gradient = self._parameter.grad.reshape(-1)
-        for start, stop in _gaps(self._done, gradient.size):
-            self.update(start, stop, gradient[start:stop])
+        for start, stop in list(_gaps(self._done, gradient.size)):
+            self._act(start, stop, gradient)
         self._rule.t = self._t_after
 
 

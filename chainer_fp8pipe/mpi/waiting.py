@@ -24,8 +24,9 @@ BRIEF = 2e-3
 #: looks at signals between two calls.
 LONG = 0.05
 
-# Not every system has it.
-_yield: Callable[[], object] = getattr(
+#: Lets others have the core first, if any wait for it.  (Not every system has
+#: a call for that.)
+give_way: Callable[[], object] = getattr(
     os, 'sched_yield', functools.partial(time.sleep, 0))
 
 
@@ -36,7 +37,7 @@ def wait_until(done: Callable[[], bool]) -> None:
             return
     end = time.perf_counter() + _PATIENCE
     while time.perf_counter() < end:
-        _yield()
+        give_way()
         if done():
             return
     while not done():
@@ -68,6 +69,6 @@ class Pauses:
         """
         waited = time.perf_counter() - self._since
         if waited < BRIEF or longest < _SLEEP:
-            _yield()
+            give_way()
         else:
             time.sleep(min(waited * _PART, longest))

@@ -31,6 +31,14 @@ def test_what_is_small_goes_with_the_rest_of_its_layer():
         ('/3/W',), ('/3/U', '/3/b'), ('/2/W', '/2/b'), ('/1/W', '/1/b'))
 
 
+def test_a_small_layer_goes_with_the_large_one_below():
+    sizes = {'/0/W': 300, '/1/W': 500, '/1/b': 2, '/2/W': 3, '/2/b': 1,
+             '/3/W': 250, '/4/W': 3, '/5/W': 2}
+    assert divide(sizes, 400) == (
+        ('/5/W', '/4/W', '/3/W'), ('/2/W', '/2/b', '/1/W', '/1/b'),
+        ('/0/W',))
+
+
 def test_without_parameters_there_is_no_bucket():
     assert divide({}, 100) == ()
 

@@ -286,6 +286,17 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
 
 
 @on_ranks(2)
+def test_who_has_something_to_send_lets_others_have_the_core(comm):
+    """Its own thread, which sends it, or a rank that is behind."""
+    communicator, model, optimizer = warm(comm)
+    with counting(communicator) as sent, mock.patch(
+            'chainer_fp8pipe.communicators.early.give_way') as given:
+        update(optimizer, model, 4, comm.rank)
+    assert 1 < given.call_count <= sent[0]
+    communicator.finalize()
+
+
+@on_ranks(2)
 def test_a_rank_that_begins_early_does_not_wait_for_one_that_does_not(comm):
     """Rank 1 runs its model in a way that is not watched."""
     def run(overlap):

@@ -45,7 +45,7 @@ def slept(monkeypatch):
 
     def give_way():
         yields[0] += 1
-    monkeypatch.setattr(waiting, '_yield', give_way)
+    monkeypatch.setattr(waiting, 'give_way', give_way)
     return lengths
 
 
