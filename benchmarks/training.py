@@ -6,7 +6,7 @@
 
 4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
 benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
-of 5 whole steps in turns, batch 32 per rank.  All ranks compute on this
+of 10 whole steps in turns, batch 32 per rank.  All ranks compute on this
 machine, each on its share of the cores; layers of ``accelerator`` sleep
 instead, 5 ms forward and 10 ms backward each, as a computation on a GPU leaves
 the processors alone.  ``breakdown`` shows where an update's time goes, as

@@ -29,7 +29,7 @@ CASES = [('float32', 'float32', {}),
          ('fp8, wait in next forward', 'fp8',
           {'warmup': 0, 'overlap': 'next_forward'})]
 # Steps that are timed together: what one leaves to the next is in it.
-BLOCK = 5
+BLOCK = 10
 
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:

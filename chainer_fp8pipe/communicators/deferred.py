@@ -21,7 +21,7 @@ from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
 from .marks import keeper_of, mark, unmark
-from .ranged import Action, Ranged, is_elementwise
+from .ranged import BLOCK, Action, Ranged, is_elementwise
 
 #: Is given the first and the last element plus one of a range of a parameter,
 #: and the parameter's gradient, laid flat.
@@ -136,7 +136,8 @@ class Deferred:
 
     def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
         """What does a part of the update; None: it is done all at once."""
-        if name not in self._elementwise:
+        # What is small is waited for as a whole by Ranged, too.
+        if name not in self._elementwise or parameter.size < BLOCK:
             return None
         if name not in self._ranged:
             self._ranged[name] = Ranged(
