@@ -55,7 +55,8 @@ class Ranged:
         self._rule = rule
         self._actions = tuple(actions)
         self._known: set[tuple[int, int]] = set()
-        self._waiting: dict[int, int] = {}      # where they start, by stop
+        self._start: dict[int, int] = {}        # of those that wait, by stop
+        self._stop: dict[int, int] = {}         # by start
         self._done: list[tuple[int, int]] = []
         rule._init_states(parameter)
         self._t = self._t_after = rule.t
@@ -74,14 +75,25 @@ class Ranged:
             gradient: Of the parameter, laid flat; this range of it is there,
                 and may be overwritten.
         """
-        if not self._has_ranges or (start, stop) in self._known:
+        if (not self._has_ranges or start == stop
+                or (start, stop) in self._known):
             return
         self._known.add((start, stop))
-        start = self._waiting.pop(start, start)
+        start, stop = self._join(start, stop)
         if stop - start < BLOCK:
-            self._waiting[stop] = start
+            self._start[stop], self._stop[start] = start, stop
         else:
             self._act(start, stop, gradient)
+
+    def _join(self, start: int, stop: int) -> tuple[int, int]:
+        """The range with those before and behind it that have waited."""
+        if start in self._start:
+            start = self._start.pop(start)
+            del self._stop[start]
+        if stop in self._stop:
+            stop = self._stop.pop(stop)
+            del self._start[stop]
+        return start, stop
 
     def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
         values = self._parameter.array.reshape(-1)[start:stop]

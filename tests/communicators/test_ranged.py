@@ -100,7 +100,7 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
     assert parameter.update_rule.t == 0     # of a whole update
 
 
-def test_small_ranges_wait_for_those_that_follow(monkeypatch):
+def test_small_ranges_wait_for_those_beside_them(monkeypatch):
     """Chainer's way to an update takes longer than that of a few elements.
     """
     monkeypatch.setattr(ranged, 'BLOCK', 20)
@@ -109,7 +109,7 @@ def test_small_ranges_wait_for_those_that_follow(monkeypatch):
     update = Ranged(parameter, parameter.update_rule, [
         lambda piece: parts.append(piece.array.copy())])
     values, flat = parameter.array.copy().reshape(-1), parameter.grad.ravel()
-    for start, stop in (0, 9), (30, 39), (9, 18), (39, 50), (18, 25):
+    for start, stop in (0, 9), (39, 50), (18, 25), (30, 39), (9, 18):
         update.update(start, stop, flat)
     assert [part.tolist() for part in parts] == [
         values[30:50].tolist(), values[:25].tolist()]
