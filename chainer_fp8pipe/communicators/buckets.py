@@ -29,7 +29,7 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
     """
     buckets: list[list[str]] = []
     small = limit // 16
-    filled = 0                  # bytes of the last bucket, a large one: limit
+    filled = 0      # bytes of the last bucket, limit at most for a parameter
     for layer in _layers(sizes):
         # The largest first, so that small ones come into its bucket.
         names = sorted(layer, key=lambda name: (-sizes[name], name))

@@ -21,11 +21,11 @@ from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
 from .marks import keeper_of, mark, unmark
-from .ranged import BLOCK, Action, Ranged, is_elementwise
+from .ranged import Action, Ranged, is_elementwise, is_large
 
 #: Is given the first and the last element plus one of a range of a parameter,
-#: and the parameter's gradient, laid flat.
-Use = Callable[[int, int, Any], None]
+#: and the parameter's gradient, laid flat; whether it has used any of it now.
+Use = Callable[[int, int, Any], bool]
 
 # What all of Chainer's ways to an array, and to a rule's state, go through.
 _OF_PARAMETERS = ('_data', '_grad', '_grad_var')
@@ -136,23 +136,22 @@ class Deferred:
 
     def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
         """What does a part of the update; None: it is done all at once."""
-        # What is small is waited for as a whole by Ranged, too.
-        if name not in self._elementwise or parameter.size < BLOCK:
+        if name not in self._elementwise or not is_large(parameter):
             return None
         if name not in self._ranged:
             self._ranged[name] = Ranged(
                 parameter, self._rules[name], self._to_do[name])
 
-        def use(*part: Any) -> None:
+        def use(*part: Any) -> bool:
             with self._once(name):
-                self._ranged[name].update(*part)
+                return self._ranged[name].update(*part)
         return use
 
     def _act(self, name: str, parameter: chainer.Parameter) -> None:
         """Does what is to be done with a parameter, once."""
-        actions = self._to_do.pop(name, ())
-        ranged = self._ranged.pop(name, None)
         with self._once(name):
+            actions = self._to_do.pop(name, ())
+            ranged = self._ranged.pop(name, None)
             if ranged:
                 ranged.complete()
                 return

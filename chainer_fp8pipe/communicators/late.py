@@ -89,8 +89,7 @@ class Late:
 
     def _giver(self, name: str, tensors: Tensors, transfer: Transfer,
                use: Use) -> Callable[[], bool] | None:
-        """Gives the next part of a mean at each call; whether there are more.
-        """
+        """Gives a mean's next parts, until some are used; are there more?"""
         if not self._gradients.is_in_place(name):
             return None
         number = tensors.names.index(name)
@@ -102,11 +101,12 @@ class Late:
             ranges = transfer.means()
             if self._must_be_finite and transfer.nonfinite():
                 return False        # it will be an error
-            if given < len(ranges):
+            used = False
+            while given < len(ranges) and not used:
                 for tensor, part, _ in tensors.overlaps(*ranges[given]):
                     if tensor == number:
                         with self._statistics.excluded():
-                            use(part.start, part.stop, gradient)
+                            used = use(part.start, part.stop, gradient)
                 given += 1
             return given < len(ranges)
         return give

@@ -66,7 +66,7 @@ class Ranged:
             _is_flat(array) and array.shape == parameter.shape for array in (
                 parameter.array, parameter.grad, *self._state.values()))
 
-    def update(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
+    def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
         """Does it with a range, or later with one that it is a part of.
 
         Args:
@@ -74,16 +74,20 @@ class Ranged:
             stop: Last one plus one.
             gradient: Of the parameter, laid flat; this range of it is there,
                 and may be overwritten.
+
+        Returns:
+            Whether it has done it with any.
         """
         if (not self._has_ranges or start == stop
                 or (start, stop) in self._known):
-            return
+            return False
         self._known.add((start, stop))
         start, stop = self._join(start, stop)
         if stop - start < BLOCK:
             self._start[stop], self._stop[start] = start, stop
-        else:
-            self._act(start, stop, gradient)
+            return False
+        self._act(start, stop, gradient)
+        return True
 
     def _join(self, start: int, stop: int) -> tuple[int, int]:
         """The range with those before and behind it that have waited."""
@@ -123,6 +127,11 @@ class Ranged:
         for start, stop in list(_gaps(self._done, gradient.size)):
             self._act(start, stop, gradient)
         self._rule.t = self._t_after
+
+
+def is_large(parameter: chainer.Parameter) -> bool:
+    """Whether there is a range of it that is worth an update."""
+    return parameter.size >= BLOCK
 
 
 def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:

@@ -2,6 +2,7 @@
 import time
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators import ranged
 from chainer_fp8pipe.communicators.deferred import deferred
 from chainer_fp8pipe.communicators.ranged import Ranged
 from chainer_fp8pipe.training.large_batch import large_batch
@@ -63,6 +64,13 @@ def trained(comm, overlap, network, optimizer=plain_sgd, steps=9, **options):
     return result, waits
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Small parameters, too, are updated range by range."""
+    monkeypatch.setattr(ranged, 'BLOCK', 8)
+
+
+@pytest.mark.usefixtures('small_blocks')
 @on_ranks(2, 4)
 @pytest.mark.parametrize('network', NETWORKS)
 @pytest.mark.parametrize('name', CODECS)
@@ -76,6 +84,7 @@ def test_results_are_those_without_overlap_if_nobody_looks(
         assert not any(waits[4:])
 
 
+@pytest.mark.usefixtures('small_blocks')
 @on_ranks(2)
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 def test_so_they_are_for_every_optimizer(comm, optimizer):
@@ -86,6 +95,7 @@ def test_so_they_are_for_every_optimizer(comm, optimizer):
     assert all(waits) if optimizer == 'clipped' else not any(waits[4:])
 
 
+@pytest.mark.usefixtures('small_blocks')
 @on_ranks(4)
 @pytest.mark.parametrize('options', [
     {'algorithm': 'ring'}, {'algorithm': 'torus2d', 'shape': (2, 2)},

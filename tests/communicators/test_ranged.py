@@ -90,8 +90,8 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
     update = Ranged(parameter, parameter.update_rule,
                     actions_of(parameter.update_rule))
     flat = parameter.grad.reshape(-1)
-    for _ in range(2):
-        update.update(10, 20, flat)
+    for number in range(2):
+        assert update.update(10, 20, flat) is (number == 0)
         after = parameter.array.reshape(-1)
         changed = before - after
         assert changed[10:20] == pytest.approx(0.01 * flat[10:20], rel=1e-3)
