@@ -16,7 +16,8 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
     that is reversed.  A layer's parameters go together: a bucket that has one
     of the layer below, too, must wait for that.  Only what is small waits
     for a large layer: by itself, it would take all ranks' attention when
-    they have that to compute.
+    they have that to compute.  (So a small layer that backward comes to late,
+    or never, though its name is the last, holds up the one below.)
 
     Args:
         sizes: Elements by the parameter's name; at least 1.
