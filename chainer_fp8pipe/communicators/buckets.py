@@ -34,8 +34,8 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
     for layer in _layers(sizes):
         # The largest first, so that small ones come into its bucket.
         names = sorted(layer, key=lambda name: (-sizes[name], name))
-        size = 4 * sum(sizes[name] for name in names)
-        if not buckets or limit and filled > small and filled + size > limit:
+        whole = 4 * sum(sizes[name] for name in names)
+        if not buckets or limit and filled > small and filled + whole > limit:
             buckets.append([])
             filled = 0
         for name in names:

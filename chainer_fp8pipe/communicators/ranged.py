@@ -55,8 +55,9 @@ class Ranged:
         self._rule = rule
         self._actions = tuple(actions)
         self._known: set[tuple[int, int]] = set()
-        self._start: dict[int, int] = {}        # of those that wait, by stop
-        self._stop: dict[int, int] = {}         # by start
+        # Of ranges that wait, by either end: the other one.  They do not
+        # adjoin, or they would be one, so no two have an end in common.
+        self._ends: dict[int, int] = {}
         self._done: list[tuple[int, int]] = []
         rule._init_states(parameter)
         self._t = self._t_after = rule.t
@@ -84,19 +85,16 @@ class Ranged:
         self._known.add((start, stop))
         start, stop = self._join(start, stop)
         if stop - start < BLOCK:
-            self._start[stop], self._stop[start] = start, stop
+            self._ends[start], self._ends[stop] = stop, start
             return False
         self._act(start, stop, gradient)
         return True
 
     def _join(self, start: int, stop: int) -> tuple[int, int]:
         """The range with those before and behind it that have waited."""
-        if start in self._start:
-            start = self._start.pop(start)
-            del self._stop[start]
-        if stop in self._stop:
-            stop = self._stop.pop(stop)
-            del self._start[stop]
+        start, stop = self._ends.pop(start, start), self._ends.pop(stop, stop)
+        self._ends.pop(start, None)
+        self._ends.pop(stop, None)
         return start, stop
 
     def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
@@ -124,7 +122,7 @@ class Ranged:
                 action(self._parameter)
             return
         gradient = self._parameter.grad.reshape(-1)
-        for start, stop in list(_gaps(self._done, gradient.size)):
+        for start, stop in _gaps(self._done, gradient.size):
             self._act(start, stop, gradient)
         self._rule.t = self._t_after
 
