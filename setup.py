@@ -26,6 +26,10 @@ setup(
             extra_compile_args=OF_LOOPS,
         ),
         Extension(
+            'chainer_fp8pipe.codecs._places',
+            sources=['chainer_fp8pipe/codecs/_places.c'],
+        ),
+        Extension(
             'chainer_fp8pipe.allreduce._executor',
             sources=['chainer_fp8pipe/allreduce/_executor.c'],
             depends=LOOPS + [

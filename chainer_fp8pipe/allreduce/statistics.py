@@ -1,10 +1,8 @@
 """Where an update's exchange spends bytes and seconds."""
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 
 
 class Statistics:
@@ -40,20 +38,23 @@ class Statistics:
         """From now on, this thread's sections count as hidden."""
         self._thread.hidden = True
 
-    @contextlib.contextmanager
-    def section(self, name: str) -> Iterator[None]:
+    def section(self, name: str) -> Section:
         """Times a ``with`` block as ``name``."""
-        self._close()
-        self._thread.open.append(name)
-        try:
-            yield
-        finally:
-            self._close()
-            self._thread.open.pop()
+        return Section(self, name)
 
-    def excluded(self) -> contextlib.AbstractContextManager[None]:
+    def excluded(self) -> Section:
         """A ``with`` block that counts for no section."""
-        return self.section('')
+        return Section(self, '')
+
+    def open(self, name: str) -> None:
+        """A section begins; see :class:`Section`."""
+        self._count()
+        self._thread.open.append(name)
+
+    def close(self) -> None:
+        """The innermost section ends."""
+        self._count()
+        self._thread.open.pop()
 
     def divide(self, **seconds: float) -> None:
         """Gives sections so many seconds of the one that is open.
@@ -68,13 +69,32 @@ class Statistics:
             if thread.open:
                 counted[thread.open[-1]] -= amount
 
-    def _close(self) -> None:
+    def _count(self) -> None:
         thread = self._thread
         now = time.perf_counter()
         if thread.open and thread.open[-1]:
             seconds = self.hidden if thread.hidden else self.seconds
             seconds[thread.open[-1]] += now - thread.since
         thread.since = now
+
+
+class Section:
+    """A ``with`` block that is timed; updates open many.
+
+    Args:
+        statistics: Counters to add to.
+        name: Of the section; '' for none.
+    """
+
+    def __init__(self, statistics: Statistics, name: str) -> None:
+        self._statistics = statistics
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._statistics.open(self._name)
+
+    def __exit__(self, *exception: object) -> None:
+        self._statistics.close()
 
 
 class _Thread(threading.local):

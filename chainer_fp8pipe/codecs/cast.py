@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from .base import Codec
-from .compiled import FLOAT32, Compiled, can_be_read, compile_tensors
+from .compiled import FLOAT32, Compiled, compile_tensors
 from .staging import download, output, upload
 from .tensors import Tensors, array_module
 
@@ -67,9 +67,8 @@ class Cast(Codec):
         return nonfinite
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        if self.name != 'float32' or not can_be_read(tensors):
-            return None
-        return compile_tensors(FLOAT32, tensors)
+        return (compile_tensors(FLOAT32, tensors)
+                if self.name == 'float32' else None)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return _all_finite(wire)

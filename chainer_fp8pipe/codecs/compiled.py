@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy
 
+from . import _places
 from .tensors import Tensors
 
 #: Numbers of codecs.
 IN_PYTHON, FLOAT32, FP8, RELAY = range(4)
 
 _OUT = 4                # column of `tensors`
-_CLIPPED, _ENCODED, _BLAMED, _NONFINITE = range(4)      # of `findings`
+_ENCODED, _BLAMED, _NONFINITE = range(1, 4)             # of `findings`
 _BAD_GRADIENT, _BAD_VALUE = 1, 2                        # in `_BLAMED`
 
 
@@ -49,10 +50,10 @@ class Compiled:
 
     def decode_into(self, gradients: Sequence[numpy.ndarray]) -> bool:
         """Has means go there; whether that is possible."""
-        if not all(is_plain(gradient) and gradient.flags.writeable
-                   for gradient in gradients):
+        found = places(gradients, writeable=True)
+        if found is None:
             return False
-        self.tensors[:, _OUT] = list(map(address, gradients))
+        self.tensors[:, _OUT] = found[:, 0]
         self.kept += gradients
         return True
 
@@ -70,37 +71,38 @@ class Compiled:
 
     def counts(self) -> list[list[int]]:
         """By tensor, elements clipped and elements encoded."""
-        return self.findings[:, (_CLIPPED, _ENCODED)].tolist()
-
-
-def can_be_read(tensors: Tensors) -> bool:
-    """Whether compiled code can read these gradients and parameters."""
-    return all(is_plain(gradient) and is_plain(parameter)
-               and gradient.size == parameter.size
-               for gradient, parameter in zip(
-                   tensors.gradients, tensors.parameters, strict=True))
+        return self.findings[:, :_ENCODED + 1].tolist()
 
 
 def compile_tensors(codec: int, tensors: Tensors,
-                    residuals: Sequence[numpy.ndarray | None] = (),
-                    **of_codec: Any) -> Compiled:
-    """What is compiled of a codec, for tensors that can be read.
+                    residuals: Sequence[numpy.ndarray] = (),
+                    **of_codec: Any) -> Compiled | None:
+    """What is compiled of a codec.
 
     Where means are decoded into has still to be said.
 
     Args:
         codec: Its number.
         tensors: The fused vector.
-        residuals: Of the gradients; none of all, or of some, if they have
-            none.
+        residuals: Of the gradients, as long as they; none if there are none.
         of_codec: Other attributes.
+
+    Returns:
+        None if compiled code cannot read these arrays.
     """
+    gradients = places(tensors.gradients)
+    parameters = places(tensors.parameters)
+    if (gradients is None or parameters is None
+            or (gradients[:, 1] != parameters[:, 1]).any()):
+        return None
     made = compile_sizes(codec, tensors, **of_codec)
-    made.tensors[:, 2] = list(map(address, tensors.gradients))
-    made.tensors[:, 3] = list(map(address, tensors.parameters))
-    for index, residual in enumerate(residuals):
-        if residual is not None:
-            made.tensors[index, 5] = address(residual)
+    made.tensors[:, 2] = gradients[:, 0]
+    made.tensors[:, 3] = parameters[:, 0]
+    if residuals:
+        found = places(residuals, writeable=True)
+        assert found is not None
+        assert (found[:, 1] == gradients[:, 1]).all()
+        made.tensors[:, 5] = found[:, 0]
     made.kept += [*tensors.gradients, *tensors.parameters, *residuals]
     return made
 
@@ -115,16 +117,23 @@ def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
                     **of_codec)
 
 
-def is_plain(array: Any) -> bool:
-    """Whether compiled code can read this array."""
-    return (isinstance(array, numpy.ndarray) and array.dtype == numpy.float32
-            and array.flags.c_contiguous)
+def places(arrays: Sequence[Any], writeable: bool = False
+           ) -> numpy.ndarray | None:
+    """Address and number of elements of each array, int64 (n, 2).
 
+    Args:
+        arrays: Of any shapes.
+        writeable: They will be written.
 
-def address(array: numpy.ndarray) -> int:
-    """Of the first element."""
-    return array.__array_interface__['data'][0]
+    Returns:
+        None if compiled code cannot use one of them: it is not NumPy's, not
+        C-contiguous float32, or read-only and ``writeable``.
+    """
+    found = _places.places(list(arrays), writeable)
+    return None if found is None else numpy.frombuffer(
+        found, numpy.int64).reshape(-1, 2)
 
 
 def _where(names: Sequence[str], found: numpy.ndarray) -> list[str]:
-    return [names[index] for index in numpy.flatnonzero(found).tolist()]
+    return [name for name, one in zip(names, found.tolist(), strict=True)
+            if one]

@@ -32,12 +32,13 @@ import numpy
 
 from .. import fp8
 from .base import Codec
-from .compiled import FP8, Compiled, address, can_be_read, compile_tensors
+from .compiled import FP8, Compiled, compile_tensors, places
 from .residuals import Residuals
 from .scales import Scales
 from .staging import download, output, upload
 from .tensors import Tensors, array_module
 
+_NOTHING = numpy.zeros(0, numpy.float32)
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
 
@@ -172,13 +173,14 @@ class Fp8Ratio(Codec):
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
         # Random numbers are seeded with names, in Python.
-        if self.rounding == 'stochastic' or not can_be_read(tensors):
+        if self.rounding == 'stochastic' or tensors.xp is not numpy:
             return None
         residuals = [
-            self._residual(tensors.xp, 'gradient', name, 0, gradient.size)
-            if gradient.size else None
+            self._residuals.get(numpy, 'gradient', name, 0, gradient.size)
+            if gradient.size else _NOTHING
             for name, gradient in zip(tensors.names, tensors.gradients,
-                                      strict=True)]
+                                      strict=True)
+        ] if self.error_feedback else []
         scales = [self._scale(name) for name in tensors.names]
         return compile_tensors(
             FP8, tensors, residuals,
@@ -194,11 +196,15 @@ class Fp8Ratio(Codec):
         addresses = super().residuals_of_means(compiled, tensors, site, owned)
         if not self.error_feedback or owned[0] == owned[1]:
             return addresses
-        for index, part, _ in tensors.overlaps(*owned):
-            residual = self._owned_residual(tensors, index, part, site, owned)
-            compiled.kept.append(residual)
-            addresses[index] = address(residual) - (
-                part.start * residual.itemsize)
+        parts = list(tensors.overlaps(*owned))
+        residuals = [self._owned_residual(tensors, index, part, site, owned)
+                     for index, part, _ in parts]
+        compiled.kept += residuals
+        found = places(residuals, writeable=True)
+        assert found is not None
+        for (index, part, _), residual, address in zip(
+                parts, residuals, found[:, 0].tolist(), strict=True):
+            addresses[index] = address - part.start * residual.itemsize
         return addresses
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:

@@ -47,8 +47,9 @@ class Residuals:
         if residual is None or (residual.start, residual.stop) != (
                 start, stop):
             array = xp.zeros(stop - start, numpy.float32)
-        else:
-            # One that was restored is on the host still.
+        elif isinstance(residual.array, xp.ndarray):
+            return residual.array
+        else:       # was restored, and is on the host still
             array = xp.asarray(residual.array)
         self._residuals[site, name] = _Residual(start, stop, array)
         return array

@@ -105,7 +105,8 @@ class CodecCommunicator(MpiCommunicatorBase):
         """
         parameters = distinct_parameters(model)
         agree(self.mpi_comm, Signature({
-            f'parameter {name}': describe(parameter).partition(' with')[0]
+            f'parameter {name}':
+            describe(parameter.array, None).partition(' with')[0]
             for name, parameter in parameters}), remedy=SAME_MODEL)
         self._averaging.discard(model)
         for _, parameter in parameters:

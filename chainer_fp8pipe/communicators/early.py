@@ -17,7 +17,7 @@ from .finals import Finals
 from .gradients import Gradients, flat_float32
 from .model_state import ModelState
 from .order import Slice, finished_first, needed_first
-from .parameters import distinct_parameters, problem_of
+from .parameters import arrays_of, distinct_parameters, problem_of
 from .passes import Passes
 from .update import Update
 
@@ -82,7 +82,7 @@ class Early:
                 for name, parameter in distinct_parameters(model)
                 if parameter.array is not None and parameter.size
                 and parameter.layout is None
-                and not problem_of(name, parameter)}
+                and not problem_of(name, *arrays_of(parameter))}
 
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:

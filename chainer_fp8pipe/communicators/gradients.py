@@ -9,12 +9,17 @@ import chainer
 import numpy
 
 from ..codecs import Tensors
+from ..codecs.compiled import places
 from .parameters import (
+    Found,
+    arrays_of,
     describe,
     different_devices,
     distinct_parameters,
     problem_of,
 )
+
+_FLOAT = 4              # bytes of a float32
 
 
 class Gradients:
@@ -50,23 +55,24 @@ class Gradients:
         self.parameters: dict[str, chainer.Parameter] = {}
         self._copies: dict[str, tuple[Any, chainer.Parameter]] = {}
         self._places: dict[str, int] = {}
-        chosen = []
-        filled = []
+        chosen, filled = [], []
         for name, parameter in distinct_parameters(model):
-            problem = problem_of(name, parameter)
+            array, gradient = arrays_of(parameter)
+            problem = problem_of(name, array, gradient)
             self.problem = self.problem or problem
-            if not problem and parameter.array is not None:
-                size = math.prod(parameter.array.shape)
+            if not problem and array is not None:
+                size = math.prod(array.shape)
                 if size:
                     self.sizes[name] = size
-                if parameter.grad is None and zero_fill:
-                    parameter.grad = parameter.xp.zeros_like(parameter.array)
+                if gradient is None and zero_fill:
+                    gradient = parameter.xp.zeros_like(array)
+                    parameter.grad = gradient
                     filled.append(parameter)
-                if parameter.grad is not None:
-                    self.arrays[name] = parameter.grad
+                if gradient is not None:
+                    self.arrays[name] = gradient
                     self.parameters[name] = parameter
-                    chosen.append((name, parameter))
-            self.entries[f'parameter {name}'] = describe(parameter)
+                    chosen.append(Found(name, parameter, array, gradient))
+            self.entries[f'parameter {name}'] = describe(array, gradient)
         scales = _loss_scales(chosen, filled)
         self.problem = (self.problem or different_devices(chosen)
                         or _different_scales(scales))
@@ -125,21 +131,21 @@ class Gradients:
             parameter.grad = flat.reshape(gradient.shape).astype(
                 gradient.dtype)
 
-    def _fuse(self, chosen: list[tuple[str, chainer.Parameter]]) -> Tensors:
+    def _fuse(self, chosen: list[Found]) -> Tensors:
         gradients, parameters = [], []
-        overlapping = _overlapping([parameter.grad
-                                    for _, parameter in chosen])
-        for place, (name, parameter) in enumerate(chosen):
-            flat = flat_float32(parameter.grad)
-            in_place = _shares(flat, parameter.grad)
-            if place in overlapping or not _may_be_written(parameter.grad):
+        overlapping = _overlapping([found.gradient for found in chosen])
+        for place, (name, parameter, array, gradient) in enumerate(chosen):
+            flat = flat_float32(gradient)
+            in_place = _shares(flat, gradient)
+            if place in overlapping or not _may_be_written(gradient):
                 flat = flat.copy()
                 in_place = False
             if not in_place:
                 self._copies[name] = flat, parameter
             gradients.append(flat)
-            parameters.append(flat_float32(parameter.array))
-        return Tensors([name for name, _ in chosen], gradients, parameters,
+            parameters.append(flat_float32(array))
+        return Tensors([found.name for found in chosen], gradients,
+                       parameters,
                        1.0 if self.loss_scale is None else self.loss_scale)
 
 
@@ -166,6 +172,8 @@ def _overlapping(arrays: list[Any]) -> set[int]:
 
     The gradients of a sum's terms may be one array, for example.
     """
+    if _are_apart(arrays):
+        return set()
     spans = sorted((_address(array), array.nbytes, place)
                    for place, array in enumerate(arrays)
                    if array.nbytes and array.flags.c_contiguous)
@@ -179,18 +187,29 @@ def _overlapping(arrays: list[Any]) -> set[int]:
     return found
 
 
+def _are_apart(arrays: list[Any]) -> bool:
+    """Whether it is certain, at a glance, that none of them overlap."""
+    if len(arrays) < 2:
+        return True
+    found = places(arrays)
+    if found is None:
+        return False
+    starts, sizes = found[numpy.argsort(found[:, 0])].T
+    return bool((starts[:-1] + _FLOAT * sizes[:-1] <= starts[1:]).all())
+
+
 def _address(array: Any) -> int:
     if isinstance(array, numpy.ndarray):
         return array.__array_interface__['data'][0]
     return array.data.ptr
 
 
-def _loss_scales(chosen: list[tuple[str, chainer.Parameter]],
+def _loss_scales(chosen: list[Found],
                  filled: list[chainer.Parameter]) -> dict[float | None, str]:
     """The loss scales of gradients that were computed, and whose they are."""
     zeros = {id(parameter) for parameter in filled}
     scales: dict[float | None, str] = {}
-    for name, parameter in chosen:
+    for name, parameter, _, _ in chosen:
         if id(parameter) not in zeros:
             scales.setdefault(parameter._loss_scale, name)
     return scales

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import chainer
 import numpy
@@ -25,12 +26,29 @@ def distinct_parameters(model: chainer.Link
     return found
 
 
-def describe(parameter: chainer.Parameter) -> str:
-    """Shape and dtype, and whether there is a gradient."""
+class Found(NamedTuple):
+    """A parameter as an update finds it."""
+
+    name: str
+    parameter: chainer.Parameter
+    array: Any          # None: it is not initialised
+    gradient: Any       # None: there is none
+
+
+def arrays_of(parameter: chainer.Parameter) -> tuple[Any, Any]:
+    """Array and gradient, each None if there is none.
+
+    Chainer looks at several things each time that it is asked for them.
+    """
     array = parameter.array
+    # What is not initialised may not be asked for its gradient.
+    return array, None if array is None else parameter.grad
+
+
+def describe(array: Any, gradient: Any) -> str:
+    """Shape and dtype, and whether there is a gradient."""
     if array is None:
         return 'not initialised'
-    gradient = parameter.grad
     return _text(array.dtype, array.shape,
                  None if gradient is None else gradient.dtype)
 
@@ -46,12 +64,12 @@ def _text(dtype: numpy.dtype, shape: tuple[int, ...],
     return text
 
 
-def problem_of(name: str, parameter: chainer.Parameter) -> str:
+def problem_of(name: str, value: Any, gradient: Any) -> str:
     """Why this parameter cannot be exchanged; '' if it can."""
-    if parameter.array is None:
+    if value is None:
         return ''
-    for kind, array in (('parameter', parameter.array),
-                        ('the gradient of parameter', parameter.grad)):
+    for kind, array in (('parameter', value),
+                        ('the gradient of parameter', gradient)):
         if array is None:
             continue
         if not _is_supported(array):
@@ -69,19 +87,21 @@ def _is_supported(array: Any) -> bool:
     return isinstance(array, (numpy.ndarray, chainer.backends.cuda.ndarray))
 
 
-def different_devices(chosen: list[tuple[str, chainer.Parameter]]) -> str:
+def different_devices(chosen: Sequence[Found]) -> str:
     """Which of these is not where the first one is; '' if all are."""
-    if not chosen:
+    kinds = {type(array) for found in chosen
+             for array in (found.array, found.gradient)}
+    if kinds <= {numpy.ndarray}:
         return ''
-    first_name, first = chosen[0]
+    first = chosen[0]
     wanted = _device(first.array)
-    for name, parameter in chosen:
-        for kind, array in (('parameter', parameter.array),
-                            ('the gradient of parameter', parameter.grad)):
+    for found in chosen:
+        for kind, array in (('parameter', found.array),
+                            ('the gradient of parameter', found.gradient)):
             if _device(array) != wanted:
-                return (f'{kind} {name} is on {_device(array)} but parameter '
-                        f'{first_name} is on {wanted}; move the whole model '
-                        'to one device (model.to_device)')
+                return (f'{kind} {found.name} is on {_device(array)} but '
+                        f'parameter {first.name} is on {wanted}; move the '
+                        'whole model to one device (model.to_device)')
     return ''
 
 

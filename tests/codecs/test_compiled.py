@@ -1,13 +1,44 @@
 """What compiled code is told of arrays, and what it is not."""
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.codecs.compiled import can_be_read
+from chainer_fp8pipe.codecs.compiled import places
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .helpers import encode, random_tensors
 
 SIZES = [5, 0, 300]
+
+
+def address(array):
+    return array.__array_interface__['data'][0]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=6))
+def test_places_are_where_numpy_says_that_arrays_are(shapes):
+    arrays = [numpy.zeros(shape, 'f4') for shape in shapes]
+    assert places(arrays, writeable=True).tolist() == [
+        [address(array), array.size] for array in arrays]
+
+
+def swapped():
+    return numpy.zeros(4, numpy.dtype('f4').newbyteorder())
+
+
+@pytest.mark.parametrize('array', [
+    numpy.zeros(4), numpy.zeros(4, 'i4'), numpy.zeros(8, 'f4')[::2],
+    numpy.zeros((2, 2), 'f4', order='F'), swapped(), numpy.float64(3),
+    numpy.frombuffer(b'0' * 17, 'f4', 4, 1), None, [0.0], 'f'])
+def test_other_things_have_no_place(array):
+    assert places([numpy.zeros(4, 'f4'), array]) is None
+
+
+def test_what_is_read_only_has_a_place_to_read():
+    array = numpy.broadcast_to(numpy.ones(3, 'f4'), (1, 3))
+    assert places([array]).tolist() == [[address(array), 3]]
+    assert places([array], writeable=True) is None
 
 
 def replaced(**arrays):
@@ -21,9 +52,9 @@ def replaced(**arrays):
     numpy.zeros(300), numpy.zeros(600, 'f4')[::2], numpy.zeros(299, 'f4'),
     [0.0] * 300])
 @pytest.mark.parametrize('kind', ['gradients', 'parameters'])
-def test_other_arrays_than_float32_in_a_row_cannot_be_read(kind, array):
-    assert can_be_read(random_tensors(SIZES))
-    assert not can_be_read(replaced(**{kind: array}))
+def test_other_arrays_than_float32_in_a_row_are_not_compiled(kind, array):
+    assert Cast('float32').compiled(random_tensors(SIZES), 1.0)
+    assert Cast('float32').compiled(replaced(**{kind: array}), 1.0) is None
 
 
 @pytest.mark.parametrize('make', [lambda: Cast('float32'), Fp8Ratio])

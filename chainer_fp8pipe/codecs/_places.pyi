@@ -1,0 +1,3 @@
+from typing import Any
+
+def places(arrays: list[Any], writeable: bool, /) -> bytes | None: ...
