@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import random
 import sys
 import time
 
@@ -21,8 +22,14 @@ from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
-from allreduce_rates import core_rates, message_costs, update_seconds
+from allreduce_rates import core_rates, message_costs
 from mpi4py import MPI
+
+SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
+MORE = 20           # times as many repeats, in turns with all short ones
+#: Elements that take no time by themselves, though every block has some: what
+#: an update of them takes is what agreement and waking up take.
+FEW = 64
 
 
 def main(specification: str, result: str) -> None:
@@ -31,44 +38,61 @@ def main(specification: str, result: str) -> None:
     everyone = MPI.COMM_WORLD
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
-    rows = []
-    found = {'workers': workers.size}
+    found = {'workers': workers.size, 'rows': []}
     if is_worker:
         found['message_costs'] = message_costs(workers)
         found['core_rates'] = core_rates(workers)
-        found['update_seconds'] = update_seconds(workers)
-    for size in wanted['sizes']:
-        with contextlib.ExitStack() as stack:
-            link = model(workers, size) if is_worker else None
-            kept = {}
-            times = {case['label']: [] for case in wanted['cases']}
-            for repeat in range(wanted['repeats'] + 1):
-                for case in wanted['cases']:
-                    if case['kind'] == 'aggregator':
-                        seconds = _aggregated(case, everyone, workers, link)
-                    elif not is_worker:
-                        continue
-                    else:
-                        label = case['label']
-                        if label not in kept:
-                            kept[label] = stack.enter_context(
-                                _opened(case, workers, link, size))
-                        seconds = _timed(kept[label], workers)
-                    if repeat and is_worker:
-                        times[case['label']].append(seconds)
-        rows += [{'size': size, 'label': label, 'seconds': seconds}
-                 for label, seconds in times.items()]
+    short = [size for size in wanted['sizes'] if size < SHORT]
+    for sizes in [[FEW, *short], *([size] for size in wanted['sizes']
+                                   if size >= SHORT)]:
+        times = _in_turns(wanted, sizes, everyone, workers, is_worker)
+        if FEW in sizes:
+            found['update_seconds'] = {
+                label: seconds for (size, label), seconds in times.items()
+                if size == FEW}
+        rows = [{'size': size, 'label': label, 'seconds': seconds}
+                for (size, label), seconds in times.items()
+                if size in wanted['sizes']]
+        found['rows'] += rows
         if everyone.rank == 0:
-            _show(size, times)
+            _show(rows)
             with open(result, 'w') as file:
-                json.dump({'rows': rows, **found}, file)
+                json.dump(found, file)
 
 
-def _show(size, times):
-    for label, seconds in times.items():
-        print(f'  {size:>12,}  {label:<34}'
-              f'{sorted(seconds)[len(seconds) // 2] * 1e3:10.4g} ms',
-              flush=True)
+def _in_turns(wanted, sizes, everyone, workers, is_worker):
+    """Seconds by size and label, measured in another order each time."""
+    repeats = wanted['repeats'] * (MORE if FEW in sizes else 1)
+    todo = [(size, case) for size in sizes for case in wanted['cases']]
+    times = {(size, case['label']): [] for size, case in todo}
+    with contextlib.ExitStack() as stack:
+        links = {size: model(workers, size) if is_worker else None
+                 for size in sizes}
+        kept = {}
+        for repeat in range(repeats + 1):
+            # What comes after a long exchange finds caches that are cold.
+            for size, case in random.Random(repeat).sample(todo, len(todo)):
+                name = size, case['label']
+                if case['kind'] == 'aggregator':
+                    seconds = _aggregated(case, everyone, workers,
+                                          links[size])
+                elif not is_worker:
+                    continue
+                else:
+                    if name not in kept:
+                        kept[name] = stack.enter_context(
+                            _opened(case, workers, links[size], size))
+                    seconds = _timed(kept[name], workers)
+                if repeat and is_worker:
+                    times[name].append(seconds)
+    return times
+
+
+def _show(rows):
+    for row in rows:
+        seconds = sorted(row['seconds'])[len(row['seconds']) // 2]
+        print(f'  {row["size"]:>12,}  {row["label"]:<34}'
+              f'{seconds * 1e3:10.4g} ms', flush=True)
 
 
 def _timed(action, comm):

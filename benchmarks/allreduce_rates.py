@@ -9,7 +9,7 @@ import functools
 import os
 import time
 
-from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+from chainer_fp8pipe.bench.allreduce import model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.waiting import wait_until
 
@@ -99,24 +99,6 @@ def _messages_seconds(comm, size, count):
     return comm.allreduce(time.perf_counter() - start, MPI.MAX)
 
 
-def update_seconds(comm):
-    """What an update of next to nothing takes: agreement and so on.
-
-    Between two of them the ranks do something else, as those do which train
-    or measure: one right after the other takes half as long.
-    """
-    mean = Mean(Case('fp8', 'direct').make(comm), model(comm, 1))
-    seconds = []
-    for _ in range(25):
-        time.sleep(APART)
-        comm.Barrier()
-        start = time.perf_counter()
-        mean()
-        seconds.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
-    mean.close()
-    return float(numpy.median(seconds))
-
-
 def _operations(codec, tensors):
     wire = numpy.zeros(SIZE, codec.wire_dtype)
     message = numpy.zeros(FRAME, codec.wire_dtype)
@@ -158,14 +140,17 @@ def _rate(comm, action):
     seconds = []
     for _ in range(REPEATS + 1):
         comm.Barrier()
-        times = [_seconds(action, parts) for parts in (frames, calls)]
-        seconds.append(comm.allreduce(times[0] - times[1], MPI.MAX))
-    cores = min(comm.size, os.cpu_count())
-    return SIZE * comm.size / cores / float(numpy.median(seconds[1:]))
+        seconds.append(_seconds(action, frames) - _seconds(action, calls))
+        # Not on a core where others are still at work.
+        done = comm.Ibarrier()
+        wait_until(done.Test)
+    median = float(numpy.median(seconds[1:]))
+    return SIZE / (comm.allreduce(median) / comm.size)
 
 
 def _seconds(action, parts):
-    start = time.perf_counter()
+    """Of this rank on its core; others may have the core in between."""
+    start = time.thread_time()
     for part in parts:
         action(part)
-    return time.perf_counter() - start
+    return time.thread_time() - start
