@@ -105,8 +105,9 @@ def _timed(action, comm):
 @contextlib.contextmanager
 def _opened(case, comm, link, size):
     if case['kind'] == 'mpi':
-        data = numpy.zeros(size, numpy.float32)
-        yield lambda: comm.Allreduce(MPI.IN_PLACE, data)
+        # As ChainerMN calls it; in place MPICH is slower here.
+        data = numpy.zeros((2, size), numpy.float32)
+        yield lambda: comm.Allreduce(*data)
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
     else:

@@ -9,11 +9,10 @@ for the gradient, and does what the optimizer would have done.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -54,7 +53,7 @@ class Deferred:
         self._finish = finish
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
-        self._to_do: dict[str, list[Action]] = {}
+        self._to_do: dict[str, list[tuple[Any, Action]]] = {}
         self._elementwise: set[str] = set()
         self._ranged: dict[str, Ranged] = {}
         self._rules: dict[str, Any] = {}
@@ -140,34 +139,38 @@ class Deferred:
             return None
         if name not in self._ranged:
             self._ranged[name] = Ranged(
-                parameter, self._rules[name], self._to_do[name])
+                parameter, self._rules[name],
+                [action for _, action in self._to_do[name]])
+        ranged = self._ranged[name]
 
-        def use(*part: Any) -> bool:
-            with self._once(name):
-                return self._ranged[name].update(*part)
+        def use(start: int, stop: int, gradient: Any) -> bool:
+            try:
+                return ranged.update(start, stop, gradient)
+            except BaseException as error:
+                self._fail(name, error)
+                raise
         return use
 
     def _act(self, name: str, parameter: chainer.Parameter) -> None:
         """Does what is to be done with a parameter, once."""
-        with self._once(name):
-            actions = self._to_do.pop(name, ())
-            ranged = self._ranged.pop(name, None)
+        actions = self._to_do.pop(name, ())
+        ranged = self._ranged.pop(name, None)
+        try:
             if ranged:
                 ranged.complete()
                 return
-            for action in actions:
-                action(parameter)
-
-    @contextlib.contextmanager
-    def _once(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:      # it may be half done
-            self._failed[name] = (
-                error if isinstance(error, Exception) else RuntimeError(
-                    f'the update of parameter {name} was interrupted by '
-                    f'{error!r}; go on from a snapshot'))
+            for rule, action in actions:
+                action(rule, parameter)
+        except BaseException as error:
+            self._fail(name, error)
             raise
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        """A parameter may be half updated."""
+        self._failed[name] = (
+            error if isinstance(error, Exception) else RuntimeError(
+                f'the update of parameter {name} was interrupted by '
+                f'{error!r}; go on from a snapshot'))
 
     def _call(self, hook: Any, optimizer: Any,
               parameters: list[chainer.Parameter]) -> None:
@@ -175,8 +178,7 @@ class Deferred:
             # Whoever changes its rate now means the next update.
             hook = copy.copy(hook)
             for parameter in parameters:
-                self._add(parameter, functools.partial(
-                    hook, parameter.update_rule))
+                self._add(parameter, parameter.update_rule, hook)
         elif getattr(hook, 'call_for_each_param', False):
             for parameter in parameters:
                 hook(parameter.update_rule, parameter)
@@ -188,7 +190,8 @@ class Deferred:
         rule = parameter.update_rule
         if rule is None:
             return
-        self._add(parameter, functools.partial(_update, rule, _present(rule)))
+        self._add(parameter, rule, functools.partial(
+            _update, _present(rule)))
         if not keeper_of(rule):     # a parameter with two names comes twice
             name, _ = self._waiting[id(parameter)]
             if is_elementwise(rule, [*hooks, *sum(_hooks_of(rule), [])]):
@@ -196,9 +199,10 @@ class Deferred:
             mark(rule, _OF_RULES, self, parameter)
             self._rules[name] = rule
 
-    def _add(self, parameter: chainer.Parameter, action: Action) -> None:
+    def _add(self, parameter: chainer.Parameter, rule: Any, action: Action
+             ) -> None:
         name, _ = self._waiting[id(parameter)]
-        self._to_do.setdefault(name, []).append(action)
+        self._to_do.setdefault(name, []).append((rule, action))
 
 
 def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
@@ -226,7 +230,7 @@ def _present(rule: Any) -> dict[str, Any]:
     return {'hyperparam': hyperparam, '_hookable': hookable}
 
 
-def _update(rule: Any, present: Mapping[str, Any],
+def _update(present: Mapping[str, Any], rule: Any,
             parameter: chainer.Parameter) -> None:
     """The rule's update, with what :func:`_present` returned."""
     own = {name: vars(rule)[name] for name in present}

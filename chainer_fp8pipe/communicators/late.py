@@ -94,19 +94,22 @@ class Late:
             return None
         number = tensors.names.index(name)
         gradient = tensors.gradients[number]
+        first, end = tensors.offsets[number:number + 2]
         given = 0
 
         def give() -> bool:
             nonlocal given
             ranges = transfer.means()
-            if self._must_be_finite and transfer.nonfinite():
-                return False        # it will be an error
-            used = False
-            while given < len(ranges) and not used:
-                for tensor, part, _ in tensors.overlaps(*ranges[given]):
-                    if tensor == number:
-                        with self._statistics.excluded():
-                            used = use(part.start, part.stop, gradient)
-                given += 1
+            if given == len(ranges) or (
+                    self._must_be_finite and transfer.nonfinite()):
+                return False        # there is none, or it will be an error
+            with self._statistics.excluded():
+                used = False
+                while given < len(ranges) and not used:
+                    start, stop = ranges[given]
+                    given += 1
+                    if start < end and stop > first:
+                        used = use(max(start, first) - first,
+                                   min(stop, end) - first, gradient)
             return given < len(ranges)
         return give

@@ -54,6 +54,19 @@ def keeper_of(owner: Any) -> Any:
     return found.keeper if found else None
 
 
+def unmarked(owner: Any) -> Any:
+    """A copy without mark; what it refers to is the owner's.
+
+    For the keeper, who looks often and need not be asked.
+    """
+    kind: Any = (type(owner).__mro__[2] if keeper_of(owner)
+                 else type(owner))
+    made = kind.__new__(kind)
+    vars(made).update(vars(owner))
+    vars(made).pop(_MARK, None)
+    return made
+
+
 class _Marked:
     """What marked objects have in common."""
 

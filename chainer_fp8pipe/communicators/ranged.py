@@ -19,6 +19,8 @@ from chainer.optimizers import (
     sgd,
 )
 
+from .marks import unmarked
+
 #: Elements that are updated at a time, or more: so many of the gradient, the
 #: parameter and what is in between stay in a core's cache, and take longer
 #: than all of Chainer's way to them.
@@ -33,8 +35,8 @@ _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
 _HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
           optimizer_hooks.GradientHardClipping)
 
-#: What is done with a parameter, or with a range of one.
-Action = Callable[[chainer.Parameter], object]
+#: What a rule, or a hook for it, does with a parameter, or a range of one.
+Action = Callable[[Any, chainer.Parameter], object]
 
 
 class Ranged:
@@ -53,6 +55,8 @@ class Ranged:
                  actions: Iterable[Action]) -> None:
         self._parameter = parameter
         self._rule = rule
+        self._own = unmarked(rule)
+        self._piece: chainer.Parameter | None = None
         self._actions = tuple(actions)
         self._known: set[tuple[int, int]] = set()
         # Of ranges that wait, by either end: the other one.  They do not
@@ -60,7 +64,8 @@ class Ranged:
         self._ends: dict[int, int] = {}
         self._done: list[tuple[int, int]] = []
         rule._init_states(parameter)
-        self._t = self._t_after = rule.t
+        self._own._state = {}
+        self._t = rule.t
         self._state: Mapping[str, Any] = rule._state
         # What has no dimension, NumPy 1 computes in another precision.
         self._has_ranges = parameter.size > 0 and parameter.ndim > 0 and all(
@@ -99,32 +104,30 @@ class Ranged:
 
     def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
         values = self._parameter.array.reshape(-1)[start:stop]
-        piece = chainer.Parameter(values)
+        if self._piece is None:
+            self._piece = chainer.Parameter(values)
+            self._piece._loss_scale = self._parameter._loss_scale
+        piece, rule = self._piece, self._own
+        piece.cleargrad()       # which is of another size
+        piece.array = values
         piece.grad = gradient[start:stop]
-        piece._loss_scale = self._parameter._loss_scale
-        rule = self._rule
-        state = {name: value.reshape(-1)[start:stop]
-                 for name, value in self._state.items()}
-        rule._state = state
-        try:
-            for action in self._actions:
-                action(piece)
-        finally:
-            self._t_after = rule.t
-            rule._state = self._state
-            rule.t = self._t        # it counts updates, not ranges
+        for name, value in self._state.items():
+            rule._state[name] = value.reshape(-1)[start:stop]
+        rule.t = self._t        # it counts updates, not ranges
+        for action in self._actions:
+            action(rule, piece)
         self._done.append((start, stop))
 
     def complete(self) -> None:
         """Does it with all that is left; the gradient is all there."""
         if not self._has_ranges:
             for action in self._actions:
-                action(self._parameter)
+                action(self._rule, self._parameter)
             return
         gradient = self._parameter.grad.reshape(-1)
         for start, stop in _gaps(self._done, gradient.size):
             self._act(start, stop, gradient)
-        self._rule.t = self._t_after
+        self._rule.t = self._own.t
 
 
 def is_large(parameter: chainer.Parameter) -> bool:

@@ -314,7 +314,8 @@ def test_a_second_update_with_the_same_gradients_is_done_as_well():
 def test_an_update_that_fails_is_an_error_at_every_look():
     waiting = Waiting()
     parameter = waiting.late[0].W
-    waiting.update._to_do['/0/W'].insert(0, lambda _: 1 / 0)
+    waiting.update._to_do['/0/W'].insert(
+        0, (parameter.update_rule, lambda *_: 1 / 0))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             parameter.array.sum()

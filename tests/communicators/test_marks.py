@@ -2,7 +2,12 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.communicators.marks import keeper_of, mark, unmark
+from chainer_fp8pipe.communicators.marks import (
+    keeper_of,
+    mark,
+    unmark,
+    unmarked,
+)
 
 import pytest
 
@@ -75,3 +80,15 @@ def test_an_object_that_is_not_marked_stays_as_it_is():
     unmark(thing)
     assert type(thing) is Thing
     assert keeper_of(thing) is None
+
+
+def test_an_unmarked_copy_asks_nobody_and_leaves_the_mark():
+    thing, keeper = marked()
+    for owner in thing, Thing():
+        made = unmarked(owner)
+        assert type(made) is Thing
+        made.watched += 1
+        assert vars(made) == {'watched': 2, 'free': 2}
+    assert keeper.subjects == []
+    assert keeper_of(thing) is keeper
+    assert thing.watched == 10

@@ -42,8 +42,7 @@ def gradient_of(number):
 
 
 def actions_of(rule, hooks=()):
-    return [*(lambda parameter, hook=hook: hook(rule, parameter)
-              for hook in hooks), rule.update]
+    return [*hooks, type(rule).update]
 
 
 def everything(parameter):
@@ -66,7 +65,7 @@ def test_any_ranges_in_any_order_give_the_bits_of_one_update(
         parameter._loss_scale = loss_scale
     for action in names * actions_of(
             expected.update_rule, [one() for one in hooks]):
-        action(expected)
+        action(expected.update_rule, expected)
     assert is_elementwise(found.update_rule, [one() for one in hooks])
     update = Ranged(found, found.update_rule, names * actions_of(
         found.update_rule, [one() for one in hooks]))
@@ -107,7 +106,7 @@ def test_small_ranges_wait_for_those_beside_them(monkeypatch):
     parameter = parameter_of(optimizers.SGD)
     parts = []
     update = Ranged(parameter, parameter.update_rule, [
-        lambda piece: parts.append(piece.array.copy())])
+        lambda _, piece: parts.append(piece.array.copy())])
     values, flat = parameter.array.copy().reshape(-1), parameter.grad.ravel()
     for start, stop in (0, 9), (39, 50), (18, 25), (30, 39), (9, 18):
         update.update(start, stop, flat)
@@ -125,9 +124,9 @@ def test_what_is_left_is_updated_block_by_block(monkeypatch):
     expected.update_rule.update(expected)
     sizes = []
 
-    def action(piece):
+    def action(rule, piece):
         sizes.append(piece.size)
-        found.update_rule.update(piece)
+        rule.update(piece)
     update = Ranged(found, found.update_rule, [action])
     update.update(10, 20, found.grad.reshape(-1))
     update.complete()
@@ -144,7 +143,8 @@ def test_what_would_be_computed_in_another_way_is_updated_at_once(
     rule = parameter.update_rule = optimizers.SGD(
         0.5).create_update_rule()
     calls = []
-    update = Ranged(parameter, rule, [calls.append])
+    update = Ranged(parameter, rule, [
+        lambda _, piece: calls.append(piece)])
     update.update(0, 3, parameter.grad.reshape(-1))
     assert calls == []
     update.complete()
@@ -157,18 +157,33 @@ def test_an_action_that_fails_leaves_the_rule_whole(monkeypatch):
     state, count = copy.deepcopy(rule.state), rule.t
     monkeypatch.setattr(ranged, 'BLOCK', 5)
     with pytest.raises(ZeroDivisionError):
-        Ranged(parameter, rule, [lambda _: 1 / 0]).update(
+        Ranged(parameter, rule, [lambda *_: 1 / 0]).update(
             0, 5, parameter.grad.reshape(-1))
     assert (rule.state['v'] == state['v']).all()
     assert rule.state['v'].shape == parameter.shape
     assert rule.t == count
 
 
+def test_ranges_have_the_state_of_the_rule_that_is_asked_for_it(monkeypatch):
+    """Its state is one, whatever it is divided into."""
+    monkeypatch.setattr(ranged, 'BLOCK', 5)
+    parameter = parameter_of(optimizers.MomentumSGD, 1)
+    rule = parameter.update_rule
+    array, before = rule.state['v'], rule.state['v'].copy()
+    update = Ranged(parameter, rule, actions_of(rule))
+    update.update(0, 5, parameter.grad.reshape(-1))
+    changed = (rule.state['v'] != before).reshape(-1)
+    assert changed[:5].all()
+    assert not changed[5:].any()
+    update.complete()
+    assert rule.state['v'] is array
+
+
 def test_an_empty_parameter_has_its_update_too():
     parameter = chainer.Parameter(numpy.ones((0, 3), 'f4'))
     parameter.grad = numpy.ones((0, 3), 'f4')
     rule = parameter.update_rule = optimizers.SGD().create_update_rule()
-    Ranged(parameter, rule, [rule.update]).complete()
+    Ranged(parameter, rule, actions_of(rule)).complete()
     assert rule.t == 1
 
 
