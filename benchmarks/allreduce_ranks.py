@@ -2,8 +2,9 @@
 
     python allreduce_ranks.py SPECIFICATION.json RESULT.json
 
-The specification has ``cases``, ``sizes``, ``repeats`` and ``aggregators``:
-so many ranks, the last ones, take part in cases of the aggregator only.
+The specification has ``cases``, ``sizes``, ``repeats`` (of short sizes there
+are :data:`MORE` times as many) and ``aggregators``: so many ranks, the last
+ones, take part in cases of the aggregator only.
 """
 from __future__ import annotations
 

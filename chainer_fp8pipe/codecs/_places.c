@@ -21,7 +21,7 @@ static int find(PyObject *array, int flags, Place *place)
         PyErr_Clear();
         return 0;
     }
-    int ok = strcmp(buffer.format, "f") == 0;
+    int ok = buffer.format != NULL && strcmp(buffer.format, "f") == 0;
     place->address = (int64_t)(intptr_t)buffer.buf;
     place->elements = buffer.len / (Py_ssize_t)sizeof(float);
     PyBuffer_Release(&buffer);

@@ -126,8 +126,8 @@ def places(arrays: Sequence[Any], writeable: bool = False
         writeable: They will be written.
 
     Returns:
-        None if compiled code cannot use one of them: it is not NumPy's, not
-        C-contiguous float32, or read-only and ``writeable``.
+        None if compiled code cannot use one of them: it is not on the host,
+        not C-contiguous float32, or read-only and ``writeable``.
     """
     found = _places.places(list(arrays), writeable)
     return None if found is None else numpy.frombuffer(

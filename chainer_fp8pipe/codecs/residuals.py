@@ -29,11 +29,12 @@ class Residuals:
         self._residuals: dict[tuple[str, str], _Residual] = {}
         for key, array in (state or {}).items():
             start, stop, site, name = key.split('|', 3)
-            if array.shape != (int(stop) - int(start),):
+            if (array.shape != (int(stop) - int(start),)
+                    or array.dtype != numpy.float32):
                 raise ValueError(
                     f'the residual of {name} is of elements {start} to '
-                    f'{stop}, but its shape is {array.shape}: the snapshot '
-                    'is damaged')
+                    f'{stop}, but it is {array.dtype} {array.shape}: the '
+                    'snapshot is damaged')
             self._residuals[site, name] = _Residual(
                 int(start), int(stop), numpy.array(array))
 

@@ -137,11 +137,13 @@ class Deferred:
         """What does a part of the update; None: it is done all at once."""
         if name not in self._elementwise or not is_large(parameter):
             return None
-        if name not in self._ranged:
-            self._ranged[name] = Ranged(
-                parameter, self._rules[name],
-                [action for _, action in self._to_do[name]])
-        ranged = self._ranged[name]
+        ranged = self._ranged.get(name)
+        if ranged is None:
+            rule = self._rules[name]
+            if any(other is not rule for other, _ in self._to_do[name]):
+                return None     # a second optimizer's update of one mean
+            ranged = self._ranged[name] = Ranged(
+                parameter, rule, [action for _, action in self._to_do[name]])
 
         def use(start: int, stop: int, gradient: Any) -> bool:
             try:
@@ -153,9 +155,9 @@ class Deferred:
 
     def _act(self, name: str, parameter: chainer.Parameter) -> None:
         """Does what is to be done with a parameter, once."""
-        actions = self._to_do.pop(name, ())
-        ranged = self._ranged.pop(name, None)
         try:
+            actions = self._to_do.pop(name, ())
+            ranged = self._ranged.pop(name, None)
             if ranged:
                 ranged.complete()
                 return

@@ -108,7 +108,6 @@ class Ranged:
             self._piece = chainer.Parameter(values)
             self._piece._loss_scale = self._parameter._loss_scale
         piece, rule = self._piece, self._own
-        piece.cleargrad()       # which is of another size
         piece.array = values
         piece.grad = gradient[start:stop]
         for name, value in self._state.items():
@@ -142,7 +141,10 @@ def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:
         rule: Whose update.
         hooks: Its own, and those of the optimizer that look at a parameter.
     """
+    # A method that somebody gave to this rule alone is bound to it, and would
+    # not see a range of its state.
     return (type(rule) in _RULES and rule.enabled
+            and not any(map(callable, vars(rule).values()))
             and all(type(hook) in _HOOKS for hook in hooks))
 
 

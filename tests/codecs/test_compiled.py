@@ -89,13 +89,15 @@ def test_arrays_live_as_long_as_their_addresses_are_known():
     assert addresses[2] in kept
 
 
-def test_a_residual_of_another_length_than_it_says_is_refused():
+@pytest.mark.parametrize('damage', [
+    lambda array: array[:5], lambda array: array.astype('f8')])
+def test_a_residual_that_is_not_what_it_says_is_refused(damage):
     codec = Fp8Ratio()
     tensors = random_tensors([8])
     encode(codec, tensors)
     state = codec.state()
     key, = (key for key in state if key.startswith('residual'))
-    state[key] = state[key][:5]
+    state[key] = damage(state[key])
     with pytest.raises(ValueError, match='damaged'):
         Fp8Ratio().load_state(state)
 

@@ -3,6 +3,7 @@ import copy
 import pickle
 import threading
 
+from chainer_fp8pipe.communicators import ranged
 from chainer_fp8pipe.communicators.deferred import Deferred, deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
@@ -309,6 +310,37 @@ def test_a_second_update_with_the_same_gradients_is_done_as_well():
     for optimizer in waiting.optimizers:
         optimizer.update()
     assert waiting.same()
+
+
+def test_a_second_optimizers_update_is_not_done_range_by_range(monkeypatch):
+    """Each has a rule, and a state, of its own."""
+    monkeypatch.setattr(ranged, 'BLOCK', 1)
+    waiting, uses = Waiting(), []
+    finish = waiting.update._finish
+    waiting.update._finish = lambda name, use: (
+        uses.append(use), finish(name, use))
+    for model in waiting.models:
+        chainer.optimizers.SGD(0.5).setup(model).update()
+    assert waiting.same()
+    assert uses == [None] * 4
+
+
+class Interrupted(dict):
+    """Somebody presses Ctrl-C just after something was taken."""
+
+    def pop(self, *arguments):
+        super().pop(*arguments)
+        raise KeyboardInterrupt
+
+
+def test_an_update_that_is_interrupted_is_an_error_from_then_on():
+    waiting = Waiting()
+    parameter = waiting.late[0].W
+    waiting.update._to_do = Interrupted(waiting.update._to_do)
+    with pytest.raises(KeyboardInterrupt):
+        parameter.array.sum()
+    with pytest.raises(RuntimeError, match='/0/W was interrupted by Keyboard'):
+        parameter.array.sum()
 
 
 def test_an_update_that_fails_is_an_error_at_every_look():

@@ -198,6 +198,8 @@ def test_only_chainers_own_elementwise_rules_and_hooks_are():
     assert not is_elementwise(rule, [optimizer_hooks.GradientLARS()])
     assert not is_elementwise(rule, [lambda rule, parameter: None])
     assert not is_elementwise(Own(), [])
+    rule.update_core = rule.update_core     # of this one alone
+    assert not is_elementwise(rule, [])
     for kind in optimizers.MSVAG, optimizers.SMORMS3:
         assert not is_elementwise(kind().create_update_rule(), [])
     rule.enabled = False
