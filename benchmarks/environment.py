@@ -119,5 +119,8 @@ def _processor() -> str:
     if info.exists():
         for line in info.read_text().splitlines():
             if line.startswith('model name'):
-                return line.partition(':')[2].strip()
+                name = line.partition(':')[2].strip()
+            if line.startswith('flags'):    # loops have a kind for each
+                wide = 'avx512f' in line.split()
+                return f'{name}, {"with" if wide else "without"} AVX-512'
     return platform.processor() or platform.machine()

@@ -109,7 +109,9 @@ def fresh_environment(directory, pip):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('pip', ['pip==23.2.1', 'pip'])
+@pytest.mark.parametrize('pip', [
+    'pip==23.2.1', pytest.param('pip', marks=pytest.mark.skipif(
+        'CI' in os.environ, reason='one pip a commit: each takes a minute'))])
 def test_the_documented_line_installs_all_that_is_imported(tmp_path, pip):
     tree = copy_of_checkout(tmp_path / 'tree')
     environment = fresh_environment(tmp_path / 'venv', pip)
