@@ -1,6 +1,8 @@
 """An update of one parameter, range by range."""
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +25,7 @@ from .marks import unmarked
 
 #: Elements that are updated at a time, or more: so many of the gradient, the
 #: parameter and what is in between stay in a core's cache, and take longer
-#: than all of Chainer's way to them.
+#: than all of the way to them.
 BLOCK = 1 << 16
 # Rules and hooks that do with an element what they would do with it alone.
 # (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
@@ -55,8 +57,7 @@ class Ranged:
                  actions: Iterable[Action]) -> None:
         self._parameter = parameter
         self._rule = rule
-        self._own = unmarked(rule)
-        self._piece: chainer.Parameter | None = None
+        self._own = _directly(unmarked(rule))
         self._actions = tuple(actions)
         self._known: set[tuple[int, int]] = set()
         # Of ranges that wait, by either end: the other one.  They do not
@@ -67,10 +68,17 @@ class Ranged:
         self._own._state = {}
         self._t = rule.t
         self._state: Mapping[str, Any] = rule._state
+        values = parameter.array
         # What has no dimension, NumPy 1 computes in another precision.
-        self._has_ranges = parameter.size > 0 and parameter.ndim > 0 and all(
-            _is_flat(array) and array.shape == parameter.shape for array in (
-                parameter.array, parameter.grad, *self._state.values()))
+        self._has_ranges = values.size > 0 and values.ndim > 0 and all(
+            _is_flat(array) and array.shape == values.shape for array in (
+                values, parameter.grad, *self._state.values()))
+        self._values = values.reshape(-1)
+        # All that rules and hooks ask of a parameter.  One of Chainer's looks
+        # at several things whenever it is asked, longer than a range takes.
+        self._piece = types.SimpleNamespace(
+            dtype=values.dtype, device=parameter.device,
+            _loss_scale=parameter._loss_scale)
 
     def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
         """Does it with a range, or later with one that it is a part of.
@@ -103,12 +111,8 @@ class Ranged:
         return start, stop
 
     def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
-        values = self._parameter.array.reshape(-1)[start:stop]
-        if self._piece is None:
-            self._piece = chainer.Parameter(values)
-            self._piece._loss_scale = self._parameter._loss_scale
         piece, rule = self._piece, self._own
-        piece.array = values
+        piece.data = piece.array = self._values[start:stop]
         piece.grad = gradient[start:stop]
         for name, value in self._state.items():
             rule._state[name] = value.reshape(-1)[start:stop]
@@ -127,6 +131,32 @@ class Ranged:
         for start, stop in _gaps(self._done, gradient.size):
             self._act(start, stop, gradient)
         self._rule.t = self._own.t
+
+
+class _Direct:
+    """An update rule whose way to NumPy's float32 arrays is short."""
+
+    def update(self: Any, piece: Any) -> None:
+        self.t += 1
+        if piece._loss_scale is not None:
+            piece.grad /= piece._loss_scale
+        hookable = self._hookable
+        for hook in hookable._pre_update_hooks.values():
+            hook(self, piece)
+        self.update_core_cpu(piece)
+        for hook in hookable._post_update_hooks.values():
+            hook(self, piece)
+
+
+def _directly(rule: Any) -> Any:
+    kind: Any = type(rule)
+    rule.__class__ = _direct(kind)
+    return rule
+
+
+@functools.lru_cache(None)
+def _direct(kind: Any) -> type:
+    return type(kind.__name__, (_Direct, kind), {})
 
 
 def is_large(parameter: chainer.Parameter) -> bool:

@@ -42,7 +42,7 @@ def gradient_of(number):
 
 
 def actions_of(rule, hooks=()):
-    return [*hooks, type(rule).update]
+    return [*hooks, lambda its_rule, its: its_rule.update(its)]
 
 
 def everything(parameter):
@@ -100,8 +100,7 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
 
 
 def test_small_ranges_wait_for_those_beside_them(monkeypatch):
-    """Chainer's way to an update takes longer than that of a few elements.
-    """
+    """The way to an update takes longer than that of a few elements."""
     monkeypatch.setattr(ranged, 'BLOCK', 20)
     parameter = parameter_of(optimizers.SGD)
     parts = []
@@ -125,7 +124,7 @@ def test_what_is_left_is_updated_block_by_block(monkeypatch):
     sizes = []
 
     def action(rule, piece):
-        sizes.append(piece.size)
+        sizes.append(piece.array.size)
         rule.update(piece)
     update = Ranged(found, found.update_rule, [action])
     update.update(10, 20, found.grad.reshape(-1))
