@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import statistics
+import sys
 
 from chainer_fp8pipe.allreduce import choice
 from chainer_fp8pipe.allreduce.cluster import Cluster
@@ -26,26 +27,28 @@ from chainer_fp8pipe.allreduce.plan import aggregator
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.simulation import simulate
 
-from allreduce_ranks import FEW
+from allreduce_ranks import FEW, UPDATES
 from environment import describe
 
 #: Seconds of a time slice for one core; 8 and more have 4 of them.
 _LINUX = 0.7e-3
+_WANTED = {'cases', 'rows', 'network', 'payload', 'burst', 'workers',
+           'message_costs', 'core_rates', 'update_seconds'}
 #: Of partial sums in fp8, by the option.
 _BYTES = {'wire': 1, 'float16': 2, 'float32': 4, 'auto': 2}
 
 
 def main() -> None:
     options = _arguments()
+    found = [_read(path) for path in options.files]
     print(describe())
     print(f'{"network":<12}{"elements":>12}  {"":<34}{"measured":>10}'
           f'{"predicted":>10}  predicted / measured   [ms]')
-    for path in options.files:
-        data = json.loads(pathlib.Path(path).read_text())
+    for data in found:
         by_label = {case['label']: case for case in data['cases']}
         for row in data['rows']:
             case = by_label[row['label']]
-            if case['kind'] not in ('ours', 'alone', 'aggregator'):
+            if case['kind'] not in (*UPDATES, 'alone'):
                 continue
             measured = statistics.median(row['seconds'])
             predicted = _predicted(data, case, row['size'], options)
@@ -53,6 +56,18 @@ def main() -> None:
                   f'{row["label"]:<34}{measured * 1e3:>10.4g}'
                   f'{predicted * 1e3:>10.4g}  {predicted / measured:.2f}',
                   flush=True)
+
+
+def _read(path):
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f'{path} cannot be read: {error}')
+    missing = _WANTED - set(data) if isinstance(data, dict) else _WANTED
+    if missing:
+        sys.exit(f'{path} has no {", ".join(sorted(missing))}: measure again, '
+                 'with allreduce.py --json')
+    return data
 
 
 def _predicted(data, case, size, options):

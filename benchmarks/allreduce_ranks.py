@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import json
 import random
+import statistics
 import sys
 import time
 
@@ -31,6 +32,8 @@ MORE = 20           # times as many repeats, in turns with all short ones
 #: Elements that take no time by themselves, though every block has some: what
 #: an update of them takes is what agreement and waking up take.
 FEW = 64
+#: Whose updates the model predicts, and is given the seconds of few elements.
+UPDATES = 'ours', 'aggregator'
 
 
 def main(specification: str, result: str) -> None:
@@ -43,11 +46,16 @@ def main(specification: str, result: str) -> None:
     if is_worker:
         found['message_costs'] = message_costs(workers)
         found['core_rates'] = core_rates(workers)
-    short = [size for size in wanted['sizes'] if size < SHORT]
-    for sizes in [[FEW, *short], *([size] for size in wanted['sizes']
-                                   if size >= SHORT)]:
-        times = _in_turns(wanted, sizes, everyone, workers, is_worker)
-        if FEW in sizes:
+    groups = [{(size, case['label']): case for case in wanted['cases']}
+              for size in wanted['sizes'] if size >= SHORT]
+    short = {(FEW, case['label']): case for case in wanted['cases']
+             if case['kind'] in UPDATES}
+    short |= {(size, case['label']): case for size in wanted['sizes']
+              if size < SHORT for case in wanted['cases']}
+    for todo in [short, *groups]:
+        times = _in_turns(todo, wanted['repeats'] * (
+            MORE if todo is short else 1), everyone, workers, is_worker)
+        if todo is short:
             found['update_seconds'] = {
                 label: seconds for (size, label), seconds in times.items()
                 if size == FEW}
@@ -61,19 +69,17 @@ def main(specification: str, result: str) -> None:
                 json.dump(found, file)
 
 
-def _in_turns(wanted, sizes, everyone, workers, is_worker):
+def _in_turns(todo, repeats, everyone, workers, is_worker):
     """Seconds by size and label, measured in another order each time."""
-    repeats = wanted['repeats'] * (MORE if FEW in sizes else 1)
-    todo = [(size, case) for size in sizes for case in wanted['cases']]
-    times = {(size, case['label']): [] for size, case in todo}
+    times = {name: [] for name in todo}
     with contextlib.ExitStack() as stack:
         links = {size: model(workers, size) if is_worker else None
-                 for size in sizes}
+                 for size in {size for size, _ in todo}}
         kept = {}
         for repeat in range(repeats + 1):
             # What comes after a long exchange finds caches that are cold.
-            for size, case in random.Random(repeat).sample(todo, len(todo)):
-                name = size, case['label']
+            for name in random.Random(repeat).sample(list(todo), len(todo)):
+                case, (size, _) = todo[name], name
                 if case['kind'] == 'aggregator':
                     seconds = _aggregated(case, everyone, workers,
                                           links[size])
@@ -91,7 +97,7 @@ def _in_turns(wanted, sizes, everyone, workers, is_worker):
 
 def _show(rows):
     for row in rows:
-        seconds = sorted(row['seconds'])[len(row['seconds']) // 2]
+        seconds = statistics.median(row['seconds'])
         print(f'  {row["size"]:>12,}  {row["label"]:<34}'
               f'{seconds * 1e3:10.4g} ms', flush=True)
 

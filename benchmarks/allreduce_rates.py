@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 SIZE = 1 << 21          # elements, more than caches hold
 FRAME = 3 << 13         # elements that an exchange takes at a time
-SINGLE = 16                # of which all time is the interpreter's
+OVERHEAD = 16           # elements of which all time is the interpreter's
 REPEATS = 5
-LITTLE = 1 << 10, 1 << 13     # bytes that no link makes wait, one by one
+SHORT = 1 << 10, 1 << 13        # bytes that no link makes wait, one by one
 APART = 5e-3            # seconds
 MANY = 32               # messages
 PAIRS = 101             # of times that are compared
@@ -61,7 +61,7 @@ def message_costs(comm):
         bytes_.append(long - few)
     message = max(float(numpy.median(messages)), 0.0) / ends / (MANY - 2)
     byte = max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME
-    alone = min(_ping_pong(comm, size) for size in LITTLE)
+    alone = min(_ping_pong(comm, size) for size in SHORT)
     return {'message_cost': message, 'byte_cost': byte,
             'latency': max(alone - 2 * message, 0.0)}
 
@@ -136,7 +136,7 @@ def _rate(comm, action):
     """
     starts = range(0, SIZE, FRAME)
     frames = [slice(start, min(start + FRAME, SIZE)) for start in starts]
-    calls = [slice(start, start + SINGLE) for start in starts]
+    calls = [slice(start, start + OVERHEAD) for start in starts]
     seconds = []
     for _ in range(REPEATS + 1):
         comm.Barrier()

@@ -46,12 +46,12 @@ class Statistics:
         """A ``with`` block that counts for no section."""
         return Section(self, '')
 
-    def open(self, name: str) -> None:
+    def begin(self, name: str) -> None:
         """A section begins; see :class:`Section`."""
         self._count()
         self._thread.open.append(name)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """The innermost section ends."""
         self._count()
         self._thread.open.pop()
@@ -91,10 +91,10 @@ class Section:
         self._name = name
 
     def __enter__(self) -> None:
-        self._statistics.open(self._name)
+        self._statistics.begin(self._name)
 
     def __exit__(self, *exception: object) -> None:
-        self._statistics.close()
+        self._statistics.end()
 
 
 class _Thread(threading.local):

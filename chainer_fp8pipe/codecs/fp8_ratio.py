@@ -176,7 +176,7 @@ class Fp8Ratio(Codec):
         if self.rounding == 'stochastic' or tensors.xp is not numpy:
             return None
         residuals = [
-            self._residuals.get(numpy, 'gradient', name, 0, gradient.size)
+            self._residual(numpy, 'gradient', name, 0, gradient.size)
             if gradient.size else _NOTHING
             for name, gradient in zip(tensors.names, tensors.gradients,
                                       strict=True)

@@ -45,7 +45,7 @@ def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
 def unmark(owner: Any) -> None:
     """Makes it again what it was, if it is marked."""
     if vars(owner).pop(_MARK, None) is not None:
-        owner.__class__ = type(owner).__mro__[2]
+        owner.__class__ = _class_before(owner)
 
 
 def keeper_of(owner: Any) -> Any:
@@ -59,8 +59,7 @@ def unmarked(owner: Any) -> Any:
 
     For the keeper, who looks often and need not be asked.
     """
-    kind: Any = (type(owner).__mro__[2] if keeper_of(owner)
-                 else type(owner))
+    kind: Any = _class_before(owner) if keeper_of(owner) else type(owner)
     made = kind.__new__(kind)
     vars(made).update(vars(owner))
     vars(made).pop(_MARK, None)
@@ -96,6 +95,11 @@ class _Attribute:
     def __set__(self, owner: Any, value: Any) -> None:
         _look_at(owner)
         vars(owner)[self._name] = value
+
+
+def _class_before(owner: Any) -> type:
+    """The class of a marked object before it was marked."""
+    return type(owner).__mro__[2]       # after the mark and _Marked
 
 
 def _look_at(owner: Any) -> None:
