@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 
+import blas
 from environment import (
     RANKS,
     add_common_arguments,
@@ -46,6 +47,10 @@ def main() -> None:
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
+    # Batches are small, for which OpenBLAS's choice is not always good.
+    kernels = blas.choose()
+    print(f'NumPy computes with {blas.describe(kernels)} (see blas.py)',
+          flush=True)
     with network, tempfile.TemporaryDirectory() as folder:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
@@ -54,7 +59,8 @@ def main() -> None:
         done = network.run(
             [sys.executable, str(_RANKS), options.what, str(repeats),
              'yes' if torch else 'no', str(result)],
-            env=RANKS, timeout=3000)
+            env={**RANKS, **({blas.VARIABLE: kernels} if kernels else {})},
+            timeout=3000)
         if done.returncode:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         rows = json.loads(result.read_text())
@@ -65,7 +71,7 @@ def main() -> None:
         _show_steps(rows)
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
-                                  'rows': rows})
+                                  'kernels': kernels, 'rows': rows})
     if options.plot:
         _plot(rows, options)
         print(f'figure: {options.plot}')
