@@ -47,7 +47,11 @@ def alone(made):
     return {**made, 'kind': 'alone', 'label': f'{made["label"]}, alone'}
 
 
-MPICH = {'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4}
+# ChainerMN's `naive`, the one for gradients on the host, calls it in place.
+MPICH = [{'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4,
+          'in_place': False},
+         {'label': 'float32 MPICH, in place', 'kind': 'mpi', 'bytes': 4,
+          'in_place': True}]
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
 WIRE = {'partial_sums': 'wire'}
@@ -56,7 +60,7 @@ NEIGHBOURS = [0, 1, 2, 5, 3, 4, 7, 8, 6]
 
 CASES = {
     'star': [
-        MPICH, *GLOO,
+        *MPICH, *GLOO,
         case('float32 ring', 'float32', algorithm='ring'),
         alone(case('float32 ring', 'float32', algorithm='ring')),
         case('fp8 direct', 'fp8', algorithm='direct'),
@@ -66,7 +70,7 @@ CASES = {
                    **WIRE)),
         case('fp8 ring, sums in float16', 'fp8', algorithm='ring')],
     'two-level': [
-        MPICH,
+        *MPICH,
         case('fp8 direct, one level', 'fp8', algorithm='direct',
              two_level='no'),
         case('fp8 direct, two levels', 'fp8', algorithm='direct'),

@@ -47,10 +47,11 @@ def main() -> None:
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
-    # Batches are small, for which OpenBLAS's choice is not always good.
-    kernels = blas.choose()
-    print(f'NumPy computes with {blas.describe(kernels)} (see blas.py)',
-          flush=True)
+    kernels = blas.OWN
+    if options.what == 'steps':     # the batch that blas.py measures
+        kernels = blas.choose()
+        print(f"NumPy's kernels, see blas.py: {blas.in_words(kernels)}",
+              flush=True)
     with network, tempfile.TemporaryDirectory() as folder:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '

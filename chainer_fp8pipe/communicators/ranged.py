@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,11 +24,12 @@ from .marks import unmarked
 
 #: Elements that are updated at a time, or more: so many of the gradient, the
 #: parameter and what is in between stay in a core's cache, and take longer
-#: than all of the way to them.
+#: than the way to them.
 BLOCK = 1 << 16
 # Rules and hooks that do with an element what they would do with it alone.
 # (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
-# arrays, whose precision depends on hyperparameters.)
+# arrays, whose precision depends on hyperparameters.)  They find no more in a
+# range than :class:`_Piece` has.
 _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
           corrected_momentum_sgd.CorrectedMomentumSGDRule,
           momentum_sgd.MomentumSGDRule, nesterov_ag.NesterovAGRule,
@@ -37,8 +37,11 @@ _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
 _HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
           optimizer_hooks.GradientHardClipping)
 
-#: What a rule, or a hook for it, does with a parameter, or a range of one.
-Action = Callable[[Any, chainer.Parameter], object]
+# Somebody who puts others in their place, to watch them, wants them called.
+_ORIGINAL = chainer.UpdateRule.update, chainer.UpdateRule.update_core
+
+#: What a rule, or a hook for it, does with a parameter, or a :class:`_Piece`.
+Action = Callable[[Any, Any], object]
 
 
 class Ranged:
@@ -73,12 +76,9 @@ class Ranged:
         self._has_ranges = values.size > 0 and values.ndim > 0 and all(
             _is_flat(array) and array.shape == values.shape for array in (
                 values, parameter.grad, *self._state.values()))
-        self._values = values.reshape(-1)
-        # All that rules and hooks ask of a parameter.  One of Chainer's looks
-        # at several things whenever it is asked, longer than a range takes.
-        self._piece = types.SimpleNamespace(
-            dtype=values.dtype, device=parameter.device,
-            _loss_scale=parameter._loss_scale)
+        if self._has_ranges:
+            self._values = values.reshape(-1)
+            self._piece = _Piece(parameter)
 
     def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
         """Does it with a range, or later with one that it is a part of.
@@ -133,10 +133,27 @@ class Ranged:
         self._rule.t = self._own.t
 
 
-class _Direct:
-    """An update rule whose way to NumPy's float32 arrays is short."""
+class _Piece:
+    """A range of a parameter, for Chainer's rules and hooks.
 
-    def update(self: Any, piece: Any) -> None:
+    All that they ask for, as plain attributes: a parameter of Chainer's makes
+    sure of several things each time that it is asked.
+    """
+
+    array: numpy.ndarray
+    data: numpy.ndarray     # the same
+    grad: numpy.ndarray
+
+    def __init__(self, parameter: chainer.Parameter) -> None:
+        self.dtype = parameter.dtype
+        self.device = parameter.device
+        self._loss_scale = parameter._loss_scale
+
+
+class _Direct:
+    """An update rule that comes to NumPy's float32 arrays without detours."""
+
+    def update(self: Any, piece: _Piece) -> None:
         self.t += 1
         if piece._loss_scale is not None:
             piece.grad /= piece._loss_scale
@@ -173,7 +190,9 @@ def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:
     """
     # A method that somebody gave to this rule alone is bound to it, and would
     # not see a range of its state.
-    return (type(rule) in _RULES and rule.enabled
+    kind = type(rule)
+    return (kind in _RULES and rule.enabled
+            and (kind.update, kind.update_core) == _ORIGINAL
             and not any(map(callable, vars(rule).values()))
             and all(type(hook) in _HOOKS for hook in hooks))
 

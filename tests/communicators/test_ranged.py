@@ -41,8 +41,8 @@ def gradient_of(number):
         (6, SIZE // 6), numpy.float32)
 
 
-def actions_of(rule, hooks=()):
-    return [*hooks, lambda its_rule, its: its_rule.update(its)]
+def actions(hooks=()):
+    return [*hooks, lambda rule, parameter: rule.update(parameter)]
 
 
 def everything(parameter):
@@ -52,23 +52,27 @@ def everything(parameter):
 
 
 @pytest.mark.parametrize('kind', RULES)
-@settings(max_examples=10)
+@settings(max_examples=20)
 @given(st.sets(st.integers(1, SIZE - 1), max_size=5), st.randoms(),
        st.integers(0, 2), st.sampled_from([(), *((hook,) for hook in HOOKS)]),
        st.sampled_from([None, 8.0]), st.integers(1, 2),
-       st.sampled_from([1, 7, 25, SIZE]))
+       st.sampled_from([1, 7, 25, SIZE]),
+       st.sampled_from(['optimizer', 'pre', 'post']))
 def test_any_ranges_in_any_order_give_the_bits_of_one_update(
-        kind, cuts, order, updates, hooks, loss_scale, names, block):
+        kind, cuts, order, updates, hooks, loss_scale, names, block, timing):
     """Chainer updates a parameter as often as it has names."""
+    hooks = [hook() for hook in hooks]
     expected, found = parameter_of(kind, updates), parameter_of(kind, updates)
     for parameter in expected, found:
         parameter._loss_scale = loss_scale
-    for action in names * actions_of(
-            expected.update_rule, [one() for one in hooks]):
+        if timing != 'optimizer':
+            for hook in hooks:
+                parameter.update_rule.add_hook(hook, timing=timing)
+    steps = names * actions(hooks if timing == 'optimizer' else ())
+    for action in steps:
         action(expected.update_rule, expected)
-    assert is_elementwise(found.update_rule, [one() for one in hooks])
-    update = Ranged(found, found.update_rule, names * actions_of(
-        found.update_rule, [one() for one in hooks]))
+    assert is_elementwise(found.update_rule, hooks)
+    update = Ranged(found, found.update_rule, steps)
     bounds = [0, *sorted(cuts), SIZE]
     ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
     order.shuffle(ranges)
@@ -87,7 +91,7 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
     parameter = parameter_of(optimizers.MomentumSGD)
     before = parameter.array.copy().reshape(-1)
     update = Ranged(parameter, parameter.update_rule,
-                    actions_of(parameter.update_rule))
+                    actions())
     flat = parameter.grad.reshape(-1)
     for number in range(2):
         assert update.update(10, 20, flat) is (number == 0)
@@ -169,7 +173,7 @@ def test_ranges_have_the_state_of_the_rule_that_is_asked_for_it(monkeypatch):
     parameter = parameter_of(optimizers.MomentumSGD, 1)
     rule = parameter.update_rule
     array, before = rule.state['v'], rule.state['v'].copy()
-    update = Ranged(parameter, rule, actions_of(rule))
+    update = Ranged(parameter, rule, actions())
     update.update(0, 5, parameter.grad.reshape(-1))
     changed = (rule.state['v'] != before).reshape(-1)
     assert changed[:5].all()
@@ -182,7 +186,7 @@ def test_an_empty_parameter_has_its_update_too():
     parameter = chainer.Parameter(numpy.ones((0, 3), 'f4'))
     parameter.grad = numpy.ones((0, 3), 'f4')
     rule = parameter.update_rule = optimizers.SGD().create_update_rule()
-    Ranged(parameter, rule, actions_of(rule)).complete()
+    Ranged(parameter, rule, actions()).complete()
     assert rule.t == 1
 
 
@@ -202,4 +206,11 @@ def test_only_chainers_own_elementwise_rules_and_hooks_are():
     for kind in optimizers.MSVAG, optimizers.SMORMS3:
         assert not is_elementwise(kind().create_update_rule(), [])
     rule.enabled = False
+    assert not is_elementwise(rule, [])
+
+
+@pytest.mark.parametrize('name', ['update', 'update_core'])
+def test_whoever_watches_chainers_updates_sees_them_whole(name, monkeypatch):
+    rule = optimizers.SGD().create_update_rule()
+    monkeypatch.setattr(chainer.UpdateRule, name, lambda *_: None)
     assert not is_elementwise(rule, [])
