@@ -80,6 +80,9 @@ CASES = {
         case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
         case('fp8 direct', 'fp8', algorithm='direct'),
         case('fp8 aggregator', 'fp8', algorithm='aggregator'),
+        *(case(f'fp8 aggregator, frames of {size} KiB', 'fp8',
+               algorithm='aggregator', frame_bytes=size << 10)
+          for size in (64, 256)),
         case('fp8 aggregator, store and forward', 'fp8',
              algorithm='aggregator', frame_bytes=0),
         case('float32 aggregator', 'float32', algorithm='aggregator')],

@@ -112,7 +112,7 @@ def _timed(action, comm):
 @contextlib.contextmanager
 def _opened(case, comm, link, size):
     if case['kind'] == 'mpi':
-        target = numpy.ones(size, numpy.float32)
+        target = numpy.full(size, 0, numpy.float32)     # written
         source = MPI.IN_PLACE if case['in_place'] else target.copy()
         yield lambda: comm.Allreduce(source, target)
     elif case['kind'] == 'gloo':
