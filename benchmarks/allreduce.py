@@ -48,10 +48,8 @@ def alone(made):
 
 
 # ChainerMN's `naive`, the one for gradients on the host, calls it in place.
-MPICH = [{'label': 'float32 MPICH', 'kind': 'mpi', 'bytes': 4,
-          'in_place': False},
-         {'label': 'float32 MPICH, in place', 'kind': 'mpi', 'bytes': 4,
-          'in_place': True}]
+MPICH = [{'label': f'float32 MPICH{", in place" * in_place}', 'kind': 'mpi',
+          'in_place': in_place, 'bytes': 4} for in_place in (False, True)]
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
 WIRE = {'partial_sums': 'wire'}

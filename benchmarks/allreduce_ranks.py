@@ -79,7 +79,7 @@ def _in_turns(todo, repeats, everyone, workers, is_worker):
         for repeat in range(repeats + 1):
             # What comes after a long exchange finds caches that are cold.
             for name in random.Random(repeat).sample(list(todo), len(todo)):
-                case, (size, _) = todo[name], name
+                (size, _), case = name, todo[name]
                 if case['kind'] == 'aggregator':
                     seconds = _aggregated(case, everyone, workers,
                                           links[size])

@@ -19,7 +19,7 @@ import sys
 import time
 
 import numpy
-from environment import describe, write_json
+from environment import RANKS, describe, write_json
 
 VARIABLE = 'OPENBLAS_CORETYPE'
 OWN = ''            # OpenBLAS's choice
@@ -73,8 +73,7 @@ def measure() -> Measured:
     kinds = [OWN, 'Haswell'] if _is_openblas() else [OWN]
     found: dict[str, list[list[float]]] = {}
     for kernels in PROCESSES * kinds:
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1',
-                       'OPENBLAS_NUM_THREADS': '1'}
+        environment = {**os.environ, **RANKS}
         environment.pop(VARIABLE, None)
         if kernels:
             environment[VARIABLE] = kernels

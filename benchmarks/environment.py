@@ -117,6 +117,7 @@ def mpiexec(ranks: int) -> list[str]:
 def _processor() -> str:
     info = pathlib.Path('/proc/cpuinfo')
     if info.exists():
+        name = ''
         for line in info.read_text().splitlines():
             if line.startswith('model name'):
                 name = line.partition(':')[2].strip()

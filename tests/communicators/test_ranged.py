@@ -90,8 +90,7 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
     monkeypatch.setattr(ranged, 'BLOCK', 10)
     parameter = parameter_of(optimizers.MomentumSGD)
     before = parameter.array.copy().reshape(-1)
-    update = Ranged(parameter, parameter.update_rule,
-                    actions())
+    update = Ranged(parameter, parameter.update_rule, actions())
     flat = parameter.grad.reshape(-1)
     for number in range(2):
         assert update.update(10, 20, flat) is (number == 0)
