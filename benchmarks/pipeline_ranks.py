@@ -13,6 +13,7 @@ from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.chunk import Chunk
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.layer_block import LayerBlock
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.training.updaters import PipelineUpdater
 
@@ -150,8 +151,9 @@ def bounds(optimizer, row, job, width):
     size = job['batch'] // parts
     model = optimizer.target
     (piece,) = model.pieces
-    chunk = Chunk(piece, first=comm.rank == 0, recompute=False,
-                  sums=GradientSums(), statistics=BatchStatistics(),
+    chunk = Chunk([LayerBlock(layer, first=not layer[0]) for layer in piece],
+                  recompute=False, sums=GradientSums(),
+                  statistics=BatchStatistics(),
                   parameters=list(model.params()))
     inputs = np.random.rand(size, width).astype('f')
 

@@ -93,15 +93,14 @@ class BatchStatistics(chainer.LinkHook):
 
 
 @contextlib.contextmanager
-def recomputing(layers: Iterable[Any]) -> Iterator[None]:
+def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
     """Forward passes inside leave all running averages alone.
 
     Chainer's links look at its configuration; ChainerMN's do not.
     """
     before = [
         (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
-        for layer in layers if isinstance(layer, chainer.Link)
-        for link in layer.links()
+        for block in blocks for link in block.links()
         if isinstance(link, MultiNodeBatchNormalization)]
     with chainer.using_config('in_recomputing', True):
         yield

@@ -1,67 +1,45 @@
-"""Consecutive layers on one rank, and what their micro-batches keep."""
+"""Consecutive blocks on one rank, and what their micro-batches keep."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import chainer
-import chainer.functions as F
-import chainer.links as L
-import numpy
 from chainer.link_hooks import SpectralNormalization
 
-from . import linear
 from .batch_statistics import BatchStatistics, recomputing
+from .block import Block
 from .gradient_sums import GradientSums
-from .layers import Layer, LayerError, as_variables, blame, layer_name
-from .randomness import Place, at
-from .tape import AnyTape, Arrays, record
-
-#: Layers that draw no random numbers once their parameters are there, and so
-#: need no seeding: it costs as much as a small layer.
-_STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
-                L.BatchNormalization, L.LayerNormalization)
-_STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
+from .layers import LayerError, blame
+from .randomness import Place
+from .tape import AnyTape, Arrays
 
 
 class Chunk:
-    """Runs layers forward and backward, one micro-batch at a time.
+    """Runs blocks forward and backward, one micro-batch at a time.
 
     Args:
-        layers: Consecutive layers of the whole model.
-        first: There is no layer before these; nobody wants the gradient of
-            the input.
+        blocks: Consecutive ones of the whole model.
+        number: Of the chunk on its rank, for statistics of batches.
         recompute: Keep the inputs only, and run forward again before
             backward (Griewank and Walther, Algorithm 799; Chen et al. 2016).
         sums: Where gradients of parameters are added up.
         statistics: Of the batch normalisations.
         parameters: Of the whole stage.
-        initial_seed: Of parameters that get their shape from the first input.
-        xp: ``numpy`` or ``cupy``: where the layers are.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, first: bool,
+    def __init__(self, blocks: Sequence[Block], *, number: int = 0,
                  recompute: bool, sums: GradientSums,
                  statistics: BatchStatistics,
-                 parameters: list[chainer.Parameter],
-                 initial_seed: int = 0, xp: Any = numpy) -> None:
+                 parameters: list[chainer.Parameter]) -> None:
         self.recompute = recompute
-        self._layers = tuple(layers)
-        self._first = first
+        self.blocks = tuple(blocks)
+        self._number = number
         self._sums = sums
         self._statistics = statistics
         self._parameters = parameters
-        self._initial_seed = initial_seed
-        self._xp = xp
         self._inputs: dict[int, tuple[Arrays, Place]] = {}
         self._tapes: dict[int, list[AnyTape]] = {}
-        self._still: set[int] = set()
-
-    @property
-    def layers(self) -> list[Any]:
-        """What is called, one after the other."""
-        return [layer for _, layer in self._layers]
 
     @property
     def live(self) -> int:
@@ -71,10 +49,9 @@ class Chunk:
     def infer(self, micro_batch: int, arrays: Arrays,
               place: Place) -> Arrays:
         """Forward only, as Chainer's configuration says; keeps nothing."""
-        for index, layer in self._layers:
-            with blame(layer_name(index, layer), micro_batch), \
-                    self._seeded(index, layer, place):
-                arrays = _call(layer, arrays)
+        for block in self.blocks:
+            with blame(block.name, micro_batch):
+                arrays = block.infer(micro_batch, arrays, place)
         return arrays
 
     def forward(self, micro_batch: int, arrays: Arrays,
@@ -84,12 +61,12 @@ class Chunk:
         Args:
             micro_batch: Its number.
             arrays: The inputs.
-            place: Where we are; the layer is filled in here.
+            place: Where we are; the layer is filled in by the blocks.
 
         Raises:
-            LayerError: Naming the layer.
+            LayerError: Naming the block.
         """
-        self._statistics.next_micro_batch(self._layers[0][0])
+        self._statistics.next_micro_batch(self._number)
         if not self.recompute:
             with self._statistics:
                 self._tapes[micro_batch], arrays = self._record(
@@ -104,7 +81,7 @@ class Chunk:
         """Runs forward again if that was asked for."""
         if micro_batch in self._inputs:
             arrays, place = self._inputs.pop(micro_batch)
-            with recomputing(layer for _, layer in self._layers):
+            with recomputing(self.blocks):
                 self._tapes[micro_batch], _ = self._record(
                     micro_batch, arrays, place)
 
@@ -127,7 +104,7 @@ class Chunk:
             if not defer:
                 tapes.pop()         # frees its activations at once
             if last and not defer:
-                self._sums.through(self._layers[position][1])
+                self._sums.through(self.blocks[position])
         self._sums.collect(self._parameters)
         return gradients
 
@@ -138,11 +115,11 @@ class Chunk:
             with self._blame_backward(position, micro_batch):
                 tapes.pop().backward_weight(self._sums)
             if last:
-                self._sums.through(self._layers[position][1])
+                self._sums.through(self.blocks[position])
 
     def settle(self) -> None:
         """Adds what the sums have put off to a larger product."""
-        self._sums.settle(layer for _, layer in self._layers)
+        self._sums.settle(self.blocks)
 
     def forget(self) -> None:
         """Drops all micro-batches, after a step that failed."""
@@ -153,70 +130,28 @@ class Chunk:
 
     def _blame_backward(self, position: int, micro_batch: int
                         ) -> contextlib.AbstractContextManager[None]:
-        name = layer_name(*self._layers[position])
+        name = self.blocks[position].name
         return blame(f'the backward pass of {name}', micro_batch)
 
     def _record(self, micro_batch: int, arrays: Arrays,
                 place: Place) -> tuple[list[AnyTape], Arrays]:
         tapes: list[AnyTape] = []
-        wanted = tuple(not self._first and array.dtype.kind == 'f'
-                       for array in arrays)
-        for index, layer in self._layers:
-            with blame(layer_name(index, layer), micro_batch), \
-                    self._seeded(index, layer, place):
-                tape, arrays = record(layer, arrays, wanted)
+        wanted = None
+        for block in self.blocks:
+            with blame(block.name, micro_batch):
+                tape, arrays = block.record(micro_batch, arrays, wanted,
+                                            place)
             tapes.append(tape)
             wanted = tape.wants
         return tapes, arrays
 
     def _refuse_moving_weights(self) -> None:
-        for index, layer in self._layers:
-            for link in (layer.links() if isinstance(layer, chainer.Link)
-                         else ()):
+        for block in self.blocks:
+            for link in block.links():
                 if any(isinstance(hook, SpectralNormalization)
                        for hook in link.local_link_hooks.values()):
                     raise LayerError(
-                        f'{layer_name(index, layer)} has spectral '
+                        f'{block.name} has spectral '
                         'normalisation, whose vectors move on with every '
                         'forward pass; it cannot be recomputed: pass '
                         "recompute='no stage'")
-
-    @contextlib.contextmanager
-    def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:
-        if index in self._still and all(
-                hook is self._statistics        # others may draw
-                for hook in chainer._get_link_hooks().values()):
-            yield
-            return
-        initial = None
-        if not _has_all(layer):
-            # Initial values must be the same on every replica.
-            initial = Place(self._initial_seed, 0, index, 0)
-        elif _draws_nothing(layer):
-            self._still.add(index)
-        with at(place._replace(layer=index), self._xp, initial):
-            yield
-
-
-def _call(layer: Any, arrays: Arrays) -> Arrays:
-    """Without a graph, but with variables, as layers get them in training.
-
-    Some functions give another dtype to arrays, and what works in place on
-    an array makes a new variable.
-    """
-    if linear.is_plain(layer, arrays):
-        return (linear.forward(layer, arrays[0]),)
-    outputs = layer(*[chainer.Variable(array, requires_grad=False)
-                      for array in arrays])
-    return tuple(output.array for output in as_variables(outputs))
-
-
-def _has_all(layer: Any) -> bool:
-    return not isinstance(layer, chainer.Link) or all(
-        parameter.array is not None for parameter in layer.params())
-
-
-def _draws_nothing(layer: Any) -> bool:
-    if type(layer) in _STILL_LINKS:
-        return not layer.local_link_hooks
-    return any(layer is function for function in _STILL_FUNCTIONS)

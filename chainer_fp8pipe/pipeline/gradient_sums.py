@@ -37,23 +37,24 @@ class GradientSums:
         self._final: Final | None = None
         self._results: dict[int, Any] = {}
 
-    def begin(self, layers: Iterable[Any], final: Final | None) -> None:
-        """Starts a step; :meth:`through` is to be called for these layers.
+    def begin(self, blocks: Iterable[Any], final: Final | None) -> None:
+        """Starts a step; :meth:`through` is to be called for these blocks.
 
         Args:
-            layers: All of this rank; one that is run twice comes twice.
+            blocks: All of this rank, or links; one that is run twice comes
+                twice.
             final: Called with a parameter and the array that will be its
                 gradient, as soon as nothing more will be added; None if
                 nobody wants to know.
         """
         self._final = final
         self._to_come = collections.Counter(
-            key for layer in layers for key in _parameters(layer))
+            key for block in blocks for key in _parameters(block))
 
-    def through(self, layer: Any) -> None:
-        """The last micro-batch is through a layer."""
+    def through(self, block: Any) -> None:
+        """The last micro-batch is through a block."""
         done = []
-        for key, parameter in _parameters(layer).items():
+        for key, parameter in _parameters(block).items():
             self._to_come[key] -= 1
             if self._to_come[key] == 0:
                 done.append(parameter)
@@ -61,8 +62,8 @@ class GradientSums:
             return
         self.collect(done)
         keys = set(map(id, done))
-        self.settle([other for other, _ in tuple(self._products.values())
-                     if keys.intersection(_parameters(other))])
+        self._settle([other for other, _ in tuple(self._products.values())
+                      if keys.intersection(_parameters(other))])
         for parameter in done:
             if self._final and id(parameter) in self._parameters:
                 self._final(parameter, self._result(parameter))
@@ -90,10 +91,13 @@ class GradientSums:
         _, parts = self._products.setdefault(id(layer), (layer, []))
         parts.append((gradient, inputs))
         if sum(len(part) for part, _ in parts) >= ENOUGH:
-            self.settle([layer])
+            self._settle([layer])
 
-    def settle(self, layers: Iterable[Any]) -> None:
-        """Adds what :meth:`add_product` has kept of these layers."""
+    def settle(self, blocks: Iterable[Any]) -> None:
+        """Adds what :meth:`add_product` has kept of these blocks' links."""
+        self._settle(link for block in blocks for link in block.links())
+
+    def _settle(self, layers: Iterable[Any]) -> None:
         for layer in layers:
             _, parts = self._products.pop(id(layer), (None, []))
             if parts:
@@ -108,7 +112,7 @@ class GradientSums:
 
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
-        self.settle([layer for layer, _ in self._products.values()])
+        self._settle([layer for layer, _ in self._products.values()])
         for parameter in self._parameters.values():
             parameter.grad = self._result(parameter)
             parameter._loss_scale = loss_scale
@@ -157,10 +161,8 @@ class GradientSums:
         return buffer, started
 
 
-def _parameters(layer: Any) -> dict[int, chainer.Parameter]:
-    if not isinstance(layer, chainer.Link):
-        return {}
-    return {id(parameter): parameter for parameter in layer.params()}
+def _parameters(block: Any) -> dict[int, chainer.Parameter]:
+    return {id(parameter): parameter for parameter in block.params()}
 
 
 def _joined(parts: tuple[numpy.ndarray, ...]) -> numpy.ndarray:

@@ -76,15 +76,10 @@ class Tape:
                            for output in outputs)
         self._inputs = tuple(variable.node for variable in inputs)
         self._function = self._only_function(outputs)
-        self._outputs: tuple[Any, ...] = ()
-        self._leaves: tuple[chainer.Variable, ...] = ()
+        self._graph: GraphTape | None = None
         if self._function is None:
             self._refuse_strangers(outputs)
-            self._outputs = tuple(output.node for output in outputs)
-            # Variables without function must live to get their gradient.
-            self._leaves = tuple({
-                id(leaf.node): leaf for leaf in (*inputs, *outputs)
-                if leaf.creator_node is None}.values())
+            self._graph = GraphTape(inputs, outputs)
         self._deferred: tuple[Any, ...] | None = None
 
     def backward(self, gradients: Arrays, sums: GradientSums,
@@ -99,8 +94,8 @@ class Tape:
             sums: Of the gradients of parameters.
             defer: Leave out what :meth:`backward_weight` can do later.
         """
-        if self._function is None:
-            return self._through_graph(gradients)
+        if self._graph is not None:
+            return self._graph.backward(gradients, sums, defer)
         function = self._function
         inputs: list[int] = []
         weights: list[int] = []
@@ -186,7 +181,32 @@ class Tape:
             gradients.append(total)
         return tuple(gradients)
 
-    def _through_graph(self, gradients: Arrays) -> Arrays:
+
+class GraphTape:
+    """The way back through any graph between inputs and outputs.
+
+    Args:
+        inputs: Variables without creator.
+        outputs: What was made of them; an input may be one.
+
+    Attributes:
+        wants: For each output, whether its gradient is of use.
+    """
+
+    def __init__(self, inputs: tuple[chainer.Variable, ...],
+                 outputs: tuple[chainer.Variable, ...]) -> None:
+        self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
+                           for output in outputs)
+        self._inputs = tuple(variable.node for variable in inputs)
+        self._outputs = tuple(output.node for output in outputs)
+        # Variables without function must live to get their gradient.
+        self._leaves = tuple({
+            id(leaf.node): leaf for leaf in (*inputs, *outputs)
+            if leaf.creator_node is None}.values())
+
+    def backward(self, gradients: Arrays, sums: GradientSums,
+                 defer: bool = False) -> Arrays:
+        """As :meth:`Tape.backward`; nothing is left out."""
         leaves = {id(leaf.node): leaf for leaf in self._leaves}
         for node in self._inputs:
             leaves[id(node)].cleargrad()
@@ -207,6 +227,9 @@ class Tape:
             chainer.backward([node.get_variable() for node in nodes],
                              list(map(_variable, seeds)))
         return tuple(leaves[id(node)].grad for node in self._inputs)
+
+    def backward_weight(self, sums: GradientSums) -> None:
+        """As :meth:`Tape.backward_weight`: nothing was left out."""
 
 
 def _variable(array: Any) -> chainer.Variable | None:
@@ -229,4 +252,4 @@ def _add(sums: GradientSums, node: Any, gradient: Any) -> None:
         sums.add(node.get_variable(), gradient.array)
 
 
-AnyTape = Tape | plain_linear.LinearTape
+AnyTape = Any       # Tape, LinearTape, GraphTape: alike in what is called

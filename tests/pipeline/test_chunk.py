@@ -5,6 +5,7 @@ import weakref
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.chunk import Chunk
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.layer_block import LayerBlock
 from chainer_fp8pipe.pipeline.layers import LayerError, layer_name
 from chainer_fp8pipe.pipeline.randomness import Place, current
 
@@ -24,7 +25,8 @@ def make(*layers, recompute=False, first=True, start=0):
     for parameter in parameters:
         parameter.cleargrad()
     sums = GradientSums()
-    chunk = Chunk(tuple(enumerate(layers, start)), first=first,
+    chunk = Chunk([LayerBlock(layer, first=first and not number)
+                   for number, layer in enumerate(enumerate(layers, start))],
                   recompute=recompute, sums=sums,
                   statistics=BatchStatistics(), parameters=parameters)
     return chunk, sums
@@ -212,8 +214,8 @@ def test_outputs_have_the_same_bits_with_and_without_a_way_back():
 def test_settling_leaves_other_chunks_alone():
     layers = L.Linear(3, 3), L.Linear(3, 3)
     mine, sums = make(layers[0])
-    other = Chunk(((1, layers[1]),), first=True, recompute=False, sums=sums,
-                  statistics=BatchStatistics(), parameters=[])
+    other = Chunk([LayerBlock((1, layers[1]), first=True)], recompute=False,
+                  sums=sums, statistics=BatchStatistics(), parameters=[])
     kept = []
     for chunk in (mine, other):
         chunk.forward(0, (ones(2, 3),), PLACE)

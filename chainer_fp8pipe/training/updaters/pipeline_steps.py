@@ -15,6 +15,7 @@ from ...pipeline.chunk import Chunk
 from ...pipeline.executor import Executor
 from ...pipeline.gradient_sums import GradientSums
 from ...pipeline.grid import ProcessGrid
+from ...pipeline.layer_block import LayerBlock
 from ...pipeline.layers import blame
 from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place, preserved
@@ -77,12 +78,14 @@ class Steps:
         for position, piece in enumerate(model.pieces):
             number = grid.stage_index + position * grid.stages
             chunks[number] = Chunk(
-                piece, first=number == 0,
+                [LayerBlock(layer, first=not layer[0],
+                            statistics=self._statistics,
+                            initial_seed=model.seed, xp=model.xp)
+                 for layer in piece], number=number,
                 recompute=number in self._recomputed, sums=self._sums,
-                statistics=self._statistics, parameters=parameters,
-                initial_seed=model.seed, xp=model.xp)
-        self._layers = [layer for chunk in chunks.values()
-                        for layer in chunk.layers]
+                statistics=self._statistics, parameters=parameters)
+        self._blocks = [block for chunk in chunks.values()
+                        for block in chunk.blocks]
         self._channels = Channels(grid.pipeline, chunks, self._last,
                                   self._codec, model.xp)
         self._executor = Executor(chunks, self._channels, self._last,
@@ -128,7 +131,7 @@ class Steps:
             self._head.begin(targets, weights, total, loss_scale)
             with preserved(), (announced or _nobody)(
                     self._model, loss_scale) as final:
-                self._sums.begin(self._layers, final)
+                self._sums.begin(self._blocks, final)
                 self._run(self.schedule, opened, iteration, self._head,
                           train=True)
             self._statistics.finish()

@@ -1,0 +1,41 @@
+"""What a stage runs as one: a layer, or a part of a traced Chain."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import chainer
+
+from .randomness import Place
+from .tape import AnyTape, Arrays
+
+
+class Block(Protocol):
+    """A part of a model that a chunk runs, one micro-batch at a time."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the block."""
+
+    def record(self, micro_batch: int, inputs: Arrays,
+               wanted: tuple[bool, ...] | None, place: Place
+               ) -> tuple[AnyTape, Arrays]:
+        """Runs forward; returns the way back and the outputs.
+
+        Args:
+            micro_batch: Its number in the step.
+            inputs: Arrays that cross the boundary before the block.
+            wanted: For each input whether its gradient is of use; None where
+                a chunk begins, if the block is to say.
+            place: Where in the training the block runs.
+        """
+
+    def infer(self, micro_batch: int, inputs: Arrays,
+              place: Place) -> Arrays:
+        """Runs forward without a way back; returns the outputs."""
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """The parameters that the block uses on this rank."""
+
+    def links(self) -> Iterable[chainer.Link]:
+        """All links of the block."""

@@ -1,0 +1,108 @@
+"""A layer of a ``Divisible`` as a block."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+
+from . import linear
+from .layers import Layer, as_variables, layer_name
+from .randomness import Place, at
+from .tape import AnyTape, Arrays, record
+
+#: Layers that draw no random numbers once their parameters are there, and so
+#: need no seeding: it costs as much as a small layer.
+_STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
+                L.BatchNormalization, L.LayerNormalization)
+_STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
+
+
+class LayerBlock:
+    """Runs one layer, with random numbers that depend on its place alone.
+
+    Args:
+        layer: Its index in the whole model, and what is called.
+        first: Nobody wants the gradient of its input.
+        statistics: The link hook that may look on without drawing.
+        initial_seed: Of parameters that get their shape from the first
+            input.
+        xp: ``numpy`` or ``cupy``: where the layer is.
+    """
+
+    def __init__(self, layer: Layer, *, first: bool = False,
+                 statistics: Any = None, initial_seed: int = 0,
+                 xp: Any = numpy) -> None:
+        self._index, self._layer = layer
+        self.name = layer_name(*layer)
+        self._first = first
+        self._statistics = statistics
+        self._initial_seed = initial_seed
+        self._xp = xp
+        self._still = False
+
+    def record(self, micro_batch: int, inputs: Arrays,
+               wanted: tuple[bool, ...] | None, place: Place
+               ) -> tuple[AnyTape, Arrays]:
+        """As :meth:`.Block.record`."""
+        if wanted is None:
+            wanted = tuple(not self._first and array.dtype.kind == 'f'
+                           for array in inputs)
+        with self._seeded(place):
+            return record(self._layer, inputs, wanted)
+
+    def infer(self, micro_batch: int, inputs: Arrays,
+              place: Place) -> Arrays:
+        """As :meth:`.Block.infer`."""
+        with self._seeded(place):
+            return _call(self._layer, inputs)
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """As :meth:`.Block.params`."""
+        return (self._layer.params()
+                if isinstance(self._layer, chainer.Link) else ())
+
+    def links(self) -> Iterable[chainer.Link]:
+        """As :meth:`.Block.links`."""
+        return (self._layer.links()
+                if isinstance(self._layer, chainer.Link) else ())
+
+    @contextlib.contextmanager
+    def _seeded(self, place: Place) -> Iterator[None]:
+        layer = self._layer
+        if self._still and all(
+                hook is self._statistics        # others may draw
+                for hook in chainer._get_link_hooks().values()):
+            yield
+            return
+        initial = None
+        if any(parameter.array is None for parameter in self.params()):
+            # Initial values must be the same on every replica.
+            initial = Place(self._initial_seed, 0, self._index, 0)
+        elif _draws_nothing(layer):
+            self._still = True
+        with at(place._replace(layer=self._index), self._xp, initial):
+            yield
+
+
+def _call(layer: Any, arrays: Arrays) -> Arrays:
+    """Without a graph, but with variables, as layers get them in training.
+
+    Some functions give another dtype to arrays, and what works in place on
+    an array makes a new variable.
+    """
+    if linear.is_plain(layer, arrays):
+        return (linear.forward(layer, arrays[0]),)
+    outputs = layer(*[chainer.Variable(array, requires_grad=False)
+                      for array in arrays])
+    return tuple(output.array for output in as_variables(outputs))
+
+
+def _draws_nothing(layer: Any) -> bool:
+    if type(layer) in _STILL_LINKS:
+        return not layer.local_link_hooks
+    return any(layer is function for function in _STILL_FUNCTIONS)
