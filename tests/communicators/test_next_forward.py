@@ -3,7 +3,7 @@ import time
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import ranged
-from chainer_fp8pipe.communicators.deferred import deferred
+from chainer_fp8pipe.communicators.deferred_update import deferred
 from chainer_fp8pipe.communicators.ranged import Ranged
 from chainer_fp8pipe.training.large_batch import large_batch
 

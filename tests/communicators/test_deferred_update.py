@@ -4,7 +4,7 @@ import pickle
 import threading
 
 from chainer_fp8pipe.communicators import ranged
-from chainer_fp8pipe.communicators.deferred import Deferred, deferred
+from chainer_fp8pipe.communicators.deferred_update import Deferred, deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer

@@ -2,7 +2,7 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.communicators.marks import (
+from chainer_fp8pipe.intercept.access import (
     keeper_of,
     mark,
     unmark,

@@ -19,7 +19,7 @@ import chainer
 from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
-from .marks import keeper_of, mark, unmark
+from ..intercept.access import keeper_of, mark, unmark
 from .ranged import Action, Ranged, is_elementwise, is_large
 
 #: Is given the first and the last element plus one of a range of a parameter,

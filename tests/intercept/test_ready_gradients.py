@@ -3,7 +3,7 @@ import contextlib
 import threading
 
 import chainer_fp8pipe
-from chainer_fp8pipe.communicators.backward_watch import (
+from chainer_fp8pipe.intercept.ready_gradients import (
     unwatch,
     unwatched,
     watch,
@@ -15,7 +15,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from .networks import NETWORKS
+from tests.communicators.networks import NETWORKS
 
 assert chainer_fp8pipe
 
