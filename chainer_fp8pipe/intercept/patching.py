@@ -61,6 +61,8 @@ class Patch:
         self._make = make
         self._users = 0
         self._standing: _Standing | None = None
+        # Below patches of others that were there when the last user left.
+        self._left: list[_Standing] = []
         # The garbage collector may remove a user in the middle of this.
         self._lock = threading.RLock()
 
@@ -89,11 +91,12 @@ class Patch:
 
     def _put_on(self) -> None:
         before = vars(self._owner).get(self._name, _ABSENT)
-        standing = self._standing
-        if standing and before is standing.replacement:
-            # Left behind by the last user, because of a patch that is gone.
-            standing.target[0] = standing.made
-            return
+        for standing in self._left:
+            if before is standing.replacement:      # theirs is gone
+                self._left.remove(standing)
+                self._standing = standing
+                standing.target[0] = standing.made
+                return
         original = getattr(self._owner, self._name)
         made = replacement = self._make(original)
         target = [made]
@@ -104,15 +107,15 @@ class Patch:
         setattr(self._owner, self._name, replacement)
 
     def _take_off(self) -> None:
-        standing = self._standing
+        standing, self._standing = self._standing, None
         if standing is None:
             return
-        if vars(self._owner).get(self._name) is standing.replacement:
-            self._standing = None
-            if standing.before is _ABSENT:
-                delattr(self._owner, self._name)
-            else:
-                setattr(self._owner, self._name, standing.before)
+        if vars(self._owner).get(self._name) is not standing.replacement:
+            self._left.append(standing)
+        elif standing.before is _ABSENT:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, standing.before)
         standing.target[0] = standing.original
 
 

@@ -143,6 +143,8 @@ def test_what_a_foreign_patch_brings_back_is_used_again():
     patch = Patch(owner, 'method', tenfold)
     with patch:
         undo = foreign(owner)
+    with patch:
+        assert owner().method(1) == ['ours', 'foreign', 'original', 10]
     undo()
     assert owner().method(1) == ['original', 1]
     with patch:
