@@ -10,14 +10,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import chainermn
-import chainermn.communicators
 from mpi4py import MPI
 
 from .bench.command import add_bench
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
+from .intercept.communicator_creation import creating
 from .mpi.abort import abort_on_exception, end_all_ranks
 
 _RUN = """
@@ -118,13 +117,12 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         # The script's options are for the communicator it meant.
         return create_communicator(communicator, mpi_comm, **given)
 
-    chainermn.create_communicator = create
-    chainermn.communicators.create_communicator = create
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     abort_on_exception()
     try:
-        runpy.run_path(script, run_name='__main__')
+        with creating(create):
+            runpy.run_path(script, run_name='__main__')
     except SystemExit as exit:
         if exit.code not in (None, 0) and MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.

@@ -14,8 +14,8 @@ from mpi4py import MPI
 from ..allreduce import Planned, Statistics
 from ..allreduce.aggregated import Aggregated
 from ..codecs import Codec
+from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, agree
-from . import backward_watch
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients
@@ -128,7 +128,7 @@ class Averaging:
         def final(parameter: chainer.Parameter, gradient: Any) -> None:
             if early and id(parameter) in names:
                 early.final(names[id(parameter)], gradient)
-        with backward_watch.unwatched():
+        with ready_gradients.unwatched():
             yield final
 
     def discard(self, model: chainer.Link) -> None:

@@ -11,7 +11,7 @@ from ..codecs import Tensors
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
 from .buckets import Bucket
-from .deferred import Deferred, Use
+from .deferred_update import Deferred, Use
 from .exchange import Exchange, Transfer
 from .finals import Finals
 from .gradients import Gradients, flat_float32
@@ -72,7 +72,7 @@ class Early:
     # --- the backward pass --------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
-        """See :class:`.backward_watch.Watcher`."""
+        """See :class:`.ready_gradients.Watcher`."""
         if self.deferred:
             return self._parameters     # a look would wait
         model = self._model()
@@ -86,7 +86,7 @@ class Early:
 
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
-        """See :class:`.backward_watch.Watcher`."""
+        """See :class:`.ready_gradients.Watcher`."""
         self.complete()
         last = self._passes.begin(kind, models)
         self._finals.begin()
@@ -123,7 +123,7 @@ class Early:
         return wanted
 
     def final(self, name: str, gradient: Any) -> None:
-        """See :class:`.backward_watch.Watcher`."""
+        """See :class:`.ready_gradients.Watcher`."""
         self._finals.note(name)
         update = self.update
         missing = update.missing.get(self._bucket_of.get(name, -1))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..allreduce import Statistics
 from ..codecs import Codec, Tensors
-from .deferred import Use
+from .deferred_update import Use
 from .early import Early
 from .exchange import Exchange, Transfer
 from .gradients import Gradients

@@ -14,8 +14,8 @@ import numpy
 from mpi4py import MPI
 
 from ..allreduce import Statistics
+from ..intercept import ready_gradients
 from ..mpi.forever import keep_forever
-from . import backward_watch
 from .early import Early
 from .model_state import ModelState
 
@@ -54,7 +54,7 @@ class Overlap:
             early = Early(model, state, self._limit, self._wake)
             self._known[model] = early
             self._models.append(early)
-            backward_watch.watch(early)
+            ready_gradients.watch(early)
         return early
 
     def known(self, model: chainer.Link) -> Early | None:
@@ -79,7 +79,7 @@ class Overlap:
     def forget(self) -> None:
         """Starts anew with all models."""
         for early in self._models:
-            backward_watch.unwatch(early)
+            ready_gradients.unwatch(early)
         self._ended += self._models
         self._models.clear()
         self._known.clear()

@@ -20,7 +20,7 @@ from chainer.optimizers import (
     sgd,
 )
 
-from .marks import unmarked
+from ..intercept.access import unmarked
 
 #: Elements that are updated at a time, or more: so many of the gradient, the
 #: parameter and what is in between stay in a core's cache, and take longer

@@ -3,7 +3,7 @@ import time
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import ranged
-from chainer_fp8pipe.communicators.deferred import deferred
+from chainer_fp8pipe.communicators.deferred_update import deferred
 from chainer_fp8pipe.communicators.ranged import Ranged
 from chainer_fp8pipe.training.large_batch import large_batch
 
@@ -13,7 +13,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, run_script
 
 from .networks import NETWORKS, Plain
 from .test_overlap import CODECS, early, make, update, warm, wrapped
@@ -372,3 +372,40 @@ def test_one_rank_that_sends_late_makes_no_other_wait_or_differ(comm):
         communicator.finalize()
         return result
     assert run(False) == run('next_forward')
+
+
+SCRIPT = '''
+import chainer_fp8pipe
+import chainer, chainermn, numpy
+import chainer.functions as F, chainer.links as L
+from chainer import _backprop
+
+
+def in_chainer():
+    return (_backprop._backprop_to_all, _backprop._backprop_utils,
+            chainer.GradientMethod.update)
+
+
+original = in_chainer()
+comm = chainer_fp8pipe.create_communicator('fp8', overlap='next_forward')
+model = chainer.Sequential(L.Linear(4, 4), L.Linear(4, 2))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), comm).setup(model)
+replaced = []
+for _ in range(6):
+    loss = F.sum(model(numpy.ones((2, 4), 'f4')))
+    model.cleargrads()
+    loss.backward()
+    optimizer.update()
+    replaced.append([mine is not theirs for mine, theirs
+                     in zip(in_chainer(), original)])
+assert replaced[-1] == [True] * 3, replaced
+comm.finalize()
+assert in_chainer() == original
+'''
+
+
+def test_chainer_has_its_own_functions_back_at_the_end(tmp_path):
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    done = run_script(2, 'script.py', cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

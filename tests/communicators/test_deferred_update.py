@@ -1,10 +1,11 @@
 """Updates that are done when somebody looks."""
 import copy
+import gc
 import pickle
 import threading
 
 from chainer_fp8pipe.communicators import ranged
-from chainer_fp8pipe.communicators.deferred import Deferred, deferred
+from chainer_fp8pipe.communicators.deferred_update import Deferred, deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -371,3 +372,57 @@ def test_threads_may_look_at_the_same_time():
                                     strict=True):
             assert array.tobytes() == parameter.array.tobytes()
     assert sorted(waiting.finished) == ['/0/W', '/0/b', '/1/W', '/1/b']
+
+
+UPDATE = chainer.GradientMethod.update
+
+
+@pytest.fixture
+def other_models_gone():
+    gc.collect()
+
+
+@pytest.mark.usefixtures('other_models_gone')
+def test_chainers_update_is_replaced_as_long_as_something_waits():
+    assert chainer.GradientMethod.update is UPDATE
+    waiting, another = Waiting(), Waiting()
+    waiting.update.complete()
+    assert chainer.GradientMethod.update is not UPDATE
+    for parameter in another.late.params():
+        assert chainer.GradientMethod.update is not UPDATE
+        parameter.array.sum()
+    assert chainer.GradientMethod.update is UPDATE
+    assert another.same()
+
+
+@pytest.mark.usefixtures('other_models_gone')
+def test_an_update_that_nobody_can_look_at_replaces_nothing():
+    waiting = Waiting()
+    assert chainer.GradientMethod.update is not UPDATE
+    del waiting
+    gc.collect()
+    assert chainer.GradientMethod.update is UPDATE
+
+
+@pytest.mark.usefixtures('other_models_gone')
+def test_an_update_of_no_parameters_replaces_nothing():
+    update = Deferred({}, lambda name, use: None)
+    assert chainer.GradientMethod.update is UPDATE
+    update.complete()
+
+
+@pytest.mark.usefixtures('other_models_gone')
+def test_another_thread_may_be_the_last_to_look_during_an_update():
+    waiting = Waiting()
+    adopt = waiting.update.adopt
+
+    def adopt_late(optimizer):
+        thread = threading.Thread(target=waiting.update.complete)
+        thread.start()
+        thread.join()
+        assert chainer.GradientMethod.update is UPDATE
+        return adopt(optimizer)
+    waiting.update.adopt = adopt_late
+    for optimizer in waiting.optimizers:
+        optimizer.update()
+    assert waiting.same()

@@ -12,6 +12,7 @@ import collections
 import copy
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ import chainer
 from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
-from .marks import keeper_of, mark, unmark
+from ..intercept.access import keeper_of, mark, unmark
+from ..intercept.updates import ask_first, ask_no_more
 from .ranged import Action, Ranged, is_elementwise, is_large
 
 #: Is given the first and the last element plus one of a range of a parameter,
@@ -49,7 +51,6 @@ class Deferred:
 
     def __init__(self, parameters: Mapping[str, chainer.Parameter],
                  finish: Callable[[str, Use | None], object]) -> None:
-        _install()
         self._finish = finish
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
@@ -60,6 +61,12 @@ class Deferred:
         self._failed: dict[str, BaseException] = {}
         self._busy: set[str] = set()
         self._lock = threading.RLock()
+        if self._waiting:
+            ask_first(_is_taken_over)
+            # Called once: when nothing waits, or nobody can look any more.
+            self._ask_no_more = weakref.finalize(
+                self, ask_no_more, _is_taken_over)
+            self._ask_no_more.atexit = False
         for parameter in parameters.values():
             mark(parameter, _OF_PARAMETERS, self, parameter)
 
@@ -132,6 +139,7 @@ class Deferred:
             del self._waiting[id(parameter)]
             if not self._waiting:
                 del self._finish        # and what it refers to
+                self._ask_no_more()
 
     def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
         """What does a part of the update; None: it is done all at once."""
@@ -249,16 +257,7 @@ def deferred(model: chainer.Link) -> Deferred | None:
     return next(filter(None, map(keeper_of, model.params())), None)
 
 
-@functools.lru_cache(None)
-def _install() -> None:
-    """Has Chainer's optimizers ask whether their update can wait."""
-    original = chainer.GradientMethod.update
-
-    @functools.wraps(original)
-    def update(self: Any, lossfun: Any = None, *args: Any,
-               **kwargs: Any) -> None:
-        waiting = None if lossfun is not None else deferred(self.target)
-        if waiting is None or not waiting.adopt(self):
-            original(self, lossfun, *args, **kwargs)
-
-    chainer.GradientMethod.update = update
+def _is_taken_over(optimizer: Any) -> bool:
+    """Whether an update that waits has taken this optimizer's over."""
+    waiting = deferred(optimizer.target)
+    return waiting is not None and waiting.adopt(optimizer)

@@ -2,7 +2,7 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.communicators.marks import (
+from chainer_fp8pipe.intercept.access import (
     keeper_of,
     mark,
     unmark,
@@ -80,6 +80,39 @@ def test_an_object_that_is_not_marked_stays_as_it_is():
     unmark(thing)
     assert type(thing) is Thing
     assert keeper_of(thing) is None
+
+
+def test_an_object_has_one_mark_at_a_time():
+    thing, keeper = marked()
+    with pytest.raises(RuntimeError, match='Thing object is marked already'):
+        mark(thing, ('free',), keeper, thing)
+    assert thing.watched == 10
+    mark(thing, ('free',), keeper, thing)
+    assert (thing.watched, thing.free) == (10, 2)
+    assert type(thing) is Thing
+
+
+@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy])
+def test_a_copy_is_plain_even_if_the_mark_stays(copied):
+    thing, keeper = marked(takes_off=False)
+    made = copied(thing)
+    assert type(made) is Thing
+    assert vars(made) == {'watched': 10, 'free': 2}
+    assert keeper_of(thing) is keeper
+
+
+def test_somebody_elses_class_survives_and_asks_nobody_any_more():
+    thing, keeper = marked()
+    thing.__class__ = theirs = type('Theirs', (type(thing),), {})
+    assert thing.watched == 10
+    assert type(thing) is theirs
+    assert keeper_of(thing) is None
+    thing.watched = 5
+    assert (thing.watched, thing.unset, thing.free) == (5, 'by the class', 2)
+    assert len(keeper.subjects) == 1
+    assert vars(copy.copy(thing)) == {'watched': 5, 'free': 2}
+    mark(thing, ('watched', 'unset'), keeper, thing)
+    assert (thing.watched, type(thing)) == (50, theirs)
 
 
 def test_an_unmarked_copy_asks_nobody_and_leaves_the_mark():

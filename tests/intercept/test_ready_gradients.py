@@ -3,7 +3,7 @@ import contextlib
 import threading
 
 import chainer_fp8pipe
-from chainer_fp8pipe.communicators.backward_watch import (
+from chainer_fp8pipe.intercept.ready_gradients import (
     unwatch,
     unwatched,
     watch,
@@ -14,8 +14,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
+from chainer import _backprop
 
-from .networks import NETWORKS
+from tests.communicators.networks import NETWORKS
 
 assert chainer_fp8pipe
 
@@ -274,3 +275,71 @@ def test_threads_do_not_hear_of_each_others_passes():
         for thread in threads:
             thread.join()
     assert results == [10] * 40
+
+
+def in_chainer():
+    return _backprop._backprop_to_all, _backprop._backprop_utils
+
+
+ORIGINAL = in_chainer()
+
+
+def test_chainer_has_its_own_loop_back_when_the_last_watcher_is_gone():
+    model = NETWORKS['Plain']()
+    with watching(model) as first:
+        with watching(model):
+            assert not set(map(id, in_chainer())) & set(map(id, ORIGINAL))
+        assert not set(map(id, in_chainer())) & set(map(id, ORIGINAL))
+        unwatch(first)
+        assert in_chainer() == ORIGINAL
+        unwatch(first)      # nobody's
+    assert in_chainer() == ORIGINAL
+    with watching(model) as watcher:
+        model.loss(0).backward()
+    assert watcher.finals
+    assert in_chainer() == ORIGINAL
+
+
+def test_somebody_elses_loop_is_called_and_survives(monkeypatch):
+    def foreign(original):
+        def backprop(*arguments):
+            calls.append(1)
+            original(*arguments)
+        monkeypatch.setattr(_backprop, '_backprop_to_all', backprop)
+        return backprop
+    monkeypatch.setattr(_backprop, '_backprop_to_all', ORIGINAL[0])
+    calls = []
+    model = NETWORKS['Plain']()
+    before = foreign(_backprop._backprop_to_all)
+    with watching(model) as watcher:
+        model.loss(0).backward()
+        assert (len(calls), len(watcher.passes)) == (1, 1)
+        assert _backprop._backprop_to_all is not before
+        meanwhile = foreign(_backprop._backprop_to_all)
+    assert _backprop._backprop_to_all is meanwhile
+    model.loss(1).backward()
+    assert (len(calls), len(watcher.passes)) == (3, 1)
+    with watching(model) as watcher:
+        model.loss(2).backward()
+    assert (len(calls), len(watcher.passes)) == (5, 1)
+    assert dict(watcher.finals)['/l1/W'] is model.l1.W.grad
+
+
+def test_a_watcher_may_leave_during_a_pass():
+    class Leaving(Watcher):
+        def final(self, name, gradient):
+            super().final(name, gradient)
+            unwatch(self)
+    model, plain = NETWORKS['Plain'](), NETWORKS['Plain']()
+    plain.copyparams(model)
+    for each in (model, plain):
+        each.cleargrads()
+    watcher = Leaving(model)
+    watch(watcher)
+    model.loss(0).backward()
+    assert in_chainer() == ORIGINAL
+    plain.loss(0).backward()
+    assert {name: gradient.tobytes()
+            for name, gradient in gradients(plain).items()} == {
+        name: gradient.tobytes()
+        for name, gradient in gradients(model).items()}

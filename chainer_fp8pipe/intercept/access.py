@@ -3,6 +3,12 @@
 A mark is a subclass, made for the purpose, of the class that the object has.
 Its properties stand before the attributes that all ways to the object's
 contents go through.
+
+No class of Chainer is changed, and no other object: a marked one has its own
+class back when the mark is taken off, in any thread.  One object has one mark
+at a time.  If another package has given the object a class derived from the
+mark's meanwhile, the object keeps that one, and its properties ask nobody
+until the next mark.
 """
 from __future__ import annotations
 
@@ -36,15 +42,23 @@ def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
         attributes: Their names.
         keeper: Its ``look_at`` is called.
         subject: With this.
+
+    Raises:
+        RuntimeError: The object has a mark already.
     """
+    if keeper_of(owner) is not None:
+        raise RuntimeError(f'{type(owner).__name__} object is marked already; '
+                           'look at one of its attributes first')
     kind: Any = type(owner)
     vars(owner)[_MARK] = _Mark(keeper, subject)
-    owner.__class__ = _marked(kind, attributes)
+    if not issubclass(kind, _Marked):
+        owner.__class__ = _marked(kind, attributes)
 
 
 def unmark(owner: Any) -> None:
-    """Makes it again what it was, if it is marked."""
-    if vars(owner).pop(_MARK, None) is not None:
+    """Makes an object again what it was, if it is marked."""
+    if vars(owner).pop(_MARK, None) is not None and (
+            type(owner).__bases__[0] is _Marked):
         owner.__class__ = _class_before(owner)
 
 
@@ -59,7 +73,7 @@ def unmarked(owner: Any) -> Any:
 
     For the keeper, who looks often and need not be asked.
     """
-    kind: Any = _class_before(owner) if keeper_of(owner) else type(owner)
+    kind: Any = _class_before(owner)
     made = kind.__new__(kind)
     vars(made).update(vars(owner))
     vars(made).pop(_MARK, None)
@@ -70,13 +84,10 @@ class _Marked:
     """What marked objects have in common."""
 
     def __copy__(self) -> Any:
-        # Of what is not there yet.  After the look this has another class.
-        _look_at(self)
-        return copy.copy(self)
+        return copy.copy(_plain(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _look_at(self)
-        return self.__reduce_ex__(protocol)
+        return _plain(self).__reduce_ex__(protocol)
 
 
 class _Attribute:
@@ -98,8 +109,18 @@ class _Attribute:
 
 
 def _class_before(owner: Any) -> type:
-    """The class of a marked object before it was marked."""
-    return type(owner).__mro__[2]       # after the mark and _Marked
+    """The class of an object without a mark."""
+    classes = type(owner).__mro__
+    if _Marked not in classes:
+        return classes[0]
+    return classes[classes.index(_Marked) + 1]
+
+
+def _plain(owner: Any) -> Any:
+    """A marked object, after a look, as one that is not marked."""
+    _look_at(owner)
+    # Usually the look has taken the mark off.
+    return unmarked(owner) if isinstance(owner, _Marked) else owner
 
 
 def _look_at(owner: Any) -> None:

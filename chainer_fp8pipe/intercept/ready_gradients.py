@@ -11,11 +11,19 @@ pass goes on to the layers below (Oh et al., "Out-of-Order BackProp", EuroSys
 2022).
 
 Passes inside another one (``F.forget``) are not watched.
+
+From the first :func:`watch` to the last :func:`unwatch`, two names of
+``chainer._backprop`` (Chainer 7.8.1) are replaced (see :class:`.Patch`):
+``_backprop_to_all`` (chainer/_backprop.py, line 146), which all backward
+passes but ``chainer.grad`` go through, and ``_backprop_utils`` (line 9), from
+which that loop takes its table (line 167) and its step (line 225).  Another
+package's loop and step are called; another package's table is used in passes
+that concern no watcher.  Each thread has passes of its own, and watchers may
+come and go in any thread.
 """
 from __future__ import annotations
 
 import collections
-import functools
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -25,6 +33,8 @@ from chainer import _backprop, _backprop_utils
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.convolution_nd import ConvolutionND
 from chainer.functions.connection.linear import LinearFunction
+
+from .patching import Patch
 
 # What these do for one input's gradient is of no use for another's, and may
 # come in any order (in a deconvolution it may not).
@@ -67,13 +77,19 @@ class _Watchers:
 
     def add(self, watcher: Watcher) -> None:
         with self._lock:
+            if not self.present:
+                for patch in _PATCHES:
+                    patch.install()
             self.present += watcher,
             self.count += 1
 
     def remove(self, watcher: Watcher) -> None:
         with self._lock:
-            self.present = tuple(
+            before, self.present = self.present, tuple(
                 other for other in self.present if other is not watcher)
+            if before and not self.present:
+                for patch in _PATCHES:
+                    patch.remove()
 
 
 class _Thread(threading.local):
@@ -90,7 +106,6 @@ _thread = _Thread()
 
 def watch(watcher: Watcher) -> None:
     """From now on, this watcher is told of passes through its parameters."""
-    _install()
     _watchers.add(watcher)
 
 
@@ -109,28 +124,8 @@ class unwatched:
         _thread.inside = self._before
 
 
-def _step(function: Any, indexes: tuple[int, ...], outputs: Any,
-          gradients: Mapping[Any, list[Any]], is_debug: bool) -> None:
-    """Chainer's, in two parts if some gradients can be final earlier."""
-    table = _thread.table
-    if table and type(function) in _SEPARATE:
-        early = tuple(index for index in indexes if table.is_last(
-            gradients[function.inputs[index]]))
-        if early:
-            _backprop_utils.backprop_step(function, early, outputs,
-                                          gradients, is_debug)
-            table.report()
-            indexes = tuple(index for index in indexes if index not in early)
-    if indexes:
-        _backprop_utils.backprop_step(function, indexes, outputs, gradients,
-                                      is_debug)
-
-
-@functools.lru_cache(None)
-def _install() -> None:
-    original = _backprop._backprop_to_all
-
-    @functools.wraps(original)
+def _reporting(original: Any) -> Any:
+    """Chainer's loop, of whose passes the watchers are told."""
     def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
         if _thread.inside or not _watchers.present:
             original(outputs, retain_grad, loss_scale)
@@ -141,29 +136,47 @@ def _install() -> None:
                 original(outputs, retain_grad, loss_scale)
             finally:
                 _thread.reports = _thread.table = None
-
-    def table(**options: Any) -> _backprop_utils.GradTable:
-        reports, _thread.reports = _thread.reports, None
-        if reports is None:
-            return _backprop_utils.GradTable(**options)
-        _thread.table = _Table(reports, **options)
-        return _thread.table
-
-    _backprop._backprop_to_all = backprop
-    # Only Chainer's loop sees this; chainer.grad has tables of its own.
-    _backprop._backprop_utils = _Namespace(table)
+    return backprop
 
 
 class _Namespace:
-    """Stands for a module, with other parts of a loop."""
+    """Stands for a module, with other parts of a loop.
 
-    backprop_step = staticmethod(_step)
+    Only Chainer's loop sees this; ``chainer.grad`` has tables of its own.
+    """
 
-    def __init__(self, table: Any) -> None:
-        self.GradTable = table
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def GradTable(self, **options: Any) -> Any:
+        reports, _thread.reports = _thread.reports, None
+        if reports is None:
+            return self._original.GradTable(**options)
+        _thread.table = _Table(reports, **options)
+        return _thread.table
+
+    def backprop_step(self, function: Any, indexes: tuple[int, ...],
+                      outputs: Any, gradients: Mapping[Any, list[Any]],
+                      is_debug: bool) -> None:
+        """Chainer's, in two parts if some gradients can be final earlier."""
+        step, table = self._original.backprop_step, _thread.table
+        if table and type(function) in _SEPARATE:
+            early = tuple(index for index in indexes if table.is_last(
+                gradients[function.inputs[index]]))
+            if early:
+                step(function, early, outputs, gradients, is_debug)
+                table.report()
+                indexes = tuple(
+                    index for index in indexes if index not in early)
+        if indexes:
+            step(function, indexes, outputs, gradients, is_debug)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_backprop_utils, name)
+        return getattr(self._original, name)
+
+
+_PATCHES = (Patch(_backprop, '_backprop_to_all', _reporting),
+            Patch(_backprop, '_backprop_utils', _Namespace))
 
 
 class _Reports:

@@ -1,0 +1,1 @@
+"""What is put in front of Chainer's own functions while a program runs."""

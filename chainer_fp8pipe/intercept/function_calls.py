@@ -1,0 +1,120 @@
+"""Has an interceptor see the calls of functions and links.
+
+While there is a block of :func:`intercepting` in any thread, two methods of
+Chainer 7.8.1 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
+(chainer/function_node.py, line 242), which every function goes through, and
+``Link.__call__`` (chainer/link.py, line 262), which every link goes through
+that has no ``__call__`` of its own.  They act in the thread of the block
+only; the others call the originals, with another package's patch among them.
+
+To put both on and take them off costs some 20 us, and Python 3.13 is slower
+after several hundred times (see :class:`.Patch`).  A block around the others,
+with :func:`suspended` in it, saves that::
+
+    with intercepting(interceptor), suspended():
+        trainer.run()           # intercepts in each step
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import chainer
+
+from .patching import Patch
+
+
+class Interceptor(Protocol):
+    """Sees calls, and makes them or does something else.
+
+    Calls that are made by these two methods, or by what they call, come here
+    again, unless in a block of :func:`suspended`.
+    """
+
+    def apply(self, node: chainer.FunctionNode, inputs: Sequence[Any],
+              original: Callable[..., Any]) -> Any:
+        """A function is called.
+
+        Args:
+            node: The function.
+            inputs: Variables and arrays.
+            original: Makes the call: ``original(node, inputs)``.
+
+        Returns:
+            The outputs, a tuple of variables.
+        """
+
+    def call_link(self, link: chainer.Link, args: tuple[Any, ...],
+                  kwargs: Mapping[str, Any], original: Callable[..., Any]
+                  ) -> Any:
+        """A link is called.
+
+        Args:
+            link: The link.
+            args: What was passed.
+            kwargs: What was passed by name.
+            original: Makes the call: ``original(link, *args, **kwargs)``.
+
+        Returns:
+            What the link returns.
+        """
+
+
+class _Thread(threading.local):
+    """Who sees the calls of this thread."""
+
+    interceptor: Interceptor | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def intercepting(interceptor: Interceptor) -> Iterator[None]:
+    """Has an interceptor see this thread's calls in a block.
+
+    Of nested blocks, the innermost one's interceptor sees the calls.
+    """
+    with _APPLY, _CALL, _replaced(interceptor):
+        yield
+
+
+def suspended() -> contextlib.AbstractContextManager[None]:
+    """Has no interceptor see this thread's calls in a block.
+
+    A block of :func:`intercepting` in the block sees calls again.
+    """
+    return _replaced(None)
+
+
+@contextlib.contextmanager
+def _replaced(interceptor: Interceptor | None) -> Iterator[None]:
+    before, _thread.interceptor = _thread.interceptor, interceptor
+    try:
+        yield
+    finally:
+        _thread.interceptor = before
+
+
+def _apply(original: Any) -> Any:
+    def apply(self: Any, inputs: Any) -> Any:
+        interceptor = _thread.interceptor
+        if interceptor is None:
+            return original(self, inputs)
+        return interceptor.apply(self, inputs, original)
+    return apply
+
+
+def _call(original: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        interceptor = _thread.interceptor
+        if interceptor is None:
+            return original(self, *args, **kwargs)
+        return interceptor.call_link(self, args, kwargs, original)
+    return call
+
+
+_APPLY = Patch(chainer.FunctionNode, 'apply', _apply)
+_CALL = Patch(chainer.Link, '__call__', _call)

@@ -1,0 +1,182 @@
+"""An attribute is replaced while there are users, and then as before."""
+import threading
+import types
+
+from chainer_fp8pipe.intercept.patching import Patch
+
+import pytest
+
+
+def fresh():
+    """A class with a method, and a subclass that inherits the method."""
+    class Owner:
+        def method(self, value=0, **options):
+            """What the method does."""
+            return ['original', value, *options]
+
+    class Child(Owner):
+        pass
+    return Owner, Child
+
+
+def tenfold(original):
+    def method(self, value=0, **options):
+        return ['ours', *original(self, 10 * value, **options)]
+    return method
+
+
+def foreign(owner, name='method'):
+    """Another package's patch; returns what takes that off."""
+    before = getattr(owner, name)
+
+    def method(self, *args, **kwargs):
+        return ['foreign', *before(self, *args, **kwargs)]
+    setattr(owner, name, method)
+    return lambda: setattr(owner, name, before)
+
+
+def test_the_replacement_stands_while_there_are_users():
+    owner, child = fresh()
+    original = vars(owner)['method']
+    patch = Patch(owner, 'method', tenfold)
+    assert owner.method is original
+    patch.install()
+    patch.install()
+    assert child().method(2, more=1) == ['ours', 'original', 20, 'more']
+    patch.remove()
+    assert child().method(2) == ['ours', 'original', 20]
+    patch.remove()
+    assert vars(owner)['method'] is original
+    assert child().method(2) == ['original', 2]
+
+
+def test_the_replacement_has_the_name_and_the_text_of_the_original():
+    owner, _ = fresh()
+    with Patch(owner, 'method', tenfold):
+        assert owner.method.__name__ == 'method'
+        assert owner.method.__doc__ == 'What the method does.'
+
+
+def test_removing_without_a_user_takes_no_other_users_patch_off():
+    owner, _ = fresh()
+    original = owner.method
+    patch = Patch(owner, 'method', tenfold)
+    patch.remove()
+    assert owner.method is original
+    with patch:
+        assert owner().method()[0] == 'ours'
+    patch.remove()
+    with patch:
+        assert owner().method()[0] == 'ours'
+    assert owner.method is original
+
+
+def test_an_error_in_the_block_restores():
+    owner, _ = fresh()
+    original = owner.method
+    with pytest.raises(KeyError), Patch(owner, 'method', tenfold):
+        raise KeyError
+    assert owner.method is original
+
+
+def test_an_inherited_attribute_is_inherited_again():
+    _, child = fresh()
+    with Patch(child, 'method', tenfold):
+        assert child().method(1) == ['ours', 'original', 10]
+    assert 'method' not in vars(child)
+    assert child().method(1) == ['original', 1]
+
+
+def test_a_static_method_is_restored_as_one():
+    class Owner:
+        @staticmethod
+        def method(value):
+            return value
+    before = vars(Owner)['method']
+    with Patch(Owner, 'method', lambda original: lambda self, value: (
+            original(value) + 1)):
+        assert Owner().method(1) == 2
+    assert vars(Owner)['method'] is before
+
+
+def test_an_attribute_of_a_module_need_not_be_a_function():
+    module = types.ModuleType('module')
+    module.part = part = types.SimpleNamespace(value=1)
+    with Patch(module, 'part', lambda original: types.SimpleNamespace(
+            value=original.value + 1)):
+        assert module.part.value == 2
+    assert module.part is part
+
+
+def test_a_foreign_patch_made_before_is_called_and_restored():
+    owner, _ = fresh()
+    foreign(owner)
+    theirs = owner.method
+    with Patch(owner, 'method', tenfold):
+        assert owner().method(1) == ['ours', 'foreign', 'original', 10]
+    assert owner.method is theirs
+
+
+def test_a_foreign_patch_made_meanwhile_survives():
+    owner, _ = fresh()
+    with Patch(owner, 'method', tenfold):
+        foreign(owner)
+        assert owner().method(1) == ['foreign', 'ours', 'original', 10]
+    assert owner().method(1) == ['foreign', 'original', 1]
+
+
+def test_with_a_foreign_patch_above_there_is_one_of_ours_at_most():
+    owner, _ = fresh()
+    patch = Patch(owner, 'method', tenfold)
+    with patch:
+        foreign(owner)
+    theirs = owner.method
+    for _ in range(3):
+        with patch:
+            assert owner().method(1) == ['ours', 'foreign', 'original', 10]
+        assert owner.method is theirs
+
+
+def test_what_a_foreign_patch_brings_back_is_used_again():
+    owner, _ = fresh()
+    original = owner.method
+    patch = Patch(owner, 'method', tenfold)
+    with patch:
+        undo = foreign(owner)
+    with patch:
+        assert owner().method(1) == ['ours', 'foreign', 'original', 10]
+    undo()
+    assert owner().method(1) == ['original', 1]
+    with patch:
+        assert owner().method(1) == ['ours', 'original', 10]
+    assert owner.method is original
+
+
+def test_a_call_that_has_begun_ends_as_it_began():
+    owner, _ = fresh()
+    patch = Patch(owner, 'method', lambda original: lambda self: (
+        patch.remove(), original(self)))
+    patch.install()
+    assert owner().method() == (None, ['original', 0])
+    assert owner().method() == ['original', 0]
+
+
+def test_threads_install_and_remove_at_the_same_time():
+    owner, _ = fresh()
+    original = owner.method
+    patch = Patch(owner, 'method', tenfold)
+    found, barrier = [], threading.Barrier(8)
+
+    def run():
+        barrier.wait()
+        for _ in range(300):
+            with patch:
+                found.append(owner().method(1))
+            owner().method()
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [['ours', 'original', 10]] * 2400
+    assert owner.method is original
