@@ -4,10 +4,10 @@
 for a model that is divided: these are chains that define by run, each in a
 style of its own.
 """
-from . import vision, zoo
+from . import encoder, sequences, vision, zoo
 from .case import Case
 
 __all__ = ['MODELS', 'Case']
 
-MODELS = {case.name: case for module in (vision, zoo)
+MODELS = {case.name: case for module in (vision, sequences, encoder, zoo)
           for case in module.CASES}
