@@ -4,10 +4,11 @@
 for a model that is divided: these are chains that define by run, each in a
 style of its own.
 """
-from . import encoder, sequences, vision, zoo
+from . import encoder, generative, sequences, vectors, vision, zoo
 from .case import Case
 
 __all__ = ['MODELS', 'Case']
 
-MODELS = {case.name: case for module in (vision, sequences, encoder, zoo)
-          for case in module.CASES}
+_MODULES = vectors, vision, sequences, encoder, generative, zoo
+
+MODELS = {case.name: case for module in _MODULES for case in module.CASES}

@@ -29,10 +29,9 @@ class Case:
     stateful: bool = False      # an update begins where the last one ended
     batch_norm: bool = False    # a sample's result depends on the others
     slow: bool = False          # more than half a second for a step
-    reads: bool = False         # forward reads values that it computed
+    reads: bool = False         # forward reads `.array` of what it computed
+    reenters: bool = False      # backward within forward, or the reverse
     unused: tuple[str, ...] = ()    # parameters that get no gradient
-    # forward calls backward, or the graph's functions run more than once
-    reenters: bool = False
 
     def loss(self, model, batch):
         """The model's loss of a batch, whichever of the two kinds it is."""

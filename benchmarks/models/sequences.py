@@ -461,12 +461,13 @@ class SkipGram(chainer.Chain):
             self.embed = L.EmbedID(
                 vocabulary, units, initialW=chainer.initializers.Normal(.3))
             self.loss_func = L.NegativeSampling(units, counts, 4)
+        self.loss_func.W.array[...] = np.random.normal(
+            0, .1, self.loss_func.W.shape)
 
     def forward(self, centre, context):
         n, around = context.shape
         e = self.embed(context).reshape(n * around, -1)
         x = self.xp.broadcast_to(centre[:, None], (n, around)).reshape(-1)
-        # Its weights are zero at first.
         return self.loss_func(e, self.xp.ascontiguousarray(x)) / len(x)
 
 
@@ -563,14 +564,15 @@ _SERIES = arrays(floats(6, 5), floats())
 
 CASES = [
     Case('seq2seq', Seq2Seq, _PAIRS),
-    Case('input_feeding', InputFeeding, _PAIRS),
+    Case('input_feeding', InputFeeding, _PAIRS, reads=True),
     Case('scheduled_sampling', ScheduledSampling, arrays(integers(12, 6)),
          draws=True, reads=True),
     Case('tree_lstm', TreeLSTM,
          arrays(integers(20, 4), children(4), integers(5)), samples=4),
     Case('recursive_net', RecursiveNet,
          arrays(integers(20, 5), integers(12, 4), integers(5)), samples=4),
-    Case('decoder', Decoder, arrays(integers(30, 9)), draws=True),
+    Case('decoder', Decoder, arrays(integers(30, 9)), draws=True,
+         reads=True),
     Case('ctc', Speech, arrays(floats(6, 9), integers(8, 3),
                                integers(4, low=1))),
     Case('keyword_tagger', KeywordTagger,
@@ -581,7 +583,7 @@ CASES = [
          keywords(t=integers(5, 6), x=padded(20, 6))),
     Case('n_step_lstm', SentenceLSTM,
          arrays(integers(20, 6), integers(7, low=1), integers(4)),
-         draws=True),
+         draws=True, reads=True),
     Case('n_step_bigru_crf', BidirectionalTagger,
          arrays(integers(20, 6), integers(4, 6), integers(7, low=1))),
     Case('truncated_lm', TruncatedLM, arrays(integers(20, 9))),
