@@ -1,0 +1,606 @@
+"""Sequences, trees and other loops of Python over links."""
+from __future__ import annotations
+
+import chainer_fp8pipe  # noqa: F401, before chainer
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer import reporter
+
+from .case import Case
+from .inputs import (
+    arrays,
+    children,
+    floats,
+    integers,
+    keywords,
+    padded,
+    some,
+)
+
+EOS = 0
+
+
+class Seq2Seq(chainer.Chain):
+    """The decoder attends to each state of the encoder, word by word."""
+
+    def __init__(self, vocabulary=20, units=16, cell=L.StatelessLSTM,
+                 feeding=False):
+        super().__init__()
+        with self.init_scope():
+            self.embed_x = L.EmbedID(vocabulary, units, ignore_label=-1)
+            self.embed_y = L.EmbedID(vocabulary, units, ignore_label=-1)
+            self.encoder = cell(units, units)
+            self.decoder = cell(2 * units if feeding else units, units)
+            self.mix = L.Linear(2 * units, units)
+            self.output = L.Linear(units, vocabulary)
+
+    def encode(self, xs):
+        c = h = None
+        states = []
+        for x in xs.T:
+            c, h = self.encoder(c, h, self.embed_x(x))
+            states.append(h)
+        return c, h, F.stack(states, axis=1)
+
+    def attend(self, h, states, padding):
+        scores = F.squeeze(F.matmul(states, F.expand_dims(h, 2)), 2)
+        weights = F.softmax(scores - padding)
+        context = F.squeeze(
+            F.matmul(F.expand_dims(weights, 1), states), 1)
+        return F.tanh(self.mix(F.concat((h, context))))
+
+    def forward(self, xs, ys):
+        padding = np.float32(1e4) * (xs == -1)
+        c, h, states = self.encode(xs)
+        word = self.xp.full(len(xs), EOS, 'i')
+        loss = 0
+        for y in ys.T:
+            c, h = self.decoder(c, h, self.embed_y(word))
+            loss += F.softmax_cross_entropy(
+                self.output(self.attend(h, states, padding)), y,
+                normalize=False)
+            word = y
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class InputFeeding(Seq2Seq):
+    """What was attended to goes into the decoder's next step."""
+
+    def __init__(self, **sizes):
+        super().__init__(cell=L.StatelessGRU, feeding=True, **sizes)
+
+    def forward(self, xs, ys):
+        padding = np.float32(1e4) * (xs == -1)
+        h = None
+        states = []
+        for x in xs.T:
+            e = self.embed_x(x)
+            if h is None:
+                h = self.xp.zeros(e.shape, 'f')
+            # A sequence that has ended keeps its state.
+            h = F.where(self.xp.broadcast_to((x != -1)[:, None], e.shape),
+                        self.encoder(h, e), chainer.as_variable(h))
+            states.append(h)
+        states = F.stack(states, axis=1)
+        feed = self.xp.zeros_like(h.array)
+        inputs = [self.xp.full(len(xs), EOS, 'i'), *ys.T[:-1]]
+        losses = []
+        for word, target in zip(inputs, ys.T, strict=True):
+            e = F.concat((self.embed_y(word), feed), axis=1)
+            h = self.decoder(h, e)
+            feed = self.attend(h, states, padding)
+            losses.append(F.softmax_cross_entropy(
+                self.output(feed), target, reduce='no'))
+        return F.sum(F.stack(losses)) / max(int((ys >= 0).sum()), 1)
+
+
+class ScheduledSampling(chainer.Chain):
+    """Its own most likely word is, half the time, what it reads next."""
+
+    def __init__(self, vocabulary=12, units=16):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.rnn = L.StatefulGRU(units, units)
+            self.out = L.Linear(units, vocabulary)
+
+    def forward(self, sequence):
+        self.rnn.reset_state()
+        steps = sequence.shape[1]
+        word = sequence[:, 0]
+        loss = 0
+        for step in range(1, steps):
+            y = self.out(self.rnn(self.embed(word)))
+            loss += F.softmax_cross_entropy(y, sequence[:, step])
+            word = sequence[:, step]
+            if chainer.config.train and np.random.rand() < .5:
+                word = y.array.argmax(axis=1).astype('i')
+        loss /= steps - 1
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class TreeLSTM(chainer.Chain):
+    """Recursion over a tree per sample, which comes with the batch."""
+
+    def __init__(self, vocabulary=20, units=12, classes=5):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.node = L.NaryTreeLSTM(units, units, n_ary=2)
+            self.classify = L.Linear(units, classes)
+
+    def traverse(self, words, nodes, at):
+        left, right = nodes[at]
+        if left < 0:
+            x = self.embed(words[at:at + 1])
+            return self.node(None, None, None, None, x)
+        c0, h0 = self.traverse(words, nodes, left)
+        c1, h1 = self.traverse(words, nodes, right)
+        return self.node(c0, c1, h0, h1, None)
+
+    def forward(self, words, nodes, label):
+        roots = [self.traverse(w, n, len(n) - 1)[1]
+                 for w, n in zip(words, nodes, strict=True)]
+        y = self.classify(F.concat(roots, axis=0))
+        loss = F.softmax_cross_entropy(y, label)
+        chainer.report({'loss': loss, 'accuracy': F.accuracy(y, label)},
+                       self)
+        return loss
+
+
+class RecursiveNet(chainer.Chain):
+    """Shift and reduce: pairs of neighbours merge until one is left."""
+
+    def __init__(self, vocabulary=20, units=12, classes=5):
+        super().__init__(
+            embed=L.EmbedID(vocabulary, units),
+            left=L.Linear(units, units),
+            right=L.Linear(units, units, nobias=True),
+            out=L.Linear(units, classes))
+
+    def __call__(self, words, merges, labels):
+        loss = 0
+        for one, order, label in zip(words, merges, labels, strict=True):
+            stack = F.separate(self.embed(one), axis=0)
+            stack = [F.reshape(x, (1, -1)) for x in stack]
+            for at in order:
+                at = int(at) % (len(stack) - 1)
+                merged = F.tanh(self.left(stack[at])
+                                + self.right(stack[at + 1]))
+                stack[at:at + 2] = [merged]
+                # Every inner node says what it thinks.
+                loss += F.softmax_cross_entropy(
+                    self.out(merged), label.reshape(1))
+        reporter.report({'loss': loss}, self)
+        return loss / words.size
+
+
+class Decoder(chainer.Chain):
+    """A transformer that looks back only; the mask is NumPy's."""
+
+    def __init__(self, vocabulary=30, units=16, layers=2, length=8):
+        super().__init__()
+        self.past = np.tril(np.ones((length, length), '?'))
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.position = chainer.Parameter(
+                chainer.initializers.Normal(.1), (length, units))
+            for name in ('q', 'k', 'v', 'o', 'f1', 'f2'):
+                setattr(self, name, chainer.ChainList())
+            for _ in range(layers):
+                for name in ('q', 'k', 'v', 'o'):
+                    self[name].append(L.Linear(units, units))
+                self.f1.append(L.Linear(units, 2 * units))
+                self.f2.append(L.Linear(2 * units, units))
+            self.out = L.Linear(units, vocabulary, nobias=True)
+
+    def forward(self, tokens):
+        x, t = tokens[:, :-1], tokens[:, 1:]
+        n, length = x.shape
+        h = self.embed(x)
+        h += F.tile(self.position[:length], (n, 1, 1))
+        mask = self.xp.asarray(self.past[:length, :length])
+        for q, k, v, o, f1, f2 in zip(self.q, self.k, self.v, self.o,
+                                      self.f1, self.f2, strict=True):
+            scores = F.einsum('nik,njk->nij', q(h, n_batch_axes=2),
+                              k(h, n_batch_axes=2))
+            scores = F.where(mask[None], scores / h.shape[2] ** .5,
+                             np.float32(-1e9) * self.xp.ones_like(
+                                 scores.array))
+            mixed = F.einsum('nij,njk->nik', F.softmax(scores, axis=-1),
+                             v(h, n_batch_axes=2))
+            h += F.dropout(o(mixed, n_batch_axes=2), .1)
+            h += f2(F.relu(f1(h, n_batch_axes=2)), n_batch_axes=2)
+        y = self.out(h, n_batch_axes=2)
+        return F.softmax_cross_entropy(F.reshape(y, (n * length, -1)),
+                                       t.reshape(-1))
+
+
+class Speech(chainer.Chain):
+    """Frames to characters: a convolution in time, a GRU, and CTC."""
+
+    def __init__(self, features=6, units=16, characters=8):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution1D(features, units, 3, pad=1)
+            self.rnn = L.StatefulGRU(units, units)
+            self.out = L.Linear(units, characters + 1)
+        self.blank = characters
+
+    def forward(self, frames, text, text_length):
+        self.rnn.reset_state()
+        h = F.relu(self.conv(frames))
+        ys = [self.out(self.rnn(x)) for x in F.separate(h, axis=2)]
+        loss = F.connectionist_temporal_classification(
+            ys, text, self.blank, label_length=text_length)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class KeywordTagger(chainer.Chain):
+    """Batches are dicts; the mask may be left out."""
+
+    def __init__(self, vocabulary=20, units=12, tags=5):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units, ignore_label=-1)
+            self.forth = L.Highway(units)
+            self.out = L.Linear(units, tags)
+
+    def forward(self, x, t, mask=None):
+        n, length = x.shape
+        h = self.embed(x).reshape(n * length, -1)
+        y = F.log_softmax(self.out(self.forth(h)))
+        nll = -F.reshape(F.select_item(y, t.reshape(-1)), (n, length))
+        if mask is None:
+            return F.mean(nll)
+        chainer.report({'tokens': mask.sum()}, self)
+        return F.sum(nll * mask) / (mask.sum() + 1e-6)
+
+
+class SentenceLSTM(chainer.Chain):
+    """Sentences of different length go to cuDNN's LSTM as a list."""
+
+    def __init__(self, vocabulary=20, units=12, classes=4):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.rnn = L.NStepLSTM(2, units, units, dropout=.1)
+            self.out = L.Linear(units, classes)
+
+    def forward(self, words, lengths, label):
+        xs = [w[:n] for w, n in zip(words, lengths, strict=True)]
+        # One embedding of all words is faster than one per sentence.
+        ends = np.cumsum([len(x) for x in xs[:-1]])
+        exs = F.split_axis(self.embed(F.concat(xs, axis=0)), ends, 0)
+        h, c, ys = self.rnn(None, None, exs)
+        y = self.out(h[-1])
+        loss = F.softmax_cross_entropy(y, label)
+        chainer.report({'loss': loss.array,
+                        'accuracy': F.accuracy(y, label).array}, self)
+        return loss
+
+
+class BidirectionalTagger(chainer.Chain):
+    """Tags from both directions, with a conditional random field."""
+
+    def __init__(self, vocabulary=20, units=8, tags=4):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.rnn = L.NStepBiGRU(1, units, units, dropout=0)
+            self.out = L.Linear(2 * units, tags)
+            self.crf = L.CRF1d(tags)
+
+    def forward(self, words, tags, lengths):
+        xs = [self.embed(w[:n]) for w, n in zip(words, lengths, strict=True)]
+        ts = [t[:n] for t, n in zip(tags, lengths, strict=True)]
+        _, hs = self.rnn(None, xs)
+        return self.crf([self.out(h) for h in hs], ts, transpose=True)
+
+
+class TruncatedLM(chainer.Chain):
+    """The past is cut off every few words, within the one forward."""
+
+    def __init__(self, vocabulary=20, units=16, every=3):
+        super().__init__()
+        self.every = every
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.lstm = L.LSTM(units, units)
+            self.out = L.Linear(units, vocabulary)
+
+    def forward(self, tokens):
+        self.lstm.reset_state()
+        loss = 0
+        for step in range(tokens.shape[1] - 1):
+            if step % self.every == 0 and step:
+                self.lstm.c.unchain()
+                self.lstm.h.unchain()
+            y = self.out(self.lstm(self.embed(tokens[:, step])))
+            loss += F.softmax_cross_entropy(y, tokens[:, step + 1])
+        chainer.report({'loss': loss}, self)
+        return loss / (tokens.shape[1] - 1)
+
+
+class StatefulLM(chainer.Chain):
+    """The next batch goes on where this one ends."""
+
+    def __init__(self, vocabulary=20, units=16):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.l1 = L.LSTM(units, units)
+            self.l2 = L.LSTM(units, units)
+            self.out = L.Linear(units, vocabulary)
+
+    def reset_state(self):
+        self.l1.reset_state()
+        self.l2.reset_state()
+
+    def forward(self, x, t):
+        for lstm in (self.l1, self.l2):
+            if lstm.h is not None:
+                lstm.h.unchain_backward()
+                lstm.c.unchain_backward()
+        loss = 0
+        for word, target in zip(x.T, t.T, strict=True):
+            h = self.l2(self.l1(self.embed(word)))
+            loss += F.softmax_cross_entropy(self.out(h), target)
+        chainer.report({'loss': loss / x.shape[1]}, self)
+        return loss / x.shape[1]
+
+
+class StackedLSTM(chainer.Chain):
+    """Cells in a list, dropout between them, states in Python's lists."""
+
+    def __init__(self, units=12, layers=3):
+        super().__init__()
+        with self.init_scope():
+            self.cells = L.StatelessLSTM(None, units).repeat(
+                layers, mode='init')
+            self.out = L.Linear(units, 1)
+
+    def forward(self, series, target):
+        states = [(None, None)] * len(self.cells)
+        for x in np.moveaxis(series, 1, 0):
+            h = x
+            for i, cell in enumerate(self.cells):
+                states[i] = cell(*states[i], h)
+                h = F.dropout(states[i][1], ratio=.2)
+        loss = F.mean_squared_error(self.out(h)[:, 0], target)
+        chainer.report({'loss': loss, 'rmse': F.sqrt(loss)}, self)
+        return loss
+
+
+class Recurrences(chainer.Chain):
+    """The rarer cells, one after the other."""
+
+    def __init__(self, n_in=5, units=8):
+        super().__init__()
+        with self.init_scope():
+            self.peephole = L.StatefulPeepholeLSTM(n_in, units)
+            self.zoneout = L.StatefulZoneoutLSTM(units, units, .1, .1)
+            self.mgu = L.StatefulMGU(units, units)
+            self.out = L.Linear(units, 1)
+
+    def forward(self, series, target):
+        for cell in (self.peephole, self.zoneout, self.mgu):
+            cell.reset_state()
+        for step in range(series.shape[1]):
+            h = self.mgu(self.zoneout(self.peephole(series[:, step])))
+        return F.mean_squared_error(F.flatten(self.out(h)), target)
+
+
+class WaveNet(chainer.Chain):
+    """Dilated causal convolutions, gated, with skips that are summed."""
+
+    def __init__(self, levels=16, width=8, layers=4):
+        super().__init__()
+        self.levels = levels
+        with self.init_scope():
+            self.embed = L.EmbedID(levels, width)
+            self.gates = chainer.ChainList()
+            self.residuals = chainer.ChainList()
+            self.skips = chainer.ChainList()
+            self.out = L.Convolution1D(width, levels, 1)
+        for layer in range(layers):
+            self.gates.append(L.ConvolutionND(
+                1, width, 2 * width, 2, pad=2 ** layer, dilate=2 ** layer))
+            self.residuals.append(L.Convolution1D(width, width, 1))
+            self.skips.append(L.Convolution1D(width, width, 1))
+
+    def forward(self, audio):
+        x, t = audio[:, :-1], audio[:, 1:]
+        h = F.swapaxes(self.embed(x), 1, 2)
+        total = 0
+        for gate, residual, skip in zip(self.gates, self.residuals,
+                                        self.skips, strict=True):
+            a, b = F.split_axis(gate(h)[:, :, :h.shape[2]], 2, axis=1)
+            z = F.tanh(a) * F.sigmoid(b)
+            total += skip(z)
+            h = residual(z) + h
+        # The last residual goes nowhere but here.
+        y = self.out(F.relu(total + h))
+        return F.softmax_cross_entropy(y, t)
+
+
+class TokenTagger(chainer.Chain):
+    """A window of words; tags of -1 do not count."""
+
+    def __init__(self, vocabulary=20, units=8, tags=5):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.conv = L.Convolution1D(units, 16, 3, pad=1)
+            self.out = L.Linear(16, tags)
+
+    def forward(self, words, tags):
+        h = F.transpose(self.embed(words), (0, 2, 1))
+        h = F.dropout(F.relu(self.conv(h)), .2).transpose(0, 2, 1)
+        y = self.out(h, n_batch_axes=2).reshape(tags.size, -1)
+        loss = F.softmax_cross_entropy(y, tags.ravel(), ignore_label=-1)
+        chainer.report({
+            'loss': loss,
+            'accuracy': F.accuracy(y, tags.ravel(), ignore_label=-1)}, self)
+        return loss
+
+
+class SkipGram(chainer.Chain):
+    """word2vec with negative samples, drawn anew at each call."""
+
+    def __init__(self, vocabulary=30, units=8):
+        super().__init__()
+        counts = [vocabulary - i for i in range(vocabulary)]
+        with self.init_scope():
+            self.embed = L.EmbedID(
+                vocabulary, units, initialW=chainer.initializers.Normal(.3))
+            self.loss_func = L.NegativeSampling(units, counts, 4)
+        self.loss_func.W.array[...] = np.random.normal(
+            0, .1, self.loss_func.W.shape)
+
+    def forward(self, centre, context):
+        n, around = context.shape
+        e = self.embed(context).reshape(n * around, -1)
+        x = self.xp.broadcast_to(centre[:, None], (n, around)).reshape(-1)
+        return self.loss_func(e, self.xp.ascontiguousarray(x)) / len(x)
+
+
+class Huffman(chainer.Chain):
+    """A softmax that is a walk through a tree."""
+
+    def __init__(self, vocabulary=16, units=8):
+        super().__init__()
+        tree = L.BinaryHierarchicalSoftmax.create_huffman_tree(
+            {word: vocabulary - word for word in range(vocabulary)})
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.out = L.BinaryHierarchicalSoftmax(units, tree)
+
+    def forward(self, context, word):
+        h = F.sum(self.embed(context), axis=1) * (1. / context.shape[1])
+        return self.out(h, word) / len(word)
+
+
+class MemoryNetwork(chainer.Chain):
+    """Questions about sentences, in several hops over the same memory."""
+
+    def __init__(self, vocabulary=20, units=12, hops=3):
+        super().__init__()
+        self.hops = hops
+        with self.init_scope():
+            self.A = L.EmbedID(vocabulary, units, ignore_label=-1)
+            self.C = L.EmbedID(vocabulary, units, ignore_label=-1)
+            self.H = L.Linear(units, units)
+            self.W = L.Linear(units, vocabulary)
+
+    def forward(self, story, question, answer):
+        m = F.sum(self.A(story), axis=2)
+        c = F.sum(self.C(story), axis=2)
+        u = F.sum(self.A(question), axis=1)
+        for _ in range(self.hops):
+            p = F.softmax(F.matmul(m, u[:, :, None])[:, :, 0])
+            o = F.matmul(p[:, None], c)[:, 0]
+            u = o + self.H(u)
+        y = self.W(u)
+        chainer.report({'accuracy': F.accuracy(y, answer)}, self)
+        return F.softmax_cross_entropy(y, answer)
+
+
+class QuasiRecurrent(chainer.Chain):
+    """Gates by one convolution; what is left to loop over has no weights."""
+
+    def __init__(self, n_in=5, units=8):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution1D(n_in, 3 * units, 2)
+            self.out = L.Linear(units, 3)
+
+    def forward(self, series, label):
+        h = F.pad(F.transpose(series, (0, 2, 1)),
+                  [(0, 0), (0, 0), (1, 0)], 'constant')
+        z, f, o = F.split_axis(self.conv(h), 3, 1)
+        z, f, o = F.tanh(z), F.sigmoid(f), F.sigmoid(o)
+        c = None
+        for t in range(z.shape[2]):
+            new = (1 - f[:, :, t]) * z[:, :, t]
+            c = new if c is None else f[:, :, t] * c + new
+        return F.softmax_cross_entropy(self.out(o[:, :, -1] * c), label)
+
+
+class HierarchicalDocument(chainer.Chain):
+    """Words to sentences to a document; lists of variables between."""
+
+    def __init__(self, vocabulary=20, units=8):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(vocabulary, units)
+            self.word = L.NStepGRU(1, units, units, 0.)
+            self.sentence = L.NStepBiLSTM(1, units, units, 0.)
+            self.attention = L.Linear(2 * units, 1)
+            self.out = L.Linear(2 * units, 3)
+
+    def forward(self, document, label):
+        n, sentences, words = document.shape
+        xs = list(F.separate(self.embed(
+            document.reshape(n * sentences, words)), axis=0))
+        h, _ = self.word(None, xs)
+        docs = F.split_axis(h[0], n, axis=0)
+        _, _, ys = self.sentence(None, None, list(docs))
+        vectors = []
+        for y in ys:
+            weight = F.softmax(self.attention(y), axis=0)
+            vectors.append(F.sum(F.broadcast_to(weight, y.shape) * y, 0))
+        return F.softmax_cross_entropy(self.out(F.vstack(vectors)), label)
+
+
+_PAIRS = arrays(padded(20, 6, low=1), padded(20, 5, low=1))
+_SERIES = arrays(floats(6, 5), floats())
+
+CASES = [
+    Case('seq2seq', Seq2Seq, _PAIRS),
+    Case('input_feeding', InputFeeding, _PAIRS, reads=True),
+    Case('scheduled_sampling', ScheduledSampling, arrays(integers(12, 6)),
+         draws=True, reads=True),
+    Case('tree_lstm', TreeLSTM,
+         arrays(integers(20, 4), children(4), integers(5)), samples=4),
+    Case('recursive_net', RecursiveNet,
+         arrays(integers(20, 5), integers(12, 4), integers(5)), samples=4),
+    Case('decoder', Decoder, arrays(integers(30, 9)), draws=True,
+         reads=True),
+    Case('ctc', Speech, arrays(floats(6, 9), integers(8, 3),
+                               integers(4, low=1))),
+    Case('keyword_tagger', KeywordTagger,
+         keywords(x=padded(20, 6), t=integers(5, 6),
+                  mask=lambda rng, samples: rng.randint(
+                      0, 2, (samples, 6)).astype('f'))),
+    Case('keyword_tagger_without_mask', KeywordTagger,
+         keywords(t=integers(5, 6), x=padded(20, 6))),
+    Case('n_step_lstm', SentenceLSTM,
+         arrays(integers(20, 6), integers(7, low=1), integers(4)),
+         draws=True, reads=True),
+    Case('n_step_bigru_crf', BidirectionalTagger,
+         arrays(integers(20, 6), integers(4, 6), integers(7, low=1))),
+    Case('truncated_lm', TruncatedLM, arrays(integers(20, 9))),
+    Case('stateful_lm', StatefulLM,
+         arrays(integers(20, 5), integers(20, 5)), stateful=True),
+    Case('stacked_lstm', StackedLSTM, _SERIES, draws=True),
+    Case('recurrences', Recurrences, _SERIES, draws=True),
+    Case('wavenet', WaveNet, arrays(integers(16, 20))),
+    Case('token_tagger', TokenTagger,
+         arrays(integers(20, 7), some(5, 7)), draws=True),
+    Case('skip_gram', SkipGram, arrays(integers(30), integers(30, 4)),
+         draws=True),
+    Case('huffman', Huffman, arrays(integers(16, 4), integers(16))),
+    Case('memory_network', MemoryNetwork,
+         arrays(some(20, 4, 5), padded(20, 5), integers(20))),
+    Case('quasi_recurrent', QuasiRecurrent,
+         arrays(floats(6, 5), integers(3))),
+    Case('hierarchical_document', HierarchicalDocument,
+         arrays(integers(20, 3, 4), integers(3))),
+]

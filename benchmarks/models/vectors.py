@@ -1,0 +1,725 @@
+"""Vectors, tables, graphs, and everything else that a chain may do."""
+from __future__ import annotations
+
+import copy
+
+import chainer_fp8pipe  # noqa: F401, before chainer
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer import Chain, ChainList, Parameter, report
+
+from .case import Case
+from .inputs import adjacency, arrays, floats, integers, keywords, some
+
+
+class SkipMLP(Chain):
+    """Skips of different reach: h3 sees the input, the output sees h1."""
+
+    def __init__(self, units=16):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(None, units)
+            self.l2 = L.Linear(None, units)
+            self.l3 = L.Linear(None, units)
+            self.l4 = L.Linear(None, 10)
+
+    def forward(self, x):
+        h1 = F.relu(self.l1(x))
+        h2 = F.relu(self.l2(h1))
+        h3 = F.relu(self.l3(F.concat((h2, x))))
+        return self.l4(h1 + h3)
+
+
+class Layers(ChainList):
+    """A list of layers, by index and in a loop."""
+
+    def __init__(self, *widths):
+        super().__init__()
+        for width in widths:
+            self.add_link(L.Linear(None, width))
+
+    def __call__(self, x):
+        for layer in self[:-1]:
+            x = F.sigmoid(layer(x))
+        return self[len(self) - 1](x)
+
+
+class HighwayNet(Chain):
+    def __init__(self, units=16, layers=4):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(None, units)
+            self.highways = L.Highway(
+                units, activate=F.tanh).repeat(layers)
+            self.last = L.Linear(units, 10)
+
+    def forward(self, x):
+        return self.last(self.highways(self.first(x)))
+
+
+class MaxoutNet(Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.m1 = L.Maxout(12, 16, 3)
+            self.m2 = L.Maxout(16, 10, 2)
+
+    def forward(self, x):
+        return self.m2(F.dropout(self.m1(x), .2))
+
+
+class Experts(Chain):
+    """Every expert answers, a gate says how much of it counts."""
+
+    def __init__(self, n_in=12, n_out=10, experts=4):
+        super().__init__()
+        with self.init_scope():
+            self.gate = L.Linear(n_in, experts)
+            self.experts = ChainList(*[
+                chainer.Sequential(L.Linear(n_in, 16), F.relu,
+                                   L.Linear(16, n_out))
+                for _ in range(experts)])
+
+    def forward(self, x, t):
+        gate = F.softmax(self.gate(x))
+        answers = F.stack([expert(x) for expert in self.experts], axis=1)
+        weights = F.broadcast_to(gate[..., None], answers.shape)
+        y = F.sum(weights * answers, axis=1)
+        load = F.mean(gate, axis=0)
+        balance = F.sum(load * load) * len(self.experts)
+        loss = F.softmax_cross_entropy(y, t)
+        report({'loss': loss, 'balance': balance,
+                'accuracy': F.accuracy(y, t)}, self)
+        return loss + .01 * balance
+
+
+class SparseExperts(Chain):
+    """Only the expert that the gate prefers runs; a loop of masks."""
+
+    def __init__(self, n_in=12, experts=3):
+        super().__init__()
+        with self.init_scope():
+            self.gate = L.Linear(n_in, experts)
+            self.experts = L.Linear(n_in, 10).repeat(experts)
+
+    def forward(self, x):
+        gate = F.softmax(self.gate(x))
+        chosen = gate.array.argmax(axis=1)
+        parts, rows = [], []
+        for i, expert in enumerate(self.experts):
+            mine, = np.nonzero(chosen == i)
+            if len(mine):
+                weight = F.broadcast_to(gate[mine, i:i + 1],
+                                        (len(mine), 10))
+                parts.append(weight * expert(x[mine]))
+                rows.append(mine)
+        back = np.argsort(np.concatenate(rows)).astype('i')
+        return F.permutate(F.concat(parts, axis=0), back)
+
+
+class Graph(Chain):
+    """Graph convolution by adjacency matrix, then a sum over nodes."""
+
+    def __init__(self, atoms=8, units=12, layers=3):
+        super().__init__()
+        self.layers = layers
+        with self.init_scope():
+            self.embed = L.EmbedID(atoms, units, ignore_label=-1)
+            self.neighbour = L.Linear(units, units)
+            self.itself = L.Linear(units, units)
+            self.update = L.StatelessGRU(units, units)
+            self.readout = L.Linear(units, 1)
+
+    def forward(self, atoms, adjacency, target):
+        n, nodes = atoms.shape
+        h = self.embed(atoms)
+        for _ in range(self.layers):
+            messages = F.matmul(adjacency,
+                                self.neighbour(h, n_batch_axes=2))
+            messages = F.relu(messages + self.itself(h, n_batch_axes=2))
+            h = self.update(F.reshape(h, (n * nodes, -1)),
+                            F.reshape(messages, (n * nodes, -1)))
+            h = F.reshape(h, (n, nodes, -1))
+        y = F.reshape(self.readout(F.sum(h, axis=1)), (n,))
+        loss = F.mean_squared_error(y, target)
+        report({'loss': loss, 'mae': F.mean_absolute_error(y, target)}, self)
+        return loss
+
+
+class GraphAttention(Chain):
+    def __init__(self, n_in=6, units=8, heads=2):
+        super().__init__()
+        with self.init_scope():
+            self.W = ChainList(*(L.Linear(n_in, units, nobias=True)
+                                 for _ in range(heads)))
+            self.a = ChainList(*(L.Linear(units, 2) for _ in range(heads)))
+            self.out = L.Linear(heads * units, 3)
+
+    def forward(self, x, adjacency, label):
+        outputs = []
+        for W, a in zip(self.W, self.a, strict=True):
+            h = W(x, n_batch_axes=2)
+            source, target = F.separate(a(h, n_batch_axes=2), axis=2)
+            e = F.leaky_relu(F.expand_dims(source, 2)
+                             + F.expand_dims(target, 1))
+            e = F.where(adjacency > 0, e, self.xp.full(e.shape, -1e4, 'f'))
+            outputs.append(F.elu(F.matmul(F.softmax(e, axis=2), h)))
+        y = self.out(F.max(F.dstack(outputs), axis=1))
+        return F.softmax_cross_entropy(y, label)
+
+
+class ThinkingTime(Chain):
+    """More iterations when it is tested than when it is trained."""
+
+    def __init__(self, units=12):
+        super().__init__()
+        with self.init_scope():
+            self.inward = L.Linear(12, units)
+            self.step = L.Linear(units, units)
+            self.out = L.Linear(units, 10)
+
+    def forward(self, x):
+        h = start = self.inward(x)
+        for _ in range(2 if chainer.config.train else 5):
+            h = F.tanh(start + self.step(h))
+        return self.out(h)
+
+
+class Halting(Chain):
+    """It goes on until it says that it is sure, at most four times."""
+
+    def __init__(self, units=12):
+        super().__init__()
+        with self.init_scope():
+            self.inward = L.Linear(12, units)
+            self.cell = L.StatelessGRU(units, units)
+            self.halt = L.Linear(units, 1, initial_bias=-.5)
+            self.out = L.Linear(units, 10)
+
+    def forward(self, x, t):
+        e = F.tanh(self.inward(x))
+        h = e
+        sure = self.xp.zeros((len(x), 1), 'f')
+        answer = ponder = 0
+        for _ in range(4):
+            h = self.cell(h, e)
+            p = F.sigmoid(self.halt(h)) * (1 - sure)
+            answer += F.broadcast_to(p, (len(x), 10)) * self.out(h)
+            sure = sure + p
+            ponder += F.mean(1 - sure)
+            if sure.array.min() > .9:
+                break
+        loss = F.softmax_cross_entropy(answer, t) + .01 * ponder
+        report({'loss': loss, 'ponder': ponder}, self)
+        return loss
+
+
+class Normaliser(chainer.Link):
+    """Running statistics of the input, which are saved with the model."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.add_persistent('mean', np.zeros(size, 'f'))
+        self.add_persistent('var', np.ones(size, 'f'))
+        self.count = 0
+        self.register_persistent('count')
+
+    def forward(self, x):
+        if chainer.config.train:
+            self.count += 1
+            rate = max(1 / self.count, .05)
+            self.mean += rate * (x.mean(axis=0) - self.mean)
+            self.var += rate * (x.var(axis=0) - self.var)
+        return (x - self.mean) / self.xp.sqrt(self.var + 1e-2)
+
+
+class Regression(Chain):
+    """Running statistics that are no parameters; operators as loss."""
+
+    def __init__(self, size=12):
+        super().__init__()
+        with self.init_scope():
+            self.norm = Normaliser(size)
+            self.l1 = L.Linear(size, 16)
+            self.l2 = L.Linear(16, 2)
+
+    def forward(self, x, t):
+        y = self.l2(F.tanh(self.l1(self.norm(x))))
+        error = (y - t) ** 2
+        return F.sum(error) / error.size
+
+
+class Arithmetic(Chain):
+    """No link at all: parameters, operators, and ``xp``."""
+
+    def __init__(self, size=6):
+        super().__init__()
+        with self.init_scope():
+            self.w = Parameter(chainer.initializers.Normal(1), (size,))
+            self.a = Parameter(np.array(.5, 'f'))
+            self.b = Parameter(np.array(0, 'f'))
+
+    def forward(self, x, t):
+        xp = self.xp
+        features = xp.where(x > 0, x, .1 * x)
+        w = abs(self.w) / F.broadcast_to(F.sum(abs(self.w)), self.w.shape)
+        y = F.sum(features * F.broadcast_to(w, x.shape), axis=1)
+        y = F.broadcast_to(self.a, y.shape) * y - F.broadcast_to(
+            self.b, y.shape)
+        loss = (y - t) ** 2
+        loss = loss / (1 + loss)
+        self.y = y
+        report({'y': xp.mean(y.array), 'above': (y.array > t).mean()}, self)
+        return F.mean(loss)
+
+
+class DropoutAndNorms(Chain):
+    """Every normalisation; dropout between them."""
+
+    def __init__(self, units=16):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(12, units)
+            self.bn = L.BatchNormalization(units)
+            self.l2 = L.Linear(units, units)
+            self.ln = L.LayerNormalization()
+            self.l3 = L.Linear(units, units)
+            self.brn = L.BatchRenormalization(units, rmax=2, dmax=1)
+            self.l4 = L.Linear(units, units)
+            self.gn = L.GroupNormalization(4)
+            self.out = L.Linear(units, 10)
+
+    def forward(self, x):
+        h = F.dropout(F.relu(self.bn(self.l1(x))))
+        h = F.dropout(F.relu(self.ln(self.l2(h))), ratio=.25)
+        h = F.relu(self.brn(self.l3(h)))
+        h = F.relu(self.gn(self.l4(h)))
+        with chainer.using_config('dropout_ratio', .1):
+            h = F.dropout(h, chainer.config.dropout_ratio)
+        return self.out(h)
+
+
+class Regularised(Chain):
+    """Any predictor, its parameters squared in the loss."""
+
+    def __init__(self, predictor, decay=1e-3):
+        super().__init__(predictor=predictor)
+        self.decay = decay
+
+    def forward(self, *args):
+        *xs, t = args
+        y = self.predictor(*xs)
+        loss = F.softmax_cross_entropy(y, t)
+        squares = sum(F.sum(param ** 2) for name, param
+                      in sorted(self.namedparams()) if name[-1] != 'b')
+        report({'loss': loss, 'squares': squares}, self)
+        return loss + self.decay * squares
+
+
+class DeepSets(Chain):
+    """A function of the set: elements by one link, then sum and max."""
+
+    def __init__(self, n_in=4, units=12):
+        super().__init__()
+        with self.init_scope():
+            self.phi = chainer.Sequential(
+                L.Linear(n_in, units), F.relu, L.Linear(units, units))
+            self.rho = L.Linear(2 * units, 3)
+
+    def forward(self, elements, label):
+        n, count, size = elements.shape
+        h = self.phi(elements.reshape(n * count, size))
+        h = F.reshape(h, (n, count, -1))
+        h = F.concat((F.sum(h, axis=1) / count, F.max(h, axis=1)))
+        return F.softmax_cross_entropy(self.rho(h), label)
+
+
+class FactorisationMachine(Chain):
+    def __init__(self, features=30, size=6):
+        super().__init__()
+        with self.init_scope():
+            self.w = L.EmbedID(features, 1)
+            self.v = L.EmbedID(features, size,
+                               initialW=chainer.initializers.Normal(.3))
+            self.bias = L.Bias(axis=0, shape=())
+
+    def forward(self, ids, t):
+        v = self.v(ids)
+        pairs = F.sum(F.square(F.sum(v, 1)) - F.sum(F.square(v), 1), 1)
+        y = self.bias(F.sum(self.w(ids), axis=(1, 2)) + .5 * pairs)
+        loss = F.sigmoid_cross_entropy(y, t)
+        report({'loss': loss, 'accuracy': F.binary_accuracy(y, t)}, self)
+        return loss
+
+
+class WideAndDeep(Chain):
+    """A dict of features; some columns are embedded, some are missing."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes = sizes
+        with self.init_scope():
+            self.wide = L.Linear(4, 1)
+            self.deep = Layers(16, 8, 1)
+        for name, size in sizes.items():
+            with self.init_scope():
+                setattr(self, f'embed_{name}',
+                        L.EmbedID(size, 4, ignore_label=-1))
+
+    def forward(self, *, clicked, numbers, **columns):
+        parts = [chainer.as_variable(numbers)]
+        for name in self.sizes:
+            parts.append(self[f'embed_{name}'](columns[name]))
+        y = self.wide(numbers) + self.deep(F.concat(parts))
+        return F.sigmoid_cross_entropy(y, clicked[:, None])
+
+
+class HyperNetwork(Chain):
+    """The weights of a layer are what another one returns."""
+
+    def __init__(self, n_in=6, n_out=4, condition=3):
+        super().__init__()
+        self.n_out = n_out
+        with self.init_scope():
+            self.make = L.Linear(condition, n_in * n_out)
+            self.last = L.Linear(n_out, 3)
+
+    def forward(self, x, condition, label):
+        n, n_in = x.shape
+        W = self.make(condition).reshape(n, self.n_out, n_in)
+        h = F.matmul(W, x[:, :, None]).reshape(n, self.n_out)
+        return F.softmax_cross_entropy(self.last(F.tanh(h)), label)
+
+
+class Ode(Chain):
+    """Runge-Kutta: one small network at every stage of every step."""
+
+    def __init__(self, size=6, units=12, steps=3):
+        super().__init__()
+        self.steps = steps
+        with self.init_scope():
+            self.l1 = L.Linear(size + 1, units)
+            self.l2 = L.Linear(units, size)
+
+    def derivative(self, x, t):
+        t = self.xp.full((len(x), 1), t, 'f')
+        return self.l2(F.tanh(self.l1(F.concat((x, t)))))
+
+    def forward(self, x, target):
+        dt = 1 / self.steps
+        for step in range(self.steps):
+            t = step * dt
+            k1 = self.derivative(x, t)
+            k2 = self.derivative(x + k1 * (dt / 2), t + dt / 2)
+            k3 = self.derivative(x + k2 * (dt / 2), t + dt / 2)
+            k4 = self.derivative(x + k3 * dt, t + dt)
+            x = x + (k1 + 2 * k2 + 2 * k3 + k4) * (dt / 6)
+        return F.mean_squared_error(x, target)
+
+
+class DeepQ(Chain):
+    """A second network, a copy, says what the first one should."""
+
+    def __init__(self, n_in=6, actions=3):
+        super().__init__()
+        q = chainer.Sequential(L.Linear(n_in, 16), F.relu)
+        with self.init_scope():
+            self.q = q
+            self.advantage = L.Linear(16, actions)
+            self.value = L.Linear(16, 1)
+            self.target = chainer.Sequential(
+                copy.deepcopy(q), L.Linear(16, actions))
+
+    def q_values(self, x):
+        h = self.q(x)
+        advantage, value = F.broadcast(self.advantage(h), self.value(h))
+        mean = F.mean(advantage, axis=1, keepdims=True)
+        return value + advantage - F.broadcast_to(mean, advantage.shape)
+
+    def forward(self, state, action, reward, after):
+        q = F.select_item(self.q_values(state), action)
+        with chainer.no_backprop_mode():
+            best = F.max(self.target(after), axis=1)
+        wanted = reward + .9 * best.array
+        loss = F.mean(F.huber_loss(q, wanted, 1., reduce='no'))
+        report({'loss': loss, 'q': F.mean(q)}, self)
+        return loss
+
+
+class ActorCritic(Chain):
+    """The advantage is a number, not a variable."""
+
+    def __init__(self, n_in=6, actions=3):
+        super().__init__()
+        with self.init_scope():
+            self.body = L.Linear(n_in, 16)
+            self.pi = L.Linear(16, actions)
+            self.v = L.Linear(16, 1)
+
+    def forward(self, state, action, reward):
+        h = F.tanh(self.body(state))
+        log_pi = F.log_softmax(self.pi(h))
+        v = F.squeeze(self.v(h), axis=1)
+        advantage = reward - v.data
+        policy = -F.mean(F.select_item(log_pi, action) * advantage)
+        value = F.mean_squared_error(v, reward)
+        entropy = -F.mean(F.sum(F.exp(log_pi) * log_pi, axis=1))
+        report({'policy': policy, 'value': value, 'entropy': entropy,
+                'advantage': float(advantage.mean())}, self)
+        return policy + .5 * value - .01 * entropy
+
+
+class Distilled(Chain):
+    """A teacher that is not trained, and runs as if in a test."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.teacher = chainer.Sequential(
+                L.Linear(12, 16), L.BatchNormalization(16), F.dropout,
+                L.Linear(16, 10))
+            self.student = Layers(12, 10)
+        self.teacher.disable_update()
+
+    def forward(self, x, t):
+        with chainer.using_config('train', False), \
+                chainer.no_backprop_mode():
+            soft = F.softmax(self.teacher(x) / 2.)
+        y = self.student(x)
+        hard = F.softmax_cross_entropy(y, t)
+        match = -F.sum(soft * F.log_softmax(y / 2.)) / len(x)
+        report({'hard': hard, 'match': match}, self)
+        return hard + match
+
+
+class Forgetful(Chain):
+    """The middle is computed again in backward: ``F.forget``."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(12, 16)
+            self.l2 = L.Linear(16, 16)
+            self.l3 = L.Linear(16, 16)
+            self.l4 = L.Linear(16, 10)
+
+    def middle(self, h):
+        return F.relu(self.l3(F.relu(self.l2(h))))
+
+    def forward(self, x):
+        return self.l4(F.forget(self.middle, F.relu(self.l1(x))))
+
+
+class Frozen(Chain):
+    """Half of it is not updated: cut by ``.array``, and by switch."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.features = L.Linear(12, 16)
+            self.middle = L.Linear(16, 16)
+            self.head = L.Linear(16, 10)
+        self.middle.disable_update()
+
+    def forward(self, x):
+        h = F.relu(self.features(x)).array
+        return self.head(F.relu(self.middle(h)))
+
+
+class Methods(Chain):
+    """A loss as a chain of its own; links are used by their methods."""
+
+    class Body(Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.encode_ = L.Linear(12, 8)
+                self.classify_ = L.Linear(8, 10)
+                self.rebuild_ = L.Linear(8, 12)
+
+        def encode(self, x):
+            return F.selu(self.encode_(x))
+
+        def classify(self, h):
+            return self.classify_(h)
+
+        def rebuild(self, h):
+            return self.rebuild_(h)
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.body = self.Body()
+            # Learned, of the two losses (Kendall et al. 2018).
+            self.log_var = Parameter(0., (2,))
+        self.compute_accuracy = True
+
+    def forward(self, x, t):
+        h = self.body.encode(x)
+        y = self.body.classify(h)
+        losses = F.stack([
+            F.softmax_cross_entropy(y, t),
+            F.mean_squared_error(self.body.rebuild(h), x)])
+        total = F.sum(F.exp(-self.log_var) * losses + self.log_var)
+        if self.compute_accuracy:
+            report({'accuracy': F.accuracy(y, t)}, self)
+        report({'loss': total}, self)
+        return total
+
+
+class OuterProduct(Chain):
+    """Bilinear of two views of x, a covariance, and a hinge."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.left = L.Linear(12, 4)
+            self.right = L.Linear(12, 5)
+            self.bilinear = L.Bilinear(4, 5, 6, nobias=True)
+            self.centres = Parameter(chainer.initializers.Normal(1.),
+                                     (4, 6))
+
+    def forward(self, x, t):
+        h = self.bilinear(self.left(x), self.right(x))
+        a, b = F.broadcast(h[:, None], self.centres[None])
+        y = -F.sum((a - b) ** 2, axis=2)
+        loss = F.hinge(y, t)
+        # About the batch as a whole, so it differs in a micro-batch.
+        return loss + .01 * F.cross_covariance(h[:, :3], h[:, 3:])
+
+
+class SharedParameters(Chain):
+    """One link under two names, one parameter in two links."""
+
+    def __init__(self, units=12):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(units, units)
+            self.b = self.a
+            self.c = L.Linear(units, units)
+            self.c.W = self.a.W
+            self.out = L.Linear(units, 10)
+
+    def forward(self, x):
+        return self.out(F.relu(self.c(F.relu(self.b(F.relu(self.a(x)))))))
+
+
+class Moving(Chain):
+    """Predicts from an average of what it computed in earlier updates."""
+
+    def __init__(self, units=8):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.Linear(6, units)
+            self.out = L.Linear(units, 3)
+        self.add_persistent('average', np.zeros(units, 'f'))
+
+    def forward(self, x, t):
+        h = F.tanh(self.embed(x))
+        if chainer.config.train:
+            self.average[...] *= .9
+            self.average[...] += .1 * h.array.mean(axis=0)
+        centred = h - self.xp.broadcast_to(self.average, h.shape)
+        return F.softmax_cross_entropy(self.out(centred), t)
+
+
+class LayerDrop(Chain):
+    """Stochastic depth: a coin says which of the layers run."""
+
+    def __init__(self, units=12, layers=4):
+        super().__init__()
+        with self.init_scope():
+            self.blocks = L.Linear(units, units).repeat(layers)
+            self.out = L.Linear(units, 10)
+
+    def forward(self, x):
+        h = x
+        for block in self.blocks:
+            if not chainer.config.train:
+                h = h + .5 * F.relu(block(h))
+            elif np.random.rand() < .5:
+                h = h + F.relu(block(h))
+        return self.out(h)
+
+
+class Weighted(Chain):
+    """Some labels are missing; a class weight; a sample weight."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(12, 16)
+            self.l2 = L.Linear(16, 4)
+        self.class_weight = np.array([1, 2, .5, 1], 'f')
+
+    def forward(self, x, t, weight):
+        y = self.l2(F.relu(self.l1(x)))
+        loss = F.softmax_cross_entropy(
+            y, t, class_weight=self.class_weight, ignore_label=-1,
+            reduce='no')
+        return F.average(loss, weights=chainer.as_variable(
+            np.abs(weight) + np.float32(.1)))
+
+
+_LABELLED = arrays(floats(12), integers(10))
+_GRAPHS = {'atoms': integers(8, 6), 'adjacency': adjacency(6),
+           'target': floats()}
+
+CASES = [
+    Case('skip_mlp', lambda: L.Classifier(SkipMLP()), _LABELLED),
+    Case('chain_list', lambda: L.Classifier(Layers(16, 16, 10)), _LABELLED),
+    Case('highway', lambda: L.Classifier(HighwayNet()), _LABELLED),
+    Case('maxout', lambda: L.Classifier(MaxoutNet()), _LABELLED, draws=True),
+    Case('experts', Experts, _LABELLED),
+    # A micro-batch may choose fewer experts than the batch.
+    Case('sparse_experts', lambda: L.Classifier(SparseExperts()), _LABELLED,
+         samples=16, reads=True),
+    Case('graph', Graph, keywords(**_GRAPHS)),
+    Case('graph_attention', GraphAttention,
+         arrays(floats(5, 6), adjacency(5), integers(3))),
+    Case('thinking_time', lambda: L.Classifier(ThinkingTime()), _LABELLED),
+    Case('halting', Halting, _LABELLED, reads=True),
+    # The input's running statistics.
+    Case('regression', Regression, arrays(floats(12), floats(2)),
+         stateful=True),
+    Case('arithmetic', Arithmetic, arrays(floats(6), floats()), reads=True),
+    # Batch renormalisation trains by its running statistics.
+    Case('dropout_and_norms', lambda: L.Classifier(DropoutAndNorms()),
+         _LABELLED, draws=True, batch_norm=True, stateful=True),
+    Case('regularised', lambda: Regularised(Layers(16, 10)), _LABELLED),
+    Case('deep_sets', DeepSets, arrays(floats(5, 4), integers(3))),
+    Case('factorisation_machine', FactorisationMachine,
+         arrays(integers(30, 4), integers(2))),
+    Case('wide_and_deep', lambda: WideAndDeep({'user': 9, 'item': 7}),
+         keywords(numbers=floats(4), user=some(9), item=integers(7),
+                  clicked=integers(2))),
+    Case('hyper_network', HyperNetwork,
+         arrays(floats(6), floats(3), integers(3))),
+    Case('ode', Ode, arrays(floats(6), floats(6))),
+    Case('deep_q', DeepQ,
+         arrays(floats(6), integers(3), floats(), floats(6)), reads=True,
+         unused=('/target/0/0/W', '/target/0/0/b', '/target/1/W',
+                 '/target/1/b')),
+    Case('actor_critic', ActorCritic,
+         arrays(floats(6), integers(3), floats()), reads=True),
+    Case('distilled', Distilled, _LABELLED,
+         unused=('/teacher/0/W', '/teacher/0/b', '/teacher/1/W',
+                 '/teacher/1/b', '/teacher/2/beta', '/teacher/2/gamma')),
+    Case('forgetful', lambda: L.Classifier(Forgetful()), _LABELLED,
+         reenters=True),
+    Case('frozen', lambda: L.Classifier(Frozen()), _LABELLED, reads=True,
+         unused=('/predictor/features/W', '/predictor/features/b')),
+    Case('methods', Methods, _LABELLED),
+    Case('bilinear', OuterProduct, arrays(floats(12), integers(4))),
+    Case('shared_parameters', lambda: L.Classifier(SharedParameters()),
+         _LABELLED),
+    Case('moving_average', Moving, arrays(floats(6), integers(3)),
+         stateful=True, reads=True),
+    Case('layer_drop', lambda: L.Classifier(LayerDrop()), _LABELLED,
+         draws=True),
+    Case('weighted', Weighted,
+         arrays(floats(12), some(4), floats())),
+]
