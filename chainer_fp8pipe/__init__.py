@@ -19,10 +19,13 @@ _HOMES = {
     'RandomResizedCrop': 'chainer_fp8pipe.images',
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
     'batch_arrays': 'chainer_fp8pipe.images',
+    'atomic': 'chainer_fp8pipe.chains.whole',
     'create_communicator': 'chainer_fp8pipe.communicators',
     'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',
+    'deferred': 'chainer_fp8pipe.chains.parameters',
     'large_batch': 'chainer_fp8pipe.training.large_batch',
     'lazy': 'chainer_fp8pipe.links',
+    'partition': 'chainer_fp8pipe.chains.partition',
 }
 
 __all__ = ['__version__', 'compat', *_HOMES]

@@ -17,12 +17,16 @@ def recomputed(recompute: Any, last: int) -> frozenset[int]:
 
     Args:
         recompute: A key of :data:`RECOMPUTE`; True and False mean the second
-            and the first.
+            and the first.  Or a tuple that says of each chunk whether it
+            does.
         last: The number of the last chunk.
 
     Raises:
         ValueError: It is something else.
     """
+    if isinstance(recompute, tuple) and len(recompute) == last + 1:
+        return frozenset(chunk for chunk, again in enumerate(recompute)
+                         if again)
     if isinstance(recompute, bool):
         recompute = 'every stage' if recompute else 'no stage'
     if recompute not in RECOMPUTE:

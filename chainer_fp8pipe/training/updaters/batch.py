@@ -14,11 +14,22 @@ class Batch(NamedTuple):
         inputs: For the first layer.
         target: For the loss; None in a prediction.
         progress: Numbers about the iterator, for the other stages.
+        keys: Names of the inputs, where they are keyword arguments.
     """
 
     inputs: Arrays
     target: Any
     progress: tuple[float, ...] = (0.0,) * 4
+    keys: tuple[str, ...] | None = None
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of a model that has its loss.
+
+        As ``StandardUpdater`` calls it.
+        """
+        if self.keys is None:
+            return self.inputs, {}
+        return (), dict(zip(self.keys, self.inputs, strict=True))
 
     def samples(self) -> int:
         """How many samples there are.
@@ -69,3 +80,17 @@ def split_target(arrays: Any, label_key: Any,
                          'one input or more and the target')
     target = arrays.pop(label_key)
     return Batch(tuple(arrays), target, progress)
+
+
+def whole_batch(arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
+                ) -> Batch:
+    """A converted batch for a model that has its loss inside.
+
+    Args:
+        arrays: An array, a tuple of them, or a dictionary.
+        progress: Goes into the batch.
+    """
+    if isinstance(arrays, dict):
+        return Batch(tuple(arrays.values()), None, progress, tuple(arrays))
+    return Batch(arrays if isinstance(arrays, tuple) else (arrays,), None,
+                 progress)

@@ -15,7 +15,6 @@ from ...pipeline.chunk import Chunk
 from ...pipeline.executor import Executor
 from ...pipeline.gradient_sums import GradientSums
 from ...pipeline.grid import ProcessGrid
-from ...pipeline.layer_block import LayerBlock
 from ...pipeline.layers import blame
 from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place, preserved
@@ -24,6 +23,9 @@ from ...pipeline.schedule import Schedule, forward_schedule, make_schedule
 from ...pipeline.splitting import bounds, recomputed
 from ...pipeline.tape import Arrays
 from .batch import Batch
+from .chain_work import ChainWork
+from .layer_work import LayerWork
+from .tied_gradients import TiedGradients
 from .together import Opened, Together
 
 
@@ -31,11 +33,10 @@ class Steps:
     """What a pipeline's ranks do together.
 
     Args:
-        model: This rank's stage, a ``Divisible``.
+        model: This rank's stage.
         grid: All ranks.
-        loss_fun: ``loss_fun(*outputs, target)``, a mean.
-        metrics: Name to function of the same arguments.
-        loss_weight: How much a micro-batch's target counts; None: guess.
+        work: What is done with a batch: :class:`.LayerWork` or
+            :class:`.ChainWork`.
         micro_batches: Into how many a batch is cut.
         schedule: The name of the schedule.
         recompute: Which stages keep their inputs only.
@@ -47,26 +48,23 @@ class Steps:
             together; on all ranks.
     """
 
-    def __init__(self, model: Any, grid: ProcessGrid, *, loss_fun: Callable,
-                 metrics: Mapping[str, Callable],
-                 loss_weight: Callable | None, micro_batches: int,
+    def __init__(self, model: Any, grid: ProcessGrid,
+                 work: LayerWork | ChainWork, *, micro_batches: int,
                  schedule: str, recompute: Any, activation_codec: str | None,
                  seed: int) -> None:
-        self.grid = grid
+        self.grid, self._work = grid, work
         self.recorder = Recorder(grid.comm.rank)
         self._model = model
         self._seed = seed
         self._micro_batches = micro_batches
-        chunks = len(model.pieces)
         self.schedule: Schedule = make_schedule(
-            schedule, grid.stages, micro_batches, chunks)
-        self._last = grid.stages * chunks - 1
+            schedule, grid.stages, micro_batches, work.chunks)
+        self._last = grid.stages * work.chunks - 1
         self._recomputed = recomputed(recompute, self._last)
         self._codec = activation_codec
         self._sums = GradientSums()
         self._statistics = BatchStatistics()
-        self._head = LossHead(loss_fun, metrics, loss_weight)
-        self._is_first = grid.stage_index == 0
+        self._head = work.head
         self._is_last = grid.stage_index == grid.stages - 1
         self._together = Together(grid)
 
@@ -74,22 +72,19 @@ class Steps:
         """Opens the channels; call it on all ranks, once, before a step."""
         model, grid = self._model, self.grid
         parameters = list(model.params())
-        chunks = {}
-        for position, piece in enumerate(model.pieces):
-            number = grid.stage_index + position * grid.stages
-            chunks[number] = Chunk(
-                [LayerBlock(layer, first=not layer[0],
-                            statistics=self._statistics,
-                            initial_seed=model.seed, xp=model.xp)
-                 for layer in piece], number=number,
-                recompute=number in self._recomputed, sums=self._sums,
-                statistics=self._statistics, parameters=parameters)
+        chunks = {number: Chunk(
+            blocks, number=number, recompute=number in self._recomputed,
+            sums=self._sums, statistics=self._statistics,
+            parameters=parameters)
+            for number, blocks in self._work.blocks(
+                self._statistics).items()}
         self._blocks = [block for chunk in chunks.values()
                         for block in chunk.blocks]
         self._channels = Channels(grid.pipeline, chunks, self._last,
                                   self._codec, model.xp)
         self._executor = Executor(chunks, self._channels, self._last,
-                                  model.total, self.recorder)
+                                  self._work.layers, self.recorder)
+        self._tied = TiedGradients(grid, self._work.tied(), parameters)
 
     def train(self, read: Callable[[], Batch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],
@@ -119,24 +114,34 @@ class Steps:
             {'the iteration': str(iteration),
              'the loss scale': str(loss_scale), **entries})
 
+        problem = self._work.prepare(opened, self._micro_batches, 'train')
+
         def work() -> None:
             self._model.cleargrads()
+            inputs: list[Arrays] = []
             targets: list[Any] = []
             weights: list[float] = []
             total = 0.0
             try:
-                targets, weights = self._deal(opened)
+                inputs, targets, weights = self._deal(
+                    opened, self._micro_batches, 'train', problem)
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, loss_scale)
             with preserved(), (announced or _nobody)(
                     self._model, loss_scale) as final:
-                self._sums.begin(self._blocks, final)
-                self._run(self.schedule, opened, iteration, self._head,
-                          train=True)
+                self._sums.begin(self._blocks, self._tied.but(final))
+                self._run(self.schedule, opened, inputs, iteration,
+                          self._head, train=True)
             self._statistics.finish()
             self._sums.finish(loss_scale)
-        return self._means('train', work), opened.progress
+        means = self._means('train', work)
+        self._tied.add_up()
+        return means, opened.progress
+
+    def hand_back(self) -> None:
+        """Gives tied parameters their means; call it on all ranks."""
+        self._tied.hand_back()
 
     def evaluate(self, read: Callable[[], Batch]) -> dict[str, float]:
         """Loss and metrics of one batch, without training; on all ranks.
@@ -145,11 +150,15 @@ class Steps:
             read: Gives the batch; called on the first stage only.
         """
         opened = self._together.open('evaluate', read)
+        parts = min(opened.samples, self._micro_batches)
+        problem = self._inferring(
+            lambda: self._work.prepare(opened, parts, 'evaluate'))
 
         def work() -> None:
-            targets, weights = self._deal(opened)
+            inputs, targets, weights = self._deal(opened, parts, 'evaluate',
+                                                  problem)
             self._head.begin(targets, weights, sum(weights), None)
-            self._infer(opened, self._head)
+            self._infer(opened, inputs, self._head)
         return self._means('evaluate', work)
 
     def predict(self, read: Callable[[], Batch], wanted: bool) -> Any:
@@ -164,10 +173,14 @@ class Steps:
             ranks that did not want it.
         """
         opened = self._together.open('predict', read)
+        count = min(opened.samples, self._micro_batches)
+        problem = self._inferring(
+            lambda: self._work.prepare(opened, count, 'predict'))
         outputs: list[Any] = []
 
         def work() -> list[float]:
-            parts = self._infer(opened, None)
+            inputs, _, _ = self._deal(opened, count, 'predict', problem)
+            parts = self._infer(opened, inputs, None)
             if self._is_last:
                 with blame('the output', 0):
                     outputs.extend(self._model.xp.concatenate(column)
@@ -180,16 +193,16 @@ class Steps:
 
     def _means(self, step: str, work: Callable[[], None]) -> dict[str, float]:
         """Does the work; gives the means of loss and metrics."""
-        head = self._head
+        names: list[str] = []
 
         def measured() -> list[float]:
             work()
-            if self._is_last:
-                return [*head.sums.values(), *head.totals.values()]
-            return [0.0] * (2 * len(head.names))
+            names.extend(self._work.names())
+            sums, totals = self._work.sums()
+            return [*sums, *totals]
         sums, totals = numpy.split(self._close(step, measured), 2)
         return {name: float(part / whole) if whole else 0.0
-                for name, part, whole in zip(head.names, sums, totals,
+                for name, part, whole in zip(names, sums, totals,
                                              strict=True)}
 
     def _close(self, step: str, work: Callable[[], list[float]]
@@ -200,12 +213,14 @@ class Steps:
             self._channels.spoil()
             raise
         self._channels.flush()
+        self._work.end()
         return found
 
     def _give_up(self, text: str) -> None:
         self._channels.fail(text)
         give_up(self._model, text)
         self._executor.forget()
+        self._work.forget()
         self._sums.forget()
         self._statistics.forget()
 
@@ -220,19 +235,18 @@ class Steps:
                 'no batch is short')
         return batch
 
-    def _deal(self, opened: Opened) -> tuple[list[Any], list[float]]:
-        """Targets and weights of the micro-batches, where the loss is."""
-        target: Any = opened.batch.target if opened.batch else None
-        if self._is_first and not self._is_last:
-            self._channels.send_targets(target)
-        if not self._is_last:
-            return [], []
-        if not self._is_first:
-            target = self._channels.receive_targets()
-        count = min(opened.samples, self._micro_batches)
-        targets = [target[start:end]
-                   for start, end in bounds(opened.samples, count)]
-        return targets, self._head.count(targets)
+    def _deal(self, opened: Opened, parts: int, step: str, problem: str
+              ) -> tuple[list[Arrays], list[Any], list[float]]:
+        """Inputs, targets and weights of the micro-batches, where they are
+        wanted."""
+        if problem:
+            raise ValueError(problem)
+        return self._work.deal(opened, self._channels, parts, step)
+
+    def _inferring(self, action: Callable[[], Any]) -> Any:
+        with preserved(), chainer.using_config('train', False), \
+                chainer.no_backprop_mode():
+            return action()
 
     def _total_weight(self, weight: float) -> float:
         """What a replica's weights are to be divided by.
@@ -243,24 +257,22 @@ class Steps:
             return weight
         return self.grid.data.allreduce(weight) / self.grid.replicas
 
-    def _run(self, schedule: Schedule, opened: Opened, iteration: int,
-             head: LossHead | None, train: bool) -> list[Arrays]:
-        parts = bounds(opened.samples, schedule.micro_batches)
-        inputs = [] if opened.batch is None else [
-            tuple(array[start:end] for array in opened.batch.inputs)
-            for start, end in parts]
+    def _run(self, schedule: Schedule, opened: Opened,
+             inputs: list[Arrays], iteration: int, head: LossHead | None,
+             train: bool) -> list[Arrays]:
         places = [Place(self._seed, iteration, 0, opened.first_sample + start)
-                  for start, _ in parts]
+                  for start, _ in bounds(opened.samples,
+                                         schedule.micro_batches)]
         return self._executor.run(schedule, self.grid.stage_index, inputs,
                                   places, head, train)
 
-    def _infer(self, opened: Opened, head: LossHead | None) -> list[Arrays]:
+    def _infer(self, opened: Opened, inputs: list[Arrays],
+               head: LossHead | None) -> list[Arrays]:
         schedule = _forward(self.grid.stages,
                             min(opened.samples, self._micro_batches),
                             self.schedule.chunks)
-        with preserved(), chainer.using_config('train', False), \
-                chainer.no_backprop_mode():
-            return self._run(schedule, opened, 0, head, train=False)
+        return self._inferring(lambda: self._run(
+            schedule, opened, inputs, 0, head, train=False))
 
     def _hand_out(self, outputs: Arrays, wanted: bool) -> Any:
         """The last stage gives the outputs to all that want them."""

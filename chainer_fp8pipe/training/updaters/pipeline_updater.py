@@ -13,12 +13,15 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
+from ...chains.partitioned import PartitionedChain
 from ...mpi.abort import abort_on_exception
 from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.once import once
-from .batch import Batch, split_target
+from .batch import Batch, split_target, whole_batch
+from .chain_work import ChainWork, recompute_of, report
 from .following_iterator import FollowingIterator, progress
+from .layer_work import LayerWork
 from .layout import layout_problem
 from .pipeline_steps import Steps
 from .whole_model import decide_together, decisions
@@ -121,15 +124,22 @@ class PipelineUpdater(StandardUpdater):
             'metrics': ', '.join(metrics)}),
             remedy='Pass the same to PipelineUpdater on all ranks.')
         model = optimizer.target
-        agree(grid.comm, Signature({}), layout_problem(model, grid),
-              'Make this rank\'s model with Net().stage(comm).')
+        work: LayerWork | ChainWork
+        if isinstance(model, PartitionedChain):
+            recompute = recompute_of(model, recompute)
+            work = ChainWork(model, grid, loss_weight)
+            model.partition.optimizer = optimizer
+        else:
+            agree(grid.comm, Signature({}), layout_problem(model, grid),
+                  'Make this rank\'s model with Net().stage(comm).')
+            work = LayerWork(model, grid, loss_fun, metrics, loss_weight)
+        self._work = work
         if grid.stage_index or iterator is None:
             iterator = FollowingIterator()
         super().__init__(iterator, optimizer, converter, device,
                          auto_new_epoch=auto_new_epoch)
         self._steps = raise_together(grid.comm, lambda: Steps(
-            model, grid, loss_fun=loss_fun, metrics=metrics,
-            loss_weight=loss_weight, micro_batches=micro_batches,
+            model, grid, work, micro_batches=micro_batches,
             schedule=schedule, recompute=recompute,
             activation_codec=activation_codec, seed=seed), error=ValueError)
         self._steps.connect()
@@ -157,7 +167,7 @@ class PipelineUpdater(StandardUpdater):
                 getattr(optimizer, 'communicator', None), 'announced', None))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
-        chainer.report(means, model)
+        self._report(means)
         decide_together(optimizer, self.grid.pipeline)
         if type(optimizer) is _MultiNodeOptimizer:
             # What its update() does, but that never spends an update on
@@ -166,6 +176,7 @@ class PipelineUpdater(StandardUpdater):
             with self.recorder.note('exchange'):
                 optimizer.communicator.multi_node_mean_grad(
                     model, optimizer.zero_fill)
+            self._steps.hand_back()
             optimizer = optimizer.actual_optimizer
         with self.recorder.note('update'):
             optimizer.update()
@@ -185,8 +196,8 @@ class PipelineUpdater(StandardUpdater):
                 stage's rank count, the others only say that a batch comes.
         """
         means = self._steps.evaluate(
-            lambda: split_target(kwargs or args, self.label_key))
-        chainer.report(means, self.get_optimizer('main').target)
+            lambda: self._batch(kwargs or args))
+        self._report(means)
 
     def predict(self, *inputs: Any, wanted: bool = True) -> Any:
         """The model's output; call it on all ranks.
@@ -227,7 +238,19 @@ class PipelineUpdater(StandardUpdater):
         iterator = self.get_iterator('main')
         arrays = convert._call_converter(
             self.converter, iterator.next(), self.input_device)
-        return split_target(arrays, self.label_key, progress(iterator))
+        return self._batch(arrays, progress(iterator))
+
+    def _batch(self, arrays: Any, *now: Any) -> Batch:
+        if isinstance(self._work, ChainWork):
+            return whole_batch(arrays, *now)
+        return split_target(arrays, self.label_key, *now)
+
+    def _report(self, means: dict[str, float]) -> None:
+        model = self.get_optimizer('main').target
+        if isinstance(self._work, ChainWork):
+            report(model, means)
+        else:
+            chainer.report(means, model)
 
 
 def _given(inputs: tuple) -> Batch:
@@ -252,11 +275,25 @@ def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
     if iterator is None and grid.stage_index == 0:
         raise ValueError('the ranks of the first stage need an iterator')
     model = getattr(optimizer, 'target', None)
-    if not hasattr(model, 'pieces'):
+    if isinstance(model, PartitionedChain):
+        _check_partition(model, optimizer, grid)
+    elif not hasattr(model, 'pieces'):
         raise TypeError('the optimizer must be set up with a Divisible '
-                        '(optimizer.setup(Net().stage(comm))), not '
-                        f'{type(model).__name__}')
+                        '(optimizer.setup(Net().stage(comm))), or with a '
+                        'model that partition(model, example, comm) has cut, '
+                        f'not {type(model).__name__}')
     _check_replicas(optimizer, grid)
+
+
+def _check_partition(model: PartitionedChain, optimizer: Any,
+                     grid: ProcessGrid) -> None:
+    part = model.partition
+    if part.grid is not grid:
+        raise ValueError('the model was cut for other ranks; give '
+                         'PipelineUpdater the comm that partition() got')
+    if part.optimizer is not None and part.optimizer is not optimizer:
+        raise ValueError('another optimizer trains this model already; a '
+                         'partitioned model has one')
 
 
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:

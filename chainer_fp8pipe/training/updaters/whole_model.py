@@ -78,8 +78,10 @@ class _ClipTogether(GradientClipping):
 
     def __call__(self, optimizer: Any) -> None:
         parameters = list(optimizer.target.params(False))
-        square = sum(_square_norm(parameter.grad)
-                     for parameter in parameters)
+        part = getattr(optimizer.target, 'partition', None)
+        # What several stages have counts once.
+        square = sum(_square_norm(parameter.grad) for parameter in (
+            part.counted() if part else parameters))
         norm = float(numpy.sqrt(self.comm.allreduce(square)))
         # As in Chainer, a norm that is not finite spoils all gradients.
         rate = self.threshold / norm if norm else numpy.inf

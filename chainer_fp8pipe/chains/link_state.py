@@ -1,0 +1,183 @@
+"""What links keep in attributes from one forward pass to the next.
+
+A recurrent layer keeps its hidden state.  A pipeline takes several
+micro-batches forward before the first comes back, and each of them goes on
+from its own state; the gradient ends there, as after Chainer's
+``unchain_backward``.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ..planning.calls import Source
+from . import nested
+from .ghost import is_ghost
+
+_OWN = frozenset(('_params', '_persistent', '_children'))
+Links = Mapping[str, chainer.Link]
+
+
+class saved:
+    """A ``with`` block after which all links are as they were before."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def __enter__(self) -> None:
+        self._before = [(link, {
+            name: _copied(link, name, value)
+            for name, value in vars(link).items()})
+            for link in self._links.values()]
+        self._values = [dict(vars(link)) for link in self._links.values()]
+
+    def __exit__(self, *_: Any) -> None:
+        for (link, before), values in zip(self._before, self._values,
+                                          strict=True):
+            own = vars(link)
+            for name in set(own) - set(before):
+                del own[name]
+            for name, value in before.items():
+                if name in _OWN:
+                    continue
+                own[name] = _put_back(values[name], value)
+
+
+def frozen(links: Links) -> dict[tuple[str, str], Any]:
+    """The attributes that a forward pass may set, as they are now."""
+    return {(path, name): value for path, link in links.items()
+            for name, value in vars(link).items()
+            if name not in _OWN and name not in link._params
+            and name not in link._persistent
+            and not isinstance(value, chainer.Link)}
+
+
+class Leaf(NamedTuple):
+    """A value in a link's attribute.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        xp: ``numpy`` or ``cupy``.
+        is_variable: Whether it is a variable, not an array.
+        source: Which call made it; None where that cannot be told.
+        stage: Which stage has it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    xp: Any
+    is_variable: bool
+    source: Source | None
+    stage: int = 0
+
+
+class Entry(NamedTuple):
+    """An attribute that a forward pass has set.
+
+    Attributes:
+        link: Path of the link.
+        name: Of the attribute.
+        tree: Of its value.
+        leaves: The values in it.
+    """
+
+    link: str
+    name: str
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+
+class State:
+    """What a forward pass leaves in attributes, as ghosts.
+
+    Args:
+        entries: The attributes.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
+        self.entries = entries
+
+    @classmethod
+    def found(cls, links: Links, begin: Mapping[tuple[str, str], Any]
+              ) -> State:
+        """What is other than it was at the beginning, and made by calls."""
+        entries = []
+        for (path, name), value in frozen(links).items():
+            if begin.get((path, name)) is value:
+                continue
+            leaves, tree = nested.leaves(value)
+            arrays = list(map(nested.array_of, leaves))
+            if not any(map(is_ghost, arrays)):
+                continue
+            entries.append(Entry(path, name, tree, tuple(
+                Leaf(tuple(array.shape), array.dtype,
+                     chainer.backend.get_array_module(array),
+                     isinstance(leaf, chainer.Variable), _source(array))
+                for leaf, array in zip(leaves, arrays, strict=True))))
+        return cls(tuple(entries))
+
+    def placed(self, stages: Callable[[Source], int]) -> State:
+        """The same with the stage of each leaf."""
+        return State(tuple(entry._replace(leaves=tuple(
+            leaf if leaf.source is None else
+            leaf._replace(stage=stages(leaf.source))
+            for leaf in entry.leaves)) for entry in self.entries))
+
+    def only(self, wanted: set[int]) -> State:
+        """The entries with these numbers."""
+        return State(tuple(entry for number, entry
+                           in enumerate(self.entries) if number in wanted))
+
+    def put(self, links: Links, pin: Callable[..., Any]) -> None:
+        """Sets the attributes to what ``pin`` makes of the leaves."""
+        for entry in self.entries:
+            values = []
+            for leaf in entry.leaves:
+                value = pin(leaf.shape, leaf.dtype, leaf.stage, leaf.xp,
+                            entry.link)
+                values.append(chainer.Variable(value, requires_grad=False)
+                              if leaf.is_variable else value)
+            setattr(links[entry.link], entry.name,
+                    nested.rebuilt(entry.tree, values))
+
+    def signature(self) -> Any:
+        """Equal for states from which a model makes the same calls."""
+        return tuple((entry.link, entry.name, repr(entry.tree), tuple(
+            (leaf.shape, str(leaf.dtype), leaf.stage)
+            for leaf in entry.leaves)) for entry in self.entries)
+
+
+def _source(array: Any) -> Source | None:
+    if is_ghost(array) and isinstance(array.source, Source):
+        return array.source
+    return None
+
+
+def _copied(link: chainer.Link, name: str, value: Any) -> Any:
+    """A copy of what a forward pass may change in place."""
+    if name in link._params or isinstance(value, chainer.Link):
+        return value
+    if isinstance(value, (list, dict, set)):
+        return copy.copy(value)
+    if name in link._persistent and isinstance(value, numpy.ndarray):
+        return value.copy()
+    return value
+
+
+def _put_back(original: Any, before: Any) -> Any:
+    """The same object as before, with what it had in it."""
+    if original is before:
+        return before
+    if isinstance(original, numpy.ndarray):
+        original[...] = before
+    elif isinstance(original, list):
+        original[:] = before
+    else:
+        original.clear()
+        original.update(before)
+    return original

@@ -1,0 +1,75 @@
+"""Arrays and variables inside of nested lists, tuples and dictionaries."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+#: Puts other leaves in the places of those that were found.
+Rebuild = Callable[[list[Any]], Any]
+
+
+def leaves(value: Any) -> tuple[list[Any], Any]:
+    """All arrays and variables in ``value``, and the tree that held them.
+
+    Args:
+        value: Anything; lists, tuples (named ones, too) and dictionaries are
+            searched, other objects are not.
+
+    Returns:
+        The leaves, and what :func:`rebuilt` takes.
+    """
+    found: list[Any] = []
+    return found, _walk(value, found, _leaf_types())
+
+
+def rebuilt(tree: Any, values: list[Any]) -> Any:
+    """The value of a tree, with ``values`` in the places of its leaves."""
+    kind, content = tree
+    if kind == 'leaf':
+        return values[content]
+    if kind == 'constant':
+        return content
+    if kind is dict:
+        return {key: rebuilt(item, values) for key, item in content}
+    items = [rebuilt(item, values) for item in content]
+    return kind(*items) if hasattr(kind, '_fields') else kind(items)
+
+
+def signature(tree: Any) -> Any:
+    """A hashable form of a tree; equal for trees of equal structure.
+
+    Raises:
+        TypeError: A constant in it cannot be hashed.
+    """
+    kind, content = tree
+    if kind == 'leaf':
+        return content
+    if kind == 'constant':
+        hash(content)
+        return type(content), content
+    if kind is dict:
+        return 'dict', tuple((key, signature(item)) for key, item in content)
+    return kind, tuple(map(signature, content))
+
+
+def array_of(value: Any) -> Any:
+    """The array of a variable, without asking a deferred one to be drawn."""
+    return value._data[0] if isinstance(value, chainer.Variable) else value
+
+
+def _leaf_types() -> tuple[type, ...]:
+    return (chainer.Variable, *chainer.get_array_types())
+
+
+def _walk(value: Any, found: list[Any], types: tuple[type, ...]) -> Any:
+    if isinstance(value, types):
+        found.append(value)
+        return 'leaf', len(found) - 1
+    if isinstance(value, (list, tuple)):
+        return type(value), [_walk(item, found, types) for item in value]
+    if isinstance(value, dict):
+        return dict, [(key, _walk(item, found, types))
+                      for key, item in value.items()]
+    return 'constant', value

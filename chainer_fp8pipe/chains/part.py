@@ -1,0 +1,245 @@
+"""A part of a traced Chain as a block of a pipeline."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import chainer
+import numpy
+
+from ..intercept.function_calls import intercepting
+from ..pipeline.randomness import Place, at
+from ..pipeline.tape import Arrays, GraphTape
+from ..planning.calls import Source
+from . import nested
+from .ghost import ghost
+from .link_state import State
+from .parameters import settled
+from .program import Program
+from .run import Run
+from .trace import Names, reporter_of
+
+#: The number, in place of a call's, for what Python draws between calls.
+_BETWEEN = (1 << 31) - 1
+
+
+class Passes:
+    """The micro-batches of a step, and what their forward passes leave.
+
+    Shared by all chunks of a rank.
+
+    Args:
+        names: Of the model's links and parameters.
+        where: Says which rank has a chunk.
+    """
+
+    def __init__(self, names: Names, where: Callable[[int], str]) -> None:
+        self.names, self.where = names, where
+        self._programs: list[Program] = []
+        self._calls: list[Callable[[], Any]] = []
+        self.reports: list[dict[str, float]] = []
+        self._kept: dict[int, dict[Source, Any]] = {}
+        self._before: dict[int, dict[Source, Any]] = {}
+        self._marks: dict[Any, tuple[Any, Any]] = {}
+        self._reporter = reporter_of(names)
+
+    def begin(self, programs: list[Program],
+              calls: list[Callable[[], Any]]) -> None:
+        """Starts a step.
+
+        Args:
+            programs: One per micro-batch.
+            calls: Call the model with each micro-batch.
+        """
+        self._programs, self._calls = programs, calls
+        self.reports = [{} for _ in programs]
+        self._before = {
+            number: self._kept.get(number, {}) if program.state else {}
+            for number, program in enumerate(programs)}
+        self._kept = {number: {} for number in range(len(programs))}
+
+    def end(self) -> None:
+        """Ends a step; links show that they keep something."""
+        program = self._programs[-1] if self._programs else None
+        self._marks = {}
+        for entry in (program.after.entries if program and program.after
+                      else ()):
+            mark = nested.rebuilt(entry.tree, [
+                chainer.Variable(array, requires_grad=False)
+                if leaf.is_variable else array for leaf, array in (
+                    (leaf, ghost(leaf.shape, leaf.dtype, 'of an earlier '
+                                 'batch', leaf.xp)) for leaf in entry.leaves)])
+            link = self.names.links[entry.link]
+            self._marks[link, entry.name] = getattr(link, entry.name), mark
+            setattr(link, entry.name, mark)
+
+    def resume(self) -> bool:
+        """Before a step: whether links go on from what they kept.
+
+        They do not if somebody has set one of the attributes since
+        (``reset_state()``).
+        """
+        kept = True
+        for (link, name), (initial, mark) in self._marks.items():
+            if getattr(link, name) is mark:
+                setattr(link, name, initial)
+            else:
+                kept = False
+        if not kept or not self._marks:
+            self._kept.clear()
+        kept, self._marks = kept and bool(self._marks), {}
+        return kept
+
+    def forget(self) -> None:
+        """Drops what links kept, after a step that failed."""
+        self._kept.clear()
+        self._programs, self._calls = [], []
+
+    def program(self, micro_batch: int) -> Program:
+        """Of a micro-batch."""
+        return self._programs[micro_batch]
+
+    def run(self, micro_batch: int, chunk: int,
+            received: dict[Source, chainer.Variable], place: Place,
+            clock: Callable | None = None) -> Run:
+        """Runs the model's forward; the calls of one chunk are done."""
+        program = self._programs[micro_batch]
+        run = Run(program.trace, program.stages, chunk, received,
+                  program.wanted[chunk], self.names, place, self.where)
+        run.clock = clock
+        self._reporter.observation = {}
+        with self._state(micro_batch, chunk, program), \
+                at(place._replace(layer=_BETWEEN)), \
+                self._reporter, settled(), intercepting(run):
+            self._calls[micro_batch]()
+            run.finish()
+            reports = dict(self._reporter.observation)
+        for name, value in reports.items():
+            if program.reporters.get(name) == chunk:
+                self.reports[micro_batch][name] = _number(run.real(value))
+        self._reporter.observation = {}
+        return run
+
+    @contextlib.contextmanager
+    def untouched(self, program: Program) -> Iterator[None]:
+        """Gives links their attributes back, whatever forward sets."""
+        links = self.names.links
+        before = {(link, name): getattr(links[link], name, None)
+                  for link, name in _touched(program)}
+        try:
+            yield
+        finally:
+            for (link, name), value in before.items():
+                setattr(links[link], name, value)
+
+    @contextlib.contextmanager
+    def _state(self, micro_batch: int, chunk: int,
+               program: Program) -> Iterator[None]:
+        """Sets what links keep to what this micro-batch's run left."""
+        with self.untouched(program):
+            if program.state:
+                self._restore(program, self._before[micro_batch], chunk)
+            yield
+            if program.after:
+                self._keep(program.after, self._kept[micro_batch], chunk)
+
+    def _restore(self, program: Program, values: dict[Source, Any],
+                 chunk: int) -> None:
+        """Gives links their state: real here, a ghost of it elsewhere."""
+        state, calls = program.state, iter(program.trace.calls)
+        assert state is not None
+
+        def pin(shape: Any, dtype: Any, stage: int, xp: Any,
+                link: str) -> Any:
+            ghost = next(calls).ghosts[0].array
+            return values[ghost.source] if stage == chunk else ghost
+        state.put(self.names.links, pin)
+
+    def _keep(self, after: State, into: dict[Source, Any],
+              chunk: int) -> None:
+        """Keeps the arrays that this chunk has, by their next number."""
+        number = 0
+        for entry in after.entries:
+            leaves, _ = nested.leaves(
+                getattr(self.names.links[entry.link], entry.name))
+            for leaf, found in zip(entry.leaves, leaves, strict=True):
+                if leaf.stage == chunk:
+                    into[Source(number, 0)] = nested.array_of(found)
+                number += 1
+
+
+class ChainPart:
+    """The calls of one chunk.
+
+    Args:
+        passes: Of this rank.
+        chunk: Number of the chunk.
+        parameters: That the chunk uses.
+        links: All of the model.
+    """
+
+    def __init__(self, passes: Passes, chunk: int, last: int,
+                 parameters: list[chainer.Parameter]) -> None:
+        self.name = f'stage part {chunk}'
+        self.clock: Callable | None = None
+        self._passes, self._chunk, self._last = passes, chunk, last
+        self._parameters = parameters
+
+    def record(self, micro_batch: int, inputs: Arrays,
+               wanted: tuple[bool, ...] | None, place: Place
+               ) -> tuple[GraphTape, Arrays]:
+        """As :meth:`.Block.record`."""
+        variables, outputs = self._run(micro_batch, inputs, place)
+        return GraphTape(variables, outputs), tuple(
+            [output.array for output in outputs])
+
+    def infer(self, micro_batch: int, inputs: Arrays,
+              place: Place) -> Arrays:
+        """As :meth:`.Block.infer`."""
+        _, outputs = self._run(micro_batch, inputs, place)
+        return tuple([output.array for output in outputs])
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """As :meth:`.Block.params`."""
+        return self._parameters
+
+    def links(self) -> Iterable[chainer.Link]:
+        """As :meth:`.Block.links`."""
+        return self._passes.names.links.values()
+
+    def _run(self, micro_batch: int, inputs: Arrays, place: Place
+             ) -> tuple[tuple, tuple]:
+        program = self._passes.program(micro_batch)
+        incoming = program.incoming[self._chunk]
+        if len(inputs) != len(incoming):
+            if self._chunk or inputs:
+                raise RuntimeError(
+                    f'{len(inputs)} values came, {len(incoming)} were '
+                    'expected; the ranks have different plans')
+        variables = tuple([
+            chainer.Variable(array,
+                             requires_grad=program.wants_gradient(source))
+            for source, array in zip(incoming, inputs, strict=True)])
+        run = self._passes.run(micro_batch, self._chunk, dict(zip(
+            incoming, variables, strict=True)), place, self.clock)
+        return variables, tuple([
+            run.value(source) for source in program.outgoing[self._chunk]])
+
+
+def _touched(program: Program) -> set[tuple[str, str]]:
+    """Attributes of links that a run sets."""
+    return {(entry.link, entry.name)
+            for state in (program.trace.state, program.state)
+            for entry in (state.entries if state else ())}
+
+
+def _number(value: Any) -> float:
+    array = nested.array_of(value)
+    if hasattr(array, 'shape'):
+        array = chainer.backends.cuda.to_cpu(array)
+        if array.size != 1:
+            raise ValueError(f'a value of shape {array.shape} was reported; '
+                             'only numbers can be averaged')
+        array = numpy.asarray(array).item()
+    return float(array)

@@ -1,0 +1,268 @@
+"""``partition``: an unmodified Chain over the ranks of a pipeline."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import chainer
+import numpy
+
+from ..mpi.agreement import Signature, agree, raise_together
+from ..pipeline.grid import ProcessGrid
+from ..pipeline.once import once
+from ..planning.cuts import Cut, Task, Wire, best_cut, evaluate
+from ..planning.intervals import Intervals
+from ..planning.plan import Plan, Predicted, ends_of, load_plan
+from ..planning.positions import order_of
+from .ghost import ghost, is_ghost
+from .parameters import draw, place_array, settle
+from .partitioned import Partition, PartitionedChain, class_of, reads_state
+from .program import Program
+from .sizes import parse_bytes
+from .trace import Names, Trace, Tracer, parameters_of
+
+
+def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
+              micro_batches: int = 4, schedule: str = '1f1b',
+              chunks: int = 1, recompute: Any = 'auto',
+              optimizer_arrays: int = 2, plan: Any = None) -> Any:
+    """Cuts a model over ranks, so that stages take equally long and fit.
+
+    Call it on all ranks, with the whole model, as it is written: any
+    ``chainer.Chain`` that returns its loss.  From then on each rank has the
+    parameters that it uses; train it with :class:`PipelineUpdater`.
+
+    Every rank runs the model's own ``forward`` for each micro-batch; a call
+    of a function that another rank does gives a ghost, a variable with shape
+    and dtype only.  Loss and gradients are those of serial training on the
+    same micro-batches.
+
+    Args:
+        model: With its values (those of the first rank count), or made in
+            :func:`deferred`.
+        example: One micro-batch as the converter gives it: an array, a tuple
+            of arrays or a dictionary; on all ranks, of the same shapes.
+        comm: The ranks: a communicator of mpi4py's or ChainerMN's, all of
+            whose ranks become stages, or a :class:`ProcessGrid`.
+        memory: What a rank may use beyond the interpreter, such as
+            ``'2 GiB'``; None: no limit.
+        micro_batches: Into how many a batch will be cut.
+        schedule: As for :class:`PipelineUpdater`.
+        chunks: Chunks of each rank, for ``'interleaved'``.
+        recompute: ``'auto'``: stages that would not fit keep their inputs
+            only and run forward twice; True: all stages; False: none.
+        optimizer_arrays: How many arrays of a parameter's size the
+            optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
+        plan: One that was saved, ``plan.save('plan.json')``: a
+            :class:`~chainer_fp8pipe.planning.plan.Plan`, its file, or what
+            is in the file.  It is not searched for then.
+
+    Returns:
+        The model itself; ``print(model)`` shows the cut.
+
+    Raises:
+        DoesNotFit: No cut fits into the memory; on all ranks.
+        GhostError: The model's own ``forward`` looks at data that it has not
+            got; on all ranks.
+        ValueError: An argument is wrong, or ranks have other models; on all
+            ranks.
+    """
+    grid = _grid(comm)
+    limit = raise_together(grid.comm, lambda: _check(
+        model, memory, recompute, optimizer_arrays), error=ValueError)
+    call = functools.partial(model, *_arguments(example)[0],
+                             **_arguments(example)[1])
+    names, tracer, trace = _traced(model, call, grid, error=ValueError)
+    task = Task(grid.stages, micro_batches, schedule, chunks, limit,
+                _copies(optimizer_arrays), recompute)
+    found = _plan(names, trace, task, plan, grid)
+    live = reads_state(tracer, trace, call)
+    program = raise_together(grid.comm, lambda: Program(
+        trace, found, None, live), error=ValueError)
+    part = Partition(model, names, tracer, found, grid, program)
+    part.live_state['train'] = live
+    part.describe(program)
+    part.task = task
+    _distribute(names, part, grid)
+    model.partition = part
+    model.__class__ = class_of(type(model))
+    return model
+
+
+def _grid(comm: Any) -> ProcessGrid:
+    if isinstance(comm, ProcessGrid):
+        return comm
+    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
+                lambda: ProcessGrid(comm, pipeline=comm.size))
+
+
+def _check(model: Any, memory: Any, recompute: Any,
+           optimizer_arrays: Any) -> float | None:
+    if isinstance(model, PartitionedChain):
+        raise ValueError('this model was cut already; build it anew')
+    if hasattr(model, 'pieces'):
+        raise ValueError('a Divisible is cut by its stage(comm); partition() '
+                         'is for other Chains')
+    if not isinstance(model, chainer.Link):
+        raise TypeError('partition() takes a chainer.Link, not '
+                        f'{type(model).__name__}')
+    if recompute not in ('auto', True, False):
+        raise ValueError("recompute must be 'auto', True or False, not "
+                         f'{recompute!r}')
+    if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
+        raise ValueError('optimizer_arrays must be a number of at least 0, '
+                         f'not {optimizer_arrays!r}')
+    return parse_bytes(memory)
+
+
+def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
+    if isinstance(example, tuple):
+        return example, {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example,), {}
+
+
+def _copies(optimizer_arrays: int) -> float:
+    """Arrays of a parameter's size: value, sum of gradients, gradient of a
+    micro-batch, and the optimizer's."""
+    return 3.0 + optimizer_arrays
+
+
+def _traced(model: Any, call: Any, grid: ProcessGrid,
+            error: type[Exception]) -> tuple[Names, Tracer, Trace]:
+    names = Names(model)
+    tracer = Tracer(model, names)
+    # The first rank takes times; the others wait, to leave it the cores.
+    with chainer.using_config('train', True), \
+            chainer.using_config('enable_backprop', True):
+        traces = []
+        for turn in (True, False):
+            raise_together(grid.comm, lambda turn=turn: traces.append(
+                tracer.trace(call, timed=turn))
+                if (grid.comm.rank == 0) == turn else None, error=error)
+    trace, = traces
+    agree(grid.comm, Signature({'the trace of the model': trace.digest()}),
+          remedy='Build the same model on all ranks, and give partition() '
+          'examples of the same shapes; what a model calls must not depend '
+          'on the rank.')
+    return names, tracer, trace
+
+
+def _plan(names: Names, trace: Trace, task: Task, given: Any,
+          grid: ProcessGrid) -> Plan:
+    """The first rank's plan, or what was given to the first rank."""
+    comm = grid.comm
+
+    def make() -> dict[str, Any] | None:
+        if comm.rank:
+            return None
+        if given is not None:
+            plan = load_plan(given)
+            _check_plan(plan, names, task)
+            return plan.as_dict()
+        return search(names, trace, task).as_dict()
+    found, problem = None, None
+    try:
+        found = make()
+    except Exception as error:
+        problem = error
+    answer = comm.bcast((found, problem))
+    if answer[1] is not None:
+        raise answer[1]
+    return load_plan(answer[0])
+
+
+def search(names: Names, trace: Trace, task: Task) -> Plan:
+    """The plan with the shortest step.
+
+    Raises:
+        DoesNotFit: There is none.
+    """
+    order = order_of(trace.calls)
+    intervals = Intervals(trace.calls, order, parameters_of(names))
+    cut = best_cut(intervals, task)
+    return _as_plan(cut, intervals, order, task)
+
+
+def predict(names: Names, trace: Trace, task: Task, plan: Plan) -> Predicted:
+    """What is expected of a plan."""
+    intervals = Intervals(trace.calls, plan.order, parameters_of(names))
+    return _predicted(evaluate(intervals, task, ends_of(
+        plan.cuts, intervals.starts)))
+
+
+def _as_plan(cut: Cut, intervals: Intervals, order: Any, task: Task) -> Plan:
+    return Plan(order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
+                task.stages, cut.recompute, task.micro_batches,
+                task.schedule, _predicted(cut))
+
+
+def _predicted(cut: Cut) -> Predicted:
+    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)
+
+
+def _check_plan(plan: Plan, names: Names, task: Task) -> None:
+    if plan.stages != task.stages:
+        raise ValueError(f'the plan is for {plan.stages} stages, and there '
+                         f'are {task.stages}')
+    for group in plan.order:
+        for name in group:
+            if name not in names.parameters:
+                raise ValueError(f'the plan knows a parameter {name}, which '
+                                 'the model has not')
+
+
+def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
+    """Gives each rank its parameters' values, and takes away the others'.
+
+    Values that were not deferred are those of the first rank.
+    """
+    comm = grid.comm
+    for name, parameter in names.parameters.items():
+        array = parameter._data[0]
+        mine = name in part.own
+        if array is None:               # its link makes it, in forward
+            continue
+        deferred = is_ghost(array) and hasattr(parameter, '_draw_from')
+        if deferred:
+            if mine:
+                draw(parameter)
+        else:
+            _send_first(comm, parameter, mine)
+        if not mine:
+            _take_away(name, parameter)
+    for path, link in names.links.items():
+        for name in sorted(link._persistent):
+            value = vars(link)[name]
+            if isinstance(value, numpy.ndarray):
+                value[...] = comm.bcast(value if comm.rank == 0 else None)
+
+
+def _send_first(comm: Any, parameter: chainer.Parameter, mine: bool) -> None:
+    if comm.rank == 0 and is_ghost(parameter._data[0]):
+        draw(parameter)
+    array = parameter._data[0]
+    host = numpy.empty(array.shape, array.dtype)
+    if comm.rank == 0:
+        host[...] = chainer.backends.cuda.to_cpu(array)
+    if comm.size > 1:
+        comm.Bcast(host.reshape(-1).view(numpy.uint8))
+    if mine:
+        settle(parameter, parameter._initial_device.send(host)
+               if is_ghost(array) else _like(host, array))
+
+
+def _like(host: numpy.ndarray, array: Any) -> Any:
+    array[...] = chainer.backend.get_array_module(array).asarray(host)
+    return array
+
+
+def _take_away(name: str, parameter: chainer.Parameter) -> None:
+    array = parameter._data[0]
+    settle(parameter, ghost(array.shape, array.dtype, name,
+                            chainer.backend.get_array_module(array)))
+    parameter.update_rule = None

@@ -1,0 +1,357 @@
+"""A Chain of which this rank holds a part."""
+from __future__ import annotations
+
+import collections
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+
+from ..intercept import function_calls
+from ..intercept import parameters as parameter_creation
+from ..intercept.function_calls import current
+from ..mpi.agreement import Signature, agree
+from ..planning.plan import Plan
+from . import nested
+from .ghost import is_ghost
+from .link_state import State
+from .part import ChainPart, Passes
+from .program import Program, is_scalar
+from .table import table
+from .trace import Names, Trace, Tracer, parameters_of
+
+#: Traces of inputs of so many forms are kept.
+_FORMS = 64
+_SAME_TRACE = ('What a model calls must not depend on the rank; all ranks '
+               'must see the same batch and the same settings.')
+
+
+class Partition:
+    """What a rank knows of a model that was cut.
+
+    Args:
+        model: The whole model.
+        names: Of its links and parameters.
+        tracer: Of the model.
+        plan: Where the model is cut.
+        grid: The ranks.
+        program: Of the example, in training.
+
+    Attributes:
+        own: The parameters on this rank, by path.
+        homes: The rank of the pipeline that a parameter belongs to.
+        ties: Parameters on several ranks, with these ranks; the first one
+            is the home.
+    """
+
+    def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
+                 plan: Plan, grid: Any, program: Program) -> None:
+        self.names, self.plan, self.grid = names, plan, grid
+        self.tracer = tracer
+        self.passes = Passes(names, self.where)
+        self.title = type(model).__name__
+        self.crossing: list[list[tuple[str, Any]]] = []
+        self.optimizer: Any = None
+        self._programs: collections.OrderedDict[Any, Program] = (
+            collections.OrderedDict())
+        self._told = False
+        self.live_state: dict[str, bool] = {}
+        self._place(program)
+        function_calls.hold(self)
+        parameter_creation.hold(self)
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of this rank's chunks."""
+        return range(self.grid.stage_index, len(self.plan.cuts) + 1,
+                     self.plan.stages)
+
+    @property
+    def last(self) -> int:
+        """The number of the last chunk."""
+        return len(self.plan.cuts)
+
+    def where(self, chunk: int) -> str:
+        """What messages call the rank of a chunk."""
+        stage = chunk % self.plan.stages
+        ranks = self.grid.placement.ranks[stage]
+        return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
+
+    def blocks(self) -> dict[int, ChainPart]:
+        """This rank's parts of the model, by number of chunk."""
+        return {chunk: ChainPart(
+            self.passes, chunk, self.last,
+            [self.names.parameters[name] for name in self.used[chunk]])
+            for chunk in self.chunks}
+
+    def program(self, mode: str, function: Callable, args: tuple,
+                kwargs: dict[str, Any], state: State | None) -> Program:
+        """What to do with inputs of this form; call it on all ranks.
+
+        Args:
+            mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            function: The model, or one of its methods.
+            args: Arrays of a micro-batch.
+            kwargs: Arrays of a micro-batch, by name.
+            state: What links keep from the batch before.
+
+        Raises:
+            ValueError: The model cannot be cut so for such inputs, or ranks
+                have traced differently; on all ranks of the pipeline.
+        """
+        leaves, tree = nested.leaves((args, kwargs))
+        key = (mode, getattr(function, '__func__', function),
+               nested.signature(tree),
+               tuple((leaf.shape, leaf.dtype.str) for leaf in leaves),
+               state.signature() if state else None)
+        found = self._programs.get(key)
+        if found is None:
+            found = self._traced(mode, functools.partial(
+                function, *args, **kwargs), state)
+            self._programs[key] = found
+            if len(self._programs) > _FORMS:
+                self._programs.popitem(last=False)
+        else:
+            self._programs.move_to_end(key)
+        return found
+
+    def _traced(self, mode: str, call: Callable, state: State | None
+                ) -> Program:
+        program, problem = None, ''
+        try:
+            program = self._program(mode, self.tracer.trace(
+                call, state, timed=False), state, call)
+            self._refuse_strangers(program, mode)
+        except Exception as error:  # the other ranks must hear of it
+            problem = f'{type(error).__name__}: {error}'
+        agree(self.grid.pipeline, Signature({
+            'the trace of the model':
+            program.trace.digest() if program else ''}), problem,
+            _SAME_TRACE)
+        assert program is not None
+        return program
+
+    def _program(self, mode: str, trace: Trace, state: State | None,
+                 call: Callable) -> Program:
+        if mode != 'predict' and not is_scalar(trace.result):
+            raise ValueError(
+                'the model returned '
+                f'{type(trace.result).__name__} of shape '
+                f'{getattr(trace.result, "shape", "unknown")}; called with a '
+                'batch, it must return its loss, a scalar variable, as '
+                'chainer.links.Classifier does')
+        kept = mode
+        if kept not in self.live_state:
+            self.live_state[kept] = self._is_live(trace, call)
+        return Program(trace, self.plan, state, self.live_state[kept])
+
+    def _is_live(self, trace: Trace, call: Callable) -> bool:
+        """Whether another run reads what this one leaves in links."""
+        return reads_state(self.tracer, trace, call)
+
+    def _refuse_strangers(self, program: Program, mode: str) -> None:
+        """A chunk may need only parameters that its rank has."""
+        for name, chunks in program.holders.items():
+            for chunk in chunks:
+                if name not in self.used_by(chunk):
+                    raise ValueError(
+                        f'inputs of this form ({mode}) need parameter {name} '
+                        f'on {self.where(chunk)}, which has not got it; '
+                        'make the partition with such an example')
+
+    def describe(self, program: Program) -> None:
+        """Notes what crosses in training, for the table."""
+        calls = program.trace.calls
+        self.crossing = [
+            [(calls[source.call].name,
+              calls[source.call].outputs[source.output])
+             for source in sources] for sources in program.incoming[1:]]
+        self._bytes = {name: parameter.nbytes for name, parameter
+                       in parameters_of(self.names).items()}
+
+    def parameter_bytes(self, name: str) -> int:
+        """Of a parameter, wherever it is."""
+        return self._bytes[name]
+
+    # --- who has what --------------------------------------------------------
+
+    def _place(self, program: Program) -> None:
+        stages = self.plan.stages
+        homes = self.plan.homes()
+        self._used: dict[int, set[str]] = {
+            chunk: set() for chunk in range(self.last + 1)}
+        for name in self.names.parameters:
+            chunks = program.holders.get(name)
+            for chunk in chunks or (homes.get(name, self.last),):
+                self._used[chunk].add(name)
+        self.used = {chunk: sorted(names)
+                     for chunk, names in self._used.items()}
+        self.homes: dict[str, int] = {}
+        self.ties: dict[str, tuple[int, ...]] = {}
+        for name in self.names.parameters:
+            ranks = sorted({chunk % stages for chunk, names
+                            in self._used.items() if name in names})
+            self.homes[name] = ranks[0]
+            if len(ranks) > 1:
+                self.ties[name] = tuple(ranks)
+        me = self.grid.stage_index
+        self.own = {name: parameter for name, parameter
+                    in self.names.parameters.items()
+                    if any(name in self._used[chunk]
+                           for chunk in self.chunks)}
+        self._own_links = self._links_of(program, me)
+
+    def used_by(self, chunk: int) -> set[str]:
+        """Paths of the parameters that a chunk's rank has."""
+        return set().union(*(names for other, names in self._used.items()
+                             if other % self.plan.stages
+                             == chunk % self.plan.stages))
+
+    def _links_of(self, program: Program, me: int) -> set[str]:
+        """Links whose running values are this rank's, or everybody's."""
+        owners: dict[str, int] = {}
+        for number, call in enumerate(program.trace.calls):
+            for name in call.whole:
+                owners[name] = program.stages[number] % self.plan.stages
+        return {name for name in self.names.links
+                if owners.get(name, me) == me}
+
+    def is_own(self, link: chainer.Link, name: str) -> bool:
+        """Whether this rank saves and loads an attribute of a link."""
+        value = vars(link).get(name)
+        if isinstance(value, chainer.Parameter):
+            return self.names.of(value) in self.own
+        return self.names.of(link) in self._own_links
+
+    def counted(self) -> list[chainer.Parameter]:
+        """This rank's parameters; those on several ranks on one only."""
+        return [parameter for name, parameter in self.own.items()
+                if self.homes[name] == self.grid.stage_index]
+
+    def problem(self) -> str:
+        """What was changed in the model behind the partition's back."""
+        for path, parameter in self.names.parameters.items():
+            link, _, name = path.rpartition('/')
+            if vars(self.names.links[link or '/']).get(name) is not parameter:
+                return (f'parameter {path} was replaced after partition(); '
+                        'change its array, or call partition() afterwards')
+            if (path in self.own) == is_ghost(parameter._data[0]):
+                return (f'parameter {path} has '
+                        + ('no values' if path in self.own else 'values')
+                        + f' on stage {self.grid.stage_index}; change '
+                        'parameters on the rank that has them only, or use '
+                        'chainer.serializers.load_npz')
+        return ''
+
+    def tell_once(self, text: str) -> None:
+        """Warns on the first rank, the first time only."""
+        if not self._told and self.grid.comm.rank == 0:
+            warnings.warn(text, stacklevel=2)
+        self._told = True
+
+
+class PartitionedChain:
+    """What :func:`partition` adds to the class of a model.
+
+    Attributes:
+        partition: What this rank knows of the cut.
+    """
+
+    partition: Partition
+
+    @property
+    def plan(self) -> Plan:
+        """Where the model is cut."""
+        return self.partition.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            raise RuntimeError(
+                'this model is on several ranks, and each has a part: call '
+                'the updater\'s update(), evaluate() or predict() on all '
+                'ranks instead of the model')
+        return super().__call__(*args, **kwargs)    # type: ignore[misc]
+
+    def params(self, include_uninit: bool = True
+               ) -> Iterator[chainer.Parameter]:
+        """The parameters on this rank."""
+        for _, parameter in self.namedparams(include_uninit):
+            yield parameter
+
+    def namedparams(self, include_uninit: bool = True
+                    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """The parameters on this rank, with their names in the model."""
+        for name, parameter in self.partition.own.items():
+            if include_uninit or parameter.is_initialized:
+                yield name, parameter
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads what is on this rank, under the model's names."""
+        kind: Any = (_OwnDeserializer if isinstance(
+            serializer, chainer.Deserializer) else _OwnSerializer)
+        super().serialize(kind(serializer, self))   # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return table(self.partition)
+
+    def __repr__(self) -> str:
+        plan = self.partition.plan
+        return (f'<{type(self).__name__}: stage '
+                f'{self.partition.grid.stage_index} of {plan.stages}>')
+
+
+class _Own:
+    """A serializer of what a rank has."""
+
+    def __init__(self, serializer: Any, link: Any,
+                 root: Any = None) -> None:
+        self._serializer, self._link = serializer, link
+        self._root = link if root is None else root
+
+    def __getitem__(self, key: str) -> Any:
+        child = _child(self._link, key)
+        return type(self)(self._serializer[key], child, self._root)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        link = self._link
+        if link is not None and (key in link._params
+                                 or key in link._persistent) and not (
+                self._root.partition.is_own(link, key)):
+            return value
+        return self._serializer(key, value)
+
+
+class _OwnSerializer(_Own, chainer.Serializer):
+    """One that saves."""
+
+
+class _OwnDeserializer(_Own, chainer.Deserializer):
+    """One that loads."""
+
+
+@functools.lru_cache(None)
+def class_of(kind: type) -> type:
+    """The class that a partitioned model of a class gets."""
+    return type(kind.__name__, (PartitionedChain, kind), {
+        '__module__': kind.__module__, '__qualname__': kind.__qualname__})
+
+
+def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
+    """Whether a second run reads what the first one left in links."""
+    if not trace.state.entries:
+        return False
+    again = tracer.trace(call, trace.state, timed=False)
+    return any(source.call < again.first for other in again.calls
+               for source in other.inputs)
+
+
+def _child(link: Any, key: str) -> Any:
+    if isinstance(link, (chainer.ChainList, chainer.Sequential)):
+        try:
+            return link[int(key)]
+        except (ValueError, IndexError):
+            return None
+    child = vars(link).get(key) if link is not None else None
+    return child if isinstance(child, chainer.Link) else None

@@ -1,0 +1,118 @@
+"""What the ranks do for one form of input: a trace and its stages."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from ..planning.calls import Source
+from ..planning.plan import Plan
+from ..planning.positions import assign
+from . import nested
+from .ghost import describe_source, is_ghost, sources
+from .link_state import State
+from .trace import Trace
+
+
+
+class Program:
+    """A trace, and which chunk does what of it.
+
+    Args:
+        trace: Of the model.
+        plan: Where the model is cut.
+        state: What links had before the run that was traced.
+        live: Whether a later run reads what this one leaves in links.
+
+    Attributes:
+        stages: The chunk of each call.
+        incoming: For each chunk the values that it receives.
+        outgoing: For each chunk the values that it sends on; of the last
+            one the values that the model returned.
+        wanted: For each chunk the values to keep of its calls.
+        reporters: Which chunk knows each reported value, by its name.
+        holders: Chunks that use a parameter, by its path.
+        after: What links keep for the next run; None: nothing.
+
+    Raises:
+        ValueError: The model returns something else than variables, or a
+            link's calls would be apart.
+    """
+
+    def __init__(self, trace: Trace, plan: Plan, state: State | None,
+                 live: bool) -> None:
+        self.trace, self.state = trace, state
+        self.form, results = _results(trace)
+        assignment = assign(trace.calls, plan.order, plan.cuts, results,
+                            [_sources_of(value)
+                             for value in trace.reports.values()])
+        self.stages, self.holders = assignment.stages, assignment.holders
+        self._check_whole(trace)
+        last = len(plan.cuts)
+        crossing = assignment.crossing
+        self.incoming = ((), *crossing)
+        self.outgoing = (*crossing, results)
+        self.results = results
+        self.reporters = {
+            name: max([self.stages[source.call]
+                       for source in _sources_of(value)], default=last)
+            for name, value in trace.reports.items()}
+        self.after = (trace.state.placed(
+            lambda source: self.stages[source.call]) if live else None)
+        self.wanted = tuple(self._wanted(chunk)
+                            for chunk in range(last + 1))
+
+    def wants_gradient(self, source: Source) -> bool:
+        """Whether the gradient of a value is of use."""
+        value = self.trace.calls[source.call].outputs[source.output]
+        return value.wants and value.dtype.kind == 'f'
+
+    def _wanted(self, chunk: int) -> frozenset[Source]:
+        found = {source for sources_ in self.outgoing for source in sources_}
+        for value in self.trace.reports.values():
+            found.update(_sources_of(value))
+        return frozenset(source for source in found
+                         if self.stages[source.call] == chunk)
+
+    def _check_whole(self, trace: Trace) -> None:
+        chunks: dict[str, int] = {}
+        for number, call in enumerate(trace.calls):
+            for name in call.whole:
+                if chunks.setdefault(name, self.stages[number]) != (
+                        self.stages[number]):
+                    raise ValueError(
+                        f'the calls of link {name}, which keeps running '
+                        'values, would be on two ranks for inputs of this '
+                        'form; make the partition with such an example')
+
+
+def counted_labels(trace: Trace) -> list[int]:
+    """The labels that some losses' means leave out."""
+    return [call.ignores for call in trace.calls if call.ignores is not None]
+
+
+def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
+    """The form of what a model returned, and where it comes from."""
+    leaves, tree = nested.leaves(trace.result)
+    found: list[Source] = []
+    for leaf in leaves:
+        array = nested.array_of(leaf)
+        if not is_ghost(array) or not isinstance(array.source, Source):
+            said = (describe_source(array) if is_ghost(array)
+                    else 'an array that no function of Chainer has made')
+            raise ValueError(f'the model returned {said}; it must return '
+                             'what Chainer\'s functions give')
+        found.append(array.source)
+    return tree, tuple(found)
+
+
+def _sources_of(value: Any) -> Sequence[Source]:
+    array = nested.array_of(value)
+    return [source for source in sources(array)
+            if isinstance(source, Source)] if is_ghost(array) else []
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it can be a loss."""
+    return isinstance(value, chainer.Variable) and value.size == 1

@@ -1,0 +1,226 @@
+"""One chunk's forward pass of one micro-batch, by the user's own forward."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chainer
+import numpy
+
+from ..intercept.function_calls import suspended
+from ..pipeline.randomness import Place, at
+from ..planning.calls import Source
+from . import nested
+from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
+from .trace import Trace, TracedCall, attributes_of, kind_of
+from .whole import LinkCall, call_whole
+
+
+class Diverged(RuntimeError):
+    """A forward pass made other calls than its trace."""
+
+
+class Run:
+    """Intercepts the calls of a forward pass; does those of one chunk.
+
+    Args:
+        trace: Of such a pass.
+        stages: The chunk of each call.
+        chunk: Whose calls are done.
+        received: Values of other chunks.
+        wanted: Values that other chunks, or reports, need of this one.
+        names: Of the model's links and parameters.
+        place: Where in the training the pass is, for what calls draw.
+        where: Says which rank has a chunk.
+
+    Attributes:
+        made: The wanted values that were made here.
+    """
+
+    def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
+                 received: Mapping[Source, chainer.Variable],
+                 wanted: frozenset[Source], names: Any, place: Place,
+                 where: Callable[[int], str]) -> None:
+        self.made: dict[Source, chainer.Variable] = {}
+        self._trace, self._calls, self._stages = trace, trace.calls, stages
+        self._chunk, self._received = chunk, received
+        self._wanted, self._names = wanted, names
+        self._place, self._where = place, where
+        self._number = trace.first
+        self._inside = 0
+        self._views: dict[int, Any] = {}
+        self._own: set[int] = set()
+        #: Notes the time of a call; None: nobody wants to know.
+        self.clock: Callable[[int, Any], None] | None = None
+
+    # --- the interceptor -----------------------------------------------------
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is being run."""
+        return bool(self._inside)
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if not self._inside and self._trace.atomic and (
+                self._names.of(link) in self._trace.atomic):
+            return self.call_whole(LinkCall(link, original), args, kwargs)
+        return original(link, *args, **kwargs)
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda node: self._calls[self._number - 1].form)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        if self._inside:
+            return original(node, inputs)
+        number = self._number
+        self._number = number + 1
+        if number >= len(self._calls):
+            raise Diverged(
+                f'{user_line()}: {node.label} is called, and no such call '
+                f'was there when the model was traced. {_REMEDY}')
+        call = self._calls[number]
+        if call.kind is not kind_of(node):
+            raise Diverged(
+                f'{user_line()}: call {number} is {node.label}, and was '
+                f'{call.name} in {call.link} when the model was traced. '
+                f'{_REMEDY}')
+        if self._stages[number] == self._chunk:
+            return self._do(number, call, node, inputs, original)
+        if call.error is not None:
+            raise call.error
+        if call.attributes:
+            attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def finish(self) -> None:
+        """Complains if calls are missing."""
+        if self._number != len(self._calls):
+            call = self._calls[self._number]
+            raise Diverged(
+                f'the forward pass ended before call {self._number}, '
+                f'{call.name} in {call.link}, of its trace. {_REMEDY}')
+
+    # --- values --------------------------------------------------------------
+
+    def real(self, value: Any) -> Any:
+        """The value that a ghost stands for; others as they are."""
+        array = nested.array_of(value)
+        if not is_ghost(array):
+            return value
+        is_variable = isinstance(value, chainer.Variable)
+        if array.recipe is not None:
+            made = self._evaluated(array)
+            return chainer.Variable(made) if is_variable else made
+        source = array.source
+        if not isinstance(source, Source) or array.trace is None or (
+                self._trace_of(array) is not self._trace):
+            raise GhostError(
+                f'{user_line()}: {describe_source(array)} is needed here; '
+                'a value of an earlier micro-batch, or of a parameter that '
+                'moved, cannot be used')
+        leaf = self._received.get(source)
+        if leaf is None:
+            raise GhostError(
+                f'{user_line()}: {describe_source(array)} is needed and did '
+                f'not come from {self._where(self._stages[source.call])}')
+        if is_variable and self._is_own(value, source):
+            return leaf
+        # A variable that the user made of the array has no way back.
+        return chainer.Variable(leaf.array) if is_variable else leaf.array
+
+    def value(self, source: Source) -> chainer.Variable:
+        """A wanted value, made here or received."""
+        found = self.made.get(source)
+        return self._received[source] if found is None else found
+
+    # --- details -------------------------------------------------------------
+
+    def _do(self, number: int, call: TracedCall, node: Any, inputs: tuple,
+            original: Callable) -> tuple:
+        arguments = tuple([self.real(x) for x in inputs])
+        for x in arguments:
+            self._refuse_stranger(x)
+        own = attributes_of(node)
+        for name in call.hidden:
+            leaves, tree = nested.leaves(own[name])
+            own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
+        self._inside += 1
+        try:
+            outs = (self._seeded(number, node, arguments, original)
+                    if call.draws else original(node, arguments))
+        finally:
+            self._inside -= 1
+        self._note(number, call, node, outs)
+        if self.clock is not None:
+            self.clock(number, node)
+        return outs
+
+    def _seeded(self, number: int, node: Any, arguments: tuple,
+                original: Callable) -> tuple:
+        state = numpy.random.get_state()
+        xp = chainer.backend.get_array_module(
+            *map(nested.array_of, arguments))
+        try:
+            with at(self._place._replace(
+                    layer=number - self._trace.first), xp):
+                return original(node, arguments)
+        finally:
+            numpy.random.set_state(state)
+
+    def _note(self, number: int, call: TracedCall, node: Any,
+              outs: tuple) -> None:
+        """Keeps what others want; checks the shapes that they expect."""
+        for index, out in enumerate(outs):
+            value = call.outputs[index]
+            if out.shape != value.shape or out.dtype != value.dtype:
+                raise Diverged(
+                    f'{user_line()}: call {number} ({call.name} in '
+                    f'{call.link}) gave {out.dtype} {out.shape}, and '
+                    f'{value.dtype} {value.shape} when the model was traced. '
+                    f'{_REMEDY}')
+            source = Source(number, index)
+            if source in self._wanted:
+                self.made[source] = out
+            creator = out.creator_node
+            if creator is not None:
+                self._own.add(id(creator))
+        for name in call.attributes:
+            source = Source(number, name)
+            if source in self._wanted:
+                self.made[source] = chainer.Variable(
+                    attributes_of(node)[name], requires_grad=False)
+
+    def _refuse_stranger(self, x: Any) -> None:
+        """A graph of an earlier micro-batch would be gone through again."""
+        if isinstance(x, chainer.Variable):
+            creator = x.creator_node
+            if creator is not None and id(creator) not in self._own:
+                raise ValueError(
+                    f'{user_line()}: a variable of an earlier batch or '
+                    'micro-batch is used, with its graph; keep state in '
+                    'attributes of links, where it is cut off, or call '
+                    'its unchain()')
+
+    def _evaluated(self, array: Any) -> Any:
+        recipe = array.recipe
+        with suspended():
+            return evaluated(recipe, [
+                nested.array_of(self.real(leaf)) for leaf in recipe.leaves])
+
+    def _trace_of(self, array: Any) -> Any:
+        return getattr(array.trace, 'trace', array.trace)
+
+    def _is_own(self, value: chainer.Variable, source: Source) -> bool:
+        if isinstance(source.output, str):
+            return False
+        ghosts = self._calls[source.call].ghosts
+        return ghosts[source.output] is value
+
+
+_REMEDY = ('What a model calls must depend on the shapes of its inputs and '
+           'on train and enable_backprop only; mark a function with branches '
+           'by chainer_fp8pipe.atomic')

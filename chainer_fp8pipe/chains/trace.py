@@ -1,0 +1,649 @@
+"""Runs a model once on made-up values and writes down its calls.
+
+Chainer has no shape inference, so each call is run alone, on an array of the
+right shape, and its outputs become ghosts at once: memory never holds more
+than one call.  Calls that are equal in function, attributes and inputs are
+run once.
+"""
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+import tracemalloc
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ..intercept.function_calls import intercepting
+from ..planning.calls import Call, Parameter, Source, Value
+from . import nested
+from .ghost import (
+    GhostError,
+    evaluated,
+    ghost,
+    is_ghost,
+    made_up,
+    sources,
+    user_line,
+)
+from .link_state import State, frozen, saved
+from .parameters import has_shape, lazily_shaped, place_array
+from .whole import LinkCall, Whole, call_whole, is_marked
+
+#: What functions read from their node after apply, by class.
+_READ_AFTERWARDS = {
+    'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
+    'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
+    'SimplifiedDropconnect': ('mask',)}
+#: A call this short is timed several times.
+_SHORT = 2e-3
+_TIMES = 3
+
+
+@dataclass(eq=False)
+class TracedCall(Call):
+    """A call, and what a rank needs that does not run it.
+
+    Attributes:
+        kind: Class of the function.
+        ghosts: The outputs.
+        hidden: Attributes of the function that hold ghosts.
+        attributes: Ghosts of what is read from the function afterwards.
+        form: Of the result of a :class:`.Whole`.
+        error: What it raised; an iteration over a variable ends so.
+        ignores: The label that the function leaves out of its mean; None:
+            there is none.
+    """
+
+    kind: Any = None
+    ghosts: tuple[Any, ...] = ()
+    hidden: tuple[str, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+    form: Any = None
+    error: Exception | None = None
+    ignores: int | None = None
+
+
+class Measured(NamedTuple):
+    """What a run of one call has shown."""
+
+    outputs: dict[int | str, Value]
+    modules: dict[int | str, Any]
+    forward: float
+    backward: float
+    kept: int
+    kept_inputs: tuple[int, ...]
+    kept_outputs: tuple[int, ...]
+    temporary: int
+    draws: bool
+    parameters: tuple[str, ...]
+    form: Any
+
+
+class Names:
+    """Paths of a model's links and parameters."""
+
+    def __init__(self, model: chainer.Link) -> None:
+        self.links: dict[str, chainer.Link] = {}
+        self.parameters: dict[str, chainer.Parameter] = {}
+        self._of: dict[int, str] = {}
+        for name, link in model.namedlinks():
+            if id(link) not in self._of:
+                self._of[id(link)] = name
+                self.links[name] = link
+        # Not the model's own, which may give this rank's only.
+        for path, link in self.links.items():
+            for name in sorted(link._params):
+                parameter = getattr(link, name)
+                if id(parameter) not in self._of:
+                    full = f'{path.rstrip("/")}/{name}'
+                    self._of[id(parameter)] = full
+                    self.parameters[full] = parameter
+
+    def of(self, thing: Any) -> str | None:
+        """The path of a link or parameter; None: not of this model."""
+        return self._of.get(id(thing))
+
+
+#: Between the path of a link and the name of what was reported for the link.
+OBSERVER = '\0/'
+
+
+def reporter_of(names: Names) -> chainer.Reporter:
+    """A reporter that says which link has reported what."""
+    reporter = chainer.Reporter()
+    for path, link in names.links.items():
+        reporter.add_observer(path + OBSERVER[:-1], link)
+    return reporter
+
+
+class Trace:
+    """The calls of one run of a model.
+
+    Attributes:
+        calls: Pinned ones (state of links) first.
+        first: Number of the first call that is none of those.
+        result: What the model returned, of ghosts.
+        reports: What was reported, by name.
+        state: What links keep afterwards, see :class:`.State`.
+        atomic: Paths of the links that are run as one call.
+        ran: How many calls were run.
+    """
+
+    def __init__(self, calls: list[TracedCall], first: int, result: Any,
+                 reports: dict[str, Any], state: State,
+                 atomic: frozenset[str]) -> None:
+        self.calls, self.first, self.result = calls, first, result
+        self.reports, self.state, self.atomic = reports, state, atomic
+
+    def describe(self, source: Source) -> str:
+        """What messages call a value."""
+        call = self.calls[source.call]
+        return f'call {source.call} ({call.name} in {call.link})'
+
+    def digest(self) -> str:
+        """Equal on ranks that have traced the same."""
+        text = hashlib.sha256()
+        for call in self.calls:
+            text.update(repr((
+                call.name, call.link, call.inputs, call.parameters,
+                [(key, value.shape, str(value.dtype))
+                 for key, value in call.outputs.items()])).encode())
+        text.update(repr(sorted(self.reports)).encode())
+        return text.hexdigest()
+
+
+class Tracer:
+    """Traces a model as often as need be.
+
+    Args:
+        model: The whole model; its parameters may be ghosts.
+        names: Of its links and parameters.
+    """
+
+    def __init__(self, model: chainer.Link, names: Names) -> None:
+        self._model, self._names = model, names
+        self._memo: dict[Any, Measured] = {}
+        self._atomic: frozenset[str] = frozenset(
+            name for name, link in names.links.items() if is_marked(link))
+
+    def trace(self, run: Callable[[], Any], state: State | None = None,
+              timed: bool = True) -> Trace:
+        """The calls that ``run`` makes.  The model stays as it was.
+
+        Args:
+            run: Calls the model.
+            state: What the links keep from the run before.
+            timed: Run calls for their times; else for their shapes only.
+
+        Raises:
+            GhostError: The model's own forward looks at data.
+        """
+        while True:
+            recorder = _Recorder(self._names, self._memo, self._atomic,
+                                 timed)
+            try:
+                return self._once(run, recorder, state)
+            except GhostError:
+                found = recorder.innermost()
+                if found is None:
+                    raise
+                self._atomic |= {found}
+
+    def _once(self, run: Callable[[], Any], recorder: _Recorder,
+              state: State | None) -> Trace:
+        reporter = reporter_of(self._names)
+        with saved(self._names.links), \
+                _ghost_parameters(self._names, recorder), \
+                lazily_shaped(self._names, recorder):
+            begin = frozen(self._names.links)
+            if state is not None:
+                state.put(self._names.links, recorder.pin)
+            first = len(recorder.calls)
+            random = numpy.random.get_state()
+            try:
+                with reporter, intercepting(recorder):
+                    result = run()
+            finally:
+                numpy.random.set_state(random)
+            after = State.found(self._names.links, begin)
+        trace = Trace(recorder.calls, first, result,
+                      dict(reporter.observation), after, self._atomic)
+        recorder.token.trace = trace
+        return trace
+
+
+class _Token:
+    """Stands for the trace in its ghosts until it is complete."""
+
+    trace: Trace | None = None
+
+    def describe(self, source: Source) -> str:
+        return (self.trace.describe(source) if self.trace
+                else f'call {source.call}')
+
+
+class _Recorder:
+    """Numbers the calls of one run; runs each alone."""
+
+    def __init__(self, names: Names, memo: dict[Any, Measured],
+                 atomic: frozenset[str], timed: bool) -> None:
+        self.calls: list[TracedCall] = []
+        self.token = _Token()
+        self._names, self._memo, self._atomic = names, memo, atomic
+        self._timed = timed
+        self._stack: list[chainer.Link] = []
+        self._deepest: list[str] | None = None
+        self._first_call: dict[int, int] = {}
+        self._inside = 0
+        self._seen: set[str] = set()
+        self._filled: list[chainer.Parameter] = []
+
+    # --- the interceptor -----------------------------------------------------
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if self._inside:
+            return original(link, *args, **kwargs)
+        self._stack.append(link)
+        try:
+            if self._names.of(link) in self._atomic:
+                return self.call_whole(LinkCall(link, original), args, kwargs)
+            return original(link, *args, **kwargs)
+        except GhostError:
+            if self._deepest is None:
+                self._deepest = [name for name in map(
+                    self._names.of, self._stack) if name is not None]
+            raise
+        finally:
+            self._stack.pop()
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda node: self.calls[-1].form)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        if self._inside:
+            self._watch(inputs)
+            return original(node, inputs)
+        return self._traced(node, inputs, original)
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is being run."""
+        return bool(self._inside)
+
+    def innermost(self) -> str | None:
+        """The link to run as one call after a look at data; None: none."""
+        for name in reversed(self._deepest or []):
+            if name not in self._atomic:
+                return name if name != '/' else None
+        return None
+
+    def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
+            xp: Any, link: str) -> Any:
+        """A ghost of what a link keeps from an earlier run."""
+        number = len(self.calls)
+        value = Value(shape, dtype, False)
+        array = ghost(shape, dtype, Source(number, 0), xp, self.token)
+        self.calls.append(TracedCall(
+            'state', link, outputs={0: value}, pinned=stage,
+            ghosts=(chainer.Variable(array, requires_grad=False),)))
+        return array
+
+    # --- one call ------------------------------------------------------------
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self.calls)
+        for link in self._stack:
+            self._first_call.setdefault(id(link), number)
+        read = [self._read(x) for x in inputs]
+        call = TracedCall(
+            node.label, self._link(), kind=kind_of(node),
+            path=tuple(self._first_call[id(link)] for link in self._stack),
+            whole=self._whole())
+        hidden = []
+        for name, value in attributes_of(node).items():
+            found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
+                     if is_ghost(nested.array_of(leaf))]
+            if found:
+                hidden.append(name)
+                read += [sources(array) for array in found]
+        call.hidden = tuple(hidden)
+        call.inputs, names = _split(read)
+        key = _key(node, inputs, hidden)
+        measured = self._memo.get(key) if key is not None else None
+        if measured is None:
+            try:
+                measured = self._run(node, inputs, original)
+            except GhostError:
+                raise
+            except Exception as error:
+                call.error, call.parameters = error, names
+                self.calls.append(call)
+                raise
+            if key is not None:
+                self._memo[key] = measured
+        self._fill_in(call, number, measured, read, names)
+        call.ignores = _ignores(node)
+        self.calls.append(call)
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def _fill_in(self, call: TracedCall, number: int, measured: Measured,
+                 read: list[tuple], names: tuple[str, ...]) -> None:
+        call.parameters = tuple(dict.fromkeys((*names,
+                                               *measured.parameters)))
+        call.outputs = measured.outputs
+        call.forward, call.backward = measured.forward, measured.backward
+        call.kept, call.temporary = measured.kept, measured.temporary
+        call.draws, call.form = measured.draws, measured.form
+        call.retained = tuple(
+            [source for index in measured.kept_inputs
+             for source in read[index] if isinstance(source, Source)]
+            + [Source(number, index) for index in measured.kept_outputs])
+        made = {key: ghost(value.shape, value.dtype, Source(number, key),
+                           measured.modules[key], self.token)
+                for key, value in measured.outputs.items()}
+        call.ghosts = tuple(
+            chainer.Variable(made[key], requires_grad=value.wants)
+            for key, value in measured.outputs.items()
+            if isinstance(key, int))
+        call.attributes = {key: array for key, array in made.items()
+                           if isinstance(key, str)}
+
+    def _read(self, x: Any) -> tuple:
+        """The sources of an input; names of parameters among them."""
+        if isinstance(x, chainer.Parameter):
+            name = self._names.of(x)
+            if name is None:
+                raise ValueError(
+                    f'{user_line()}: the model uses a parameter that is not '
+                    'among its own; register it in init_scope')
+            return (name,)
+        array = nested.array_of(x)
+        if is_ghost(array) and array.trace is not self.token and (
+                array.trace is not None):
+            raise ValueError(
+                f'{user_line()}: a value of an earlier batch or micro-batch '
+                'is used; keep state in attributes of links, or compute it '
+                'anew')
+        return sources(array)
+
+    def _link(self) -> str:
+        return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
+
+    def _whole(self) -> tuple[str, ...]:
+        """Links around whose calls must not be apart."""
+        return tuple(
+            name for name, link in ((self._names.of(link), link)
+                                    for link in self._stack)
+            if name is not None and (link._persistent
+                                     or name in self._atomic))
+
+    def _watch(self, inputs: tuple) -> None:
+        """Notes the parameters that a call reads inside of itself."""
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                name = self._names.of(x)
+                if name is not None:
+                    self._seen.add(name)
+                if is_ghost(x._data[0]):
+                    place_array(x, made_up(x._data[0]))
+                    self._filled.append(x)
+
+    def _run(self, node: Any, inputs: tuple, original: Callable) -> Measured:
+        """Runs a call on made-up values; keeps figures only."""
+        own = attributes_of(node)
+        before = dict(own)
+        for name, value in before.items():
+            own[name] = _with_real(value)
+        link = getattr(getattr(node, 'run', None), 'link', None)
+        self._seen = set()
+        self._inside += 1
+        try:
+            with saved({'': link} if link is not None else {}):
+                return _Measurement(node, inputs, original, self._timed).run(
+                    lambda: tuple(sorted(self._seen)))
+        finally:
+            self._inside -= 1
+            while self._filled:
+                parameter = self._filled.pop()
+                place_array(parameter, ghost(
+                    parameter.shape, parameter.dtype,
+                    self._names.of(parameter)))
+
+
+class _Measurement:
+    """One call, run for its shapes, its time and its memory."""
+
+    def __init__(self, node: Any, inputs: tuple, original: Callable,
+                 timed: bool) -> None:
+        self._node, self._inputs, self._original = node, inputs, original
+        self._timed = timed
+        self._own = dict(attributes_of(node))
+
+    def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
+        state = numpy.random.get_state()
+        try:
+            tracing = tracemalloc.is_tracing()
+            if not tracing:
+                tracemalloc.start(1)
+            try:
+                outs, kept, temporary = self._weigh()
+            finally:
+                if not tracing:
+                    tracemalloc.stop()
+            draws = _has_moved(state)
+            node = self._node
+            outputs, modules = _outputs(node, outs)
+            kept_inputs = tuple(node._input_indexes_to_retain or ())
+            kept_outputs = tuple(node._output_indexes_to_retain or ())
+            form = (node.result, node.variables) if isinstance(
+                node, Whole) else None
+            forward, backward = self._time()
+        finally:
+            numpy.random.set_state(state)
+        return Measured(outputs, modules, forward, backward, kept,
+                        kept_inputs, kept_outputs, temporary, draws, seen(),
+                        form)
+
+    def _weigh(self) -> tuple[tuple, int, int]:
+        """Runs it once under a memory trace."""
+        arguments = self._arguments()
+        tracemalloc.reset_peak()
+        start, _ = tracemalloc.get_traced_memory()
+        outs = self._original(self._node, arguments)
+        after, peak = tracemalloc.get_traced_memory()
+        made = sum(nested.array_of(out).nbytes for out in outs)
+        kept = max(after - start - made, 0)
+        temporary = peak - after
+        tracemalloc.reset_peak()
+        self._backward(outs)
+        _, peak = tracemalloc.get_traced_memory()
+        # Small objects of Python's count as nothing.
+        return outs, kept if kept > 16384 else 0, max(temporary,
+                                                      peak - after)
+
+    def _time(self) -> tuple[float, float]:
+        if not self._timed:
+            return 0.0, 0.0
+        best = [float('inf'), float('inf')]
+        for _ in range(_TIMES):
+            node = _again(self._node, self._own)
+            arguments = self._arguments()
+            start = time.perf_counter()
+            outs = self._original(node, arguments)
+            middle = time.perf_counter()
+            self._backward(outs)
+            end = time.perf_counter()
+            best = [min(best[0], middle - start), min(best[1], end - middle)]
+            if end - start > _SHORT:
+                break
+        return best[0], best[1]
+
+    def _arguments(self) -> tuple:
+        return tuple(
+            chainer.Variable(_real(x._data[0]), requires_grad=x.requires_grad)
+            if isinstance(x, chainer.Variable) else _real(x)
+            for x in self._inputs)
+
+    def _backward(self, outs: tuple) -> None:
+        if not chainer.config.enable_backprop:
+            return
+        roots = [out for out in outs if out.requires_grad
+                 and out.dtype.kind == 'f' and out.creator_node is not None]
+        if roots:
+            chainer.backward(roots, [chainer.Variable(
+                out.xp.full(out.shape, .01, out.dtype)) for out in roots])
+
+
+class _ghost_parameters:
+    """Inside, every parameter with a shape is a ghost."""
+
+    def __init__(self, names: Names, recorder: _Recorder) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        self._before = []
+        for name, parameter in self._names.parameters.items():
+            array = parameter._data[0]
+            self._before.append((parameter, array, parameter._grad))
+            if array is not None and not is_ghost(array):
+                place_array(parameter, ghost(
+                    array.shape, array.dtype, name,
+                    chainer.backend.get_array_module(array)))
+
+    def __exit__(self, *_: Any) -> None:
+        for parameter, array, gradient in self._before:
+            # What the run has found the shape of keeps it.
+            if array is not None or not has_shape(parameter):
+                place_array(parameter, array)
+            parameter._grad = gradient
+
+
+def kind_of(node: Any) -> Any:
+    """The class of a function; that of an old-style one, too."""
+    return type(getattr(node, 'function', node))
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """What the user's call has given to a function, by attribute."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        return node.function.__dict__
+    return node.__dict__
+
+
+def parameters_of(names: Names) -> dict[str, Parameter]:
+    """What planning has to know of a model's parameters."""
+    found = {}
+    for name, parameter in names.parameters.items():
+        array = parameter._data[0]
+        found[name] = Parameter(
+            None if array is None else tuple(array.shape),
+            numpy.dtype(chainer.get_dtype(
+                getattr(parameter.initializer, 'dtype', None)))
+            if array is None else array.dtype)
+    return found
+
+
+def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
+                                           tuple[str, ...]]:
+    every = [one for several in read for one in several]
+    return (tuple(one for one in every if isinstance(one, Source)),
+            tuple(dict.fromkeys(one for one in every
+                                if isinstance(one, str))))
+
+
+def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
+    values: dict[int | str, Value] = {}
+    modules: dict[int | str, Any] = {}
+    for index, out in enumerate(outs):
+        array = nested.array_of(out)
+        values[index] = Value(tuple(out.shape), array.dtype,
+                              bool(out.requires_grad))
+        modules[index] = chainer.backend.get_array_module(array)
+    own = attributes_of(node)
+    for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
+        array = own.get(name)
+        if isinstance(array, chainer.get_array_types()):
+            values[name] = Value(tuple(array.shape), array.dtype, False)
+            modules[name] = chainer.backend.get_array_module(array)
+    return values, modules
+
+
+def _key(node: Any, inputs: tuple, hidden: list[str]) -> Any:
+    """Equal for calls that cost the same; None if that cannot be told."""
+    if isinstance(node, Whole) or type(node).__name__ == 'Forget':
+        return None
+    own = attributes_of(node)
+    try:
+        return (kind_of(node), tuple(sorted(
+            (name, _hashable(value)) for name, value in own.items()
+            if not name.startswith('_') and name not in ('node', 'func'))),
+            tuple((x.shape, x.dtype.str, isinstance(x, chainer.Variable)
+                   and x.requires_grad) for x in inputs),
+            chainer.config.enable_backprop, chainer.config.train)
+    except TypeError:
+        return None
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, chainer.Variable):
+        value = value._data[0]
+    if isinstance(value, chainer.get_array_types()):
+        return value.shape, value.dtype.str
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    hash(value)
+    return value
+
+
+def _real(array: Any) -> Any:
+    return made_up(array) if is_ghost(array) else array
+
+
+def _with_real(value: Any) -> Any:
+    """A function's attribute with arrays of its own, ghosts made up."""
+    leaves, tree = nested.leaves(value)
+    if not leaves:
+        return value
+    return nested.rebuilt(tree, [
+        chainer.Variable(_real(leaf._data[0]))
+        if isinstance(leaf, chainer.Variable) else
+        made_up(leaf) if is_ghost(leaf) else leaf.copy() for leaf in leaves])
+
+
+def _again(node: Any, own: Mapping[str, Any]) -> Any:
+    """The function as it was before its run, for another one."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        function = copy.copy(node.function)
+        function.__dict__.clear()
+        function.__dict__.update(own)
+        adapter = chainer.function.FunctionAdapter(function)
+        # As Function.__call__ swaps the ownership.
+        adapter._function, adapter._weak_function = function, None
+        function._node, function._owned_node = weakref.ref(adapter), None
+        return adapter
+    other = copy.copy(node)
+    other.__dict__.clear()
+    other.__dict__.update(own)
+    return other
+
+
+def _has_moved(state: Any) -> bool:
+    now = numpy.random.get_state()
+    return bool(state[2] != now[2] or (state[1] != now[1]).any())
+
+
+def _ignores(node: Any) -> int | None:
+    function = getattr(node, 'function', node)
+    return (getattr(function, 'ignore_label', None)
+            if getattr(function, 'normalize', True) else None)

@@ -1,0 +1,153 @@
+"""Links and functions that are run as one call, and never cut."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from ..intercept.function_calls import current
+from . import nested
+
+_MARK = '_chainer_fp8pipe_atomic'
+
+
+def atomic(function: Any) -> Any:
+    """Marks a function, method or link that :func:`partition` must not cut.
+
+    What looks at values inside (``float(x.array)``, a boolean index, writing
+    in place, ``chainer.grad``) then finds them: the rank that has the call
+    does all of it.  Links that look at data are found without a mark.
+
+    Args:
+        function: What takes and returns variables, arrays, or lists, tuples
+            and dictionaries of these; a link is marked and returned.  As
+            :meth:`forward` of a link, it may use the link's parameters.
+
+    .. admonition:: Example
+
+        >>> import chainer.functions as F
+        >>> from chainer_fp8pipe import atomic
+        >>> @atomic
+        ... def clipped(x):
+        ...     return x * (2.0 if float(abs(x.array).max()) < 1 else 1.0)
+    """
+    if isinstance(function, chainer.Link):
+        vars(function)[_MARK] = True
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = current()
+        if context is None:
+            return function(*args, **kwargs)
+        return context.call_whole(function, args, kwargs)
+    return call
+
+
+def is_marked(link: chainer.Link) -> bool:
+    """Whether :func:`atomic` was called with this link."""
+    return _MARK in vars(link)
+
+
+class Whole(chainer.FunctionNode):
+    """A link or function as one node of the graph.
+
+    Forward runs it on variables of its own, backward goes through the graph
+    that this has left; gradients of parameters go where Chainer's backward
+    puts them.
+
+    Args:
+        function: What is run.
+        tree: Of its arguments.
+        count: How many leaves the arguments have; inputs after these are
+            parameters, which are inputs so that a way back leads here.
+    """
+
+    def __init__(self, function: Callable, tree: Any, count: int) -> None:
+        self.run = function
+        self._arguments, self._count = tree, count
+        self.result: Any = None
+        self._kept: Any = None
+
+    @property
+    def label(self) -> str:
+        """What messages and graphs call the node."""
+        run = getattr(self.run, 'link', self.run)
+        if isinstance(run, chainer.Link):
+            return type(run).__name__
+        return getattr(run, '__name__', type(run).__name__)
+
+    def check_layout_forward(self, inputs: Any) -> None:
+        """Any layout will do."""
+
+    def forward(self, inputs: tuple) -> tuple:
+        """Runs the function; keeps its graph."""
+        self.retain_inputs(())
+        variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
+                     for x in inputs]
+        args, kwargs = nested.rebuilt(self._arguments,
+                                      variables[:self._count])
+        outputs, self.result = nested.leaves(self.run(*args, **kwargs))
+        self.variables = tuple(isinstance(output, chainer.Variable)
+                               for output in outputs)
+        if chainer.config.enable_backprop:
+            self._kept = variables, outputs
+        return tuple(nested.array_of(output) for output in outputs)
+
+    def backward(self, indexes: tuple, gradients: tuple) -> tuple:
+        """Goes through the graph of the forward pass, once."""
+        variables, outputs = self._kept
+        self._kept = None
+        pairs = [(output, gradient)
+                 for output, gradient in zip(outputs, gradients, strict=True)
+                 if isinstance(output, chainer.Variable)
+                 and gradient is not None and output.creator_node is not None]
+        if pairs:
+            chainer.backward(*map(list, zip(*pairs, strict=True)))
+        return tuple(variables[index].grad_var if index < self._count
+                     else None for index in indexes)
+
+
+class LinkCall:
+    """A link's own call, without interception."""
+
+    def __init__(self, link: chainer.Link, original: Callable) -> None:
+        self.link, self._original = link, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(self.link, *args, **kwargs)
+
+
+def parameters_of(function: Any) -> list[chainer.Parameter]:
+    """The parameters of a link that have a shape, in the order of names."""
+    link = getattr(function, 'link', None)
+    if link is None:
+        return []
+    return [parameter for _, parameter in sorted(link.namedparams())
+            if parameter._data[0] is not None]
+
+
+def call_whole(function: Any, args: Any, kwargs: Any,
+               tree_of: Callable[[Whole], tuple[Any, tuple[bool, ...]]]
+               ) -> Any:
+    """Runs a function as one node; its result, of the function's own form.
+
+    Args:
+        function: What is run.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        tree_of: Gives the form of the result, and which of its leaves are
+            variables, where the node has not been run.
+    """
+    leaves, tree = nested.leaves((args, kwargs))
+    node = Whole(function, tree, len(leaves))
+    outputs = node.apply((*leaves, *parameters_of(function)))
+    if node.result is not None:
+        form, variables = node.result, node.variables
+    else:
+        form, variables = tree_of(node)
+    return nested.rebuilt(form, [
+        output if is_variable else nested.array_of(output)
+        for output, is_variable in zip(outputs, variables, strict=True)])

@@ -1,0 +1,36 @@
+"""Arrays from one rank to all others."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from .waiting import wait_until
+
+
+def broadcast_arrays(comm: MPI.Comm, value: Any,
+                     arrays: list[numpy.ndarray] | None
+                     ) -> tuple[Any, list[numpy.ndarray]]:
+    """A small object and arrays, from rank 0 to all.
+
+    Args:
+        comm: The ranks; all of them call.
+        value: Something small that can be pickled; counts on rank 0.
+        arrays: Host arrays of plain numbers; None but on rank 0.
+
+    Returns:
+        Both, on all ranks; rank 0 gets its own arrays back.
+    """
+    if comm.size == 1:
+        return value, arrays or []
+    specs = None if arrays is None else [
+        (array.shape, array.dtype.str) for array in arrays]
+    value, specs = comm.bcast((value, specs))
+    found = arrays or [numpy.empty(shape, dtype) for shape, dtype in specs]
+    for array in found:
+        whole = numpy.ascontiguousarray(array)
+        # Ranks may outnumber the cores, which MPI's own wait keeps.
+        wait_until(comm.Ibcast(
+            [whole.reshape(-1).view(numpy.uint8), MPI.BYTE]).Test)
+    return value, found

@@ -1,0 +1,101 @@
+"""The calls of a traced model: what each reads, gives, keeps and costs."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Source(NamedTuple):
+    """Which value of a trace is meant.
+
+    Attributes:
+        call: Number of the call.
+        output: Index of the call's output, or the name of an attribute that
+            the function keeps (a dropout mask).
+    """
+
+    call: int
+    output: int | str
+
+
+class Value(NamedTuple):
+    """An array that a call gives.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        wants: Whether its gradient is of use.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    wants: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a function, or of a link that is run as a whole.
+
+    Attributes:
+        name: Of the function.
+        link: Path of the link that called it; '/' for the model itself.
+        path: When each of the links around it was first called.
+        inputs: Values of other calls that it reads.
+        parameters: Paths of the parameters that it reads.
+        outputs: What it gives, by index or attribute name.
+        forward: Seconds of a forward pass for the example.
+        backward: Seconds of a backward pass.
+        kept: Bytes that the function itself keeps for backward.
+        retained: Values of calls that it keeps for backward.
+        temporary: Most bytes that it allocates for itself while it runs.
+        draws: Whether it draws random numbers.
+        whole: Paths of links whose calls must not be apart (running
+            averages, or a link that is run as one call).
+        pinned: The stage that has the result already: state that a link
+            kept from an earlier batch.  None: an ordinary call.
+    """
+
+    name: str
+    link: str = '/'
+    path: tuple[int, ...] = ()
+    inputs: tuple[Source, ...] = ()
+    parameters: tuple[str, ...] = ()
+    outputs: dict[int | str, Value] = field(default_factory=dict)
+    forward: float = 0.0
+    backward: float = 0.0
+    kept: int = 0
+    retained: tuple[Source, ...] = ()
+    temporary: int = 0
+    draws: bool = False
+    whole: tuple[str, ...] = ()
+    pinned: int | None = None
+
+
+class Parameter(NamedTuple):
+    """A parameter of the model, as far as planning has to know of it.
+
+    Attributes:
+        shape: Its shape; None: only the link that has it knows.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes; 0 where the shape is unknown."""
+        return (0 if self.shape is None
+                else math.prod(self.shape) * self.dtype.itemsize)
+
+
+def total_seconds(calls: Sequence[Call]) -> float:
+    """Forward and backward of all calls."""
+    return sum(call.forward + call.backward for call in calls)

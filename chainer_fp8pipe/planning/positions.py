@@ -1,0 +1,177 @@
+"""Positions of calls along a model, and the stages that follow from cuts.
+
+A plan must serve other sequence lengths, evaluation, and control flow, so a
+cut is no number of a call.  The model's parameters are in an order, that of
+their first use (those of a link stay together); the *place* of a call is the
+last of its parameters and of the calls it depends on, its *depth* the longest
+way from there.  A position (place, depth) is greater than that of everything
+the call reads.  So every row of cuts gives every call of every trace a stage
+that is no less than those of its inputs, and a recurrent network is cut
+between layers, not between time steps.
+"""
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .calls import Call, Source
+
+
+class Position(NamedTuple):
+    """Where along the model a call is.
+
+    Attributes:
+        place: Index of a group of parameters in their order.
+        depth: Calls since that group's first one.
+    """
+
+    place: int
+    depth: int
+
+
+#: Paths of parameters that are first used together, in the order of use.
+Order = tuple[tuple[str, ...], ...]
+
+
+def order_of(calls: Sequence[Call]) -> Order:
+    """The groups of parameters that the calls use.
+
+    A link's parameters stay together, whenever in it they are first used: a
+    recurrent layer uses some of them from its second step on only.
+    """
+    first: dict[str, tuple[int, ...]] = {}
+    for number, call in enumerate(calls):
+        for name in call.parameters:
+            first.setdefault(name, (*call.path, number))
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, key in first.items():
+        groups.setdefault(key, []).append(name)
+    return tuple(tuple(sorted(groups[key])) for key in sorted(groups))
+
+
+def positions(calls: Sequence[Call], order: Order) -> list[Position]:
+    """The position of every call.
+
+    What is computed from the batch alone is where it is first needed.
+
+    Args:
+        calls: Of a trace, in their order.
+        order: Of a plan.  Parameters that are not in it come last.
+    """
+    place_of = {name: place for place, group in enumerate(order)
+                for name in group}
+    found: list[Position | None] = []
+    for call in calls:
+        before = [found[source.call] for source in call.inputs]
+        known = [position for position in before if position is not None]
+        places = [place_of.get(name, len(order)) for name in call.parameters]
+        if not known and not places and call.pinned is None:
+            found.append(None)
+            continue
+        place = max([position.place for position in known] + places
+                    or [0])
+        depths = [position.depth for position in known
+                  if position.place == place]
+        found.append(Position(place, max(depths) + 1 if depths else 0))
+    return _with_floating(calls, found, order)
+
+
+def _with_floating(calls: Sequence[Call], found: list[Position | None],
+                   order: Order) -> list[Position]:
+    """Gives the calls that read the batch only their users' positions."""
+    needed: dict[int, Position] = {}
+    last = Position(max(len(order) - 1, 0), 1 << 30)
+    result = [last] * len(calls)
+    for number in reversed(range(len(calls))):
+        position = found[number]
+        if position is None:
+            position = needed.get(number, last)
+        result[number] = position
+        for source in calls[number].inputs:
+            needed[source.call] = min(needed.get(source.call, last), position)
+    return result
+
+
+class Assignment(NamedTuple):
+    """Which stage does which call of a trace, and what crosses.
+
+    Attributes:
+        stages: One per call.
+        crossing: For each boundary the values that go over it, those that
+            only pass through included.
+        holders: Stages that use a parameter, by its path.
+    """
+
+    stages: tuple[int, ...]
+    crossing: tuple[tuple[Source, ...], ...]
+    holders: dict[str, tuple[int, ...]]
+
+
+def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
+           wanted: Sequence[Source] = (),
+           together: Sequence[Sequence[Source]] = ()) -> Assignment:
+    """The stages of a trace's calls.
+
+    Args:
+        calls: Of the trace.
+        order: Of the plan.
+        cuts: The first position of each stage but the first one.
+        wanted: Values that the last stage must have: the loss.
+        together: Values that the last of their stages must have.
+    """
+    place = positions(calls, order)
+    floating = _floating(calls)
+    stages: list[int] = []
+    for number, call in enumerate(calls):
+        stage = bisect.bisect_right(cuts, place[number])
+        if call.pinned is not None:
+            stage = call.pinned
+        stages.append(max([stage] + [
+            stages[source.call] for source in call.inputs
+            if not floating[source.call]]))
+    # What reads the batch only goes to the first stage that needs it.
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            if floating[source.call]:
+                stages[source.call] = min(stages[source.call],
+                                          stages[number])
+    return Assignment(tuple(stages),
+                      _crossing(calls, stages, len(cuts), wanted, together),
+                      _holders(calls, stages))
+
+
+def _floating(calls: Sequence[Call]) -> list[bool]:
+    """Whether each call reads nothing but the batch, by itself or others."""
+    found: list[bool] = []
+    for call in calls:
+        found.append(not call.parameters and call.pinned is None
+                     and all(found[source.call] for source in call.inputs))
+    return found
+
+
+def _crossing(calls: Sequence[Call], stages: Sequence[int], boundaries: int,
+              wanted: Sequence[Source], together: Sequence[Sequence[Source]]
+              ) -> tuple[tuple[Source, ...], ...]:
+    until: dict[Source, int] = dict.fromkeys(wanted, boundaries)
+    for group in together:
+        last = max([stages[source.call] for source in group], default=0)
+        for source in group:
+            until[source] = max(until.get(source, 0), last)
+    for number, call in enumerate(calls):
+        for source in call.inputs:
+            until[source] = max(until.get(source, 0), stages[number])
+    found: list[list[Source]] = [[] for _ in range(boundaries)]
+    for source in sorted(until, key=lambda one: (one.call, str(one.output))):
+        for boundary in range(stages[source.call], until[source]):
+            found[boundary].append(source)
+    return tuple(map(tuple, found))
+
+
+def _holders(calls: Sequence[Call], stages: Sequence[int]
+             ) -> Mapping[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    for call, stage in zip(calls, stages, strict=True):
+        for name in call.parameters:
+            found.setdefault(name, set()).add(stage)
+    return {name: tuple(sorted(users)) for name, users in found.items()}
