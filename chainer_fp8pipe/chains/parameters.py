@@ -154,6 +154,8 @@ class _ShapesOnly(Creation):
         name = self._names.of(parameter)
         if name is None or self._recorder.inside:
             return False            # the link does it itself
+        if parameter._data[0] is None:
+            self._names.shaped.append(name)
         place_array(parameter, ghost(
             _shape(shape), chainer.get_dtype(
                 getattr(parameter.initializer, 'dtype', None)), name,

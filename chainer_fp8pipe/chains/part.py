@@ -39,62 +39,68 @@ class Passes:
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
-        self._kept: dict[int, dict[Source, Any]] = {}
+        self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
+        self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
+        self._after: State | None = None
         self._marks: dict[Any, tuple[Any, Any]] = {}
         self._reporter = reporter_of(names)
 
-    def begin(self, programs: list[Program],
+    def begin(self, step: str, programs: list[Program],
               calls: list[Callable[[], Any]]) -> None:
         """Starts a step.
 
         Args:
+            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
             programs: One per micro-batch.
             calls: Call the model with each micro-batch.
         """
         self._programs, self._calls = programs, calls
         self.reports = [{} for _ in programs]
+        kept = self._kept.get(step, {})
         self._before = {
-            number: self._kept.get(number, {}) if program.state else {}
+            number: kept.get(number, {}) if program.state else {}
             for number, program in enumerate(programs)}
-        self._kept = {number: {} for number in range(len(programs))}
+        self._now = self._kept[step] = {
+            number: {} for number in range(len(programs))}
+        if step == 'train':
+            self._after = programs[-1].after
 
     def end(self) -> None:
         """Ends a step; links show that they keep something."""
-        program = self._programs[-1] if self._programs else None
         self._marks = {}
-        for entry in (program.after.entries if program and program.after
-                      else ()):
+        for entry in self._after.entries if self._after else ():
+            ghosts = [ghost(leaf.shape, leaf.dtype, 'of an earlier batch',
+                            leaf.xp) for leaf in entry.leaves]
             mark = nested.rebuilt(entry.tree, [
                 chainer.Variable(array, requires_grad=False)
-                if leaf.is_variable else array for leaf, array in (
-                    (leaf, ghost(leaf.shape, leaf.dtype, 'of an earlier '
-                                 'batch', leaf.xp)) for leaf in entry.leaves)])
+                if leaf.is_variable else array
+                for leaf, array in zip(entry.leaves, ghosts, strict=True)])
             link = self.names.links[entry.link]
             self._marks[link, entry.name] = getattr(link, entry.name), mark
             setattr(link, entry.name, mark)
 
-    def resume(self) -> bool:
+    def resume(self, step: str) -> bool:
         """Before a step: whether links go on from what they kept.
 
         They do not if somebody has set one of the attributes since
-        (``reset_state()``).
+        (``reset_state()``).  Evaluation has a state of its own.
         """
-        kept = True
         for (link, name), (initial, mark) in self._marks.items():
             if getattr(link, name) is mark:
                 setattr(link, name, initial)
             else:
-                kept = False
-        if not kept or not self._marks:
-            self._kept.clear()
-        kept, self._marks = kept and bool(self._marks), {}
-        return kept
+                self._kept.pop('train', None)
+                self._after = None
+        self._marks = {}
+        if step == 'train':
+            self._kept.pop('evaluate', None)
+        return step in self._kept
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
-        self._programs, self._calls = [], []
+        self._programs, self._calls, self._after = [], [], None
 
     def program(self, micro_batch: int) -> Program:
         """Of a micro-batch."""
@@ -110,8 +116,7 @@ class Passes:
         run.clock = clock
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
-                at(place._replace(layer=_BETWEEN)), \
-                self._reporter, settled(), intercepting(run):
+                between_calls(place), self._reporter, settled(), intercepting(run):
             self._calls[micro_batch]()
             run.finish()
             reports = dict(self._reporter.observation)
@@ -120,6 +125,20 @@ class Passes:
                 self.reports[micro_batch][name] = _number(run.real(value))
         self._reporter.observation = {}
         return run
+
+    def put_ghosts(self, program: Program) -> None:
+        """Gives links the state of a trace."""
+        if program.state:
+            calls = iter(program.trace.calls)
+            program.state.put(self.names.links, lambda *_: next(
+                calls).ghosts[0].array)
+
+    @contextlib.contextmanager
+    def unreported(self) -> Iterator[None]:
+        """Nobody hears of what is reported inside."""
+        with self._reporter, settled():
+            yield
+        self._reporter.observation = {}
 
     @contextlib.contextmanager
     def untouched(self, program: Program) -> Iterator[None]:
@@ -142,7 +161,7 @@ class Passes:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
             if program.after:
-                self._keep(program.after, self._kept[micro_batch], chunk)
+                self._keep(program.after, self._now[micro_batch], chunk)
 
     def _restore(self, program: Program, values: dict[Source, Any],
                  chunk: int) -> None:
@@ -225,6 +244,12 @@ class ChainPart:
             incoming, variables, strict=True)), place, self.clock)
         return variables, tuple([
             run.value(source) for source in program.outgoing[self._chunk]])
+
+
+def between_calls(place: Place
+                  ) -> contextlib.AbstractContextManager[None]:
+    """Inside, Python draws the same numbers between calls on all ranks."""
+    return at(place._replace(layer=_BETWEEN))
 
 
 def _touched(program: Program) -> set[tuple[str, str]]:

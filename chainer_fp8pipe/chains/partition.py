@@ -145,7 +145,7 @@ def _traced(model: Any, call: Any, grid: ProcessGrid,
                 tracer.trace(call, timed=turn))
                 if (grid.comm.rank == 0) == turn else None, error=error)
     trace, = traces
-    agree(grid.comm, Signature({'the trace of the model': trace.digest()}),
+    agree(grid.comm, Signature({'the trace of the model': trace.digest}),
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
           'on the rank.')
@@ -222,7 +222,10 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
     Values that were not deferred are those of the first rank.
     """
     comm = grid.comm
-    for name, parameter in names.parameters.items():
+    # As in serial training: what gets its shape in forward is drawn last.
+    for name in sorted(names.parameters, key=lambda name: (
+            names.shaped.index(name) + 1 if name in names.shaped else 0)):
+        parameter = names.parameters[name]
         array = parameter._data[0]
         mine = name in part.own
         if array is None:               # its link makes it, in forward

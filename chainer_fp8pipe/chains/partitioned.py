@@ -11,21 +11,56 @@ import chainer
 
 from ..intercept import function_calls
 from ..intercept import parameters as parameter_creation
-from ..intercept.function_calls import current
-from ..mpi.agreement import Signature, agree
+from ..intercept.function_calls import current, intercepting
+from ..pipeline.randomness import Place
 from ..planning.plan import Plan
 from . import nested
 from .ghost import is_ghost
 from .link_state import State
-from .part import ChainPart, Passes
+from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
+from .rehearsal import Mismatch, Rehearsal
 from .table import table
 from .trace import Names, Trace, Tracer, parameters_of
 
-#: Traces of inputs of so many forms are kept.
+#: Traces are kept for so many shapes of inputs, and for each of these so many
+#: in which the model makes other calls.
 _FORMS = 64
-_SAME_TRACE = ('What a model calls must not depend on the rank; all ranks '
-               'must see the same batch and the same settings.')
+_ALIKE = 8
+
+
+class Form:
+    """A micro-batch that a model, or a method of it, is called with.
+
+    Args:
+        function: What is called.
+        args: Arrays.
+        kwargs: Arrays, by name.
+        state: What links keep from the batch before.
+        place: Where in the training, for what Python draws in forward.
+
+    Attributes:
+        call: Calls the function.
+    """
+
+    def __init__(self, function: Callable, args: tuple,
+                 kwargs: dict[str, Any], state: State | None,
+                 place: Place) -> None:
+        self.call = functools.partial(function, *args, **kwargs)
+        self.state, self._place = state, place
+        leaves, tree = nested.leaves((args, kwargs))
+        self._key = (getattr(function, '__func__', function),
+                     nested.signature(tree),
+                     tuple((leaf.shape, leaf.dtype.str) for leaf in leaves),
+                     state.signature() if state else None)
+
+    def key(self, mode: str) -> Any:
+        """Equal for micro-batches that may be alike."""
+        return mode, *self._key
+
+    def seeded(self) -> Any:
+        """A block in which Python draws what it will draw in the step."""
+        return between_calls(self._place)
 
 
 class Partition:
@@ -54,7 +89,7 @@ class Partition:
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
-        self._programs: collections.OrderedDict[Any, Program] = (
+        self._programs: collections.OrderedDict[Any, list[Program]] = (
             collections.OrderedDict())
         self._told = False
         self.live_state: dict[str, bool] = {}
@@ -86,52 +121,64 @@ class Partition:
             [self.names.parameters[name] for name in self.used[chunk]])
             for chunk in self.chunks}
 
-    def program(self, mode: str, function: Callable, args: tuple,
-                kwargs: dict[str, Any], state: State | None) -> Program:
-        """What to do with inputs of this form; call it on all ranks.
+    def rehearsed(self, mode: str, form: Form) -> tuple[Program, Any] | None:
+        """What to do with a micro-batch, if such a one was traced before.
 
         Args:
             mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            function: The model, or one of its methods.
-            args: Arrays of a micro-batch.
-            kwargs: Arrays of a micro-batch, by name.
-            state: What links keep from the batch before.
+            form: The micro-batch.
+
+        Returns:
+            The program, and the labels that losses leave out; None: the
+            model is to be traced.
+        """
+        known = self._programs.get(form.key(mode), [])
+        for number, program in enumerate(known):
+            labels = self._rehearse(program, form)
+            if labels is not None:
+                known.insert(0, known.pop(number))
+                return program, labels
+        return None
+
+    def traced(self, mode: str, form: Form) -> tuple[Program, Any]:
+        """What to do with a micro-batch of a new kind.
+
+        Args:
+            mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            form: The micro-batch.
 
         Raises:
-            ValueError: The model cannot be cut so for such inputs, or ranks
-                have traced differently; on all ranks of the pipeline.
+            ValueError: The model cannot be cut so for such inputs.
         """
-        leaves, tree = nested.leaves((args, kwargs))
-        key = (mode, getattr(function, '__func__', function),
-               nested.signature(tree),
-               tuple((leaf.shape, leaf.dtype.str) for leaf in leaves),
-               state.signature() if state else None)
-        found = self._programs.get(key)
-        if found is None:
-            found = self._traced(mode, functools.partial(
-                function, *args, **kwargs), state)
-            self._programs[key] = found
-            if len(self._programs) > _FORMS:
-                self._programs.popitem(last=False)
-        else:
-            self._programs.move_to_end(key)
-        return found
+        with form.seeded():
+            trace = self.tracer.trace(form.call, form.state, timed=False)
+            program = self._program(mode, trace, form.state, form.call)
+        self._refuse_strangers(program, mode)
+        labels = self._rehearse(program, form)
+        if labels is None:
+            raise ValueError(
+                'the model makes other calls each time, for the same inputs; '
+                'what it calls must depend on its inputs and on '
+                'numpy.random only')
+        key = form.key(mode)
+        self._programs.setdefault(key, []).insert(0, program)
+        del self._programs[key][_ALIKE:]
+        self._programs.move_to_end(key)
+        if len(self._programs) > _FORMS:
+            self._programs.popitem(last=False)
+        return program, labels
 
-    def _traced(self, mode: str, call: Callable, state: State | None
-                ) -> Program:
-        program, problem = None, ''
+    def _rehearse(self, program: Program, form: Form) -> Any:
+        rehearsal = Rehearsal(program.trace, self.names)
         try:
-            program = self._program(mode, self.tracer.trace(
-                call, state, timed=False), state, call)
-            self._refuse_strangers(program, mode)
-        except Exception as error:  # the other ranks must hear of it
-            problem = f'{type(error).__name__}: {error}'
-        agree(self.grid.pipeline, Signature({
-            'the trace of the model':
-            program.trace.digest() if program else ''}), problem,
-            _SAME_TRACE)
-        assert program is not None
-        return program
+            with self.passes.untouched(program), form.seeded(), \
+                    self.passes.unreported(), intercepting(rehearsal):
+                self.passes.put_ghosts(program)
+                form.call()
+                rehearsal.finish()
+        except Mismatch:
+            return None
+        return rehearsal.labels
 
     def _program(self, mode: str, trace: Trace, state: State | None,
                  call: Callable) -> Program:
@@ -142,14 +189,9 @@ class Partition:
                 f'{getattr(trace.result, "shape", "unknown")}; called with a '
                 'batch, it must return its loss, a scalar variable, as '
                 'chainer.links.Classifier does')
-        kept = mode
-        if kept not in self.live_state:
-            self.live_state[kept] = self._is_live(trace, call)
-        return Program(trace, self.plan, state, self.live_state[kept])
-
-    def _is_live(self, trace: Trace, call: Callable) -> bool:
-        """Whether another run reads what this one leaves in links."""
-        return reads_state(self.tracer, trace, call)
+        if mode not in self.live_state:
+            self.live_state[mode] = reads_state(self.tracer, trace, call)
+        return Program(trace, self.plan, state, self.live_state[mode])
 
     def _refuse_strangers(self, program: Program, mode: str) -> None:
         """A chunk may need only parameters that its rank has."""
@@ -282,8 +324,13 @@ class PartitionedChain:
 
     def namedparams(self, include_uninit: bool = True
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """The parameters on this rank, with their names in the model."""
-        for name, parameter in self.partition.own.items():
+        """The parameters on this rank, with their names in the model.
+
+        In the model's own forward, which all ranks run, all parameters.
+        """
+        found = (self.partition.own if current() is None
+                 else self.partition.names.parameters)
+        for name, parameter in found.items():
             if include_uninit or parameter.is_initialized:
                 yield name, parameter
 

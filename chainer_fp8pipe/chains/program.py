@@ -87,11 +87,6 @@ class Program:
                         'form; make the partition with such an example')
 
 
-def counted_labels(trace: Trace) -> list[int]:
-    """The labels that some losses' means leave out."""
-    return [call.ignores for call in trace.calls if call.ignores is not None]
-
-
 def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
     """The form of what a model returned, and where it comes from."""
     leaves, tree = nested.leaves(trace.result)

@@ -8,6 +8,7 @@ run once.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import time
 import tracemalloc
@@ -55,6 +56,10 @@ class TracedCall(Call):
         hidden: Attributes of the function that hold ghosts.
         attributes: Ghosts of what is read from the function afterwards.
         form: Of the result of a :class:`.Whole`.
+        expected: For each input what a repetition must have: the ghost or
+            parameter itself, the sources of a derived ghost, or shape and
+            dtype.
+        constants: Attributes that a repetition must have, with their values.
         error: What it raised; an iteration over a variable ends so.
         ignores: The label that the function leaves out of its mean; None:
             there is none.
@@ -65,8 +70,17 @@ class TracedCall(Call):
     hidden: tuple[str, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
     form: Any = None
+    expected: tuple[Any, ...] = ()
+    constants: tuple[tuple[str, Any], ...] = ()
     error: Exception | None = None
     ignores: int | None = None
+
+
+class Shape(NamedTuple):
+    """Stands for an array among a function's attributes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 class Measured(NamedTuple):
@@ -86,9 +100,17 @@ class Measured(NamedTuple):
 
 
 class Names:
-    """Paths of a model's links and parameters."""
+    """Paths of a model's links and parameters.
+
+    Attributes:
+        links: By path.
+        parameters: By path.
+        shaped: Paths of the parameters whose shape a trace has found, in the
+            order in which their links ask for values.
+    """
 
     def __init__(self, model: chainer.Link) -> None:
+        self.shaped: list[str] = []
         self.links: dict[str, chainer.Link] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
         self._of: dict[int, str] = {}
@@ -146,6 +168,7 @@ class Trace:
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
 
+    @functools.cached_property
     def digest(self) -> str:
         """Equal on ranks that have traced the same."""
         text = hashlib.sha256()
@@ -153,7 +176,8 @@ class Trace:
             text.update(repr((
                 call.name, call.link, call.inputs, call.parameters,
                 [(key, value.shape, str(value.dtype))
-                 for key, value in call.outputs.items()])).encode())
+                 for key, value in call.outputs.items()],
+                call.constants)).encode())
         text.update(repr(sorted(self.reports)).encode())
         return text.hexdigest()
 
@@ -212,6 +236,7 @@ class Tracer:
             finally:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
+            recorder.refuse_ghosts(self._names.links)
         trace = Trace(recorder.calls, first, result,
                       dict(reporter.observation), after, self._atomic)
         recorder.token.trace = trace
@@ -287,6 +312,17 @@ class _Recorder:
                 return name if name != '/' else None
         return None
 
+    def refuse_ghosts(self, links: Mapping[str, chainer.Link]) -> None:
+        """What is saved with a model must be real."""
+        for path, link in links.items():
+            for name in link._persistent:
+                value = vars(link).get(name)
+                if is_ghost(nested.array_of(value)):
+                    self._deepest = [path]
+                    raise GhostError(
+                        f'link {path} sets its persistent {name!r} to '
+                        f'{value!r}, so that the link cannot be cut')
+
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:
         """A ghost of what a link keeps from an earlier run."""
@@ -308,7 +344,9 @@ class _Recorder:
         call = TracedCall(
             node.label, self._link(), kind=kind_of(node),
             path=tuple(self._first_call[id(link)] for link in self._stack),
-            whole=self._whole())
+            expected=tuple(map(_expected, inputs)),
+            constants=_constants(node))
+        call.whole = self._whole(node)
         hidden = []
         for name, value in attributes_of(node).items():
             found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
@@ -380,13 +418,22 @@ class _Recorder:
     def _link(self) -> str:
         return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
 
-    def _whole(self) -> tuple[str, ...]:
-        """Links around whose calls must not be apart."""
-        return tuple(
-            name for name, link in ((self._names.of(link), link)
-                                    for link in self._stack)
-            if name is not None and (link._persistent
-                                     or name in self._atomic))
+    def _whole(self, node: Any) -> tuple[str, ...]:
+        """Links whose calls must not be apart.
+
+        Those that are run as one call, and those whose running averages the
+        function writes to.
+        """
+        arrays = {id(value) for value in attributes_of(node).values()
+                  if isinstance(value, chainer.get_array_types())}
+        found = []
+        for link in self._stack:
+            name = self._names.of(link)
+            if name is not None and (name in self._atomic or any(
+                    id(vars(link).get(persistent)) in arrays
+                    for persistent in link._persistent)):
+                found.append(name)
+        return tuple(found)
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""
@@ -554,6 +601,36 @@ def parameters_of(names: Names) -> dict[str, Parameter]:
     return found
 
 
+def _expected(x: Any) -> Any:
+    """What :class:`.Rehearsal` compares an input with."""
+    if isinstance(x, chainer.Parameter):
+        return x
+    array = nested.array_of(x)
+    if not is_ghost(array):
+        return array.shape, array.dtype
+    return array if array.recipe is None else array.recipe.sources
+
+
+def _constants(node: Any) -> tuple[tuple[str, Any], ...]:
+    """What decides about a call beside its inputs."""
+    found: list[tuple[str, Any]] = []
+    for name, value in attributes_of(node).items():
+        if isinstance(value, chainer.get_array_types()):
+            if not is_ghost(value):
+                found.append((name, Shape(value.shape, value.dtype)))
+        elif isinstance(value, (int, float, str, slice, numpy.dtype)) or (
+                isinstance(value, (tuple, list)) and _is_plain(value)):
+            found.append((name, copy.copy(value)))
+    return tuple(found)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or value is Ellipsis or isinstance(
+        value, (int, float, str, slice))
+
+
 def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
                                            tuple[str, ...]]:
     every = [one for several in read for one in several]
@@ -645,5 +722,7 @@ def _has_moved(state: Any) -> bool:
 
 def _ignores(node: Any) -> int | None:
     function = getattr(node, 'function', node)
-    return (getattr(function, 'ignore_label', None)
-            if getattr(function, 'normalize', True) else None)
+    if (not getattr(function, 'normalize', False)
+            or getattr(function, 'reduce', 'mean') == 'no'):
+        return None
+    return getattr(function, 'ignore_label', None)

@@ -1,7 +1,6 @@
 """Micro-batches of a partitioned Chain: all ranks see the whole batch."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +8,24 @@ import chainer
 import numpy
 
 from ...chains import nested
-from ...chains.counting import count_labels
 from ...chains.part import ChainPart
+from ...chains.partitioned import Form
 from ...chains.program import Program
+from ...chains.rehearsal import weights
 from ...chains.trace import OBSERVER
+from ...mpi.agreement import Signature, agree
 from ...mpi.broadcast import broadcast_arrays
 from ...pipeline.channels import Channels
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.loss import LossHead
+from ...pipeline.randomness import Place
 from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
 from .batch import Batch
 from .together import Opened
+
+_SAME = ('What a model calls must not depend on the rank; all ranks must see '
+         'the same batch and the same settings.')
 
 
 class ChainWork:
@@ -43,6 +48,7 @@ class ChainWork:
         self.chunks = model.plan.chunks
         self.layers = 0
         self._programs: list[Program] = []
+        self._last: dict[str, list[Program]] = {}
         self._calls: list[Callable] = []
         self._weights: list[float] = []
         self.method: Callable | None = None
@@ -52,41 +58,50 @@ class ChainWork:
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
 
-    def prepare(self, opened: Opened, parts: int, step: str) -> str:
-        """All ranks get the batch, and a trace for each form of input.
+    def prepare(self, opened: Opened, parts: int, step: str,
+                places: list[Place]) -> str:
+        """All ranks get the batch, and a trace for each micro-batch.
 
         Returns:
             What went wrong, on all ranks of the pipeline; '' if nothing.
         """
-        problem = self._partition.problem()
-        form, arrays = self._share(opened.batch)
-        if any(self._grid.pipeline.allgather(bool(problem))):
-            return problem or 'the model was changed on another rank'
-        places = bounds(opened.samples, parts)
-        function = self._function(step)
-        resumed = self._partition.passes.resume()
-        before, after = self._programs, []
-        calls = []
+        part = self._partition
+        tree, arrays = self._share(opened.batch)
+        ends = bounds(opened.samples, parts)
+        problem, forms, found = part.problem(), [], []
+        resumed = part.passes.resume(step)
         try:
-            for number, (start, end) in enumerate(places):
+            for number, (start, end) in enumerate(ends):
                 args, kwargs = nested.rebuilt(
-                    form, [array[start:end] for array in arrays])
-                state = (before[number].after
-                         if resumed and number < len(before) else None)
-                after.append(self._partition.program(
-                    step, function, args, kwargs, state))
-                calls.append(functools.partial(function, *args, **kwargs))
-            weights = self._count(calls, after, [
-                end - start for start, end in places], step)
-        except Exception as error:  # the same on all ranks
+                    tree, [array[start:end] for array in arrays])
+                last = self._last.get(step, []) if resumed else []
+                before = last[number].after if number < len(last) else None
+                forms.append(Form(self._function(step), args, kwargs, before,
+                                  places[number]))
+            found = [part.rehearsed(step, form) for form in forms]
+        except Exception as error:  # the other ranks must hear of it
+            problem = problem or f'{type(error).__name__}: {error}'
+        problem = self._agreed(found, problem)
+        if not problem and not all(found):
+            found, problem = self._traced(step, forms, found)
+            problem = self._agreed(found, problem)
+        if problem:
+            return problem
+        self._programs = [program for program, _ in found]
+        self._last[step] = self._programs
+        self._calls = [form.call for form in forms]
+        try:
+            self._weights = self._weigh(
+                [labels for _, labels in found],
+                [end - start for start, end in ends], step)
+        except ValueError as error:     # the same on all ranks
             return str(error)
-        self._programs, self._calls, self._weights = after, calls, weights
         return ''
 
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
-        self._partition.passes.begin(self._programs, self._calls)
+        self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
         first = inputs if self._grid.stage_index == 0 else []
         if self._grid.stage_index < self._grid.stages - 1:
@@ -143,15 +158,41 @@ class ChainWork:
         device = self._model.device
         return form, [device.send(array) for array in host]
 
-    def _count(self, calls: list[Callable], programs: list[Program],
-               sizes: list[int], step: str) -> list[float]:
+    def _traced(self, step: str, forms: list[Form], found: list[Any]
+                ) -> tuple[list[Any], str]:
+        """A trace for each micro-batch that has none."""
+        part, problem = self._partition, ''
+        found = list(found)
+        try:
+            for number, form in enumerate(forms):
+                if found[number] is None:
+                    # An earlier one of this batch may do.
+                    found[number] = (part.rehearsed(step, form)
+                                     or part.traced(step, form))
+        except Exception as error:  # the other ranks must hear of it
+            problem = f'{type(error).__name__}: {error}'
+        return found, problem
+
+    def _agreed(self, found: list[Any], problem: str) -> str:
+        """'' if all ranks are to do the same; else what is wrong."""
+        try:
+            agree(self._grid.pipeline, Signature({
+                f'what micro-batch {number} calls':
+                one[0].trace.digest if one else 'new'
+                for number, one in enumerate(found)}), problem, _SAME)
+        except ValueError as error:
+            return str(error)
+        return ''
+
+    def _weigh(self, labels: list[Any], sizes: list[int], step: str
+               ) -> list[float]:
         """How much each micro-batch counts in the mean."""
         if step == 'predict':
             return [0.0] * len(sizes)
         if self._loss_weight is not None:
             return [float(self._loss_weight(*call.args, **call.keywords))
-                    for call in calls]
-        return count_labels(self._partition, calls, programs, sizes)
+                    for call in self._calls]
+        return weights(labels, sizes)
 
 
 def recompute_of(model: Any, recompute: Any) -> Any:

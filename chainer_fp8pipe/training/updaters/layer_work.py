@@ -8,6 +8,7 @@ from ...pipeline.channels import Channels
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.layer_block import LayerBlock
 from ...pipeline.loss import LossHead
+from ...pipeline.randomness import Place
 from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
 from .together import Opened
@@ -75,7 +76,8 @@ class LayerWork:
         targets = [target[start:end] for start, end in places]
         return inputs, targets, self.head.count(targets)
 
-    def prepare(self, opened: Opened, parts: int, step: str) -> str:
+    def prepare(self, opened: Opened, parts: int, step: str,
+                places: list[Place]) -> str:
         """Nothing is to be done together before the work."""
         return ''
 

@@ -114,7 +114,8 @@ class Steps:
             {'the iteration': str(iteration),
              'the loss scale': str(loss_scale), **entries})
 
-        problem = self._work.prepare(opened, self._micro_batches, 'train')
+        places = self._places(opened, self._micro_batches, iteration)
+        problem = self._prepare(opened, self._micro_batches, 'train', places)
 
         def work() -> None:
             self._model.cleargrads()
@@ -131,8 +132,8 @@ class Steps:
             with preserved(), (announced or _nobody)(
                     self._model, loss_scale) as final:
                 self._sums.begin(self._blocks, self._tied.but(final))
-                self._run(self.schedule, opened, inputs, iteration,
-                          self._head, train=True)
+                self._run(self.schedule, inputs, places, self._head,
+                          train=True)
             self._statistics.finish()
             self._sums.finish(loss_scale)
         means = self._means('train', work)
@@ -151,14 +152,15 @@ class Steps:
         """
         opened = self._together.open('evaluate', read)
         parts = min(opened.samples, self._micro_batches)
-        problem = self._inferring(
-            lambda: self._work.prepare(opened, parts, 'evaluate'))
+        places = self._places(opened, parts, 0)
+        problem = self._inferring(lambda: self._prepare(
+            opened, parts, 'evaluate', places))
 
         def work() -> None:
             inputs, targets, weights = self._deal(opened, parts, 'evaluate',
                                                   problem)
             self._head.begin(targets, weights, sum(weights), None)
-            self._infer(opened, inputs, self._head)
+            self._infer(inputs, places, self._head)
         return self._means('evaluate', work)
 
     def predict(self, read: Callable[[], Batch], wanted: bool) -> Any:
@@ -174,13 +176,14 @@ class Steps:
         """
         opened = self._together.open('predict', read)
         count = min(opened.samples, self._micro_batches)
-        problem = self._inferring(
-            lambda: self._work.prepare(opened, count, 'predict'))
+        places = self._places(opened, count, 0)
+        problem = self._inferring(lambda: self._prepare(
+            opened, count, 'predict', places))
         outputs: list[Any] = []
 
         def work() -> list[float]:
             inputs, _, _ = self._deal(opened, count, 'predict', problem)
-            parts = self._infer(opened, inputs, None)
+            parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
                     outputs.extend(self._model.xp.concatenate(column)
@@ -257,22 +260,28 @@ class Steps:
             return weight
         return self.grid.data.allreduce(weight) / self.grid.replicas
 
-    def _run(self, schedule: Schedule, opened: Opened,
-             inputs: list[Arrays], iteration: int, head: LossHead | None,
+    def _prepare(self, opened: Opened, parts: int, step: str,
+                 places: list[Place]) -> str:
+        with preserved():
+            return self._work.prepare(opened, parts, step, places)
+
+    def _places(self, opened: Opened, parts: int, iteration: int
+                ) -> list[Place]:
+        return [Place(self._seed, iteration, 0, opened.first_sample + start)
+                for start, _ in bounds(opened.samples, parts)]
+
+    def _run(self, schedule: Schedule, inputs: list[Arrays],
+             places: list[Place], head: LossHead | None,
              train: bool) -> list[Arrays]:
-        places = [Place(self._seed, iteration, 0, opened.first_sample + start)
-                  for start, _ in bounds(opened.samples,
-                                         schedule.micro_batches)]
         return self._executor.run(schedule, self.grid.stage_index, inputs,
                                   places, head, train)
 
-    def _infer(self, opened: Opened, inputs: list[Arrays],
+    def _infer(self, inputs: list[Arrays], places: list[Place],
                head: LossHead | None) -> list[Arrays]:
-        schedule = _forward(self.grid.stages,
-                            min(opened.samples, self._micro_batches),
+        schedule = _forward(self.grid.stages, len(places),
                             self.schedule.chunks)
         return self._inferring(lambda: self._run(
-            schedule, opened, inputs, 0, head, train=False))
+            schedule, inputs, places, head, train=False))
 
     def _hand_out(self, outputs: Arrays, wanted: bool) -> Any:
         """The last stage gives the outputs to all that want them."""
