@@ -13,7 +13,8 @@ from chainer.initializers import Normal
 class Decoder(chainer.Chain):
     """A transformer that sees the past alone, normalised before each part.
 
-    The words that go in and those that come out share their vectors.
+    The tokens that go in and those that come out share their vectors, which
+    are longer on the way in (Vaswani et al. 2017, section 3.4).
 
     Args:
         vocabulary: Number of tokens.
@@ -27,6 +28,7 @@ class Decoder(chainer.Chain):
     def __init__(self, vocabulary, length, units=512, layers=8, heads=8,
                  dropout=0.0):
         super().__init__()
+        self.scale = units ** 0.5
         with self.init_scope():
             self.embed = L.EmbedID(vocabulary, units, initialW=Normal(0.02))
             self.place = L.EmbedID(length, units, initialW=Normal(0.02))
@@ -42,7 +44,7 @@ class Decoder(chainer.Chain):
     def logits(self, x):
         """Of the next token, at each place: (batch, length, vocabulary)."""
         places = self.xp.arange(x.shape[1], dtype=numpy.int32)
-        h = self.embed(x) + self.place(places)
+        h = self.embed(x) * self.scale + self.place(places)
         for block in self.blocks:
             h = block(h)
         h = everywhere(self.norm, h)
@@ -112,6 +114,7 @@ class Recurrent(chainer.Chain):
     def __init__(self, vocabulary, length, units=512, layers=8, heads=None,
                  dropout=0.0):
         super().__init__()
+        self.scale = units ** 0.5
         with self.init_scope():
             self.embed = L.EmbedID(vocabulary, units, initialW=Normal(0.02))
             self.layers = chainer.ChainList(*[
@@ -125,7 +128,7 @@ class Recurrent(chainer.Chain):
 
     def logits(self, x):
         """Of the next token, at each place: (batch, length, vocabulary)."""
-        h = self.embed(x)
+        h = self.embed(x) * self.scale
         for layer in self.layers:
             h = layer(h)
         h = everywhere(self.norm, h)

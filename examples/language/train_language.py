@@ -1,6 +1,7 @@
-"""Trains a language model whose layers are divided over MPI ranks.
+r"""Trains a language model whose layers are divided over MPI ranks.
 
-    mpiexec -n 4 python examples/language/train_language.py --memory 150MB
+    OMP_NUM_THREADS=1 mpiexec -n 4 python examples/language/train_language.py \
+        --memory 150MB
 
 trains a transformer of 25 million parameters on the sources of Python's
 standard library.  With gradients and Adam's means these take 400 MB; they are
@@ -54,7 +55,7 @@ _COLUMNS = ['iteration', 'main/loss', 'main/bpc', 'validation/main/loss',
             'validation/main/bpc', 'elapsed_time']
 
 # Batches for a validation, which must not take longer than the training.
-_VALIDATION = 16
+_VALIDATION = 8
 
 
 def on_root(action):

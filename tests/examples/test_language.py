@@ -401,7 +401,7 @@ def test_the_model_can_be_loaded(whole):
         validation = saved['validation']
     model = models.Decoder(300, 16, units=32, layers=2, heads=2)
     chainer.serializers.load_npz(out / 'model.npz', model)
-    windows = text.Windows(validation, 16, 16 * 8)
+    windows = text.Windows(validation, 16, 8 * 8)
     with chainer.using_config('train', False):
         losses = [model(x[None], t[None]).item() for x, t in windows]
     assert numpy.mean(losses) == pytest.approx(
