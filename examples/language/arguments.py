@@ -12,7 +12,7 @@ from mpi4py import MPI
 SIZES = {'units': (512, 128), 'layers': (8, 4), 'heads': (8, 4),
          'length': (64, 32), 'vocabulary': (1024, 512),
          'characters': (2_000_000, 500_000), 'batchsize': (8, 16),
-         'iterations': (200, 120), 'lr': (1e-3, 3e-3)}
+         'iterations': (200, 100), 'lr': (1e-3, 3e-3)}
 
 
 def make_parser(description):

@@ -2,7 +2,7 @@
 import os
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.planning import DoesNotFit, plot_plan
+from chainer_fp8pipe.planning.cuts import DoesNotFit
 
 from filling import most_layers
 
@@ -22,8 +22,10 @@ def make_stage(options, build, example, grid):
     def cut(layers):
         with deferred(seed=options.seed):       # nothing is allocated
             model = build(layers)
-        return partition(model, example, grid, memory=options.memory,
-                         micro_batches=options.micro_batches)
+        return partition(
+            model, example, grid, memory=options.memory,
+            micro_batches=options.micro_batches, schedule=options.schedule,
+            chunks=2 if options.schedule == 'interleaved' else 1)
 
     def fits(layers):
         try:
@@ -37,7 +39,8 @@ def make_stage(options, build, example, grid):
     return cut(options.layers)
 
 
-def draw_plan(model, out):
-    """Writes how the model was cut, as data and as a picture; on rank 0."""
-    model.plan.save(os.path.join(out, 'plan.json'))
-    plot_plan(model.plan, os.path.join(out, 'plan.png'))
+def save_plan(model, out):
+    """Writes how the model was cut, and returns the file; on rank 0."""
+    path = os.path.join(out, 'plan.json')
+    model.plan.save(path)
+    return path

@@ -179,14 +179,14 @@ def make_evaluator(options, grid, updater, test_set, communicator):
 
 
 def rise_and_fall(highest, updates):
-    """Adam's alpha: a line up, half a cosine down to zero."""
+    """Adam's alpha: a line up, half a cosine down to zero after the end."""
     rise = -(-updates // 10)
 
     def set_rate(trainer):
-        done = trainer.updater.iteration + 1
-        fallen = max(0, done - rise) / max(1, updates - rise)
+        number = trainer.updater.iteration + 1      # of the next update
+        fallen = min(1, max(0, number - rise) / (updates - rise + 1))
         trainer.updater.get_optimizer('main').alpha = highest * min(
-            done / rise, (1 + math.cos(math.pi * min(1, fallen))) / 2)
+            number / rise, (1 + math.cos(math.pi * fallen)) / 2)
     set_rate.initialize = set_rate
     return set_rate
 
@@ -216,9 +216,9 @@ def announce(options, grid, trainer, text, start):
     """Says what is trained on what."""
     model = trainer.updater.get_optimizer('main').target
     if grid:
-        from cutting import draw_plan
-        draw_plan(model, options.out)
         print(f'{grid}\n\n{model}\n')
+        if options.fill:
+            print(f'{options.layers} layers are the most that fit')
     else:
         print(f'{options.model}: {model.count_params():,} parameters')
     print(f'{len(text.training):,} tokens of {len(text.alphabet):,} for '
@@ -245,10 +245,12 @@ def finish(options, grid, model, times):
         json.dump(summary, file, indent=1)
     plot_curves(log, f'{options.model}, {options.layers} layers of '
                 f'{options.units} units', path('curves.png'))
-    files = {'curves': 'curves.png', 'model': 'model.npz'}
+    files = {'curves': path('curves.png'), 'model': path('model.npz')}
     if grid:
-        files |= {'cut': 'plan.png', 'timeline': 'timeline.png'}
-    print_table(summary, {name: path(file) for name, file in files.items()})
+        from cutting import save_plan
+        files['cut'] = save_plan(model, options.out)
+        files['timeline'] = path('timeline.png')
+    print_table(summary, files)
 
 
 def main():
