@@ -119,9 +119,10 @@ def _closed(name: str) -> Callable:
     return method
 
 
-for _name in ('setitem bool float int index complex iter contains copy '
-              'deepcopy array_wrap iadd isub imul itruediv ifloordiv imod '
-              'ipow iand ior ixor').split():
+for _name in (
+        'setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
+        'contains', 'copy', 'deepcopy', 'array_wrap', 'iadd', 'isub', 'imul',
+        'itruediv', 'ifloordiv', 'imod', 'ipow', 'iand', 'ior', 'ixor'):
     setattr(_Ghost, f'__{_name}__', _closed(f'__{_name}__'))
 
 
@@ -197,11 +198,10 @@ def made_up(array: Any) -> Any:
 
 def looked_at(array: Any, what: str) -> GhostError:
     """The error for code that needs the data of a ghost."""
-    error = GhostError(
+    return GhostError(
         f'{user_line()}: {what} needs the value of {describe_source(array)}, '
         'which is on another rank. Compute with Chainer\'s functions, or '
         'mark the function around it: chainer_fp8pipe.atomic(function)')
-    return error
 
 
 def describe_source(array: Any) -> str:

@@ -186,4 +186,5 @@ def settled() -> contextlib.AbstractContextManager:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if numpy.isscalar(shape) else tuple(shape)
+    return (tuple(shape) if isinstance(shape, (tuple, list))
+            else (int(shape),))

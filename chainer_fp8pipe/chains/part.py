@@ -116,7 +116,8 @@ class Passes:
         run.clock = clock
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
-                between_calls(place), self._reporter, settled(), intercepting(run):
+                between_calls(place), self._reporter, settled(), \
+                intercepting(run):
             self._calls[micro_batch]()
             run.finish()
             reports = dict(self._reporter.observation)
@@ -232,10 +233,9 @@ class ChainPart:
         program = self._passes.program(micro_batch)
         incoming = program.incoming[self._chunk]
         if len(inputs) != len(incoming):
-            if self._chunk or inputs:
-                raise RuntimeError(
-                    f'{len(inputs)} values came, {len(incoming)} were '
-                    'expected; the ranks have different plans')
+            raise RuntimeError(
+                f'{len(inputs)} values came, {len(incoming)} were expected; '
+                'the ranks have different plans')
         variables = tuple([
             chainer.Variable(array,
                              requires_grad=program.wants_gradient(source))

@@ -1,9 +1,7 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +11,12 @@ import numpy
 from ..mpi.agreement import Signature, agree, raise_together
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
-from ..planning.cuts import Cut, Task, Wire, best_cut, evaluate
+from ..planning.cuts import Cut, Task, best_cut, evaluate
 from ..planning.intervals import Intervals
 from ..planning.plan import Plan, Predicted, ends_of, load_plan
 from ..planning.positions import order_of
 from .ghost import ghost, is_ghost
-from .parameters import draw, place_array, settle
+from .parameters import draw, settle
 from .partitioned import Partition, PartitionedChain, class_of, reads_state
 from .program import Program
 from .sizes import parse_bytes
@@ -85,10 +83,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
     part.describe(program)
-    part.task = task
     _distribute(names, part, grid)
     model.partition = part
-    model.__class__ = class_of(type(model))
+    kind: Any = type(model)
+    model.__class__ = class_of(kind)
     return model
 
 
@@ -139,11 +137,12 @@ def _traced(model: Any, call: Any, grid: ProcessGrid,
     # The first rank takes times; the others wait, to leave it the cores.
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True):
-        traces = []
+        traces: list[Trace] = []
         for turn in (True, False):
-            raise_together(grid.comm, lambda turn=turn: traces.append(
-                tracer.trace(call, timed=turn))
-                if (grid.comm.rank == 0) == turn else None, error=error)
+            def take(turn: bool = turn) -> None:
+                if (grid.comm.rank == 0) == turn:
+                    traces.append(tracer.trace(call, timed=turn))
+            raise_together(grid.comm, take, error=error)
     trace, = traces
     agree(grid.comm, Signature({'the trace of the model': trace.digest}),
           remedy='Build the same model on all ranks, and give partition() '
@@ -182,7 +181,7 @@ def search(names: Names, trace: Trace, task: Task) -> Plan:
     Raises:
         DoesNotFit: There is none.
     """
-    order = order_of(trace.calls)
+    order = order_of(trace.calls, list(names.parameters))
     intervals = Intervals(trace.calls, order, parameters_of(names))
     cut = best_cut(intervals, task)
     return _as_plan(cut, intervals, order, task)
@@ -222,6 +221,7 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
     Values that were not deferred are those of the first rank.
     """
     comm = grid.comm
+    _number_alike(names, comm)
     # As in serial training: what gets its shape in forward is drawn last.
     for name in sorted(names.parameters, key=lambda name: (
             names.shaped.index(name) + 1 if name in names.shaped else 0)):
@@ -238,11 +238,25 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
             _send_first(comm, parameter, mine)
         if not mine:
             _take_away(name, parameter)
-    for path, link in names.links.items():
+    for link in names.links.values():
         for name in sorted(link._persistent):
             value = vars(link)[name]
             if isinstance(value, numpy.ndarray):
                 value[...] = comm.bcast(value if comm.rank == 0 else None)
+
+
+def _number_alike(names: Names, comm: Any) -> None:
+    """Deferred values are drawn as on the first rank.
+
+    Links make copies of themselves in the order of sets, which each process
+    has its own of.
+    """
+    drawn_from = comm.bcast({
+        name: getattr(parameter, '_draw_from', None)
+        for name, parameter in names.parameters.items()})
+    for name, parameter in names.parameters.items():
+        if drawn_from[name] is not None:
+            parameter._draw_from = drawn_from[name]
 
 
 def _send_first(comm: Any, parameter: chainer.Parameter, mine: bool) -> None:

@@ -379,7 +379,7 @@ class _OwnDeserializer(_Own, chainer.Deserializer):
 
 
 @functools.lru_cache(None)
-def class_of(kind: type) -> type:
+def class_of(kind: Any) -> Any:
     """The class that a partitioned model of a class gets."""
     return type(kind.__name__, (PartitionedChain, kind), {
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})

@@ -15,7 +15,6 @@ from .link_state import State
 from .trace import Trace
 
 
-
 class Program:
     """A trace, and which chunk does what of it.
 

@@ -25,7 +25,6 @@ from ..planning.calls import Call, Parameter, Source, Value
 from . import nested
 from .ghost import (
     GhostError,
-    evaluated,
     ghost,
     is_ghost,
     made_up,
@@ -41,6 +40,10 @@ _READ_AFTERWARDS = {
     'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
+#: Attributes that Chainer itself sets.
+_CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
+                       *vars(chainer.function.FunctionAdapter), 'node',
+                       'func', '_node', '_owned_node'])
 #: A call this short is timed several times.
 _SHORT = 2e-3
 _TIMES = 3
@@ -340,7 +343,7 @@ class _Recorder:
         number = len(self.calls)
         for link in self._stack:
             self._first_call.setdefault(id(link), number)
-        read = [self._read(x) for x in inputs]
+        read: list[Any] = [self._read(x) for x in inputs]
         call = TracedCall(
             node.label, self._link(), kind=kind_of(node),
             path=tuple(self._first_call[id(link)] for link in self._stack),
@@ -615,6 +618,8 @@ def _constants(node: Any) -> tuple[tuple[str, Any], ...]:
     """What decides about a call beside its inputs."""
     found: list[tuple[str, Any]] = []
     for name, value in attributes_of(node).items():
+        if name in _CHAINERS:
+            continue
         if isinstance(value, chainer.get_array_types()):
             if not is_ghost(value):
                 found.append((name, Shape(value.shape, value.dtype)))
@@ -664,7 +669,7 @@ def _key(node: Any, inputs: tuple, hidden: list[str]) -> Any:
     try:
         return (kind_of(node), tuple(sorted(
             (name, _hashable(value)) for name, value in own.items()
-            if not name.startswith('_') and name not in ('node', 'func'))),
+            if name not in _CHAINERS)),
             tuple((x.shape, x.dtype.str, isinstance(x, chainer.Variable)
                    and x.requires_grad) for x in inputs),
             chainer.config.enable_backprop, chainer.config.train)
@@ -716,7 +721,7 @@ def _again(node: Any, own: Mapping[str, Any]) -> Any:
 
 
 def _has_moved(state: Any) -> bool:
-    now = numpy.random.get_state()
+    now: Any = numpy.random.get_state()
     return bool(state[2] != now[2] or (state[1] != now[1]).any())
 
 

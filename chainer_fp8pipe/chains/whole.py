@@ -39,7 +39,7 @@ def atomic(function: Any) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = current()
+        context: Any = current()
         if context is None:
             return function(*args, **kwargs)
         return context.call_whole(function, args, kwargs)

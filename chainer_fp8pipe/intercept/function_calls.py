@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -30,7 +30,7 @@ class Interceptor(Protocol):
     again, unless in a block of :func:`suspended`.
     """
 
-    def apply(self, node: chainer.FunctionNode, inputs: Sequence[Any],
+    def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
         """A function is called.
 

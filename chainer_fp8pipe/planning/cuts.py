@@ -10,6 +10,8 @@ considered.
 """
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -264,35 +266,41 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
 
 def _why(intervals: Intervals, task: Task) -> str:
     """What is missing by how much, and what would help."""
-    import dataclasses
-
-    def least(**changes: object) -> float:
-        """The smallest limit under which there is a cut, in bytes."""
-        low, high = 0.0, 1e15
-        while high > low * 1.005 + 1e5:
-            middle = (low + high) / 2
-            other = dataclasses.replace(task, memory=middle, **changes)
-            if other.parts <= intervals.count and _Tables(
-                    intervals, other).candidates():
-                high = middle
-            else:
-                low = middle
-        return high
     assert task.memory is not None
-    needed = least()
+    needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '
             f'{task.memory / 1e6:.0f} MB per rank; the best needs '
             f'{needed / 1e6:.0f} MB, {(needed - task.memory) / 1e6:.0f} MB '
             'more')
-    ways = []
-    if task.recompute is False:
-        ways.append(('recompute=\'auto\'', {'recompute': 'auto'}))
-    ways += [(f'{task.stages * factor} ranks',
-              {'stages': task.stages * factor}) for factor in (2, 4)]
-    ways.append((f'micro_batches={task.micro_batches * 2} with micro-batches '
-                 'half as large', {}))
-    helps = [f'{name} ({least(**changes) / 1e6:.0f} MB)'
-             for name, changes in ways[:-1]
-             if least(**changes) <= task.memory]
-    helps.append(ways[-1][0])
+    helps = []
+    for name, other in _ways(task):
+        least = least_memory(intervals, other)
+        if least <= task.memory:
+            helps.append(f'{name} ({least / 1e6:.0f} MB)')
+    helps.append('smaller micro-batches')
     return f'{said}. What would help: {"; ".join(helps)}'
+
+
+def _ways(task: Task) -> list[tuple[str, Task]]:
+    ways = [(f'{task.stages * factor} ranks',
+             dataclasses.replace(task, stages=task.stages * factor))
+            for factor in (2, 4)]
+    if task.recompute is False:
+        ways.insert(0, ("recompute='auto'", dataclasses.replace(
+            task, recompute='auto')))
+    return ways
+
+
+def least_memory(intervals: Intervals, task: Task) -> float:
+    """The smallest limit under which there is a cut, in bytes, to 1 %."""
+    if task.parts > intervals.count:
+        return math.inf
+    low, high = 0.0, 1e15
+    while high > low * 1.01 + 1e5:
+        middle = (low + high) / 2 if low else high / 100
+        if _Tables(intervals, dataclasses.replace(
+                task, memory=middle)).candidates():
+            high = middle
+        else:
+            low = middle
+    return high

@@ -127,7 +127,8 @@ def _checked(data: Mapping[str, Any]) -> Plan:
     if len(recompute) != chunks:
         raise ValueError(f'recompute has {len(recompute)} entries for '
                          f'{chunks} chunks')
-    predicted = {key: tuple(value) if isinstance(value, list) else value
+    predicted: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
                  for key, value in data.get('predicted', {}).items()}
     return Plan(order, tuple(cuts), stages, recompute,
                 int(data['micro_batches']), str(data['schedule']),

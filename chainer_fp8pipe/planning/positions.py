@@ -12,7 +12,7 @@ between layers, not between time steps.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .calls import Call, Source
@@ -34,11 +34,16 @@ class Position(NamedTuple):
 Order = tuple[tuple[str, ...], ...]
 
 
-def order_of(calls: Sequence[Call]) -> Order:
+def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
     """The groups of parameters that the calls use.
 
     A link's parameters stay together, whenever in it they are first used: a
     recurrent layer uses some of them from its second step on only.
+
+    Args:
+        calls: Of a trace.
+        names: Paths of all parameters, in the order of the model's links.
+            Those that no call uses follow the one before them there.
     """
     first: dict[str, tuple[int, ...]] = {}
     for number, call in enumerate(calls):
@@ -47,7 +52,15 @@ def order_of(calls: Sequence[Call]) -> Order:
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, key in first.items():
         groups.setdefault(key, []).append(name)
-    return tuple(tuple(sorted(groups[key])) for key in sorted(groups))
+    found = [sorted(groups[key]) for key in sorted(groups)]
+    group_of = {name: group for group in found for name in group}
+    for before, name in zip(['', *names], names, strict=False):
+        if name not in group_of:
+            number = next((index for index, group in enumerate(found)
+                           if before in group), -1)
+            found.insert(number + 1, [name])
+            group_of[name] = found[number + 1]
+    return tuple(map(tuple, found))
 
 
 def positions(calls: Sequence[Call], order: Order) -> list[Position]:
@@ -169,7 +182,7 @@ def _crossing(calls: Sequence[Call], stages: Sequence[int], boundaries: int,
 
 
 def _holders(calls: Sequence[Call], stages: Sequence[int]
-             ) -> Mapping[str, tuple[int, ...]]:
+             ) -> dict[str, tuple[int, ...]]:
     found: dict[str, set[int]] = {}
     for call, stage in zip(calls, stages, strict=True):
         for name in call.parameters:

@@ -49,7 +49,7 @@ class ChainWork:
         self.layers = 0
         self._programs: list[Program] = []
         self._last: dict[str, list[Program]] = {}
-        self._calls: list[Callable] = []
+        self._calls: list[Any] = []
         self._weights: list[float] = []
         self.method: Callable | None = None
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ...pipeline.channels import Channels
 from ...pipeline.grid import ProcessGrid
@@ -61,7 +61,7 @@ class LayerWork:
             for start, end in places]
         if step == 'predict':
             return inputs, [], []
-        grid, target = self._grid, None
+        grid, target = self._grid, cast(Any, None)
         is_first = grid.stage_index == 0
         is_last = grid.stage_index == grid.stages - 1
         if is_first:
