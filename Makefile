@@ -82,7 +82,8 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo images test lint docs pytest bench test-gpu matrix clean
+.PHONY: help demo images test lint docs pytest explore bench test-gpu matrix \
+    clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -113,6 +114,12 @@ docs: $(TEST)  ## build docs/_build/html, warnings are errors
 
 pytest: $(TEST)  ## the tests alone
 	$(BIN)/python -m pytest
+
+ROUNDS ?= 10
+explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
+	@for round in $$(seq $(ROUNDS)); do echo "Round $$round of $(ROUNDS)"; \
+	    $(BIN)/python -m pytest -q -m hypothesis --timeout 1200 \
+	        --hypothesis-profile explore || exit 1; done
 
 bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 	@mkdir -p result/bench
