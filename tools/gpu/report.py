@@ -94,7 +94,8 @@ def report(about: Mapping[str, str], outcomes: Sequence[Outcome],
     done = sum(outcome.state == 'done' for outcome in outcomes)
     lines = heading('On a GPU', '=')
     lines += [f'What ``make gpu`` found; {done} of {planned} steps are done.',
-              '', *table(['', ''], list(about.items())),
+              '', *(f':{name}: {escaped(value)}'
+                    for name, value in about.items()), '',
               *table(['step', 'state', 'seconds', 'why'], [
                   (outcome.step.name, outcome.state,
                    f'{outcome.seconds:.1f}', outcome.why)

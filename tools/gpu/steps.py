@@ -92,7 +92,7 @@ def run(step: Step, end: float, folder: str,
             process = subprocess.Popen(
                 [*step.command], cwd=folder, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=errors, start_new_session=True,
-                env={**environment, DUMP_AFTER: f'{0.9 * left:.1f}'})
+                env={**environment, DUMP_AFTER: f'{_dump_after(left):.1f}'})
         except OSError as error:
             return Outcome(step, 'failed', f'did not start: {error}')
         state, why = _wait(process, left)
@@ -100,6 +100,11 @@ def run(step: Step, end: float, folder: str,
         _signal(process.pid, signal.SIGKILL)
         return Outcome(step, state, why, time.monotonic() - start,
                        _text(output), _text(errors))
+
+
+def _dump_after(seconds: float) -> float:
+    # From a Python's start on, which may be some seconds after the step's.
+    return max(seconds - 8, seconds / 2)
 
 
 def _wait(process: subprocess.Popen, seconds: float) -> tuple[str, str]:
