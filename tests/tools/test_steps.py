@@ -4,8 +4,8 @@ import sys
 import time
 
 from tests.images.processes import eventually, is_alive
-from tools.gpu.environment import _DUMP
-from tools.gpu.steps import DUMP_AFTER, Step, run, run_all
+from tools.gpu.environment import START_UP
+from tools.gpu.steps import Step, run, run_all
 
 
 def step(script, seconds=30.0, **options):
@@ -81,7 +81,7 @@ def test_what_cannot_run_here_says_why():
 
 
 def test_before_its_time_is_over_a_python_says_where_it_is(tmp_path):
-    (tmp_path / 'sitecustomize.py').write_text(_DUMP)
+    (tmp_path / 'sitecustomize.py').write_text(START_UP)
     waiting = step('import time\ndef waiting():\n    time.sleep(50)\n'
                    'waiting()', 10.0)
     outcome = run(waiting, time.monotonic() + 60, str(tmp_path),
@@ -90,6 +90,11 @@ def test_before_its_time_is_over_a_python_says_where_it_is(tmp_path):
     assert 'in waiting' in outcome.errors
 
 
-def test_a_python_without_a_limit_goes_on(monkeypatch):
-    monkeypatch.delenv(DUMP_AFTER, raising=False)
-    exec(compile(_DUMP, 'dump', 'exec'), {})
+def test_libraries_of_inherited_packages_are_found_as_ones_own(tmp_path):
+    (tmp_path / 'sitecustomize.py').write_text(START_UP)
+    (tmp_path / 'inherited.pth').write_text('/some/site-packages\n')
+    outcome = run(step('import site; print(*site.getsitepackages())'),
+                  time.monotonic() + 60, str(tmp_path),
+                  {**os.environ, 'PYTHONPATH': str(tmp_path)})
+    assert outcome.output.split()[-1] == '/some/site-packages'
+    assert len(outcome.output.split()) > 1

@@ -17,11 +17,17 @@ from .steps import DUMP_AFTER
 #: What is installed besides this package and what it needs.
 PACKAGES = ('setuptools', 'mpich', 'pytest', 'pytest-timeout', 'hypothesis',
             'ml_dtypes')
-# Read by every Python of the environment when it starts, ranks included.
-_DUMP = f"""import faulthandler, os
+# Read by every Python of the environment when it starts, ranks included.  CuPy
+# looks for the CUDA libraries in what site.getsitepackages() says, which knows
+# nothing of .pth files.
+START_UP = f"""import faulthandler, os, pathlib, site
 seconds = os.environ.get({DUMP_AFTER!r})
 if seconds:
     faulthandler.dump_traceback_later(float(seconds), exit=True)
+inherited = pathlib.Path(__file__).with_name('inherited.pth')
+own = site.getsitepackages
+site.getsitepackages = lambda prefixes=None: [
+    *own(prefixes), *inherited.read_text().split(chr(10))[:-1]]
 """
 _PLACES = ('import site, sys; print(*[path for path in sys.path if path and '
            'path.endswith(("site-packages", "dist-packages"))], sep="\\n")')
@@ -69,8 +75,8 @@ def make(python: str, place: pathlib.Path, root: pathlib.Path,
     own = pathlib.Path(_run([str(made), '-c', _PLACES], root).split()[0])
     places = _run([python, '-c', _PLACES], root)
     (own / 'inherited.pth').write_text(places)
-    (own / 'dump_tracebacks.py').write_text(_DUMP)
-    (own / 'dump_tracebacks.pth').write_text('import dump_tracebacks\n')
+    (own / 'start_up.py').write_text(START_UP)
+    (own / 'start_up.pth').write_text('import start_up\n')
     install(made, pip, wheels, root, [*PACKAGES])
     install(made, pip, wheels, root, ['--editable', '.'])
     return made
