@@ -13,6 +13,13 @@ def step(script, seconds=30.0, **options):
                 [sys.executable, '-c', script], seconds, **options)
 
 
+def start_up(folder, inherited):
+    """What a Python with this folder on its path does first."""
+    (folder / 'sitecustomize.py').write_text(START_UP)
+    (folder / 'inherited.txt').write_text(
+        ''.join(f'{place}\n' for place in inherited))
+
+
 def outcomes(*steps, seconds=60.0, folder='.'):
     seen = []
     found = run_all(steps, time.monotonic() + seconds, str(folder),
@@ -81,7 +88,7 @@ def test_what_cannot_run_here_says_why():
 
 
 def test_before_its_time_is_over_a_python_says_where_it_is(tmp_path):
-    (tmp_path / 'sitecustomize.py').write_text(START_UP)
+    start_up(tmp_path, [])
     waiting = step('import time\ndef waiting():\n    time.sleep(50)\n'
                    'waiting()', 10.0)
     outcome = run(waiting, time.monotonic() + 60, str(tmp_path),
@@ -91,10 +98,14 @@ def test_before_its_time_is_over_a_python_says_where_it_is(tmp_path):
 
 
 def test_libraries_of_inherited_packages_are_found_as_ones_own(tmp_path):
-    (tmp_path / 'sitecustomize.py').write_text(START_UP)
-    (tmp_path / 'inherited.pth').write_text('/some/site-packages\n')
-    outcome = run(step('import site; print(*site.getsitepackages())'),
+    start_up(tmp_path, [str(tmp_path / 'inherited')])
+    (tmp_path / 'inherited').mkdir()
+    (tmp_path / 'inherited' / 'module.py').write_text('name = "found"')
+    outcome = run(step('import module, site; print(module.name, '
+                       '*site.getsitepackages())'),
                   time.monotonic() + 60, str(tmp_path),
                   {**os.environ, 'PYTHONPATH': str(tmp_path)})
-    assert outcome.output.split()[-1] == '/some/site-packages'
-    assert len(outcome.output.split()) > 1
+    found, *places = outcome.output.split()
+    assert found == 'found'
+    assert places[-1] == str(tmp_path / 'inherited')
+    assert len(places) > 1

@@ -101,7 +101,8 @@ def interesting(size: int) -> np.ndarray:
 def compare(cupy: Any, case: Case, tally: Tally) -> None:
     """Runs a case on both sides and counts what is not the same."""
     start = time.perf_counter()
-    here = {name: array.copy() for name, array in case.arrays.items()}
+    here = {name: array.copy() if name in _WRITTEN else array
+            for name, array in case.arrays.items()}
     there = {name: cupy.asarray(array)
              for name, array in case.arrays.items()}
     # Of the stand-in, asarray does not copy.
@@ -109,10 +110,12 @@ def compare(cupy: Any, case: Case, tally: Tally) -> None:
     expected = case.operation(**here, **case.options)
     found = case.operation(**there, **case.options)
     for name, wanted in here.items():
+        if name not in _WRITTEN:
+            continue
         got = there[name].get()
         bits = np.dtype(f'u{wanted.itemsize}')
         differs = wanted.view(bits) != got.view(bits)
-        tally.elements += wanted.size * (name in _WRITTEN)
+        tally.elements += wanted.size
         if not differs.any():
             continue
         tally.differing += np.count_nonzero(differs)

@@ -19,15 +19,17 @@ PACKAGES = ('setuptools', 'mpich', 'pytest', 'pytest-timeout', 'hypothesis',
             'ml_dtypes')
 # Read by every Python of the environment when it starts, ranks included.  CuPy
 # looks for the CUDA libraries in what site.getsitepackages() says, which knows
-# nothing of .pth files.
+# nothing of what is added later.
 START_UP = f"""import faulthandler, os, pathlib, site
 seconds = os.environ.get({DUMP_AFTER!r})
 if seconds:
     faulthandler.dump_traceback_later(float(seconds), exit=True)
-inherited = pathlib.Path(__file__).with_name('inherited.pth')
+inherited = pathlib.Path(__file__).with_name('inherited.txt')
+places = inherited.read_text().split(chr(10))[:-1]
 own = site.getsitepackages
-site.getsitepackages = lambda prefixes=None: [
-    *own(prefixes), *inherited.read_text().split(chr(10))[:-1]]
+site.getsitepackages = lambda prefixes=None: [*own(prefixes), *places]
+for place in places:
+    site.addsitedir(place)
 """
 _PLACES = ('import site, sys; print(*[path for path in sys.path if path and '
            'path.endswith(("site-packages", "dist-packages"))], sep="\\n")')
@@ -74,7 +76,7 @@ def make(python: str, place: pathlib.Path, root: pathlib.Path,
     made = place / 'bin' / 'python'
     own = pathlib.Path(_run([str(made), '-c', _PLACES], root).split()[0])
     places = _run([python, '-c', _PLACES], root)
-    (own / 'inherited.pth').write_text(places)
+    (own / 'inherited.txt').write_text(places)
     (own / 'start_up.py').write_text(START_UP)
     (own / 'start_up.pth').write_text('import start_up\n')
     install(made, pip, wheels, root, [*PACKAGES])

@@ -79,7 +79,7 @@ class Plan:
             f'Communicator {spec}', 'Means of the same gradients, and a '
             'short training, against the CPU.',
             self._ranks(ranks, '-m', 'tools.gpu.communicators', spec,
-                        '--device', self._device), 60,
+                        '--device', self._device), 90,
             missing='it needs a GPU' if self._dry and spec in GPU_ONLY
             else '')
 
@@ -88,7 +88,7 @@ class Plan:
             f'Digits on {ranks} ranks', 'The digits example, all ranks on '
             'one GPU.', self._ranks(
                 ranks, 'examples/digits/train_digits.py',
-                *self._example(f'digits-{ranks}', 6)), 60,
+                *self._example(f'digits-{ranks}', 4)), 90,
             shown=from_line('communicator '), missing=self._pictures())
 
     def _pipeline(self, ranks: int, stages: int) -> Step:
@@ -97,7 +97,7 @@ class Plan:
             'The pipeline example, all ranks on one GPU.', self._ranks(
                 ranks, 'examples/pipeline/train_pipeline.py',
                 *self._example(f'pipeline-{stages}-{ranks}', 4),
-                '--pipeline', str(stages)), 60,
+                '--pipeline', str(stages)), 75,
             shown=last_lines(14), missing=self._pictures())
 
     def _example(self, name: str, epochs: int) -> list[str]:
