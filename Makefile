@@ -82,7 +82,8 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo images test lint docs pytest bench test-gpu matrix clean
+.PHONY: help demo images test lint docs pytest explore bench test-gpu wheels \
+    gpu matrix clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -114,6 +115,12 @@ docs: $(TEST)  ## build docs/_build/html, warnings are errors
 pytest: $(TEST)  ## the tests alone
 	$(BIN)/python -m pytest
 
+ROUNDS ?= 10
+explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
+	@for round in $$(seq $(ROUNDS)); do echo "Round $$round of $(ROUNDS)"; \
+	    $(BIN)/python -m pytest -q -m hypothesis --timeout 1200 \
+	        --hypothesis-profile explore || exit 1; done
+
 bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
@@ -128,11 +135,19 @@ bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
 
+wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
+	@$(BIN)/python tools/wheels.py
+
+# The Python that has CuPy is looked for; .venv has none.
+gpu:  ## all that waits for a GPU, within 8 minutes, into result/gpu.rst
+	@$(PYTHON) -m tools.gpu $(if $(DRY),--dry) $(if $(filter command \
+	    environment,$(origin PYTHON)),--python '$(PYTHON)')
+
 matrix:  ## the import and quick tests on every supported Python found
 	$(PYTHON) tools/matrix.py
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) .venv-matrix build docs/_build *.egg-info
+	rm -rf $(VENV) .venv-matrix .venv-gpu wheels build docs/_build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache result
 	find chainer_fp8pipe -name '*.so' -exec rm {} +

@@ -17,21 +17,21 @@ from . import kernels
 def encode(
     values: Any, out: Any, rounding: int, key0: int, key1: int
 ) -> None:
-    _run(kernels.encode(rounding), values, *_keys(key0, key1), out)
+    run_kernel(kernels.encode(rounding), values, *_keys(key0, key1), out)
 
 
 def decode(codes: Any, out: Any) -> None:
-    _run(kernels.decode(), codes, out)
+    run_kernel(kernels.decode(), codes, out)
 
 
 def add(
     a: Any, b: Any, out: Any, rounding: int, key0: int, key1: int
 ) -> None:
-    _run(kernels.add(rounding), a, b, *_keys(key0, key1), out)
+    run_kernel(kernels.add(rounding), a, b, *_keys(key0, key1), out)
 
 
 def accumulate(codes: Any, total: Any) -> None:
-    _run(kernels.accumulate(), codes, total)
+    run_kernel(kernels.accumulate(), codes, total)
 
 
 def ratio_encode(
@@ -49,12 +49,12 @@ def ratio_encode(
     flags = cupy.empty(out.size, np.uint8)
     keys = _keys(key0, key1)
     if residual is None:
-        _run(kernels.ratio_encode(rounding), gradient, parameter,
-             np.float32(scale), np.float32(epsilon), *keys, out, flags)
+        run_kernel(kernels.ratio_encode(rounding), gradient, parameter,
+                   np.float32(scale), np.float32(epsilon), *keys, out, flags)
     else:
-        _run(kernels.ratio_feedback(rounding), gradient, parameter,
-             np.float32(scale), np.float32(inverse), np.float32(epsilon),
-             *keys, out, flags, residual)
+        run_kernel(kernels.ratio_feedback(rounding), gradient, parameter,
+                   np.float32(scale), np.float32(inverse),
+                   np.float32(epsilon), *keys, out, flags, residual)
     return (int(cupy.count_nonzero(flags == 1)),
             int(cupy.count_nonzero(flags == 2)))
 
@@ -62,8 +62,8 @@ def ratio_encode(
 def ratio_decode(
     wire: Any, parameter: Any, out: Any, inverse: float, epsilon: float
 ) -> int:
-    _run(kernels.ratio_decode(wire.dtype.name), wire, parameter,
-         np.float32(inverse), np.float32(epsilon), out)
+    run_kernel(kernels.ratio_decode(wire.dtype.name), wire, parameter,
+               np.float32(inverse), np.float32(epsilon), out)
     return out.size - int(cupy.count_nonzero(cupy.isfinite(out)))
 
 
@@ -71,8 +71,8 @@ def _keys(key0: int, key1: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(key0), np.uint32(key1)
 
 
-def _run(kernel: kernels.Kernel, *args: Any) -> None:
-    """Runs a kernel over flat views of its arrays."""
+def run_kernel(kernel: kernels.Kernel, *args: Any) -> None:
+    """Runs a kernel over flat views of its arrays; does not wait for it."""
     _compiled(kernel)(*(
         arg.reshape(-1) if isinstance(arg, cupy.ndarray) else arg
         for arg in args))

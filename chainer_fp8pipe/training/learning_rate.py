@@ -115,7 +115,8 @@ class LearningRate:
     @property
     def peak(self) -> float:
         """The highest rate, that at the end of the warm-up."""
-        return self.base_lr * self.batch / self.base_batch
+        # The quotient first: for batch == base_batch it is exactly base_lr.
+        return self.base_lr * (self.batch / self.base_batch)
 
     def at(self, epoch: float) -> float:
         """The rate of an update.

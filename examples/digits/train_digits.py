@@ -16,6 +16,7 @@ import sys
 
 import chainer_fp8pipe
 from chainer_fp8pipe.communicators.options import parse_option
+from chainer_fp8pipe.compat import require_gpu
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
     CompressionReport,
@@ -68,7 +69,12 @@ def parse(arguments=None):
         help='digits comes with scikit-learn; mnist and cifar10 are read '
         'from files in their original formats in --root')
     parser.add_argument('--root', metavar='DIR',
-                        help='where the files of mnist or cifar10 are')
+                        help='where the files of mnist or cifar10 are, or '
+                        'digits.npz, which make wheels writes')
+    parser.add_argument(
+        '--device', default='@numpy', metavar='NAME',
+        help='where every rank trains, as chainer.get_device names it: '
+        '@cupy:0 is the first GPU, for all ranks (default: @numpy)')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
     with only_rank_0_prints():
@@ -126,19 +132,22 @@ def train(options, name, datasets):
 
     seed_random(options.seed)                   # same weights on all ranks
     model = L.Classifier(ConvNet(train_set[0][0].shape[0]))
+    device = use_device(options.device)
+    model.to_device(device)
     seed_random(options.seed + 1 + comm.rank)   # other batches on each
+    device.xp.random.seed(options.seed + 1 + comm.rank)     # dropout
 
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(options.lr), comm).setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
     iterator = chainer.iterators.SerialIterator(train_set, options.batchsize)
-    trainer = Trainer(StandardUpdater(iterator, optimizer),
+    trainer = Trainer(StandardUpdater(iterator, optimizer, device=device),
                       (options.epoch, 'epoch'), out)
 
     test_iterator = chainer.iterators.SerialIterator(
         test_set, 256, repeat=False, shuffle=False)
     trainer.extend(chainermn.create_multi_node_evaluator(
-        extensions.Evaluator(test_iterator, model), comm))
+        extensions.Evaluator(test_iterator, model, device=device), comm))
     trainer.extend(cosine_decay(options.lr, updates),
                    trigger=(1, 'iteration'))
     if hasattr(comm, 'statistics'):
@@ -203,6 +212,19 @@ def cosine_decay(start, updates):
         trainer.updater.get_optimizer('main').lr = (
             start * 0.5 * (1 + math.cos(math.pi * done)))
     return set_rate
+
+
+def use_device(name):
+    """The device of this name, which becomes the current one.
+
+    Raises RuntimeError, with the reason, if a GPU is wanted but none is
+    there.
+    """
+    if name != '@numpy':
+        require_gpu()
+    device = chainer.get_device(name)
+    device.use()
+    return device
 
 
 def seed_random(seed):

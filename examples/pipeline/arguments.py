@@ -75,7 +75,11 @@ def make_parser(description):
         'from files in their original formats in --root')
     training.add_argument(
         '--root', metavar='DIR', help='where the files of mnist or cifar10 '
-        'are')
+        'are, or digits.npz, which make wheels writes')
+    training.add_argument(
+        '--device', default='@numpy', metavar='NAME',
+        help='where every rank trains, as chainer.get_device names it: '
+        '@cupy:0 is the first GPU, for all ranks (default: @numpy)')
     results = parser.add_argument_group('results')
     results.add_argument(
         '--out', metavar='OUT', default=os.path.join('result', 'pipeline'),

@@ -45,6 +45,7 @@ from train_digits import (
     explained,
     only_rank_0_prints,
     prepare_directory,
+    use_device,
 )
 
 _COLUMNS = ['epoch', 'iteration', 'main/loss', 'main/accuracy',
@@ -122,7 +123,7 @@ def make_trainer(options, grid, datasets):
     updater = PipelineUpdater(
         iterator, optimizer, grid, micro_batches=options.micro_batches,
         schedule=options.schedule, recompute=options.recompute,
-        seed=options.seed)
+        device=use_device(options.device), seed=options.seed)
     trainer = Trainer(updater, (options.epoch, 'epoch'), options.out)
 
     trainer.extend(make_evaluator(options, updater, test_set, communicator))

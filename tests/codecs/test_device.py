@@ -2,8 +2,9 @@
 import sys
 
 from chainer_fp8pipe import fp8
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
+from chainer_fp8pipe.compat import explain_no_gpu
 
 import numpy
 import pytest
@@ -58,7 +59,8 @@ def test_nothing_is_compiled_for_gradients_on_a_device(cupy, codec):
 
 
 def host(array):
-    return array.get() if isinstance(array, fake_cupy.ndarray) else array
+    get = getattr(array, 'get', None)       # CuPy's, and the stand-in's
+    return get() if get else array
 
 
 def updates(codec, place, steps=4, bad=None):
@@ -92,6 +94,25 @@ def updates(codec, place, steps=4, bad=None):
 def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
     expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
     found = updates(CODECS[name](), on_device, bad=bad)
+    for wanted, got in zip(expected, found, strict=True):
+        numpy.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf])
+@pytest.mark.parametrize('name', CODECS)
+def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
+    cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
+    reason = explain_no_gpu()
+    if reason:
+        pytest.skip(reason)
+
+    def on_gpu(tensors):
+        return Tensors(tensors.names,
+                       list(map(cupy.asarray, tensors.gradients)),
+                       list(map(cupy.asarray, tensors.parameters)))
+    expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
+    found = updates(CODECS[name](), on_gpu, bad=bad)
     for wanted, got in zip(expected, found, strict=True):
         numpy.testing.assert_array_equal(got, wanted)
 

@@ -1,5 +1,6 @@
 """The main job, as a user starts it, on few ranks and for few epochs."""
 import gzip
+import importlib
 import json
 import os
 import pickle
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import time
 
+import chainer
 import numpy
 import pytest
+from chainer.dataset import concat_examples
 
 from tests.ranks import environment, mpiexec, run_script
 
@@ -132,6 +135,26 @@ def test_missing_files_are_named_once(tmp_path, dataset, expected):
     assert done.stderr.count('FileNotFoundError') == 1
     assert expected in done.stderr
     assert str(tmp_path) in done.stderr
+
+
+def test_digits_from_a_file_are_those_of_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(SCRIPT))
+    data = importlib.import_module('data')
+    data.save_digits(tmp_path / 'digits.npz')
+    for read, expected in zip(data.load('digits', tmp_path),
+                              data.load('digits'), strict=True):
+        for one, other in zip(concat_examples(read[:]),
+                              concat_examples(expected[:]), strict=True):
+            assert one.dtype == other.dtype
+            numpy.testing.assert_array_equal(one, other)
+
+
+def test_without_a_gpu_the_reason_is_given():
+    if chainer.backends.cuda.available:
+        pytest.skip('CuPy is installed')
+    done = run('--device', '@cupy:0')
+    assert done.returncode != 0
+    assert 'No GPU can be used. CuPy is not installed' in done.stderr
 
 
 def test_a_second_run_keeps_the_firsts_results(tmp_path):

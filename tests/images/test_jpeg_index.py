@@ -1,5 +1,4 @@
 import io
-import os
 
 from chainer_fp8pipe.images import libturbojpeg
 from chainer_fp8pipe.images.decode import create_decoder
@@ -269,7 +268,7 @@ def outcome(act):
 
 
 @needs_turbo
-@settings(deadline=None, max_examples=300 if os.environ.get('CI') else 150)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_damaged_file_gives_what_it_gives_without_an_index(data):
     subsampling = data.draw(st.sampled_from(['4:2:0', '4:4:4', 'grey']))

@@ -7,7 +7,7 @@ from chainer_fp8pipe.training.learning_rate import (
 )
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 
@@ -62,6 +62,7 @@ def test_without_warm_up_it_begins_at_the_top():
 @given(st.integers(1, 100), st.integers(1, 100), st.floats(1e-4, 10),
        st.floats(0.5, 10), st.floats(0.1, 50),
        st.sampled_from(['polynomial', 'step', 'constant']))
+@example(49, 1, 1e-4, 1.0, 1.0, 'constant')     # 1e-4 * 49 / 49 < 1e-4
 def test_it_rises_to_the_scaled_rate_and_then_never_again(
         base_batch, factor, base_lr, warmup, rest, decay):
     rate = LearningRate(base_lr, base_batch * factor, base_batch, warmup,

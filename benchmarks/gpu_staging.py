@@ -1,0 +1,130 @@
+"""Speed of the way from a GPU to MPI's host memory and back.
+
+What crosses is a wire in pinned memory, as the communicators make it; beside
+it the same from pageable memory.  The codecs' times are of one update of a
+model of the size of ResNet-50 on one rank: gradients to a wire on the host,
+and back; nothing is exchanged.
+"""
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs.staging import (
+    download,
+    empty_wire,
+    output,
+    upload_now,
+)
+
+import numpy as np
+from environment import describe, write_json
+from gpu_kernels import cupy
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
+#: 25.6 M parameters in 161 tensors, as ResNet-50's, of three sizes.
+TENSORS = (*[64] * 107, *[147_456] * 40, *[1_403_000] * 14)
+CODECS = {'fp8': Fp8Ratio, 'float16': lambda: Cast('float16'),
+          'float32': lambda: Cast('float32')}
+
+
+def medians(run: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds on the host's clock: least, median, most."""
+    seconds = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    del seconds[:2]
+    return [min(seconds), statistics.median(seconds), max(seconds)]
+
+
+def transfers(xp: Any, sizes: tuple[int, ...], repeats: int
+              ) -> dict[str, list[float]]:
+    """Prints one line per size and way; returns the seconds."""
+    found = {}
+    print(f'{"":10}{"bytes":>14}{"us":>12}{"GB/s":>8}')
+    for size in sizes:
+        pinned = empty_wire(xp, size, np.uint8)
+        pinned[...] = np.arange(size, dtype=np.uint32).astype(np.uint8)
+        pageable = pinned.copy()
+        there = output(xp, pinned)
+        ways = {
+            'upload, pinned': lambda: upload_now(xp, pinned),   # noqa: B023
+            'download, pinned': lambda: download(               # noqa: B023
+                there, pinned),                                 # noqa: B023
+            'upload, pageable': lambda: upload_now(             # noqa: B023
+                xp, pageable),                                  # noqa: B023
+            'download, pageable': lambda: download(             # noqa: B023
+                there, pageable)}                               # noqa: B023
+        there = upload_now(xp, pinned)
+        for way, run in ways.items():
+            found[f'{way}, {size}'] = times = medians(run, repeats)
+            print(f'{way:20}{size:14,}{times[1] * 1e6:12.1f}'
+                  f'{size / times[1] / 1e9:8.1f}')
+        assert (pinned == pageable).all(), 'the bytes changed on their way'
+        assert (pinned[:256] == np.arange(min(size, 256))).all()
+    return found
+
+
+def updates(xp: Any, sizes: tuple[int, ...], repeats: int
+            ) -> dict[str, list[float]]:
+    """Prints one line per codec; returns the seconds."""
+    found = {}
+    rng = np.random.default_rng(0)
+
+    def draw(spread: float) -> list[Any]:
+        return [xp.asarray(rng.standard_normal(size, dtype=np.float32)
+                           * np.float32(spread)) for size in sizes]
+    tensors = Tensors([f'/{number}' for number in range(len(sizes))],
+                      draw(1e-3), draw(0.1))
+    print(f'\n{"codec":10}{"encode [ms]":>12}{"GB/s":>7}{"decode [ms]":>14}'
+          f'{"GB/s":>7}     GB of float32 gradients per second')
+    for name, make in CODECS.items():
+        codec = make()
+        wire = empty_wire(xp, tensors.size, codec.wire_dtype)
+
+        def encode(codec: Any = codec, wire: Any = wire) -> None:
+            codec.begin(tensors, lambda array: None)
+            codec.encode(tensors, wire)
+
+        def decode(codec: Any = codec, wire: Any = wire) -> None:
+            codec.decode(tensors, wire)
+            xp.cuda.get_current_stream().synchronize()
+        line = f'{name:10}'
+        for what, run in (('encode', encode), ('decode', decode)):
+            found[f'{what}, {name}'] = times = medians(run, repeats)
+            width = 12 if what == 'encode' else 14
+            line += (f'{times[1] * 1e3:{width}.2f}'
+                     f'{4 * tensors.size / times[1] / 1e9:7.1f}')
+        print(line)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        '--repeats', type=int, default=15, metavar='N',
+        help='measurements of each case; the table shows their median '
+             '(default: %(default)s)')
+    parser.add_argument('--dry', action='store_true',
+                        help='a stand-in for CuPy, and less of everything')
+    parser.add_argument('--json', metavar='FILE',
+                        help='also write least, median and most to FILE')
+    args = parser.parse_args()
+    xp = cupy(args.dry)
+    print(describe())
+    print(f'medians of {args.repeats}\n')
+    found = transfers(xp, SIZES[:2] if args.dry else SIZES, args.repeats)
+    found.update(updates(xp, TENSORS[100:120] if args.dry else TENSORS,
+                         args.repeats))
+    if args.json:
+        write_json(args.json, {'seconds': found})
+
+
+if __name__ == '__main__':
+    main()
