@@ -16,6 +16,7 @@ from . import nested
 from .ghost import ghost
 from .link_state import State
 from .parameters import settled
+from .profile import Laps, TimedTape
 from .program import Program
 from .run import Run
 from .trace import Names, reporter_of
@@ -39,6 +40,8 @@ class Passes:
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
+        #: Times the calls; None: nobody wants to know.
+        self.laps: Laps | None = None
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
@@ -107,13 +110,14 @@ class Passes:
         return self._programs[micro_batch]
 
     def run(self, micro_batch: int, chunk: int,
-            received: dict[Source, chainer.Variable], place: Place,
-            clock: Callable | None = None) -> Run:
+            received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward; the calls of one chunk are done."""
         program = self._programs[micro_batch]
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where)
-        run.clock = clock
+        if self.laps is not None:
+            run.clock = self.laps.forward
+            self.laps.start()
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
                 between_calls(place), self._reporter, settled(), \
@@ -196,14 +200,12 @@ class ChainPart:
         passes: Of this rank.
         chunk: Number of the chunk.
         parameters: That the chunk uses.
-        links: All of the model.
     """
 
-    def __init__(self, passes: Passes, chunk: int, last: int,
+    def __init__(self, passes: Passes, chunk: int,
                  parameters: list[chainer.Parameter]) -> None:
         self.name = f'stage part {chunk}'
-        self.clock: Callable | None = None
-        self._passes, self._chunk, self._last = passes, chunk, last
+        self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 
     def record(self, micro_batch: int, inputs: Arrays,
@@ -211,8 +213,10 @@ class ChainPart:
                ) -> tuple[GraphTape, Arrays]:
         """As :meth:`.Block.record`."""
         variables, outputs = self._run(micro_batch, inputs, place)
-        return GraphTape(variables, outputs), tuple(
-            [output.array for output in outputs])
+        laps = self._passes.laps
+        tape = (GraphTape(variables, outputs) if laps is None
+                else TimedTape(variables, outputs, laps))
+        return tape, tuple([output.array for output in outputs])
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
@@ -241,7 +245,7 @@ class ChainPart:
                              requires_grad=program.wants_gradient(source))
             for source, array in zip(incoming, inputs, strict=True)])
         run = self._passes.run(micro_batch, self._chunk, dict(zip(
-            incoming, variables, strict=True)), place, self.clock)
+            incoming, variables, strict=True)), place)
         return variables, tuple([
             run.value(source) for source in program.outgoing[self._chunk]])
 

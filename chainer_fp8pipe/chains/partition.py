@@ -11,11 +11,13 @@ import numpy
 from ..mpi.agreement import Signature, agree, raise_together
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
-from ..planning.cuts import Cut, Task, best_cut, evaluate
-from ..planning.intervals import Intervals
-from ..planning.plan import Plan, Predicted, ends_of, load_plan
+from ..planning.cuts import Task
+from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
-from .ghost import ghost, is_ghost
+from ..planning.search import search
+from .adapting import Adapter
+from .ghost import is_ghost
+from .moving import take_away
 from .parameters import draw, settle
 from .partitioned import Partition, PartitionedChain, class_of, reads_state
 from .program import Program
@@ -26,7 +28,8 @@ from .trace import Names, Trace, Tracer, parameters_of
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None) -> Any:
+              optimizer_arrays: int = 2, plan: Any = None,
+              profile: int = 3) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
@@ -57,6 +60,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         plan: One that was saved, ``plan.save('plan.json')``: a
             :class:`~chainer_fp8pipe.planning.plan.Plan`, its file, or what
             is in the file.  It is not searched for then.
+        profile: After so many updates, the first of which is not counted,
+            the plan is made again with the times that calls take in
+            training, and parameters move to other ranks if a step is faster
+            by 5 % then; 0, or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -83,6 +90,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
     part.describe(program)
+    part.adapter = (Adapter(part, trace, task, profile)
+                    if profile and plan is None and grid.stages > 1
+                    else None)
     _distribute(names, part, grid)
     model.partition = part
     kind: Any = type(model)
@@ -163,7 +173,9 @@ def _plan(names: Names, trace: Trace, task: Task, given: Any,
             plan = load_plan(given)
             _check_plan(plan, names, task)
             return plan.as_dict()
-        return search(names, trace, task).as_dict()
+        order = order_of(trace.calls, list(names.parameters))
+        return search(trace.calls, order, parameters_of(names),
+                      task).as_dict()
     found, problem = None, None
     try:
         found = make()
@@ -173,35 +185,6 @@ def _plan(names: Names, trace: Trace, task: Task, given: Any,
     if answer[1] is not None:
         raise answer[1]
     return load_plan(answer[0])
-
-
-def search(names: Names, trace: Trace, task: Task) -> Plan:
-    """The plan with the shortest step.
-
-    Raises:
-        DoesNotFit: There is none.
-    """
-    order = order_of(trace.calls, list(names.parameters))
-    intervals = Intervals(trace.calls, order, parameters_of(names))
-    cut = best_cut(intervals, task)
-    return _as_plan(cut, intervals, order, task)
-
-
-def predict(names: Names, trace: Trace, task: Task, plan: Plan) -> Predicted:
-    """What is expected of a plan."""
-    intervals = Intervals(trace.calls, plan.order, parameters_of(names))
-    return _predicted(evaluate(intervals, task, ends_of(
-        plan.cuts, intervals.starts)))
-
-
-def _as_plan(cut: Cut, intervals: Intervals, order: Any, task: Task) -> Plan:
-    return Plan(order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
-                task.stages, cut.recompute, task.micro_batches,
-                task.schedule, _predicted(cut))
-
-
-def _predicted(cut: Cut) -> Predicted:
-    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)
 
 
 def _check_plan(plan: Plan, names: Names, task: Task) -> None:
@@ -237,7 +220,7 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
         else:
             _send_first(comm, parameter, mine)
         if not mine:
-            _take_away(name, parameter)
+            take_away(name, parameter)
     for link in names.links.values():
         for name in sorted(link._persistent):
             value = vars(link)[name]
@@ -276,10 +259,3 @@ def _send_first(comm: Any, parameter: chainer.Parameter, mine: bool) -> None:
 def _like(host: numpy.ndarray, array: Any) -> Any:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
     return array
-
-
-def _take_away(name: str, parameter: chainer.Parameter) -> None:
-    array = parameter._data[0]
-    settle(parameter, ghost(array.shape, array.dtype, name,
-                            chainer.backend.get_array_module(array)))
-    parameter.update_rule = None

@@ -27,6 +27,7 @@ from .ghost import (
     GhostError,
     ghost,
     is_ghost,
+    looked_at,
     made_up,
     sources,
     user_line,
@@ -302,6 +303,14 @@ class _Recorder:
             self._watch(inputs)
             return original(node, inputs)
         return self._traced(node, inputs, original)
+
+    def before_backward(self, outputs: Any) -> None:
+        """Ghosts have no graph."""
+        if self._inside:
+            return
+        for leaf in nested.leaves(outputs)[0]:
+            if is_ghost(nested.array_of(leaf)):
+                raise looked_at(nested.array_of(leaf), 'a gradient')
 
     @property
     def inside(self) -> bool:

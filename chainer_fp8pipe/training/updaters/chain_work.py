@@ -52,6 +52,8 @@ class ChainWork:
         self._calls: list[Any] = []
         self._weights: list[float] = []
         self.method: Callable | None = None
+        #: Whether the plan says what is recomputed, not the user.
+        self.follows_plan = True
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
@@ -101,6 +103,9 @@ class ChainWork:
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
+        adapter = self._partition.adapter
+        if adapter is not None and step == 'train':
+            adapter.before_update(self._programs)
         self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
         first = inputs if self._grid.stage_index == 0 else []
@@ -125,11 +130,26 @@ class ChainWork:
             totals.append(sum(weight for weight, _ in pairs))
         return sums, totals
 
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        """The chunks that run forward twice, after the plan has changed."""
+        if not self.follows_plan:
+            return now
+        return frozenset(chunk for chunk, again in enumerate(
+            self._model.plan.recompute) if again)
+
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
         part = self._partition
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
+
+    def adapt(self, optimizer: Any) -> bool:
+        """After an update: whether the model was cut elsewhere."""
+        adapter = self._partition.adapter
+        if adapter is None or not adapter.after_update(optimizer):
+            return False
+        self._last.clear()
+        return True
 
     def end(self) -> None:
         """Ends a step."""

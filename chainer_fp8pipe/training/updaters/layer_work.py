@@ -91,9 +91,17 @@ class LayerWork:
             return [0.0] * len(self.names()), [0.0] * len(self.names())
         return list(self.head.sums.values()), list(self.head.totals.values())
 
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        """As before."""
+        return now
+
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Layers on two ranks share nothing."""
         return {}
+
+    def adapt(self, optimizer: Any) -> bool:
+        """Layers stay where they are."""
+        return False
 
     def end(self) -> None:
         """Ends a step."""

@@ -70,21 +70,45 @@ class Steps:
 
     def connect(self) -> None:
         """Opens the channels; call it on all ranks, once, before a step."""
-        model, grid = self._model, self.grid
-        parameters = list(model.params())
-        chunks = {number: Chunk(
+        self._make_chunks()
+        self._channels = Channels(self.grid.pipeline, self._chunks,
+                                  self._last, self._codec, self._model.xp)
+        self._make_executor()
+
+    def adapt(self, optimizer: Any) -> bool:
+        """After an update: parts of the model may go to other ranks.
+
+        Call it on all ranks.
+
+        Args:
+            optimizer: Makes update rules.
+
+        Returns:
+            Whether they went.
+        """
+        if not self._work.adapt(optimizer):
+            return False
+        self._sums = GradientSums()
+        self._recomputed = self._work.recomputed(self._recomputed)
+        self._make_chunks()
+        self._make_executor()
+        return True
+
+    def _make_chunks(self) -> None:
+        parameters = list(self._model.params())
+        self._chunks = {number: Chunk(
             blocks, number=number, recompute=number in self._recomputed,
             sums=self._sums, statistics=self._statistics,
             parameters=parameters)
             for number, blocks in self._work.blocks(
                 self._statistics).items()}
-        self._blocks = [block for chunk in chunks.values()
+        self._blocks = [block for chunk in self._chunks.values()
                         for block in chunk.blocks]
-        self._channels = Channels(grid.pipeline, chunks, self._last,
-                                  self._codec, model.xp)
-        self._executor = Executor(chunks, self._channels, self._last,
+        self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
+
+    def _make_executor(self) -> None:
+        self._executor = Executor(self._chunks, self._channels, self._last,
                                   self._work.layers, self.recorder)
-        self._tied = TiedGradients(grid, self._work.tied(), parameters)
 
     def train(self, read: Callable[[], Batch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],

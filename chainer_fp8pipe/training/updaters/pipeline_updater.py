@@ -128,6 +128,7 @@ class PipelineUpdater(StandardUpdater):
         if isinstance(model, PartitionedChain):
             recompute = recompute_of(model, recompute)
             work = ChainWork(model, grid, loss_weight)
+            work.follows_plan = recompute is model.plan.recompute
             model.partition.optimizer = optimizer
         else:
             agree(grid.comm, Signature({}), layout_problem(model, grid),
@@ -181,6 +182,7 @@ class PipelineUpdater(StandardUpdater):
         with self.recorder.note('update'):
             optimizer.update()
         self.recorder.on = False        # what follows is no part of an update
+        self._steps.adapt(optimizer)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 
