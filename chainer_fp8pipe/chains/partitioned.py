@@ -156,7 +156,12 @@ class Partition:
         with form.seeded():
             trace = self.tracer.trace(form.call, form.state, timed=False)
             program = self._program(mode, trace, form.state, form.call)
-        self._refuse_strangers(program, mode)
+        if self.missing(program) and self.grid.replicas > 1:
+            name, chunk = min(self.missing(program))
+            raise ValueError(
+                f'this micro-batch ({mode}) needs parameter {name} on '
+                f'{self.where(chunk)}, which has not got it; make the '
+                'partition with such an example')
         labels = self._rehearse(program, form)
         if labels is None:
             raise ValueError(
@@ -196,15 +201,30 @@ class Partition:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         return Program(trace, self.plan, state, self.live_state[mode])
 
-    def _refuse_strangers(self, program: Program, mode: str) -> None:
-        """A chunk may need only parameters that its rank has."""
-        for name, chunks in program.holders.items():
-            for chunk in chunks:
-                if name not in self.used_by(chunk):
-                    raise ValueError(
-                        f'inputs of this form ({mode}) need parameter {name} '
-                        f'on {self.where(chunk)}, which has not got it; '
-                        'make the partition with such an example')
+    def missing(self, program: Program) -> set[tuple[str, int]]:
+        """Parameters that a chunk needs whose rank has not got them.
+
+        Returns:
+            Paths of parameters, with the number of the chunk.
+        """
+        return {(name, chunk) for name, chunks in program.holders.items()
+                for chunk in chunks if name not in self.used_by(chunk)}
+
+    def add(self, missing: set[tuple[str, int]]) -> None:
+        """Gives chunks parameters; call it on all ranks of the pipeline.
+
+        A model that makes other calls for another batch may need a
+        parameter on another rank, too.
+
+        Args:
+            missing: As :meth:`missing` said.
+        """
+        before = self.ranks
+        for name, chunk in missing:
+            self._used[chunk].add(name)
+        self._note_ranks()
+        move(self.grid.pipeline, self.names.parameters, before, self.ranks,
+             self.optimizer)
 
     def describe(self, program: Program) -> None:
         """Notes what crosses in training, for the table."""
@@ -269,6 +289,17 @@ class Partition:
             chunks = program.holders.get(name)
             for chunk in chunks or (homes.get(name, self.last),):
                 self._used[chunk].add(name)
+        self._note_ranks()
+        me = self.grid.stage_index
+        self._owners = {
+            name: program.stages[number] % stages
+            for number, call in enumerate(program.trace.calls)
+            for name in call.whole}
+        self._own_links = {name for name in self.names.links
+                           if self._owners.get(name, me) == me}
+
+    def _note_ranks(self) -> None:
+        stages = self.plan.stages
         self.used = {chunk: sorted(names)
                      for chunk, names in self._used.items()}
         self.homes: dict[str, int] = {}
@@ -280,17 +311,10 @@ class Partition:
             self.homes[name], self.ranks[name] = ranks[0], tuple(ranks)
             if len(ranks) > 1:
                 self.ties[name] = tuple(ranks)
-        me = self.grid.stage_index
         self.own = {name: parameter for name, parameter
                     in self.names.parameters.items()
                     if any(name in self._used[chunk]
                            for chunk in self.chunks)}
-        self._owners = {
-            name: program.stages[number] % stages
-            for number, call in enumerate(program.trace.calls)
-            for name in call.whole}
-        self._own_links = {name for name in self.names.links
-                           if self._owners.get(name, me) == me}
 
     def used_by(self, chunk: int) -> set[str]:
         """Paths of the parameters that a chunk's rank has."""

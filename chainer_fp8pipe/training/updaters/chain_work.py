@@ -52,6 +52,8 @@ class ChainWork:
         self._calls: list[Any] = []
         self._weights: list[float] = []
         self.method: Callable | None = None
+        #: Whether this rank's parameters are others than they were.
+        self.changed = False
         #: Whether the plan says what is recomputed, not the user.
         self.follows_plan = True
 
@@ -89,6 +91,11 @@ class ChainWork:
             problem = self._agreed(found, problem)
         if problem:
             return problem
+        missing = set().union(*(part.missing(program)
+                                for program, _ in found))
+        if missing:
+            part.add(missing)
+            self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
         self._calls = [form.call for form in forms]
@@ -149,6 +156,7 @@ class ChainWork:
         if adapter is None or not adapter.after_update(optimizer):
             return False
         self._last.clear()
+        self.changed = True
         return True
 
     def end(self) -> None:

@@ -32,6 +32,7 @@ class LayerWork:
         self.head = LossHead(loss_fun, metrics, loss_weight)
         self.chunks = len(model.pieces)
         self.layers = model.total
+        self.changed = False        # layers stay where they are
 
     def blocks(self, statistics: Any) -> dict[int, list[LayerBlock]]:
         """This rank's layers, by number of chunk."""
@@ -100,7 +101,7 @@ class LayerWork:
         return {}
 
     def adapt(self, optimizer: Any) -> bool:
-        """Layers stay where they are."""
+        """Nothing changes after an update."""
         return False
 
     def end(self) -> None:

@@ -75,24 +75,24 @@ class Steps:
                                   self._last, self._codec, self._model.xp)
         self._make_executor()
 
-    def adapt(self, optimizer: Any) -> bool:
+    def adapt(self, optimizer: Any) -> None:
         """After an update: parts of the model may go to other ranks.
 
         Call it on all ranks.
 
         Args:
             optimizer: Makes update rules.
-
-        Returns:
-            Whether they went.
         """
-        if not self._work.adapt(optimizer):
-            return False
+        if self._work.adapt(optimizer):
+            self._follow()
+
+    def _follow(self) -> None:
+        """Takes over what has changed in the parts of the model."""
+        self._work.changed = False
         self._sums = GradientSums()
         self._recomputed = self._work.recomputed(self._recomputed)
         self._make_chunks()
         self._make_executor()
-        return True
 
     def _make_chunks(self) -> None:
         parameters = list(self._model.params())
@@ -287,7 +287,10 @@ class Steps:
     def _prepare(self, opened: Opened, parts: int, step: str,
                  places: list[Place]) -> str:
         with preserved():
-            return self._work.prepare(opened, parts, step, places)
+            problem = self._work.prepare(opened, parts, step, places)
+        if self._work.changed:
+            self._follow()
+        return problem
 
     def _places(self, opened: Opened, parts: int, iteration: int
                 ) -> list[Place]:
