@@ -135,9 +135,9 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _copies(optimizer_arrays: int) -> float:
-    """Arrays of a parameter's size: value, sum of gradients, gradient of a
-    micro-batch, and the optimizer's."""
-    return 3.0 + optimizer_arrays
+    """Arrays of a parameter's size: the value, the sum of gradients, and
+    the optimizer's."""
+    return 2.0 + optimizer_arrays
 
 
 def _traced(model: Any, call: Any, grid: ProcessGrid,

@@ -86,7 +86,7 @@ class Partition:
                  plan: Plan, grid: Any, program: Program) -> None:
         self.names, self.plan, self.grid = names, plan, grid
         self.tracer = tracer
-        self.passes = Passes(names, self.where)
+        self.passes = Passes(names, self.where, grid.stage_index)
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
@@ -121,7 +121,8 @@ class Partition:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: ChainPart(
             self.passes, chunk,
-            [self.names.parameters[name] for name in self.used[chunk]])
+            {name: self.names.parameters[name]
+             for name in self.used[chunk]})
             for chunk in self.chunks}
 
     def rehearsed(self, mode: str, form: Form) -> tuple[Program, Any] | None:

@@ -14,9 +14,6 @@ from typing import Any
 
 import chainer
 
-from ..pipeline.gradient_sums import GradientSums
-from ..pipeline.tape import Arrays, GraphTape
-
 
 class Laps(chainer.FunctionHook):
     """Notes the laps of calls, forward as an observer, backward as a hook.
@@ -67,18 +64,3 @@ class Laps(chainer.FunctionHook):
             return time.perf_counter()
         # Not the time in which ranks that share the core compute.
         return time.thread_time()
-
-
-class TimedTape(GraphTape):
-    """A way back whose calls are timed."""
-
-    def __init__(self, inputs: tuple, outputs: tuple, laps: Laps) -> None:
-        super().__init__(inputs, outputs)
-        self._laps = laps
-
-    def backward(self, gradients: Arrays, sums: GradientSums,
-                 defer: bool = False) -> Arrays:
-        """As :meth:`.GraphTape.backward`."""
-        self._laps.start()
-        with self._laps:
-            return super().backward(gradients, sums, defer)

@@ -64,6 +64,7 @@ class TracedCall(Call):
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
         constants: Attributes that a repetition must have, with their values.
+        inner: Paths of parameters that it reads inside of itself.
         error: What it raised; an iteration over a variable ends so.
         ignores: The label that the function leaves out of its mean; None:
             there is none.
@@ -76,6 +77,7 @@ class TracedCall(Call):
     form: Any = None
     expected: tuple[Any, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
+    inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: int | None = None
 
@@ -157,13 +159,16 @@ class Trace:
         result: What the model returned, of ghosts.
         reports: What was reported, by name.
         state: What links keep afterwards, see :class:`.State`.
+        touched: Attributes of links that the run has changed, with paths.
         atomic: Paths of the links that are run as one call.
         ran: How many calls were run.
     """
 
     def __init__(self, calls: list[TracedCall], first: int, result: Any,
                  reports: dict[str, Any], state: State,
+                 touched: frozenset[tuple[str, str]],
                  atomic: frozenset[str]) -> None:
+        self.touched = touched
         self.calls, self.first, self.result = calls, first, result
         self.reports, self.state, self.atomic = reports, state, atomic
 
@@ -226,7 +231,7 @@ class Tracer:
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:
         reporter = reporter_of(self._names)
-        with saved(self._names.links), \
+        with saved(self._names.links) as attributes, \
                 _ghost_parameters(self._names, recorder), \
                 lazily_shaped(self._names, recorder):
             begin = frozen(self._names.links)
@@ -241,8 +246,12 @@ class Tracer:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
             recorder.refuse_ghosts(self._names.links)
+            touched = frozenset(
+                (path, name) for path, name in attributes.changed()
+                if name not in self._names.links[path]._params)
         trace = Trace(recorder.calls, first, result,
-                      dict(reporter.observation), after, self._atomic)
+                      dict(reporter.observation), after, touched,
+                      self._atomic)
         recorder.token.trace = trace
         return trace
 
@@ -391,6 +400,9 @@ class _Recorder:
                  read: list[tuple], names: tuple[str, ...]) -> None:
         call.parameters = tuple(dict.fromkeys((*names,
                                                *measured.parameters)))
+        # The inputs of a call that is run as a whole are seen inside, too.
+        call.inner = measured.parameters + (
+            names if measured.form is not None else ())
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
         call.kept, call.temporary = measured.kept, measured.temporary

@@ -6,7 +6,8 @@ While there is a block of :func:`intercepting` in any thread, these of Chainer
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
 that has no ``__call__`` of its own, ``Variable.backward`` (variable.py, line
 1489) and ``chainer.grad`` (function_node.py, line 1013).  They act in the
-thread of the block only; the others call the originals, with another package's patch among them.
+thread of the block only; the others call the originals, with another
+package's patch among them.
 
 To put them on and take them off costs some 40 us, and Python 3.13 is slower
 after several hundred times (see :class:`.Patch`); :func:`hold` saves that.
