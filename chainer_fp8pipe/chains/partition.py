@@ -25,6 +25,11 @@ from .sizes import parse_bytes
 from .trace import Names, Trace, Tracer, parameters_of
 
 
+#: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
+#: Python's objects of a graph.
+_OVERHEAD = 16e6
+
+
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
@@ -82,7 +87,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
-                _copies(optimizer_arrays), recompute)
+                _copies(optimizer_arrays), recompute, overhead=_OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
     live = reads_state(tracer, trace, call)
     program = raise_together(grid.comm, lambda: Program(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from typing import Any
 
 import chainer
@@ -27,7 +28,8 @@ class Laps(chainer.FunctionHook):
     def __init__(self, device: Any) -> None:
         self._device = getattr(device, 'device', None)
         self._found: tuple[dict[int, list[float]], ...] = ({}, {})
-        self._numbers: dict[int, tuple[int, Any]] = {}
+        # What a function keeps must not live longer for being timed.
+        self._numbers: dict[int, tuple[int, weakref.ref]] = {}
         self._at = 0.0
 
     def start(self) -> None:
@@ -36,7 +38,7 @@ class Laps(chainer.FunctionHook):
 
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
-        self._numbers[id(node)] = number, node
+        self._numbers[id(node)] = number, weakref.ref(node)
         self._note(0, number)
 
     def backward_postprocess(self, function: Any, in_data: Any,
@@ -44,7 +46,7 @@ class Laps(chainer.FunctionHook):
         """A call's backward pass is through."""
         node = getattr(function, 'node', function)
         found = self._numbers.pop(id(node), None)
-        if found is not None:
+        if found is not None and found[1]() is node:
             self._note(1, found[0])
 
     def medians(self) -> dict[int, tuple[float, float]]:

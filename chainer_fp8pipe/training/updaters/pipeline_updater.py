@@ -52,9 +52,11 @@ class PipelineUpdater(StandardUpdater):
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
         loss_fun: ``loss_fun(*outputs, target)``; returns a mean.
-        micro_batches: Into how many a batch is cut.
+        micro_batches: Into how many a batch is cut; default: what a
+            partitioned model was planned for, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
-            ``'zero_bubble'``.
+            ``'zero_bubble'``; default: what a partitioned model was planned
+            for, or ``'1f1b'``.
         recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
             the last'``: which keep their inputs only and run forward twice.
             True and False mean the second and the first.
@@ -98,7 +100,8 @@ class PipelineUpdater(StandardUpdater):
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
                  loss_fun: Callable = F.softmax_cross_entropy,
-                 micro_batches: int = 4, schedule: str = '1f1b',
+                 micro_batches: int | None = None,
+                 schedule: str | None = None,
                  recompute: Any = 'no stage',
                  metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
@@ -109,6 +112,11 @@ class PipelineUpdater(StandardUpdater):
         grid = comm if isinstance(comm, ProcessGrid) else once(
             getattr(comm, 'mpi_comm', comm), 'one pipeline',
             lambda: ProcessGrid(comm, pipeline=comm.size))
+        plan = getattr(getattr(optimizer, 'target', None), 'plan', None)
+        if micro_batches is None:
+            micro_batches = plan.micro_batches if plan else 4
+        if schedule is None:
+            schedule = plan.schedule if plan else '1f1b'
         self.grid = grid
         self.label_key = label_key
         if metrics is None:
