@@ -11,9 +11,27 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import chainer
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """Seconds of what is computed on a device.
+
+    Args:
+        device: Chainer's.  On a processor, what other processes compute on
+            the same core does not count; a GPU is waited for.
+    """
+    gpu: Any = getattr(device, 'device', None)
+    if not isinstance(device, chainer.backend.GpuDevice):
+        return time.thread_time
+
+    def now() -> float:
+        gpu.synchronize()
+        return time.perf_counter()
+    return now
 
 
 class Laps(chainer.FunctionHook):
@@ -26,7 +44,7 @@ class Laps(chainer.FunctionHook):
     name = 'laps of chainer_fp8pipe'
 
     def __init__(self, device: Any) -> None:
-        self._device = getattr(device, 'device', None)
+        self._now = clock_of(device)
         self._found: tuple[dict[int, list[float]], ...] = ({}, {})
         # What a function keeps must not live longer for being timed.
         self._numbers: dict[int, tuple[int, weakref.ref]] = {}
@@ -59,10 +77,3 @@ class Laps(chainer.FunctionHook):
         now = self._now()
         self._found[way].setdefault(number, []).append(now - self._at)
         self._at = now
-
-    def _now(self) -> float:
-        if self._device is not None:
-            self._device.synchronize()
-            return time.perf_counter()
-        # Not the time in which ranks that share the core compute.
-        return time.thread_time()

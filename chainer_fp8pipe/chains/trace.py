@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from .ghost import (
 )
 from .link_state import State, frozen, saved
 from .parameters import has_shape, lazily_shaped, place_array
+from .profile import clock_of
 from .whole import LinkCall, Whole, call_whole, is_marked
 
 #: What functions read from their node after apply, by class.
@@ -546,15 +546,17 @@ class _Measurement:
     def _time(self) -> tuple[float, float]:
         if not self._timed:
             return 0.0, 0.0
+        now = clock_of(chainer.backend.get_device_from_array(
+            *map(nested.array_of, self._arguments())))
         best = [float('inf'), float('inf')]
         for _ in range(_TIMES):
             node = _again(self._node, self._own)
             arguments = self._arguments()
-            start = time.perf_counter()
+            start = now()
             outs = self._original(node, arguments)
-            middle = time.perf_counter()
+            middle = now()
             self._backward(outs)
-            end = time.perf_counter()
+            end = now()
             best = [min(best[0], middle - start), min(best[1], end - middle)]
             if end - start > _SHORT:
                 break
