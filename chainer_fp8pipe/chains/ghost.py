@@ -219,7 +219,7 @@ def user_line() -> str:
         module = frame.f_globals.get('__name__', '')
         if module.partition('.')[0] not in ('chainer', 'chainermn', 'numpy',
                                             'cupy', 'chainer_fp8pipe',
-                                            'contextlib'):
+                                            'contextlib', 'copy'):
             return f'{frame.f_code.co_filename}:{frame.f_lineno}'
         frame = frame.f_back
     return 'inside of Chainer'
@@ -266,12 +266,17 @@ def _get_item(array: Any, index: Any) -> Any:
 
 @functools.lru_cache(None)
 def _poison(dtype: numpy.dtype) -> numpy.ndarray:
-    """What C code finds that reads a ghost all the same."""
+    """What C code finds that reads a ghost all the same.
+
+    All ghosts share it: C code that writes must fail.
+    """
+    poison = numpy.zeros((), dtype)
     if dtype.kind in 'fc':
-        return numpy.full((), numpy.nan, dtype)
-    if dtype.kind == 'i':
-        return numpy.full((), numpy.iinfo(dtype).min, dtype)
-    return numpy.zeros((), dtype)
+        poison[...] = numpy.nan
+    elif dtype.kind == 'i':
+        poison[...] = numpy.iinfo(dtype).min
+    poison.flags.writeable = False
+    return poison
 
 
 def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:
