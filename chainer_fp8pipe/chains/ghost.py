@@ -204,6 +204,23 @@ def looked_at(array: Any, what: str) -> GhostError:
         'mark the function around it: chainer_fp8pipe.atomic(function)')
 
 
+def is_poison(error: IndexError) -> bool:
+    """Whether an index was out of bounds because a ghost has no data."""
+    return any(f'index {_poison(numpy.dtype(kind))} is' in str(error)
+               for kind in 'iqIQ')
+
+
+def used_as_index(error: IndexError) -> GhostError:
+    """The error for a ghost that was an index of another array."""
+    place: Any = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    return GhostError(
+        f'{_user_line(place.tb_frame)}: an index needs a value which is on '
+        'another rank. Mark the function around it: '
+        'chainer_fp8pipe.atomic(function), or use chainer.functions')
+
+
 def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
@@ -214,7 +231,10 @@ def describe_source(array: Any) -> str:
 
 def user_line() -> str:
     """Where the user's code is: the innermost line outside of libraries."""
-    frame: Any = sys._getframe(1)
+    return _user_line(sys._getframe(1))
+
+
+def _user_line(frame: Any) -> str:
     while frame is not None:
         module = frame.f_globals.get('__name__', '')
         if module.partition('.')[0] not in ('chainer', 'chainermn', 'numpy',
@@ -275,6 +295,8 @@ def _poison(dtype: numpy.dtype) -> numpy.ndarray:
         poison[...] = numpy.nan
     elif dtype.kind == 'i':
         poison[...] = numpy.iinfo(dtype).min
+    elif dtype.kind == 'u':
+        poison[...] = numpy.iinfo(dtype).max
     poison.flags.writeable = False
     return poison
 
