@@ -458,9 +458,10 @@ def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
 
 
 def _child(link: Any, key: str) -> Any:
-    if isinstance(link, (chainer.ChainList, chainer.Sequential)):
+    if isinstance(link, chainer.ChainList):
         try:
-            return link[int(key)]
+            # Not link[...]: a Sequential counts functions there.
+            return link._children[int(key)]
         except (ValueError, IndexError):
             return None
     child = vars(link).get(key) if link is not None else None
