@@ -243,8 +243,13 @@ class PipelineUpdater(StandardUpdater):
         ``resume`` calls it on all ranks: a snapshot of serial training does
         not say it in this updater's way.
         """
-        iterator = self.get_iterator('main')
-        now = self.grid.pipeline.bcast(progress(iterator))
+        iterator, grid = self.get_iterator('main'), self.grid
+        if grid.stage_index == 0:
+            # The first replica's may read for the others.
+            now = grid.data.bcast(progress(iterator))
+            if isinstance(iterator, FollowingIterator):
+                iterator.follow(now)
+        now = grid.pipeline.bcast(progress(iterator))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 
