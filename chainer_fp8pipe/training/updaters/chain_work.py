@@ -51,7 +51,7 @@ class ChainWork:
         self._last: dict[str, list[Program]] = {}
         self._calls: list[Any] = []
         self._weights: list[float] = []
-        self.method: Callable | None = None
+        self._method: Callable | None = None
         #: Whether this rank's parameters are others than they were.
         self.changed = False
         #: Whether the plan says what is recomputed, not the user.
@@ -61,6 +61,52 @@ class ChainWork:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
+
+    def choose(self, method: str | None) -> str:
+        """What predictions call: a method or child link, by its name.
+
+        Raises:
+            ValueError: The model has none of this name.
+        """
+        names = ['predictor', 'predict'] if method is None else [method]
+        for name in names:
+            found = getattr(self._model, name, None)
+            if callable(found):
+                self._method = found
+                return name
+        kind = type(self._model).__name__
+        if method is None:
+            raise ValueError(
+                f'{kind} has neither a predictor nor a method predict(); '
+                "pass method='name' of what returns the output")
+        raise ValueError(f'{kind} has no method {method!r}')
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage.
+
+        Raises:
+            ValueError: An output has not a row for each sample, or the
+                micro-batches have different outputs.
+        """
+        forms = {nested.signature(program.form)
+                 for program in self._programs}
+        if len(forms) > 1:
+            raise ValueError('the outputs of the micro-batches differ in '
+                             'their form; they cannot be concatenated')
+        for arrays, size in zip(parts, sizes, strict=True):
+            for array in arrays:
+                if array.shape[:1] != (size,):
+                    raise ValueError(
+                        f'an output has shape {array.shape} for a '
+                        f'micro-batch of {size}; it must have a row for each '
+                        'sample')
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: arrays in the form of the method's."""
+        return nested.rebuilt(self._programs[0].form, list(outputs))
 
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
@@ -172,8 +218,8 @@ class ChainWork:
     def _function(self, step: str) -> Callable:
         if step != 'predict':
             return self._model
-        assert self.method is not None
-        return self.method
+        assert self._method is not None
+        return self._method
 
     def _share(self, batch: Batch | None) -> tuple[Any, list[Any]]:
         """The batch on all ranks, where the model is."""

@@ -77,6 +77,28 @@ class LayerWork:
         targets = [target[start:end] for start, end in places]
         return inputs, targets, self.head.count(targets)
 
+    def choose(self, method: str | None) -> str:
+        """What predictions call: all layers, without a name.
+
+        Raises:
+            ValueError: A name was given.
+        """
+        if method is not None:
+            raise ValueError(
+                f'method={method!r} is for a model that partition() has cut; '
+                'a Divisible predicts with all its layers')
+        return ''
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage."""
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: an array, or a tuple of several."""
+        return outputs if len(outputs) > 1 else outputs[0]
+
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
         """Nothing is to be done together before the work."""

@@ -209,20 +209,34 @@ class PipelineUpdater(StandardUpdater):
             lambda: self._batch(kwargs or args))
         self._report(means)
 
-    def predict(self, *inputs: Any, wanted: bool = True) -> Any:
+    def predict(self, *inputs: Any, wanted: bool = True,
+                method: str | None = None) -> Any:
         """The model's output; call it on all ranks.
 
         Args:
-            inputs: Arrays for the first layer, of one batch; they count on
-                the first stage's rank only, and may be left out elsewhere.
+            inputs: Arrays for the first layer, or the method, of one batch;
+                they count on the first stage's rank only, and may be left
+                out elsewhere.
             wanted: Whether this rank wants the output.
+            method: Of a model that :func:`partition` has cut: the name of
+                what is called in place of the model, which would return its
+                loss.  Default: the link ``predictor``, as
+                ``chainer.links.Classifier`` has it, or else ``predict``.
+                It is called with each micro-batch; what it returns (an array
+                or variable, or some in tuples, lists and dictionaries) is
+                concatenated along the first axis.
 
         Returns:
-            What the last layer returns, as arrays; None where it was not
-            wanted.
+            What the last layer, or the method, returns, as arrays; None
+            where it was not wanted.
+
+        Raises:
+            ValueError: There is no such method, or it returns something that
+                has not a row for each sample.
         """
+        name = self._work.choose(method)
         return self._steps.predict(
-            lambda: _given(inputs), wanted)
+            lambda: _given(inputs), wanted, name)
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
@@ -239,8 +253,13 @@ class PipelineUpdater(StandardUpdater):
         ``resume`` calls it on all ranks: a snapshot of serial training does
         not say it in this updater's way.
         """
-        iterator = self.get_iterator('main')
-        now = self.grid.pipeline.bcast(progress(iterator))
+        iterator, grid = self.get_iterator('main'), self.grid
+        if grid.stage_index == 0:
+            # The first replica's may read for the others.
+            now = grid.data.bcast(progress(iterator))
+            if isinstance(iterator, FollowingIterator):
+                iterator.follow(now)
+        now = grid.pipeline.bcast(progress(iterator))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 
