@@ -98,6 +98,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         trace, found, None, live), error=ValueError)
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
+    part.limit = limit
     part.describe(program)
     part.adapter = (Adapter(part, trace, task, profile)
                     if profile and plan is None and grid.stages > 1

@@ -96,6 +96,8 @@ class Partition:
             collections.OrderedDict())
         self._told = False
         self.live_state: dict[str, bool] = {}
+        #: Bytes that each rank may use; None: no limit.
+        self.limit: float | None = None
         self.place(program)
         function_calls.hold(self)
         parameter_creation.hold(self)
