@@ -85,6 +85,7 @@ class Partition:
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
                  plan: Plan, grid: Any, program: Program) -> None:
         self.names, self.plan, self.grid = names, plan, grid
+        self.trace = program.trace
         self.tracer = tracer
         self.passes = Passes(names, self.where, grid.stage_index)
         self.title = type(model).__name__

@@ -21,6 +21,7 @@ from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place
 from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
+from ...planning.plan import Plan
 from .batch import Batch
 from .together import Opened
 
@@ -196,6 +197,32 @@ class ChainWork:
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
 
+    def follow_plan(self, plan: Plan, optimizer: Any) -> bool:
+        """Cuts the model as a snapshot's run had it.
+
+        Call it on all ranks.
+
+        Args:
+            plan: Of that run.
+            optimizer: Makes update rules.
+
+        Returns:
+            Whether parameters have moved.
+        """
+        part = self._partition
+        now = part.plan
+        if (plan.stages, len(plan.cuts), set(plan.homes())) != (
+                now.stages, len(now.cuts), set(now.homes())):
+            return False
+        part.adapter = None         # which would cut elsewhere again
+        if (plan.cuts, plan.order, plan.recompute) == (
+                now.cuts, now.order, now.recompute):
+            return False
+        part.replan(plan, part.trace, optimizer)
+        self._last.clear()
+        self.changed = True
+        return True
+
     def adapt(self, optimizer: Any) -> bool:
         """After an update: whether the model was cut elsewhere."""
         adapter = self._partition.adapter
@@ -237,6 +264,7 @@ class ChainWork:
         """A trace for each micro-batch that has none."""
         part, problem = self._partition, ''
         found = list(found)
+        self._tell(step, found)
         try:
             for number, form in enumerate(forms):
                 if found[number] is None:
@@ -246,6 +274,16 @@ class ChainWork:
         except Exception as error:  # the other ranks must hear of it
             problem = f'{type(error).__name__}: {error}'
         return found, problem
+
+    def _tell(self, step: str, found: list[Any]) -> None:
+        """Says once that batches of other forms take time."""
+        if step == 'train' and self._last.get('train'):
+            new = sum(one is None for one in found)
+            self._partition.tell_once(
+                f'{new} of {len(found)} micro-batches have shapes, or make '
+                'the model call what it has not called before, so the model '
+                'is traced again; this is said once. Where every batch is '
+                'another, pad sequences to a few lengths')
 
     def _agreed(self, found: list[Any], problem: str) -> str:
         """'' if all ranks are to do the same; else what is wrong."""

@@ -122,6 +122,10 @@ class LayerWork:
         """Layers on two ranks share nothing."""
         return {}
 
+    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
+        """Layers are where ``stage`` has put them."""
+        return False
+
     def adapt(self, optimizer: Any) -> bool:
         """Nothing changes after an update."""
         return False

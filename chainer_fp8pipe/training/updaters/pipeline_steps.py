@@ -86,6 +86,16 @@ class Steps:
         if self._work.adapt(optimizer):
             self._follow()
 
+    def follow_plan(self, plan: Any, optimizer: Any) -> None:
+        """Cuts the model as a plan says; call it on all ranks.
+
+        Args:
+            plan: Of a snapshot's run.
+            optimizer: Makes update rules.
+        """
+        if self._work.follow_plan(plan, optimizer):
+            self._follow()
+
     def _follow(self) -> None:
         """Takes over what has changed in the parts of the model."""
         self._work.changed = False

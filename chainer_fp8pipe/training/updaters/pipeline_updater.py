@@ -1,11 +1,13 @@
 """``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import chainer.functions as F
+import numpy
 from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
 from chainermn.optimizers import (
@@ -18,6 +20,7 @@ from ...mpi.abort import abort_on_exception
 from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.once import once
+from ...planning.plan import load_plan
 from .batch import Batch, split_target, whole_batch
 from .chain_work import ChainWork, recompute_of, report
 from .following_iterator import FollowingIterator, progress
@@ -242,10 +245,26 @@ class PipelineUpdater(StandardUpdater):
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
         super().serialize(serializer)
         iterator = self.get_iterator('main')
+        plan = getattr(self.get_optimizer('main').target, 'plan', None)
+        if plan is not None:
+            serializer('plan', numpy.asarray(json.dumps(plan.as_dict())))
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
         if isinstance(iterator, FollowingIterator):
             iterator.follow(tuple(float(value) for value in now))
+
+    def follow_plan(self, text: str) -> None:
+        """Cuts a partitioned model as the run of a snapshot had it.
+
+        ``resume`` calls it on all ranks: with the same cut, the run goes on
+        with the same bits.  A plan for other numbers of stages is left
+        alone.
+
+        Args:
+            text: The plan, as JSON.
+        """
+        self._steps.follow_plan(load_plan(json.loads(text)),
+                                self.get_optimizer('main'))
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
