@@ -8,7 +8,7 @@ from its own state; the gradient ends there, as after Chainer's
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -19,32 +19,65 @@ from . import nested
 from .ghost import is_ghost
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
+_ABSENT: Any = object()
 Links = Mapping[str, chainer.Link]
 
 
+Attribute = tuple[str, str]     # path of a link, name
+
+
 class saved:
-    """A ``with`` block after which all links are as they were before."""
+    """A ``with`` block after which links are as they were before.
 
-    def __init__(self, links: Links) -> None:
+    Args:
+        links: By path.
+        only: The attributes to look after; None: all of them.
+    """
+
+    def __init__(self, links: Links,
+                 only: Iterable[Attribute] | None = None) -> None:
         self._links = links
+        self._only = None if only is None else set(only)
 
-    def __enter__(self) -> None:
-        self._before = [(link, {
-            name: _copied(link, name, value)
-            for name, value in vars(link).items()})
-            for link in self._links.values()]
-        self._values = [dict(vars(link)) for link in self._links.values()]
+    def __enter__(self) -> saved:
+        names = self._only if self._only is not None else {
+            (path, name) for path, link in self._links.items()
+            for name in vars(link) if name not in _OWN}
+        self._before: dict[Attribute, tuple[Any, Any]] = {}
+        for path, name in names:
+            link = self._links[path]
+            value = vars(link).get(name, _ABSENT)
+            self._before[path, name] = value, _copied(link, name, value)
+        return self
 
     def __exit__(self, *_: Any) -> None:
-        for (link, before), values in zip(self._before, self._values,
-                                          strict=True):
-            own = vars(link)
-            for name in set(own) - set(before):
-                del own[name]
-            for name, value in before.items():
-                if name in _OWN:
-                    continue
-                own[name] = _put_back(values[name], value)
+        for path, name in self._after():
+            if (path, name) not in self._before:
+                del vars(self._links[path])[name]
+        for (path, name), (value, before) in self._before.items():
+            own = vars(self._links[path])
+            if value is _ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = _put_back(value, before)
+
+    def changed(self) -> frozenset[Attribute]:
+        """The attributes that are not as they were."""
+        found = set()
+        for path, name in self._after():
+            now = vars(self._links[path])[name]
+            value, before = self._before.get((path, name),
+                                             (_ABSENT, _ABSENT))
+            if now is not value or not _is_equal(now, before):
+                found.add((path, name))
+        return frozenset(found)
+
+    def _after(self) -> list[Attribute]:
+        if self._only is not None:
+            return [(path, name) for path, name in self._only
+                    if name in vars(self._links[path])]
+        return [(path, name) for path, link in self._links.items()
+                for name in vars(link) if name not in _OWN]
 
 
 def frozen(links: Links) -> dict[tuple[str, str], Any]:
@@ -167,6 +200,21 @@ def _copied(link: chainer.Link, name: str, value: Any) -> Any:
     if name in link._persistent and isinstance(value, numpy.ndarray):
         return value.copy()
     return value
+
+
+def _is_equal(now: Any, before: Any) -> bool:
+    """Whether a value that may be changed in place was not."""
+    if now is before:
+        return True
+    if isinstance(now, numpy.ndarray):
+        return bool(numpy.array_equal(now, before))
+    if isinstance(now, list):
+        return len(now) == len(before) and all(
+            one is other for one, other in zip(now, before, strict=True))
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(
+            now[key] is before[key] for key in now)
+    return bool(now == before)
 
 
 def _put_back(original: Any, before: Any) -> Any:

@@ -9,13 +9,16 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
+from ..intercept.ready_gradients import taking
+from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.randomness import Place, at
 from ..pipeline.tape import Arrays, GraphTape
 from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
-from .link_state import State
+from .link_state import State, saved
 from .parameters import settled
+from .profile import Laps
 from .program import Program
 from .run import Run
 from .trace import Names, reporter_of
@@ -32,13 +35,18 @@ class Passes:
     Args:
         names: Of the model's links and parameters.
         where: Says which rank has a chunk.
+        first_chunk: The rank's first one.
     """
 
-    def __init__(self, names: Names, where: Callable[[int], str]) -> None:
+    def __init__(self, names: Names, where: Callable[[int], str],
+                 first_chunk: int) -> None:
         self.names, self.where = names, where
+        self.first_chunk = first_chunk
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
+        #: Times the calls; None: nobody wants to know.
+        self.laps: Laps | None = None
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
@@ -107,13 +115,14 @@ class Passes:
         return self._programs[micro_batch]
 
     def run(self, micro_batch: int, chunk: int,
-            received: dict[Source, chainer.Variable], place: Place,
-            clock: Callable | None = None) -> Run:
+            received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward; the calls of one chunk are done."""
         program = self._programs[micro_batch]
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where)
-        run.clock = clock
+        if self.laps is not None:
+            run.clock = self.laps.forward
+            self.laps.start()
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
                 between_calls(place), self._reporter, settled(), \
@@ -141,23 +150,19 @@ class Passes:
             yield
         self._reporter.observation = {}
 
-    @contextlib.contextmanager
-    def untouched(self, program: Program) -> Iterator[None]:
+    def untouched(self, program: Program) -> saved:
         """Gives links their attributes back, whatever forward sets."""
-        links = self.names.links
-        before = {(link, name): getattr(links[link], name, None)
-                  for link, name in _touched(program)}
-        try:
-            yield
-        finally:
-            for (link, name), value in before.items():
-                setattr(links[link], name, value)
+        return saved(self.names.links,
+                     program.trace.touched | _state_of(program))
 
     @contextlib.contextmanager
     def _state(self, micro_batch: int, chunk: int,
                program: Program) -> Iterator[None]:
         """Sets what links keep to what this micro-batch's run left."""
-        with self.untouched(program):
+        # What Python counts in attributes is counted once per micro-batch.
+        again = (chunk != self.first_chunk or chainer.config.in_recomputing)
+        with self.untouched(program) if again else saved(
+                self.names.links, _state_of(program)):
             if program.state:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
@@ -195,15 +200,13 @@ class ChainPart:
     Args:
         passes: Of this rank.
         chunk: Number of the chunk.
-        parameters: That the chunk uses.
-        links: All of the model.
+        parameters: That the chunk uses, by path.
     """
 
-    def __init__(self, passes: Passes, chunk: int, last: int,
-                 parameters: list[chainer.Parameter]) -> None:
+    def __init__(self, passes: Passes, chunk: int,
+                 parameters: dict[str, chainer.Parameter]) -> None:
         self.name = f'stage part {chunk}'
-        self.clock: Callable | None = None
-        self._passes, self._chunk, self._last = passes, chunk, last
+        self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 
     def record(self, micro_batch: int, inputs: Arrays,
@@ -211,8 +214,11 @@ class ChainPart:
                ) -> tuple[GraphTape, Arrays]:
         """As :meth:`.Block.record`."""
         variables, outputs = self._run(micro_batch, inputs, place)
-        return GraphTape(variables, outputs), tuple(
-            [output.array for output in outputs])
+        inner = self._passes.program(micro_batch).inner
+        return PartTape(variables, outputs, [
+            parameter for name, parameter in self._parameters.items()
+            if name not in inner], self._passes.laps), tuple(
+                [output.array for output in outputs])
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
@@ -222,7 +228,7 @@ class ChainPart:
 
     def params(self) -> Iterable[chainer.Parameter]:
         """As :meth:`.Block.params`."""
-        return self._parameters
+        return self._parameters.values()
 
     def links(self) -> Iterable[chainer.Link]:
         """As :meth:`.Block.links`."""
@@ -241,7 +247,7 @@ class ChainPart:
                              requires_grad=program.wants_gradient(source))
             for source, array in zip(incoming, inputs, strict=True)])
         run = self._passes.run(micro_batch, self._chunk, dict(zip(
-            incoming, variables, strict=True)), place, self.clock)
+            incoming, variables, strict=True)), place)
         return variables, tuple([
             run.value(source) for source in program.outgoing[self._chunk]])
 
@@ -252,11 +258,41 @@ def between_calls(place: Place
     return at(place._replace(layer=_BETWEEN))
 
 
-def _touched(program: Program) -> set[tuple[str, str]]:
-    """Attributes of links that a run sets."""
+def _state_of(program: Program) -> set[tuple[str, str]]:
+    """Attributes of links that hold what calls have made."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)
             for entry in (state.entries if state else ())}
+
+
+class PartTape(GraphTape):
+    """The way back through a part's calls.
+
+    Gradients of parameters are added up as soon as they are final, so that
+    no more than one of them is in memory at a time.
+
+    Args:
+        inputs: As for :class:`.GraphTape`.
+        outputs: As for :class:`.GraphTape`.
+        parameters: Those whose gradients the graph itself makes.
+        laps: Times the calls; None: nobody wants to know.
+    """
+
+    def __init__(self, inputs: tuple, outputs: tuple,
+                 parameters: list[chainer.Parameter],
+                 laps: Laps | None) -> None:
+        super().__init__(inputs, outputs)
+        self._parameters, self._laps = parameters, laps
+
+    def backward(self, gradients: Arrays, sums: GradientSums,
+                 defer: bool = False) -> Arrays:
+        """As :meth:`.GraphTape.backward`."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(taking(self._parameters, sums.take))
+            if self._laps is not None:
+                self._laps.start()
+                stack.enter_context(self._laps)
+            return super().backward(gradients, sums, defer)
 
 
 def _number(value: Any) -> float:

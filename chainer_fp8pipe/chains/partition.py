@@ -9,24 +9,35 @@ import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.link_speed import measure_links
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
-from ..planning.cuts import Cut, Task, best_cut, evaluate
-from ..planning.intervals import Intervals
-from ..planning.plan import Plan, Predicted, ends_of, load_plan
+from ..planning.cuts import DoesNotFit, Task, Wire
+from ..planning.layouts import layouts, table
+from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
-from .ghost import ghost, is_ghost
+from ..planning.search import search
+from .adapting import Adapter
+from .ghost import is_ghost
+from .moving import take_away
 from .parameters import draw, settle
 from .partitioned import Partition, PartitionedChain, class_of, reads_state
 from .program import Program
 from .sizes import parse_bytes
 from .trace import Names, Trace, Tracer, parameters_of
 
+#: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
+#: Python's objects of a graph.
+_OVERHEAD = 16e6
+#: Seconds in which Python packs and unpacks a message.
+_PACKING = 5e-5
+
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None) -> Any:
+              optimizer_arrays: int = 2, plan: Any = None,
+              profile: int = 3) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
@@ -57,6 +68,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         plan: One that was saved, ``plan.save('plan.json')``: a
             :class:`~chainer_fp8pipe.planning.plan.Plan`, its file, or what
             is in the file.  It is not searched for then.
+        profile: After so many updates, the first of which is not counted,
+            the plan is made again with the times that calls take in
+            training, and parameters move to other ranks if a step is faster
+            by 5 % then; 0, or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -75,19 +90,83 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
-                _copies(optimizer_arrays), recompute)
+                _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
+                _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
     live = reads_state(tracer, trace, call)
     program = raise_together(grid.comm, lambda: Program(
         trace, found, None, live), error=ValueError)
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
+    part.limit = limit
     part.describe(program)
+    part.adapter = (Adapter(part, trace, task, profile)
+                    if profile and plan is None and grid.stages > 1
+                    else None)
     _distribute(names, part, grid)
     model.partition = part
     kind: Any = type(model)
     model.__class__ = class_of(kind)
     return model
+
+
+def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
+                micro_batches: int = 4, schedule: str = '1f1b',
+                recompute: Any = 'auto', optimizer_arrays: int = 2,
+                gradient_bytes: float = 4.0, show: bool = True
+                ) -> ProcessGrid:
+    """Stages and replicas that are expected to be fastest.
+
+    Call it on all ranks, with the model that :func:`partition` will get.
+    The first rank prints a table of all factorisations of the ranks.
+
+    Args:
+        model: As for :func:`partition`; it stays whole.
+        example: As for :func:`partition`.
+        comm: All ranks: a communicator of mpi4py's or ChainerMN's.
+        memory: As for :func:`partition`.
+        micro_batches: Of a whole batch; replicas divide them among
+            themselves.
+        schedule: As for :func:`partition`.
+        recompute: As for :func:`partition`.
+        optimizer_arrays: As for :func:`partition`.
+        gradient_bytes: Of a number between replicas: 4, or 1 for fp8.
+        show: Whether to print the table.
+
+    Returns:
+        A grid for :func:`partition` and :class:`PipelineUpdater`.
+
+    Raises:
+        DoesNotFit: No layout fits into the memory; on all ranks.
+        ValueError: An argument is wrong, or ranks have other models; on all
+            ranks.
+    """
+    whole = _grid(comm)
+    limit = raise_together(whole.comm, lambda: _check(
+        model, memory, recompute, optimizer_arrays), error=ValueError)
+    args, kwargs = _arguments(example)
+    names, _, trace = _traced(model, functools.partial(
+        model, *args, **kwargs), whole, error=ValueError)
+    task = Task(whole.stages, micro_batches, schedule, 1, limit,
+                _copies(optimizer_arrays), recompute, _wire(whole.comm),
+                _OVERHEAD)
+    found = whole.comm.bcast(layouts(
+        trace.calls, order_of(trace.calls, list(names.parameters)),
+        parameters_of(names), task, whole.comm.size, gradient_bytes)
+        if whole.comm.rank == 0 else None)
+    best = found[0]
+    if show and whole.comm.rank == 0:
+        print(table(found))
+    if best.seconds is None:
+        raise DoesNotFit(f'no layout of {whole.comm.size} ranks: '
+                         f'{best.reason}')
+    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def _wire(comm: Any) -> Wire:
+    """The links between stages, as they are measured."""
+    speed = measure_links(comm)
+    return Wire(speed.latency + _PACKING, speed.bandwidth)
 
 
 def _grid(comm: Any) -> ProcessGrid:
@@ -125,9 +204,9 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _copies(optimizer_arrays: int) -> float:
-    """Arrays of a parameter's size: value, sum of gradients, gradient of a
-    micro-batch, and the optimizer's."""
-    return 3.0 + optimizer_arrays
+    """Arrays of a parameter's size: the value, the sum of gradients, and
+    the optimizer's."""
+    return 2.0 + optimizer_arrays
 
 
 def _traced(model: Any, call: Any, grid: ProcessGrid,
@@ -163,7 +242,9 @@ def _plan(names: Names, trace: Trace, task: Task, given: Any,
             plan = load_plan(given)
             _check_plan(plan, names, task)
             return plan.as_dict()
-        return search(names, trace, task).as_dict()
+        order = order_of(trace.calls, list(names.parameters))
+        return search(trace.calls, order, parameters_of(names),
+                      task).as_dict()
     found, problem = None, None
     try:
         found = make()
@@ -173,35 +254,6 @@ def _plan(names: Names, trace: Trace, task: Task, given: Any,
     if answer[1] is not None:
         raise answer[1]
     return load_plan(answer[0])
-
-
-def search(names: Names, trace: Trace, task: Task) -> Plan:
-    """The plan with the shortest step.
-
-    Raises:
-        DoesNotFit: There is none.
-    """
-    order = order_of(trace.calls, list(names.parameters))
-    intervals = Intervals(trace.calls, order, parameters_of(names))
-    cut = best_cut(intervals, task)
-    return _as_plan(cut, intervals, order, task)
-
-
-def predict(names: Names, trace: Trace, task: Task, plan: Plan) -> Predicted:
-    """What is expected of a plan."""
-    intervals = Intervals(trace.calls, plan.order, parameters_of(names))
-    return _predicted(evaluate(intervals, task, ends_of(
-        plan.cuts, intervals.starts)))
-
-
-def _as_plan(cut: Cut, intervals: Intervals, order: Any, task: Task) -> Plan:
-    return Plan(order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
-                task.stages, cut.recompute, task.micro_batches,
-                task.schedule, _predicted(cut))
-
-
-def _predicted(cut: Cut) -> Predicted:
-    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)
 
 
 def _check_plan(plan: Plan, names: Names, task: Task) -> None:
@@ -237,7 +289,7 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
         else:
             _send_first(comm, parameter, mine)
         if not mine:
-            _take_away(name, parameter)
+            take_away(name, parameter)
     for link in names.links.values():
         for name in sorted(link._persistent):
             value = vars(link)[name]
@@ -276,10 +328,3 @@ def _send_first(comm: Any, parameter: chainer.Parameter, mine: bool) -> None:
 def _like(host: numpy.ndarray, array: Any) -> Any:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
     return array
-
-
-def _take_away(name: str, parameter: chainer.Parameter) -> None:
-    array = parameter._data[0]
-    settle(parameter, ghost(array.shape, array.dtype, name,
-                            chainer.backend.get_array_module(array)))
-    parameter.update_rule = None

@@ -17,6 +17,7 @@ from ..planning.plan import Plan
 from . import nested
 from .ghost import is_ghost
 from .link_state import State
+from .moving import move
 from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
 from .rehearsal import Mismatch, Rehearsal
@@ -77,23 +78,27 @@ class Partition:
     Attributes:
         own: The parameters on this rank, by path.
         homes: The rank of the pipeline that a parameter belongs to.
-        ties: Parameters on several ranks, with these ranks; the first one
-            is the home.
+        ranks: The ranks that have a parameter; the first one is its home.
+        ties: Parameters on several ranks, with these ranks.
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
                  plan: Plan, grid: Any, program: Program) -> None:
         self.names, self.plan, self.grid = names, plan, grid
         self.tracer = tracer
-        self.passes = Passes(names, self.where)
+        self.passes = Passes(names, self.where, grid.stage_index)
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
+        self.adapter: Any = None
+        self.device = model.device
         self._programs: collections.OrderedDict[Any, list[Program]] = (
             collections.OrderedDict())
         self._told = False
         self.live_state: dict[str, bool] = {}
-        self._place(program)
+        #: Bytes that each rank may use; None: no limit.
+        self.limit: float | None = None
+        self.place(program)
         function_calls.hold(self)
         parameter_creation.hold(self)
 
@@ -117,8 +122,9 @@ class Partition:
     def blocks(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: ChainPart(
-            self.passes, chunk, self.last,
-            [self.names.parameters[name] for name in self.used[chunk]])
+            self.passes, chunk,
+            {name: self.names.parameters[name]
+             for name in self.used[chunk]})
             for chunk in self.chunks}
 
     def rehearsed(self, mode: str, form: Form) -> tuple[Program, Any] | None:
@@ -153,7 +159,12 @@ class Partition:
         with form.seeded():
             trace = self.tracer.trace(form.call, form.state, timed=False)
             program = self._program(mode, trace, form.state, form.call)
-        self._refuse_strangers(program, mode)
+        if self.missing(program) and self.grid.replicas > 1:
+            name, chunk = min(self.missing(program))
+            raise ValueError(
+                f'this micro-batch ({mode}) needs parameter {name} on '
+                f'{self.where(chunk)}, which has not got it; make the '
+                'partition with such an example')
         labels = self._rehearse(program, form)
         if labels is None:
             raise ValueError(
@@ -193,15 +204,30 @@ class Partition:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         return Program(trace, self.plan, state, self.live_state[mode])
 
-    def _refuse_strangers(self, program: Program, mode: str) -> None:
-        """A chunk may need only parameters that its rank has."""
-        for name, chunks in program.holders.items():
-            for chunk in chunks:
-                if name not in self.used_by(chunk):
-                    raise ValueError(
-                        f'inputs of this form ({mode}) need parameter {name} '
-                        f'on {self.where(chunk)}, which has not got it; '
-                        'make the partition with such an example')
+    def missing(self, program: Program) -> set[tuple[str, int]]:
+        """Parameters that a chunk needs whose rank has not got them.
+
+        Returns:
+            Paths of parameters, with the number of the chunk.
+        """
+        return {(name, chunk) for name, chunks in program.holders.items()
+                for chunk in chunks if name not in self.used_by(chunk)}
+
+    def add(self, missing: set[tuple[str, int]]) -> None:
+        """Gives chunks parameters; call it on all ranks of the pipeline.
+
+        A model that makes other calls for another batch may need a
+        parameter on another rank, too.
+
+        Args:
+            missing: As :meth:`missing` said.
+        """
+        before = self.ranks
+        for name, chunk in missing:
+            self._used[chunk].add(name)
+        self._note_ranks()
+        move(self.grid.pipeline, self.names.parameters, before, self.ranks,
+             self.optimizer)
 
     def describe(self, program: Program) -> None:
         """Notes what crosses in training, for the table."""
@@ -217,9 +243,47 @@ class Partition:
         """Of a parameter, wherever it is."""
         return self._bytes[name]
 
+    def replan(self, plan: Plan, trace: Trace, optimizer: Any) -> int:
+        """Cuts the model elsewhere; call it on all ranks of the pipeline.
+
+        Args:
+            plan: With as many chunks as before.
+            trace: Of training.
+            optimizer: Makes update rules.
+
+        Returns:
+            Bytes of parameters and optimizer state that were sent.
+        """
+        before, owners = self.ranks, self._owners
+        self.plan = plan
+        self._programs.clear()
+        program = Program(trace, plan, None, self.live_state['train'])
+        self.place(program)
+        sent = move(self.grid.pipeline, self.names.parameters, before,
+                    self.ranks, optimizer)
+        self._move_averages(owners)
+        self.describe(program)
+        return sent
+
+    def _move_averages(self, before: dict[str, int]) -> None:
+        """Running averages go with the calls that write to them."""
+        comm = self.grid.pipeline
+        for path, rank in self._owners.items():
+            source = before.get(path, rank)
+            if source == rank:
+                continue
+            link = self.names.links[path]
+            values = {name: vars(link)[name]
+                      for name in sorted(link._persistent)}
+            if comm.rank == source:
+                comm.send(values, rank)
+            elif comm.rank == rank:
+                vars(link).update(comm.recv(source=source))
+
     # --- who has what --------------------------------------------------------
 
-    def _place(self, program: Program) -> None:
+    def place(self, program: Program) -> None:
+        """Says which rank has what, by the calls of training."""
         stages = self.plan.stages
         homes = self.plan.homes()
         self._used: dict[int, set[str]] = {
@@ -228,37 +292,38 @@ class Partition:
             chunks = program.holders.get(name)
             for chunk in chunks or (homes.get(name, self.last),):
                 self._used[chunk].add(name)
+        self._note_ranks()
+        me = self.grid.stage_index
+        self._owners = {
+            name: program.stages[number] % stages
+            for number, call in enumerate(program.trace.calls)
+            for name in call.whole}
+        self._own_links = {name for name in self.names.links
+                           if self._owners.get(name, me) == me}
+
+    def _note_ranks(self) -> None:
+        stages = self.plan.stages
         self.used = {chunk: sorted(names)
                      for chunk, names in self._used.items()}
         self.homes: dict[str, int] = {}
         self.ties: dict[str, tuple[int, ...]] = {}
+        self.ranks: dict[str, tuple[int, ...]] = {}
         for name in self.names.parameters:
             ranks = sorted({chunk % stages for chunk, names
                             in self._used.items() if name in names})
-            self.homes[name] = ranks[0]
+            self.homes[name], self.ranks[name] = ranks[0], tuple(ranks)
             if len(ranks) > 1:
                 self.ties[name] = tuple(ranks)
-        me = self.grid.stage_index
         self.own = {name: parameter for name, parameter
                     in self.names.parameters.items()
                     if any(name in self._used[chunk]
                            for chunk in self.chunks)}
-        self._own_links = self._links_of(program, me)
 
     def used_by(self, chunk: int) -> set[str]:
         """Paths of the parameters that a chunk's rank has."""
         return set().union(*(names for other, names in self._used.items()
                              if other % self.plan.stages
                              == chunk % self.plan.stages))
-
-    def _links_of(self, program: Program, me: int) -> set[str]:
-        """Links whose running values are this rank's, or everybody's."""
-        owners: dict[str, int] = {}
-        for number, call in enumerate(program.trace.calls):
-            for name in call.whole:
-                owners[name] = program.stages[number] % self.plan.stages
-        return {name for name in self.names.links
-                if owners.get(name, me) == me}
 
     def is_own(self, link: chainer.Link, name: str) -> bool:
         """Whether this rank saves and loads an attribute of a link."""

@@ -32,6 +32,7 @@ class Program:
         wanted: For each chunk the values to keep of its calls.
         reporters: Which chunk knows each reported value, by its name.
         holders: Chunks that use a parameter, by its path.
+        inner: Paths of parameters that calls read inside of themselves.
         after: What links keep for the next run; None: nothing.
 
     Raises:
@@ -59,6 +60,8 @@ class Program:
             for name, value in trace.reports.items()}
         self.after = (trace.state.placed(
             lambda source: self.stages[source.call]) if live else None)
+        self.inner = frozenset(name for call in trace.calls
+                               for name in call.inner)
         self.wanted = tuple(self._wanted(chunk)
                             for chunk in range(last + 1))
 

@@ -67,6 +67,9 @@ class Run:
             return self.call_whole(LinkCall(link, original), args, kwargs)
         return original(link, *args, **kwargs)
 
+    def before_backward(self, outputs: Any) -> None:
+        """The trace has seen to it that the graph is here."""
+
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self._inside:
             return function(*args, **kwargs)

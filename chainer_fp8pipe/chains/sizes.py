@@ -4,6 +4,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..planning.sizes import said_bytes
+
+__all__ = ['parse_bytes', 'said_bytes']
+
 _UNITS = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
           'tb': 10 ** 12, 'kib': 2 ** 10, 'mib': 2 ** 20, 'gib': 2 ** 30,
           'tib': 2 ** 40}
@@ -31,13 +35,3 @@ def parse_bytes(size: Any) -> float | None:
         if found > 0:
             return found
     raise ValueError(f'{size!r} is no size; write it as in 300 MB or 2 GiB')
-
-
-def said_bytes(size: float) -> str:
-    """A size in three digits, as in ``'2.1 MB'``."""
-    for unit in ('B', 'kB', 'MB', 'GB'):
-        if size < 999.5 or unit == 'GB':
-            break
-        size /= 1000
-    digits = 0 if unit == 'B' or size >= 99.5 else 1
-    return f'{size:.{digits}f} {unit}'

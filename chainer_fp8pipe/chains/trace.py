@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from .ghost import (
     ghost,
     is_ghost,
     is_poison,
+    looked_at,
     made_up,
     sources,
     used_as_index,
@@ -35,6 +35,7 @@ from .ghost import (
 )
 from .link_state import State, frozen, saved
 from .parameters import has_shape, lazily_shaped, place_array
+from .profile import clock_of
 from .whole import LinkCall, Whole, call_whole, is_marked
 
 #: What functions read from their node after apply, by class.
@@ -65,6 +66,7 @@ class TracedCall(Call):
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
         constants: Attributes that a repetition must have, with their values.
+        inner: Paths of parameters that it reads inside of itself.
         error: What it raised; an iteration over a variable ends so.
         ignores: The label that the function leaves out of its mean; None:
             there is none.
@@ -77,6 +79,7 @@ class TracedCall(Call):
     form: Any = None
     expected: tuple[Any, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
+    inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: int | None = None
 
@@ -158,13 +161,16 @@ class Trace:
         result: What the model returned, of ghosts.
         reports: What was reported, by name.
         state: What links keep afterwards, see :class:`.State`.
+        touched: Attributes of links that the run has changed, with paths.
         atomic: Paths of the links that are run as one call.
         ran: How many calls were run.
     """
 
     def __init__(self, calls: list[TracedCall], first: int, result: Any,
                  reports: dict[str, Any], state: State,
+                 touched: frozenset[tuple[str, str]],
                  atomic: frozenset[str]) -> None:
+        self.touched = touched
         self.calls, self.first, self.result = calls, first, result
         self.reports, self.state, self.atomic = reports, state, atomic
 
@@ -226,7 +232,7 @@ class Tracer:
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:
         reporter = reporter_of(self._names)
-        with saved(self._names.links), \
+        with saved(self._names.links) as attributes, \
                 _ghost_parameters(self._names, recorder), \
                 lazily_shaped(self._names, recorder):
             begin = frozen(self._names.links)
@@ -241,8 +247,12 @@ class Tracer:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
             recorder.refuse_ghosts(self._names.links)
+            touched = frozenset(
+                (path, name) for path, name in attributes.changed()
+                if name not in self._names.links[path]._params)
         trace = Trace(recorder.calls, first, result,
-                      dict(reporter.observation), after, self._atomic)
+                      dict(reporter.observation), after, touched,
+                      self._atomic)
         recorder.token.trace = trace
         return trace
 
@@ -315,6 +325,14 @@ class _Recorder:
             self._watch(inputs)
             return original(node, inputs)
         return self._traced(node, inputs, original)
+
+    def before_backward(self, outputs: Any) -> None:
+        """Ghosts have no graph."""
+        if self._inside:
+            return
+        for leaf in nested.leaves(outputs)[0]:
+            if is_ghost(nested.array_of(leaf)):
+                raise looked_at(nested.array_of(leaf), 'a gradient')
 
     @property
     def inside(self) -> bool:
@@ -395,6 +413,9 @@ class _Recorder:
                  read: list[tuple], names: tuple[str, ...]) -> None:
         call.parameters = tuple(dict.fromkeys((*names,
                                                *measured.parameters)))
+        # The inputs of a call that is run as a whole are seen inside, too.
+        call.inner = measured.parameters + (
+            names if measured.form is not None else ())
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
         call.kept, call.temporary = measured.kept, measured.temporary
@@ -538,15 +559,17 @@ class _Measurement:
     def _time(self) -> tuple[float, float]:
         if not self._timed:
             return 0.0, 0.0
+        now = clock_of(chainer.backend.get_device_from_array(
+            *map(nested.array_of, self._arguments())))
         best = [float('inf'), float('inf')]
         for _ in range(_TIMES):
             node = _again(self._node, self._own)
             arguments = self._arguments()
-            start = time.perf_counter()
+            start = now()
             outs = self._original(node, arguments)
-            middle = time.perf_counter()
+            middle = now()
             self._backward(outs)
-            end = time.perf_counter()
+            end = now()
             best = [min(best[0], middle - start), min(best[1], end - middle)]
             if end - start > _SHORT:
                 break

@@ -1,13 +1,15 @@
 """Has an interceptor see the calls of functions and links.
 
-While there is a block of :func:`intercepting` in any thread, two methods of
-Chainer 7.8.1 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
-(chainer/function_node.py, line 242), which every function goes through, and
+While there is a block of :func:`intercepting` in any thread, these of Chainer
+7.8.1 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
+(chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
-that has no ``__call__`` of its own.  They act in the thread of the block
-only; the others call the originals, with another package's patch among them.
+that has no ``__call__`` of its own, ``Variable.backward`` (variable.py, line
+1489) and ``chainer.grad`` (function_node.py, line 1013).  They act in the
+thread of the block only; the others call the originals, with another
+package's patch among them.
 
-To put both on and take them off costs some 20 us, and Python 3.13 is slower
+To put them on and take them off costs some 40 us, and Python 3.13 is slower
 after several hundred times (see :class:`.Patch`); :func:`hold` saves that.
 """
 from __future__ import annotations
@@ -43,6 +45,13 @@ class Interceptor(Protocol):
             The outputs, a tuple of variables.
         """
 
+    def before_backward(self, outputs: Any) -> None:
+        """Gradients are asked for: ``backward`` or ``chainer.grad``.
+
+        Args:
+            outputs: Of what; a variable or a list of them.
+        """
+
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
                   kwargs: Mapping[str, Any], original: Callable[..., Any]
                   ) -> Any:
@@ -74,7 +83,10 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
 
     Of nested blocks, the innermost one's interceptor sees the calls.
     """
-    with _APPLY, _CALL, _replaced(interceptor):
+    with contextlib.ExitStack() as stack:
+        for patch in _ALL:
+            stack.enter_context(patch)
+        stack.enter_context(_replaced(interceptor))
         yield
 
 
@@ -92,11 +104,11 @@ def current() -> Interceptor | None:
 
 
 def hold(owner: Any) -> None:
-    """Keeps both methods replaced as long as an object lives.
+    """Keeps them replaced as long as an object lives.
 
     Blocks of :func:`intercepting` cost next to nothing then.
     """
-    for patch in (_APPLY, _CALL):
+    for patch in _ALL:
         patch.install()
         weakref.finalize(owner, patch.remove)
 
@@ -128,5 +140,15 @@ def _call(original: Any) -> Any:
     return call
 
 
-_APPLY = Patch(chainer.FunctionNode, 'apply', _apply)
-_CALL = Patch(chainer.Link, '__call__', _call)
+def _backward(original: Any) -> Any:
+    def backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if _thread.interceptor is not None:
+            _thread.interceptor.before_backward(outputs)
+        return original(outputs, *args, **kwargs)
+    return backward
+
+
+_ALL = (Patch(chainer.FunctionNode, 'apply', _apply),
+        Patch(chainer.Link, '__call__', _call),
+        Patch(chainer.Variable, 'backward', _backward),
+        Patch(chainer, 'grad', _backward))

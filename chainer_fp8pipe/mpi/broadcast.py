@@ -34,3 +34,19 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
         wait_until(comm.Ibcast(
             [whole.reshape(-1).view(numpy.uint8), MPI.BYTE]).Test)
     return value, found
+
+
+def send_array(comm: MPI.Comm, array: numpy.ndarray, rank: int) -> None:
+    """Sends a host array of plain numbers; waits until it has left."""
+    comm.send((array.shape, array.dtype.str), rank)
+    whole = numpy.ascontiguousarray(array)
+    comm.Send([whole.reshape(-1).view(numpy.uint8), MPI.BYTE], rank)
+
+
+def receive_array(comm: MPI.Comm, rank: int) -> numpy.ndarray:
+    """What another rank sends by :func:`send_array`."""
+    shape, dtype = comm.recv(source=rank)
+    array = numpy.empty(shape, dtype)
+    wait_until(comm.Irecv(
+        [array.reshape(-1).view(numpy.uint8), MPI.BYTE], rank).Test)
+    return array

@@ -97,6 +97,7 @@ class Chunk:
         """
         tapes = (self._tapes[micro_batch] if defer
                  else self._tapes.pop(micro_batch))
+        self._sums.last = last and not defer
         for position in reversed(range(len(tapes))):
             with self._blame_backward(position, micro_batch):
                 gradients = tapes[position].backward(

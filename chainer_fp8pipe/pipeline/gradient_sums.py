@@ -35,6 +35,8 @@ class GradientSums:
         self._parameters: dict[int, chainer.Parameter] = {}
         self._to_come: collections.Counter[int] = collections.Counter()
         self._final: Final | None = None
+        #: Whether the step's last micro-batch is on its way back.
+        self.last = False
         self._results: dict[int, Any] = {}
 
     def begin(self, blocks: Iterable[Any], final: Final | None) -> None:
@@ -55,6 +57,8 @@ class GradientSums:
         """The last micro-batch is through a block."""
         done = []
         for key, parameter in _parameters(block).items():
+            if not self._to_come[key]:      # taken already
+                continue
             self._to_come[key] -= 1
             if self._to_come[key] == 0:
                 done.append(parameter)
@@ -67,6 +71,15 @@ class GradientSums:
         for parameter in done:
             if self._final and id(parameter) in self._parameters:
                 self._final(parameter, self._result(parameter))
+
+    def take(self, parameter: chainer.Parameter, gradient: Any) -> None:
+        """Adds a gradient that the one block with the parameter is through
+        with; the array is only read."""
+        self.add(parameter, gradient)
+        if self.last and self._final and (
+                self._to_come.get(id(parameter)) == 1):
+            self._to_come[id(parameter)] = 0
+            self._final(parameter, self._result(parameter))
 
     def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
         """Adds a micro-batch's gradient; the array is only read."""

@@ -1,5 +1,18 @@
 """What decides how a model is run: pure data and arithmetic, no MPI.
 
 Calls of a traced model with their costs, where it can be cut, and the search
-for the cut whose step is shortest under a memory limit.
+for the cut whose step is shortest under a memory limit.  The names below are
+loaded when first asked for.
 """
+from .._on_demand import on_demand
+
+_HOMES = {
+    'DoesNotFit': 'chainer_fp8pipe.planning.cuts',
+    'Plan': 'chainer_fp8pipe.planning.plan',
+    'load_plan': 'chainer_fp8pipe.planning.plan',
+    'plot_plan': 'chainer_fp8pipe.planning.plot',
+}
+
+__all__ = [*_HOMES]
+
+__getattr__, __dir__ = on_demand(__name__, _HOMES)

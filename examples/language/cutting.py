@@ -2,7 +2,7 @@
 import os
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.planning import DoesNotFit, plot_plan
 
 from filling import most_layers
 
@@ -40,7 +40,13 @@ def make_stage(options, build, example, grid):
 
 
 def save_plan(model, out):
-    """Writes how the model was cut, and returns the file; on rank 0."""
-    path = os.path.join(out, 'plan.json')
-    model.plan.save(path)
-    return path
+    """Writes how the model was cut: a picture, and the plan; on rank 0.
+
+    Returns:
+        The files, by what is in them.
+    """
+    files = {'cut': os.path.join(out, 'plan.png'),
+             'plan': os.path.join(out, 'plan.json')}
+    plot_plan(model, files['cut'])
+    model.plan.save(files['plan'])
+    return files

@@ -248,7 +248,7 @@ def finish(options, grid, model, times):
     files = {'curves': path('curves.png'), 'model': path('model.npz')}
     if grid:
         from cutting import save_plan
-        files['cut'] = save_plan(model, options.out)
+        files.update(save_plan(model, options.out))
         files['timeline'] = path('timeline.png')
     print_table(summary, files)
 

@@ -505,6 +505,18 @@ def test_what_is_wrong_for_two_ranks_is_explained_once(
     assert not (tmp_path / 'out').exists()
 
 
+def test_two_ranks_show_how_the_model_was_cut(tmp_path):
+    done = run_script(
+        2, SCRIPT, *TINY, '--batchsize', '8', '--micro-batches', '2',
+        '--iterations', '2', '--memory', '200MB', '--out', tmp_path / 'out')
+    assert done.returncode == 0, done.stderr
+    assert 'Decoder: 2 stages, 1f1b with 2 micro-batches' in done.stdout
+    table = done.stdout[done.stdout.index('\ntraining  '):]
+    for name, size in ('plan.png', 10_000), ('plan.json', 500):
+        assert table.count(str(tmp_path / 'out' / name)) == 1
+        assert (tmp_path / 'out' / name).stat().st_size > size
+
+
 def test_help_is_printed_once():
     done = run('--help')
     assert done.returncode == 0

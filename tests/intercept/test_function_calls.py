@@ -29,6 +29,9 @@ class Recorder:
         self.calls.append(type(node).__name__)
         return original(node, inputs)
 
+    def before_backward(self, outputs):
+        pass
+
     def call_link(self, link, args, kwargs, original):
         self.calls.append((type(link).__name__, len(args), *kwargs))
         return original(link, *args, **kwargs)
@@ -93,6 +96,9 @@ def test_what_the_interceptor_returns_is_the_result(model, x):
         def apply(self, node, inputs, original):
             seen.append(inputs)
             return chainer.Variable(x + 7),
+
+        def before_backward(self, outputs):
+            pass
 
         def call_link(self, link, args, kwargs, original):
             return link, args, kwargs

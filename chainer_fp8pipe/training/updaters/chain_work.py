@@ -51,12 +51,62 @@ class ChainWork:
         self._last: dict[str, list[Program]] = {}
         self._calls: list[Any] = []
         self._weights: list[float] = []
-        self.method: Callable | None = None
+        self._method: Callable | None = None
+        #: Whether this rank's parameters are others than they were.
+        self.changed = False
+        #: Whether the plan says what is recomputed, not the user.
+        self.follows_plan = True
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
+
+    def choose(self, method: str | None) -> str:
+        """What predictions call: a method or child link, by its name.
+
+        Raises:
+            ValueError: The model has none of this name.
+        """
+        names = ['predictor', 'predict'] if method is None else [method]
+        for name in names:
+            found = getattr(self._model, name, None)
+            if callable(found):
+                self._method = found
+                return name
+        kind = type(self._model).__name__
+        if method is None:
+            raise ValueError(
+                f'{kind} has neither a predictor nor a method predict(); '
+                "pass method='name' of what returns the output")
+        raise ValueError(f'{kind} has no method {method!r}')
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage.
+
+        Raises:
+            ValueError: An output has not a row for each sample, or the
+                micro-batches have different outputs.
+        """
+        forms = {nested.signature(program.form)
+                 for program in self._programs}
+        if len(forms) > 1:
+            raise ValueError('the outputs of the micro-batches differ in '
+                             'their form; they cannot be concatenated')
+        for arrays, size in zip(parts, sizes, strict=True):
+            for array in arrays:
+                if array.shape[:1] != (size,):
+                    raise ValueError(
+                        f'an output has shape {array.shape} for a '
+                        f'micro-batch of {size}; it must have a row for each '
+                        'sample')
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: arrays in the form of the method's."""
+        return nested.rebuilt(self._programs[0].form, list(outputs))
 
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
@@ -87,6 +137,11 @@ class ChainWork:
             problem = self._agreed(found, problem)
         if problem:
             return problem
+        missing = set().union(*(part.missing(program)
+                                for program, _ in found))
+        if missing:
+            part.add(missing)
+            self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
         self._calls = [form.call for form in forms]
@@ -101,6 +156,9 @@ class ChainWork:
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
+        adapter = self._partition.adapter
+        if adapter is not None and step == 'train':
+            adapter.before_update(self._programs)
         self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
         first = inputs if self._grid.stage_index == 0 else []
@@ -125,11 +183,27 @@ class ChainWork:
             totals.append(sum(weight for weight, _ in pairs))
         return sums, totals
 
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        """The chunks that run forward twice, after the plan has changed."""
+        if not self.follows_plan:
+            return now
+        return frozenset(chunk for chunk, again in enumerate(
+            self._model.plan.recompute) if again)
+
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
         part = self._partition
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
+
+    def adapt(self, optimizer: Any) -> bool:
+        """After an update: whether the model was cut elsewhere."""
+        adapter = self._partition.adapter
+        if adapter is None or not adapter.after_update(optimizer):
+            return False
+        self._last.clear()
+        self.changed = True
+        return True
 
     def end(self) -> None:
         """Ends a step."""
@@ -144,8 +218,8 @@ class ChainWork:
     def _function(self, step: str) -> Callable:
         if step != 'predict':
             return self._model
-        assert self.method is not None
-        return self.method
+        assert self._method is not None
+        return self._method
 
     def _share(self, batch: Batch | None) -> tuple[Any, list[Any]]:
         """The batch on all ranks, where the model is."""

@@ -32,6 +32,7 @@ class LayerWork:
         self.head = LossHead(loss_fun, metrics, loss_weight)
         self.chunks = len(model.pieces)
         self.layers = model.total
+        self.changed = False        # layers stay where they are
 
     def blocks(self, statistics: Any) -> dict[int, list[LayerBlock]]:
         """This rank's layers, by number of chunk."""
@@ -76,6 +77,28 @@ class LayerWork:
         targets = [target[start:end] for start, end in places]
         return inputs, targets, self.head.count(targets)
 
+    def choose(self, method: str | None) -> str:
+        """What predictions call: all layers, without a name.
+
+        Raises:
+            ValueError: A name was given.
+        """
+        if method is not None:
+            raise ValueError(
+                f'method={method!r} is for a model that partition() has cut; '
+                'a Divisible predicts with all its layers')
+        return ''
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage."""
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: an array, or a tuple of several."""
+        return outputs if len(outputs) > 1 else outputs[0]
+
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
         """Nothing is to be done together before the work."""
@@ -91,9 +114,17 @@ class LayerWork:
             return [0.0] * len(self.names()), [0.0] * len(self.names())
         return list(self.head.sums.values()), list(self.head.totals.values())
 
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        """As before."""
+        return now
+
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Layers on two ranks share nothing."""
         return {}
+
+    def adapt(self, optimizer: Any) -> bool:
+        """Nothing changes after an update."""
+        return False
 
     def end(self) -> None:
         """Ends a step."""

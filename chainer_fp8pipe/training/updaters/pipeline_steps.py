@@ -70,21 +70,45 @@ class Steps:
 
     def connect(self) -> None:
         """Opens the channels; call it on all ranks, once, before a step."""
-        model, grid = self._model, self.grid
-        parameters = list(model.params())
-        chunks = {number: Chunk(
+        self._make_chunks()
+        self._channels = Channels(self.grid.pipeline, self._chunks,
+                                  self._last, self._codec, self._model.xp)
+        self._make_executor()
+
+    def adapt(self, optimizer: Any) -> None:
+        """After an update: parts of the model may go to other ranks.
+
+        Call it on all ranks.
+
+        Args:
+            optimizer: Makes update rules.
+        """
+        if self._work.adapt(optimizer):
+            self._follow()
+
+    def _follow(self) -> None:
+        """Takes over what has changed in the parts of the model."""
+        self._work.changed = False
+        self._sums = GradientSums()
+        self._recomputed = self._work.recomputed(self._recomputed)
+        self._make_chunks()
+        self._make_executor()
+
+    def _make_chunks(self) -> None:
+        parameters = list(self._model.params())
+        self._chunks = {number: Chunk(
             blocks, number=number, recompute=number in self._recomputed,
             sums=self._sums, statistics=self._statistics,
             parameters=parameters)
             for number, blocks in self._work.blocks(
                 self._statistics).items()}
-        self._blocks = [block for chunk in chunks.values()
+        self._blocks = [block for chunk in self._chunks.values()
                         for block in chunk.blocks]
-        self._channels = Channels(grid.pipeline, chunks, self._last,
-                                  self._codec, model.xp)
-        self._executor = Executor(chunks, self._channels, self._last,
+        self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
+
+    def _make_executor(self) -> None:
+        self._executor = Executor(self._chunks, self._channels, self._last,
                                   self._work.layers, self.recorder)
-        self._tied = TiedGradients(grid, self._work.tied(), parameters)
 
     def train(self, read: Callable[[], Batch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],
@@ -163,31 +187,35 @@ class Steps:
             self._infer(inputs, places, self._head)
         return self._means('evaluate', work)
 
-    def predict(self, read: Callable[[], Batch], wanted: bool) -> Any:
+    def predict(self, read: Callable[[], Batch], wanted: bool,
+                method: str) -> Any:
         """The outputs for one batch, on the ranks that want them.
 
         Args:
             read: Gives the batch; called on the first stage only.
             wanted: Whether this rank wants them.
+            method: The name of what is called.
 
         Returns:
-            An array, or a tuple where the last layer returns one; None on
-            ranks that did not want it.
+            An array, or several as the model returns them; None on ranks
+            that did not want it.
         """
-        opened = self._together.open('predict', read)
+        opened = self._together.open('predict', read,
+                                     {'the method that predicts': method})
         count = min(opened.samples, self._micro_batches)
         places = self._places(opened, count, 0)
         problem = self._inferring(lambda: self._prepare(
             opened, count, 'predict', places))
         outputs: list[Any] = []
+        sizes = [end - start for start, end in bounds(opened.samples, count)]
 
         def work() -> list[float]:
             inputs, _, _ = self._deal(opened, count, 'predict', problem)
             parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
-                    outputs.extend(self._model.xp.concatenate(column)
-                                   for column in zip(*parts, strict=True))
+                    outputs.extend(self._work.joined(parts, sizes,
+                                                     self._model.xp))
             return []
         self._close('predict', work)
         return self._hand_out(tuple(outputs), wanted)
@@ -263,7 +291,10 @@ class Steps:
     def _prepare(self, opened: Opened, parts: int, step: str,
                  places: list[Place]) -> str:
         with preserved():
-            return self._work.prepare(opened, parts, step, places)
+            problem = self._work.prepare(opened, parts, step, places)
+        if self._work.changed:
+            self._follow()
+        return problem
 
     def _places(self, opened: Opened, parts: int, iteration: int
                 ) -> list[Place]:
@@ -294,7 +325,7 @@ class Steps:
             outputs = self._channels.receive_outputs()
         if not wanted:
             return None
-        return outputs if len(outputs) > 1 else outputs[0]
+        return self._work.formed(outputs)
 
 
 def _nobody(model: Any, loss_scale: float | None

@@ -1,0 +1,106 @@
+"""Parameters that go to other ranks, with their optimizer's state."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ..mpi.broadcast import receive_array, send_array
+from .ghost import ghost
+from .parameters import settle
+
+_PLAIN = ('t', 'enabled', '_use_fp32_update')
+
+
+def move(comm: MPI.Comm, parameters: Mapping[str, chainer.Parameter],
+         before: Mapping[str, tuple[int, ...]],
+         after: Mapping[str, tuple[int, ...]], optimizer: Any) -> int:
+    """Sends parameters from the ranks that have them to those that shall.
+
+    Call it on all ranks.
+
+    Args:
+        comm: The ranks of a pipeline.
+        parameters: All of the model, by path.
+        before: The ranks that have a parameter, by its path.
+        after: The ranks that shall have it.
+        optimizer: Makes update rules; None: there are none.
+
+    Returns:
+        Bytes that were sent, over all ranks.
+    """
+    sent = 0
+    for name, parameter in parameters.items():
+        source = before[name][0]
+        for rank in after[name]:
+            if rank in before[name]:
+                continue
+            if comm.rank == source:
+                sent += _send(comm, parameter, rank)
+            elif comm.rank == rank:
+                _receive(comm, parameter, source, optimizer)
+        if comm.rank in before[name] and comm.rank not in after[name]:
+            take_away(name, parameter)
+    return comm.allreduce(sent)
+
+
+def take_away(name: str, parameter: chainer.Parameter) -> None:
+    """Leaves a ghost of a parameter that is on other ranks."""
+    array = parameter._data[0]
+    if array is not None:
+        settle(parameter, ghost(array.shape, array.dtype, name,
+                                chainer.backend.get_array_module(array)))
+    parameter.update_rule = None
+
+
+def _send(comm: MPI.Comm, parameter: chainer.Parameter, rank: int) -> int:
+    array = parameter._data[0]
+    rule = parameter.update_rule
+    state = {} if rule is None else {
+        key: value for key, value in (rule.state or {}).items()}
+    master = None if rule is None or rule._fp32_param is None else (
+        rule._fp32_param.array)
+    comm.send((array is None, rule is not None and _described(rule),
+               sorted(state), master is not None), rank)
+    arrays = [array, *(state[key] for key in sorted(state)), master]
+    found = [chainer.backends.cuda.to_cpu(one)
+             for one in arrays if one is not None]
+    for one in found:
+        send_array(comm, numpy.asarray(one), rank)
+    return sum(numpy.asarray(one).nbytes for one in found)
+
+
+def _receive(comm: MPI.Comm, parameter: chainer.Parameter, source: int,
+             optimizer: Any) -> None:
+    empty, described, keys, has_master = comm.recv(source=source)
+    device = parameter._initial_device
+    if not empty:
+        settle(parameter, device.send(receive_array(comm, source)))
+    state = {key: device.send(receive_array(comm, source)) for key in keys}
+    master = (device.send(receive_array(comm, source)) if has_master
+              else None)
+    if not described or optimizer is None:
+        return
+    rule = optimizer.create_update_rule()
+    plain, own, hookable = described
+    vars(rule).update(plain)
+    vars(rule.hyperparam).update(own)
+    rule._hookable = hookable
+    if state:
+        rule._state = {key: value.item() if value.ndim == 0 else value
+                       for key, value in state.items()}
+    if master is not None:
+        rule._fp32_param = chainer.Parameter(master, name=parameter.name)
+    parameter.update_rule = rule
+
+
+def _described(rule: Any) -> tuple[dict, dict, Any]:
+    """What is small of an update rule."""
+    own = {key: value for key, value in vars(rule.hyperparam).items()
+           if isinstance(value, (int, float, numpy.number))}
+    return ({key: vars(rule)[key] for key in _PLAIN if key in vars(rule)},
+            own, copy.copy(rule._hookable))
