@@ -21,7 +21,13 @@ from .adapting import Adapter
 from .ghost import is_ghost
 from .moving import take_away
 from .parameters import draw, settle
-from .partitioned import Partition, PartitionedChain, class_of, reads_state
+from .partitioned import (
+    Partition,
+    PartitionedChain,
+    check_loss,
+    class_of,
+    reads_state,
+)
 from .program import Program
 from .sizes import parse_bytes
 from .trace import Names, Trace, Tracer, parameters_of
@@ -89,6 +95,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     call = functools.partial(model, *_arguments(example)[0],
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
+    raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
                 _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
                 _OVERHEAD)

@@ -194,13 +194,8 @@ class Partition:
 
     def _program(self, mode: str, trace: Trace, state: State | None,
                  call: Callable) -> Program:
-        if mode != 'predict' and not is_scalar(trace.result):
-            raise ValueError(
-                'the model returned '
-                f'{type(trace.result).__name__} of shape '
-                f'{getattr(trace.result, "shape", "unknown")}; called with a '
-                'batch, it must return its loss, a scalar variable, as '
-                'chainer.links.Classifier does')
+        if mode != 'predict':
+            check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         return Program(trace, self.plan, state, self.live_state[mode])
@@ -449,6 +444,21 @@ def class_of(kind: Any) -> Any:
     """The class that a partitioned model of a class gets."""
     return type(kind.__name__, (PartitionedChain, kind), {
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})
+
+
+def check_loss(trace: Trace) -> None:
+    """A model that is called with a batch must return its loss.
+
+    Raises:
+        ValueError: It returned something else.
+    """
+    if not is_scalar(trace.result):
+        raise ValueError(
+            'the model returned '
+            f'{type(trace.result).__name__} of shape '
+            f'{getattr(trace.result, "shape", "unknown")}; called with a '
+            'batch, it must return its loss, a scalar variable, as '
+            'chainer.links.Classifier does')
 
 
 def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
