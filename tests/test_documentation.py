@@ -97,7 +97,8 @@ def run(directory, code, *arguments, ranks=2):
 #: They have tests of their own.
 NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
-             'pipeline-predict', 'pipeline-timeline', 'grid', 'how-many'}
+             'pipeline-predict', 'pipeline-timeline', 'grid', 'how-many',
+             'partition-train', 'partition-plot', 'partition-save'}
 
 
 @pytest.mark.parametrize(
@@ -283,6 +284,31 @@ def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
 def test_the_grid_of_the_page_is_what_is_printed(tmp_path):
     printed = run(tmp_path, block('pipeline', 'grid'), ranks=4)
     assert printed == block('pipeline', 'grid-placement')
+
+
+# --- the script of the page on any Chain -------------------------------------
+
+def test_a_partitioned_chain_reports_what_the_serial_script_reports(
+        tmp_path):
+    code = block('partition', 'partition-train')
+    parts = with_parts(code, 'partition-plot', 'partition-save',
+                       page='partition')
+    found = run(tmp_path, parts, ranks=3)
+    assert found.startswith('Classifier: 3 stages, 1f1b with 4 micro-batches')
+    serial = changed(code, block('partition', 'partition-lines'))
+    assert 'partition(' not in serial
+    place = tmp_path / 'serial'
+    place.mkdir()
+    expected = reported(run(place, serial, ranks=1))
+    assert len(expected) == 4
+    assert expected[-1][-1] > 0.9       # accuracy
+    for row, other in zip(reported(found), expected, strict=True):
+        assert row == pytest.approx(other, rel=5e-3)
+    assert (tmp_path / 'plan.png').stat().st_size > 10_000
+    cuts = json.loads((tmp_path / 'plan.json').read_text())['cuts']
+    shown = re.findall(r'\{"(\w+)": .*, "(\w+)": ', (
+        DOCS / 'partition.rst').read_text())
+    assert shown == [tuple(cut) for cut in cuts]
 
 
 # --- tables ------------------------------------------------------------------
