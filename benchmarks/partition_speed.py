@@ -84,7 +84,7 @@ def _serial(comm, name, scale):
 # --- the encoder as layers ---------------------------------------------------
 
 class Embedding(chainer.Chain):
-    """Tokens to vectors, and the mask that travels along."""
+    """Tokens to vectors."""
 
     def __init__(self, width):
         super().__init__()
@@ -94,26 +94,23 @@ class Embedding(chainer.Chain):
 
     def forward(self, tokens):
         tokens = tokens.array
-        n, length = tokens.shape
         h = self.embed(tokens) * self.embed.W.shape[1] ** .5
-        positions = self.position(numpy.arange(length, dtype='i'))
-        mask = numpy.broadcast_to((tokens >= 0)[:, None],
-                                  (n, length, length))
-        return (F.dropout(h + F.broadcast_to(positions, h.shape), .1),
-                chainer.Variable(numpy.ascontiguousarray(mask)))
+        positions = self.position(numpy.arange(tokens.shape[1], dtype='i'))
+        return F.dropout(h + F.broadcast_to(positions, h.shape), .1)
 
 
 class First(chainer.Chain):
-    """The attention of a layer."""
+    """The attention of a layer; there is no padding to be masked."""
 
     def __init__(self, whole):
         super().__init__()
         with self.init_scope():
             self.ln1, self.attention = whole.ln1, whole.attention
 
-    def forward(self, x, mask):
-        h = self.attention(each(self.ln1, x), mask.array)
-        return x + F.dropout(h, .1), mask
+    def forward(self, x):
+        n, length, _ = x.shape
+        mask = numpy.ones((n, length, length), bool)
+        return x + F.dropout(self.attention(each(self.ln1, x), mask), .1)
 
 
 class Second(chainer.Chain):
@@ -125,9 +122,9 @@ class Second(chainer.Chain):
             self.ln2 = whole.ln2
             self.wide, self.narrow = whole.wide, whole.narrow
 
-    def forward(self, x, mask):
+    def forward(self, x):
         h = F.relu(self.wide(each(self.ln2, x), n_batch_axes=2))
-        return x + F.dropout(self.narrow(h, n_batch_axes=2), .1), mask
+        return x + F.dropout(self.narrow(h, n_batch_axes=2), .1)
 
 
 class Output(chainer.Chain):
@@ -139,7 +136,7 @@ class Output(chainer.Chain):
             self.ln = L.LayerNormalization(width)
             self.out = L.Linear(width, VOCABULARY)
 
-    def forward(self, x, mask):
+    def forward(self, x):
         return self.out(F.reshape(each(self.ln, x), (-1, x.shape[-1])))
 
 
