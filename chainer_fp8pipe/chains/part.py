@@ -205,7 +205,7 @@ class ChainPart:
 
     def __init__(self, passes: Passes, chunk: int,
                  parameters: dict[str, chainer.Parameter]) -> None:
-        self.name = f'stage part {chunk}'
+        self.name = f'stage {chunk}'
         self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 

@@ -20,6 +20,10 @@ class Diverged(RuntimeError):
     """A forward pass made other calls than its trace."""
 
 
+class CallError(RuntimeError):
+    """A call of a function failed; the cause is the exception."""
+
+
 class Run:
     """Intercepts the calls of a forward pass; does those of one chunk.
 
@@ -155,6 +159,12 @@ class Run:
         try:
             outs = (self._seeded(number, node, arguments, original)
                     if call.draws else original(node, arguments))
+        except (GhostError, Diverged):
+            raise
+        except Exception as error:
+            raise CallError(
+                f'{user_line()}: call {number} ({call.name} in {call.link}): '
+                f'{type(error).__name__}: {error}') from error
         finally:
             self._inside -= 1
         self._note(number, call, node, outs)
