@@ -13,11 +13,15 @@ from typing import Any
 from mpi4py import MPI
 
 from .bench.command import add_bench
+from .chains.sizes import parse_bytes
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
 from .intercept.communicator_creation import creating
+from .intercept.training_objects import substituting
 from .mpi.abort import abort_on_exception, end_all_ranks
+from .pipeline.schedule import SCHEDULES
+from .training.unmodified import Options, PipelineJob, Refusal, refuse_all
 
 _RUN = """
 Runs an unmodified ChainerMN script:
@@ -29,6 +33,20 @@ Chainer is made to work on this Python before the script's first line.
 chainermn.create_communicator(...) inside it gives the communicator named
 here, whatever name the script passes; without --communicator, the one the
 script names, which may be one of this package's.
+
+With --pipeline, an unmodified Chainer script, which knows nothing of ranks,
+trains its model with its layers divided over N of them:
+
+    mpiexec -n 4 python -m chainer_fp8pipe run --pipeline 4 \\
+        --micro-batches 8 --memory '2 GiB' train_mnist.py --epoch 20
+
+Every rank runs the script; rank 0 says in what order the data come, prints
+and writes files.  The script's optimizer.setup(model), StandardUpdater,
+Trainer, Evaluator, LogReport, PrintReport, PlotReport, ProgressBar, snapshot,
+save_npz and load_npz stay as they are, and the batch size is that of all
+ranks together.  Of more than N ranks, every N are a replica of the model, and
+share each batch; their gradients are averaged by --communicator (default
+here: float32).
 """
 
 
@@ -40,14 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if 'script' not in options:
             options.call(options)
             return
-        given = {}
+        given, pipeline = {}, None
         try:
             given = _communicator_options(options)
+            pipeline = _pipeline_options(options)
         except ValueError as error:
             parser.error(str(error))
         if not os.path.isfile(options.script):
             parser.error(f'there is no script {options.script}')
-    _run(options.script, options.arguments, options.communicator, given)
+    _run(options.script, options.arguments, options.communicator, given,
+         pipeline)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,11 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
     add_bench(commands)
     run = commands.add_parser(
-        'run', help='run an unmodified ChainerMN script', description=_RUN,
+        'run', help='run an unmodified Chainer or ChainerMN script',
+        description=_RUN,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument(
         '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],
         help=f'one of {", ".join([*FAMILIES, *CHAINERMN])}')
+    run.add_argument(
+        '--pipeline', metavar='N', type=int,
+        help='divide the model of a script without ChainerMN over N ranks')
+    run.add_argument(
+        '--micro-batches', metavar='N', type=int,
+        help='into how many each pipeline cuts its batch (default: 4)')
+    run.add_argument(
+        '--memory', metavar='SIZE', help='what a rank of the pipeline may '
+        "use, such as '2 GiB' (default: no limit)")
+    run.add_argument(
+        '--schedule', choices=SCHEDULES,
+        help='in what order a pipeline works (default: 1f1b)')
     for name, field in _fields().items():
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))
@@ -104,8 +137,33 @@ def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
     return parsed
 
 
+def _pipeline_options(options: argparse.Namespace) -> Options | None:
+    """How to divide a model; None: not at all.
+
+    Raises:
+        ValueError: It cannot be done so.
+    """
+    names = 'micro_batches', 'memory', 'schedule'
+    if options.pipeline is None:
+        for name in names:
+            if getattr(options, name) is not None:
+                raise ValueError(f'--{name.replace("_", "-")} is an option '
+                                 'of --pipeline N')
+        return None
+    size, count = MPI.COMM_WORLD.size, options.micro_batches
+    if options.pipeline < 1 or size % options.pipeline:
+        raise ValueError(
+            f'--pipeline {options.pipeline} does not divide the {size} ranks '
+            'that mpiexec has started')
+    if count is not None and count < 1:
+        raise ValueError(f'--micro-batches must be at least 1, not {count}')
+    parse_bytes(options.memory)
+    return Options(options.pipeline, 4 if count is None else count,
+                   options.memory, options.schedule or '1f1b')
+
+
 def _run(script: str, arguments: Sequence[str], communicator: str | None,
-         given: dict[str, Any]) -> None:
+         given: dict[str, Any], pipeline: Options | None) -> None:
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
         if communicator is None:
@@ -120,9 +178,17 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     abort_on_exception()
+    ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
         with creating(create):
-            runpy.run_path(script, run_name='__main__')
+            if pipeline is None:
+                runpy.run_path(script, run_name='__main__')
+            else:
+                _run_pipeline(script, pipeline, lambda comm:
+                              create_communicator(communicator or 'float32',
+                                                  comm, **given))
+    except Refusal as refusal:
+        refuse_all(ranks, refusal)
     except SystemExit as exit:
         if exit.code not in (None, 0) and MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.
@@ -130,6 +196,18 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
                 end_all_ranks('', exit.code)
             end_all_ranks(f'{exit.code}\n', 1)
         raise
+
+
+def _run_pipeline(script: str, options: Options, make: Any) -> None:
+    job = PipelineJob(MPI.COMM_WORLD, options, make)
+    with contextlib.ExitStack() as stack:
+        if MPI.COMM_WORLD.rank:
+            # The script would say everything as often as there are ranks.
+            nowhere = stack.enter_context(open(os.devnull, 'w'))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(substituting(job))
+        runpy.run_path(script, run_name='__main__')
+        job.finish()
 
 
 @contextlib.contextmanager

@@ -205,6 +205,23 @@ def looked_at(array: Any, what: str) -> GhostError:
         'mark the function around it: chainer_fp8pipe.atomic(function)')
 
 
+def is_poison(error: IndexError) -> bool:
+    """Whether an index was out of bounds because a ghost has no data."""
+    return any(f'index {_poison(numpy.dtype(kind))} is' in str(error)
+               for kind in 'iqIQ')
+
+
+def used_as_index(error: IndexError) -> GhostError:
+    """The error for a ghost that was an index of another array."""
+    place: Any = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    return GhostError(
+        f'{_user_line(place.tb_frame)}: an index needs a value which is on '
+        'another rank. Mark the function around it: '
+        'chainer_fp8pipe.atomic(function), or use chainer.functions')
+
+
 def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
@@ -215,12 +232,15 @@ def describe_source(array: Any) -> str:
 
 def user_line() -> str:
     """Where the user's code is: the innermost line outside of libraries."""
-    frame: Any = sys._getframe(1)
+    return _user_line(sys._getframe(1))
+
+
+def _user_line(frame: Any) -> str:
     while frame is not None:
         module = frame.f_globals.get('__name__', '')
         if module.partition('.')[0] not in ('chainer', 'chainermn', 'numpy',
                                             'cupy', 'chainer_fp8pipe',
-                                            'contextlib'):
+                                            'contextlib', 'copy'):
             return f'{frame.f_code.co_filename}:{frame.f_lineno}'
         frame = frame.f_back
     return 'inside of Chainer'
@@ -267,12 +287,19 @@ def _get_item(array: Any, index: Any) -> Any:
 
 @functools.lru_cache(None)
 def _poison(dtype: numpy.dtype) -> numpy.ndarray:
-    """What C code finds that reads a ghost all the same."""
+    """What C code finds that reads a ghost all the same.
+
+    All ghosts share it: C code that writes must fail.
+    """
+    poison = numpy.zeros((), dtype)
     if dtype.kind in 'fc':
-        return numpy.full((), numpy.nan, dtype)
-    if dtype.kind == 'i':
-        return numpy.full((), numpy.iinfo(dtype).min, dtype)
-    return numpy.zeros((), dtype)
+        poison[...] = numpy.nan
+    elif dtype.kind == 'i':
+        poison[...] = numpy.iinfo(dtype).min
+    elif dtype.kind == 'u':
+        poison[...] = numpy.iinfo(dtype).max
+    poison.flags.writeable = False
+    return poison
 
 
 def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:

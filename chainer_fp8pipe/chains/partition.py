@@ -9,9 +9,11 @@ import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.link_speed import measure_links
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
-from ..planning.cuts import Task
+from ..planning.cuts import DoesNotFit, Task, Wire
+from ..planning.layouts import layouts, table
 from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
 from ..planning.search import search
@@ -19,10 +21,22 @@ from .adapting import Adapter
 from .ghost import is_ghost
 from .moving import take_away
 from .parameters import draw, settle
-from .partitioned import Partition, PartitionedChain, class_of, reads_state
+from .partitioned import (
+    Partition,
+    PartitionedChain,
+    check_loss,
+    class_of,
+    reads_state,
+)
 from .program import Program
 from .sizes import parse_bytes
 from .trace import Names, Trace, Tracer, parameters_of
+
+#: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
+#: Python's objects of a graph.
+_OVERHEAD = 16e6
+#: Seconds in which Python packs and unpacks a message.
+_PACKING = 5e-5
 
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
@@ -82,8 +96,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     call = functools.partial(model, *_arguments(example)[0],
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
+    raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
-                _copies(optimizer_arrays), recompute)
+                _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
+                _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
     live = reads_state(tracer, trace, call)
     program = raise_together(grid.comm, lambda: Program(
@@ -100,6 +116,65 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     kind: Any = type(model)
     model.__class__ = class_of(kind)
     return model
+
+
+def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
+                micro_batches: int = 4, schedule: str = '1f1b',
+                recompute: Any = 'auto', optimizer_arrays: int = 2,
+                gradient_bytes: float = 4.0, show: bool = True
+                ) -> ProcessGrid:
+    """Stages and replicas that are expected to be fastest.
+
+    Call it on all ranks, with the model that :func:`partition` will get.
+    The first rank prints a table of all factorisations of the ranks.
+
+    Args:
+        model: As for :func:`partition`; it stays whole.
+        example: As for :func:`partition`.
+        comm: All ranks: a communicator of mpi4py's or ChainerMN's.
+        memory: As for :func:`partition`.
+        micro_batches: Of a whole batch; replicas divide them among
+            themselves.
+        schedule: As for :func:`partition`.
+        recompute: As for :func:`partition`.
+        optimizer_arrays: As for :func:`partition`.
+        gradient_bytes: Of a number between replicas: 4, or 1 for fp8.
+        show: Whether to print the table.
+
+    Returns:
+        A grid for :func:`partition` and :class:`PipelineUpdater`.
+
+    Raises:
+        DoesNotFit: No layout fits into the memory; on all ranks.
+        ValueError: An argument is wrong, or ranks have other models; on all
+            ranks.
+    """
+    whole = _grid(comm)
+    limit = raise_together(whole.comm, lambda: _check(
+        model, memory, recompute, optimizer_arrays), error=ValueError)
+    args, kwargs = _arguments(example)
+    names, _, trace = _traced(model, functools.partial(
+        model, *args, **kwargs), whole, error=ValueError)
+    task = Task(whole.stages, micro_batches, schedule, 1, limit,
+                _copies(optimizer_arrays), recompute, _wire(whole.comm),
+                _OVERHEAD)
+    found = whole.comm.bcast(layouts(
+        trace.calls, order_of(trace.calls, list(names.parameters)),
+        parameters_of(names), task, whole.comm.size, gradient_bytes)
+        if whole.comm.rank == 0 else None)
+    best = found[0]
+    if show and whole.comm.rank == 0:
+        print(table(found))
+    if best.seconds is None:
+        raise DoesNotFit(f'no layout of {whole.comm.size} ranks: '
+                         f'{best.reason}')
+    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def _wire(comm: Any) -> Wire:
+    """The links between stages, as they are measured."""
+    speed = measure_links(comm)
+    return Wire(speed.latency + _PACKING, speed.bandwidth)
 
 
 def _grid(comm: Any) -> ProcessGrid:

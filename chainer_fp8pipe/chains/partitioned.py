@@ -86,6 +86,7 @@ class Partition:
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
                  plan: Plan, grid: Any, program: Program) -> None:
         self.names, self.plan, self.grid = names, plan, grid
+        self.trace = program.trace
         self.tracer = tracer
         self.passes = Passes(names, self.where, grid.stage_index)
         self.title = type(model).__name__
@@ -194,13 +195,8 @@ class Partition:
 
     def _program(self, mode: str, trace: Trace, state: State | None,
                  call: Callable) -> Program:
-        if mode != 'predict' and not is_scalar(trace.result):
-            raise ValueError(
-                'the model returned '
-                f'{type(trace.result).__name__} of shape '
-                f'{getattr(trace.result, "shape", "unknown")}; called with a '
-                'batch, it must return its loss, a scalar variable, as '
-                'chainer.links.Classifier does')
+        if mode != 'predict':
+            check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         return Program(trace, self.plan, state, self.live_state[mode])
@@ -451,6 +447,21 @@ def class_of(kind: Any) -> Any:
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})
 
 
+def check_loss(trace: Trace) -> None:
+    """A model that is called with a batch must return its loss.
+
+    Raises:
+        ValueError: It returned something else.
+    """
+    if not is_scalar(trace.result):
+        raise ValueError(
+            'the model returned '
+            f'{type(trace.result).__name__} of shape '
+            f'{getattr(trace.result, "shape", "unknown")}; called with a '
+            'batch, it must return its loss, a scalar variable, as '
+            'chainer.links.Classifier does')
+
+
 def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
     """Whether a second run reads what the first one left in links."""
     if not trace.state.entries:
@@ -461,9 +472,10 @@ def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
 
 
 def _child(link: Any, key: str) -> Any:
-    if isinstance(link, (chainer.ChainList, chainer.Sequential)):
+    if isinstance(link, chainer.ChainList):
         try:
-            return link[int(key)]
+            # Not link[...]: a Sequential counts functions there.
+            return link._children[int(key)]
         except (ValueError, IndexError):
             return None
     child = vars(link).get(key) if link is not None else None

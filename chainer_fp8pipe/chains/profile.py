@@ -10,9 +10,28 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import chainer
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """Seconds of what is computed on a device.
+
+    Args:
+        device: Chainer's.  On a processor, what other processes compute on
+            the same core does not count; a GPU is waited for.
+    """
+    gpu: Any = getattr(device, 'device', None)
+    if not isinstance(device, chainer.backend.GpuDevice):
+        return time.thread_time
+
+    def now() -> float:
+        gpu.synchronize()
+        return time.perf_counter()
+    return now
 
 
 class Laps(chainer.FunctionHook):
@@ -25,9 +44,10 @@ class Laps(chainer.FunctionHook):
     name = 'laps of chainer_fp8pipe'
 
     def __init__(self, device: Any) -> None:
-        self._device = getattr(device, 'device', None)
+        self._now = clock_of(device)
         self._found: tuple[dict[int, list[float]], ...] = ({}, {})
-        self._numbers: dict[int, tuple[int, Any]] = {}
+        # What a function keeps must not live longer for being timed.
+        self._numbers: dict[int, tuple[int, weakref.ref]] = {}
         self._at = 0.0
 
     def start(self) -> None:
@@ -36,7 +56,7 @@ class Laps(chainer.FunctionHook):
 
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
-        self._numbers[id(node)] = number, node
+        self._numbers[id(node)] = number, weakref.ref(node)
         self._note(0, number)
 
     def backward_postprocess(self, function: Any, in_data: Any,
@@ -44,7 +64,7 @@ class Laps(chainer.FunctionHook):
         """A call's backward pass is through."""
         node = getattr(function, 'node', function)
         found = self._numbers.pop(id(node), None)
-        if found is not None:
+        if found is not None and found[1]() is node:
             self._note(1, found[0])
 
     def medians(self) -> dict[int, tuple[float, float]]:
@@ -57,10 +77,3 @@ class Laps(chainer.FunctionHook):
         now = self._now()
         self._found[way].setdefault(number, []).append(now - self._at)
         self._at = now
-
-    def _now(self) -> float:
-        if self._device is not None:
-            self._device.synchronize()
-            return time.perf_counter()
-        # Not the time in which ranks that share the core compute.
-        return time.thread_time()

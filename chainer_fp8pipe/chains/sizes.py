@@ -24,7 +24,7 @@ def parse_bytes(size: Any) -> float | None:
     """
     if size is None:
         return None
-    if isinstance(size, (int, float)) and size > 0:
+    if isinstance(size, (int, float)) and size > 0 and size is not True:
         return float(size)
     match = re.fullmatch(r'\s*([0-9.]+)\s*([a-zA-Z]*)\s*', str(size))
     if match and match[2].lower() in _UNITS:

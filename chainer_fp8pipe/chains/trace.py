@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,16 @@ from .ghost import (
     GhostError,
     ghost,
     is_ghost,
+    is_poison,
     looked_at,
     made_up,
     sources,
+    used_as_index,
     user_line,
 )
 from .link_state import State, frozen, saved
 from .parameters import has_shape, lazily_shaped, place_array
+from .profile import clock_of
 from .whole import LinkCall, Whole, call_whole, is_marked
 
 #: What functions read from their node after apply, by class.
@@ -173,8 +175,7 @@ class Trace:
 
     def describe(self, source: Source) -> str:
         """What messages call a value."""
-        call = self.calls[source.call]
-        return f'call {source.call} ({call.name} in {call.link})'
+        return _describe(self.calls, source)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -257,13 +258,15 @@ class Tracer:
 
 
 class _Token:
-    """Stands for the trace in its ghosts until it is complete."""
+    """Stands for the trace in its ghosts, which come before it."""
 
     trace: Trace | None = None
 
+    def __init__(self, calls: list[TracedCall]) -> None:
+        self._calls = calls
+
     def describe(self, source: Source) -> str:
-        return (self.trace.describe(source) if self.trace
-                else f'call {source.call}')
+        return _describe(self._calls, source)
 
 
 class _Recorder:
@@ -272,7 +275,7 @@ class _Recorder:
     def __init__(self, names: Names, memo: dict[Any, Measured],
                  atomic: frozenset[str], timed: bool) -> None:
         self.calls: list[TracedCall] = []
-        self.token = _Token()
+        self.token = _Token(self.calls)
         self._names, self._memo, self._atomic = names, memo, atomic
         self._timed = timed
         self._stack: list[chainer.Link] = []
@@ -294,12 +297,22 @@ class _Recorder:
                 return self.call_whole(LinkCall(link, original), args, kwargs)
             return original(link, *args, **kwargs)
         except GhostError:
-            if self._deepest is None:
-                self._deepest = [name for name in map(
-                    self._names.of, self._stack) if name is not None]
+            self._note_look()
             raise
+        except IndexError as error:
+            # NumPy reads the index of an array of its own past a ghost.
+            if not is_poison(error):
+                raise
+            self._note_look()
+            raise used_as_index(error) from None
         finally:
             self._stack.pop()
+
+    def _note_look(self) -> None:
+        """Keeps the links around the first look at data."""
+        if self._deepest is None:
+            self._deepest = [name for name in map(self._names.of, self._stack)
+                             if name is not None]
 
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -546,15 +559,17 @@ class _Measurement:
     def _time(self) -> tuple[float, float]:
         if not self._timed:
             return 0.0, 0.0
+        now = clock_of(chainer.backend.get_device_from_array(
+            *map(nested.array_of, self._arguments())))
         best = [float('inf'), float('inf')]
         for _ in range(_TIMES):
             node = _again(self._node, self._own)
             arguments = self._arguments()
-            start = time.perf_counter()
+            start = now()
             outs = self._original(node, arguments)
-            middle = time.perf_counter()
+            middle = now()
             self._backward(outs)
-            end = time.perf_counter()
+            end = now()
             best = [min(best[0], middle - start), min(best[1], end - middle)]
             if end - start > _SHORT:
                 break
@@ -598,6 +613,11 @@ class _ghost_parameters:
             if array is not None or not has_shape(parameter):
                 place_array(parameter, array)
             parameter._grad = gradient
+
+
+def _describe(calls: Sequence[TracedCall], source: Source) -> str:
+    call = calls[source.call]
+    return f'call {source.call} ({call.name} in {call.link})'
 
 
 def kind_of(node: Any) -> Any:

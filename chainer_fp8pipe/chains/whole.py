@@ -62,13 +62,15 @@ class Whole(chainer.FunctionNode):
     Args:
         function: What is run.
         tree: Of its arguments.
-        count: How many leaves the arguments have; inputs after these are
-            parameters, which are inputs so that a way back leads here.
+        given: Which leaves of the arguments are variables; inputs after
+            these are parameters, which are inputs so that a way back leads
+            here.
     """
 
-    def __init__(self, function: Callable, tree: Any, count: int) -> None:
+    def __init__(self, function: Callable, tree: Any,
+                 given: tuple[bool, ...]) -> None:
         self.run = function
-        self._arguments, self._count = tree, count
+        self._arguments, self._given = tree, given
         self.result: Any = None
         self._kept: Any = None
 
@@ -88,8 +90,10 @@ class Whole(chainer.FunctionNode):
         self.retain_inputs(())
         variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
                      for x in inputs]
-        args, kwargs = nested.rebuilt(self._arguments,
-                                      variables[:self._count])
+        args, kwargs = nested.rebuilt(self._arguments, [
+            variable if is_variable else variable.array
+            for variable, is_variable in zip(variables, self._given,
+                                             strict=False)])
         outputs, self.result = nested.leaves(self.run(*args, **kwargs))
         self.variables = tuple(isinstance(output, chainer.Variable)
                                for output in outputs)
@@ -107,7 +111,7 @@ class Whole(chainer.FunctionNode):
                  and gradient is not None and output.creator_node is not None]
         if pairs:
             chainer.backward(*map(list, zip(*pairs, strict=True)))
-        return tuple(variables[index].grad_var if index < self._count
+        return tuple(variables[index].grad_var if index < len(self._given)
                      else None for index in indexes)
 
 
@@ -143,7 +147,8 @@ def call_whole(function: Any, args: Any, kwargs: Any,
             variables, where the node has not been run.
     """
     leaves, tree = nested.leaves((args, kwargs))
-    node = Whole(function, tree, len(leaves))
+    node = Whole(function, tree, tuple(
+        isinstance(leaf, chainer.Variable) for leaf in leaves))
     outputs = node.apply((*leaves, *parameters_of(function)))
     if node.result is not None:
         form, variables = node.result, node.variables

@@ -10,8 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from .calls import Call, Parameter, Source
+from .calls import Call, Parameter, Source, total_seconds
 from .positions import Order, Position, positions
+
+#: More atoms are joined to about so many; each is less than a thousandth of a
+#: step then.
+_ATOMS = 1500
 
 
 class Intervals:
@@ -39,7 +43,7 @@ class Intervals:
                  parameters: Mapping[str, Parameter]) -> None:
         place = positions(calls, order)
         rows = sorted(range(len(calls)), key=lambda number: place[number])
-        atoms = _atoms(calls, rows, place)
+        atoms = _coarse(_atoms(calls, rows, place), calls)
         self.starts = [place[atom[0]] for atom in atoms]
         self.count = len(atoms)
         atom_of = {number: index for index, atom in enumerate(atoms)
@@ -122,6 +126,23 @@ def _atoms(calls: Sequence[Call], rows: Sequence[int],
         else:
             atoms.append([number])
     return atoms
+
+
+def _coarse(atoms: list[list[int]], calls: Sequence[Call]
+            ) -> list[list[int]]:
+    """Joins neighbours that are short, where there are very many."""
+    if len(atoms) <= _ATOMS:
+        return atoms
+    enough = total_seconds(calls) / _ATOMS
+    joined: list[list[int]] = []
+    seconds = enough
+    for atom in atoms:
+        if seconds >= enough:
+            joined.append([])
+            seconds = 0.0
+        joined[-1] += atom
+        seconds += total_seconds([calls[number] for number in atom])
+    return joined
 
 
 def _loops(calls: Sequence[Call], place: Sequence[Position]) -> set[int]:

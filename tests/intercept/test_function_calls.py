@@ -1,8 +1,14 @@
 """An interceptor sees its thread's calls of functions and links."""
 import contextlib
+import gc
 import threading
 
-from chainer_fp8pipe.intercept.function_calls import intercepting, suspended
+from chainer_fp8pipe.intercept.function_calls import (
+    current,
+    hold,
+    intercepting,
+    suspended,
+)
 
 import chainer
 import chainer.functions as F
@@ -228,3 +234,35 @@ def test_somebody_elses_patch_made_meanwhile_survives(model, x, monkeypatch):
         model[0](x)
     assert recorder.calls == LINEAR * 2
     assert in_chainer() == (theirs, ORIGINAL[1])
+
+
+class Owner:
+    pass
+
+
+def test_a_holder_keeps_both_methods_replaced_as_long_as_it_lives():
+    owner = Owner()
+    hold(owner)
+    held = in_chainer()
+    assert held[0] is not ORIGINAL[0]
+    assert held[1] is not ORIGINAL[1]
+    assert current() is None
+    assert F.relu(
+        numpy.array([-1, 2], 'f')).array.tolist() == [0, 2]
+    del owner
+    gc.collect()
+    assert in_chainer() == ORIGINAL
+
+
+def test_the_current_interceptor_is_that_of_the_innermost_block():
+    class Nothing:
+        pass
+    outer, inner = Nothing(), Nothing()
+    assert current() is None
+    with intercepting(outer):
+        with intercepting(inner):
+            assert current() is inner
+        assert current() is outer
+        with suspended():
+            assert current() is None
+    assert current() is None

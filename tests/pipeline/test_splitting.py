@@ -18,7 +18,8 @@ def test_parts_are_those_of_numpy(samples, parts):
 
 @pytest.mark.parametrize(('given', 'chunks'), [
     (True, {0, 1, 2}), (False, set()), ('every stage', {0, 1, 2}),
-    ('every stage but the last', {0, 1}), ('no stage', set())])
+    ('every stage but the last', {0, 1}), ('no stage', set()),
+    ((True, False, True), {0, 2}), ((False, False, False), set())])
 def test_what_is_recomputed(given, chunks):
     assert recomputed(given, 2) == chunks
 
@@ -26,3 +27,9 @@ def test_what_is_recomputed(given, chunks):
 def test_an_unknown_choice_is_an_error_that_lists_the_known():
     with pytest.raises(ValueError, match="'every stage but the last', not"):
         recomputed('sometimes', 2)
+
+
+def test_a_tuple_says_of_each_chunk_and_of_no_others():
+    for short in ((), (True,), (True, False)):
+        with pytest.raises(ValueError, match='recompute must be True, False'):
+            recomputed(short, 2)

@@ -39,6 +39,7 @@ from .job_state import (
 )
 from .snapshot_file import Content, Index
 
+_PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
 
 
@@ -138,12 +139,13 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
             anything is changed: trainer and file are as they were.
     """
     ranks = all_ranks(comm)
-    current = raise_together(ranks, lambda: collect(trainer, comm))
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
             ranks, lambda: stack.enter_context(_opened(path))
             if ranks.rank == 0 else None, error=ValueError)
         index: Index = ranks.bcast(content and content.index)
+        _follow_plan(trainer, ranks, content, index)
+        current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
             _is_layout(index, ranks, current, _communicator(trainer, comm)),
             MPI.LAND)
@@ -193,6 +195,18 @@ def _opened(path: str) -> Iterator[Content]:
         path = found[-1]
     with snapshot_file.opened(path) as content:
         yield content
+
+
+def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
+                 content: Content | None, index: Index) -> None:
+    """Cuts a partitioned model as it was cut when the snapshot was made."""
+    follow = getattr(trainer.updater, 'follow_plan', None)
+    if follow is None or _PLAN not in index.keys:
+        return
+    text = raise_together(ranks, lambda: content.read(_PLAN).item()
+                          if content else None, error=ValueError)
+    text = ranks.bcast(text)
+    follow(text)
 
 
 def _is_layout(index: Index, ranks: MPI.Comm, current: State,

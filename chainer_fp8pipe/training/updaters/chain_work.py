@@ -21,6 +21,7 @@ from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place
 from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
+from ...planning.plan import Plan
 from .batch import Batch
 from .together import Opened
 
@@ -51,7 +52,7 @@ class ChainWork:
         self._last: dict[str, list[Program]] = {}
         self._calls: list[Any] = []
         self._weights: list[float] = []
-        self.method: Callable | None = None
+        self._method: Callable | None = None
         #: Whether this rank's parameters are others than they were.
         self.changed = False
         #: Whether the plan says what is recomputed, not the user.
@@ -61,6 +62,52 @@ class ChainWork:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
+
+    def choose(self, method: str | None) -> str:
+        """What predictions call: a method or child link, by its name.
+
+        Raises:
+            ValueError: The model has none of this name.
+        """
+        names = ['predictor', 'predict'] if method is None else [method]
+        for name in names:
+            found = getattr(self._model, name, None)
+            if callable(found):
+                self._method = found
+                return name
+        kind = type(self._model).__name__
+        if method is None:
+            raise ValueError(
+                f'{kind} has neither a predictor nor a method predict(); '
+                "pass method='name' of what returns the output")
+        raise ValueError(f'{kind} has no method {method!r}')
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage.
+
+        Raises:
+            ValueError: An output has not a row for each sample, or the
+                micro-batches have different outputs.
+        """
+        forms = {nested.signature(program.form)
+                 for program in self._programs}
+        if len(forms) > 1:
+            raise ValueError('the outputs of the micro-batches differ in '
+                             'their form; they cannot be concatenated')
+        for arrays, size in zip(parts, sizes, strict=True):
+            for array in arrays:
+                if array.shape[:1] != (size,):
+                    raise ValueError(
+                        f'an output has shape {array.shape} for a '
+                        f'micro-batch of {size}; it must have a row for each '
+                        'sample')
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: arrays in the form of the method's."""
+        return nested.rebuilt(self._programs[0].form, list(outputs))
 
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
@@ -150,6 +197,32 @@ class ChainWork:
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
 
+    def follow_plan(self, plan: Plan, optimizer: Any) -> bool:
+        """Cuts the model as a snapshot's run had it.
+
+        Call it on all ranks.
+
+        Args:
+            plan: Of that run.
+            optimizer: Makes update rules.
+
+        Returns:
+            Whether parameters have moved.
+        """
+        part = self._partition
+        now = part.plan
+        if (plan.stages, len(plan.cuts), set(plan.homes())) != (
+                now.stages, len(now.cuts), set(now.homes())):
+            return False
+        part.adapter = None         # which would cut elsewhere again
+        if (plan.cuts, plan.order, plan.recompute) == (
+                now.cuts, now.order, now.recompute):
+            return False
+        part.replan(plan, part.trace, optimizer)
+        self._last.clear()
+        self.changed = True
+        return True
+
     def adapt(self, optimizer: Any) -> bool:
         """After an update: whether the model was cut elsewhere."""
         adapter = self._partition.adapter
@@ -172,8 +245,8 @@ class ChainWork:
     def _function(self, step: str) -> Callable:
         if step != 'predict':
             return self._model
-        assert self.method is not None
-        return self.method
+        assert self._method is not None
+        return self._method
 
     def _share(self, batch: Batch | None) -> tuple[Any, list[Any]]:
         """The batch on all ranks, where the model is."""
@@ -191,6 +264,7 @@ class ChainWork:
         """A trace for each micro-batch that has none."""
         part, problem = self._partition, ''
         found = list(found)
+        self._tell(step, found)
         try:
             for number, form in enumerate(forms):
                 if found[number] is None:
@@ -200,6 +274,16 @@ class ChainWork:
         except Exception as error:  # the other ranks must hear of it
             problem = f'{type(error).__name__}: {error}'
         return found, problem
+
+    def _tell(self, step: str, found: list[Any]) -> None:
+        """Says once that batches of other forms take time."""
+        if step == 'train' and self._last.get('train'):
+            new = sum(one is None for one in found)
+            self._partition.tell_once(
+                f'{new} of {len(found)} micro-batches have shapes, or make '
+                'the model call what it has not called before, so the model '
+                'is traced again; this is said once. Where every batch is '
+                'another, pad sequences to a few lengths')
 
     def _agreed(self, found: list[Any], problem: str) -> str:
         """'' if all ranks are to do the same; else what is wrong."""

@@ -77,6 +77,28 @@ class LayerWork:
         targets = [target[start:end] for start, end in places]
         return inputs, targets, self.head.count(targets)
 
+    def choose(self, method: str | None) -> str:
+        """What predictions call: all layers, without a name.
+
+        Raises:
+            ValueError: A name was given.
+        """
+        if method is not None:
+            raise ValueError(
+                f'method={method!r} is for a model that partition() has cut; '
+                'a Divisible predicts with all its layers')
+        return ''
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage."""
+        return tuple(xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: an array, or a tuple of several."""
+        return outputs if len(outputs) > 1 else outputs[0]
+
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
         """Nothing is to be done together before the work."""
@@ -99,6 +121,10 @@ class LayerWork:
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Layers on two ranks share nothing."""
         return {}
+
+    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
+        """Layers are where ``stage`` has put them."""
+        return False
 
     def adapt(self, optimizer: Any) -> bool:
         """Nothing changes after an update."""

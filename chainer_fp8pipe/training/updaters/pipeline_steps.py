@@ -86,6 +86,16 @@ class Steps:
         if self._work.adapt(optimizer):
             self._follow()
 
+    def follow_plan(self, plan: Any, optimizer: Any) -> None:
+        """Cuts the model as a plan says; call it on all ranks.
+
+        Args:
+            plan: Of a snapshot's run.
+            optimizer: Makes update rules.
+        """
+        if self._work.follow_plan(plan, optimizer):
+            self._follow()
+
     def _follow(self) -> None:
         """Takes over what has changed in the parts of the model."""
         self._work.changed = False
@@ -187,31 +197,35 @@ class Steps:
             self._infer(inputs, places, self._head)
         return self._means('evaluate', work)
 
-    def predict(self, read: Callable[[], Batch], wanted: bool) -> Any:
+    def predict(self, read: Callable[[], Batch], wanted: bool,
+                method: str) -> Any:
         """The outputs for one batch, on the ranks that want them.
 
         Args:
             read: Gives the batch; called on the first stage only.
             wanted: Whether this rank wants them.
+            method: The name of what is called.
 
         Returns:
-            An array, or a tuple where the last layer returns one; None on
-            ranks that did not want it.
+            An array, or several as the model returns them; None on ranks
+            that did not want it.
         """
-        opened = self._together.open('predict', read)
+        opened = self._together.open('predict', read,
+                                     {'the method that predicts': method})
         count = min(opened.samples, self._micro_batches)
         places = self._places(opened, count, 0)
         problem = self._inferring(lambda: self._prepare(
             opened, count, 'predict', places))
         outputs: list[Any] = []
+        sizes = [end - start for start, end in bounds(opened.samples, count)]
 
         def work() -> list[float]:
             inputs, _, _ = self._deal(opened, count, 'predict', problem)
             parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
-                    outputs.extend(self._model.xp.concatenate(column)
-                                   for column in zip(*parts, strict=True))
+                    outputs.extend(self._work.joined(parts, sizes,
+                                                     self._model.xp))
             return []
         self._close('predict', work)
         return self._hand_out(tuple(outputs), wanted)
@@ -321,7 +335,7 @@ class Steps:
             outputs = self._channels.receive_outputs()
         if not wanted:
             return None
-        return outputs if len(outputs) > 1 else outputs[0]
+        return self._work.formed(outputs)
 
 
 def _nobody(model: Any, loss_scale: float | None

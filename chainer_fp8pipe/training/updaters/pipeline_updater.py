@@ -1,11 +1,13 @@
 """``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import chainer.functions as F
+import numpy
 from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
 from chainermn.optimizers import (
@@ -18,6 +20,7 @@ from ...mpi.abort import abort_on_exception
 from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.grid import ProcessGrid
 from ...pipeline.once import once
+from ...planning.plan import load_plan
 from .batch import Batch, split_target, whole_batch
 from .chain_work import ChainWork, recompute_of, report
 from .following_iterator import FollowingIterator, progress
@@ -55,9 +58,11 @@ class PipelineUpdater(StandardUpdater):
         loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Not used
             with a model that :func:`partition` has cut: ``model(*batch)`` is
             the loss.
-        micro_batches: Into how many a batch is cut.
+        micro_batches: Into how many a batch is cut; default: what a
+            partitioned model was planned for, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
-            ``'zero_bubble'``.
+            ``'zero_bubble'``; default: what a partitioned model was planned
+            for, or ``'1f1b'``.
         recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
             the last'``: which keep their inputs only and run forward twice.
             True and False mean the second and the first.  Default for a
@@ -104,7 +109,8 @@ class PipelineUpdater(StandardUpdater):
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
                  loss_fun: Callable = F.softmax_cross_entropy,
-                 micro_batches: int = 4, schedule: str = '1f1b',
+                 micro_batches: int | None = None,
+                 schedule: str | None = None,
                  recompute: Any = 'no stage',
                  metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
@@ -115,6 +121,11 @@ class PipelineUpdater(StandardUpdater):
         grid = comm if isinstance(comm, ProcessGrid) else once(
             getattr(comm, 'mpi_comm', comm), 'one pipeline',
             lambda: ProcessGrid(comm, pipeline=comm.size))
+        plan = getattr(getattr(optimizer, 'target', None), 'plan', None)
+        if micro_batches is None:
+            micro_batches = plan.micro_batches if plan else 4
+        if schedule is None:
+            schedule = plan.schedule if plan else '1f1b'
         self.grid = grid
         self.label_key = label_key
         if metrics is None:
@@ -207,29 +218,59 @@ class PipelineUpdater(StandardUpdater):
             lambda: self._batch(kwargs or args))
         self._report(means)
 
-    def predict(self, *inputs: Any, wanted: bool = True) -> Any:
+    def predict(self, *inputs: Any, wanted: bool = True,
+                method: str | None = None) -> Any:
         """The model's output; call it on all ranks.
 
         Args:
-            inputs: Arrays for the first layer, of one batch; they count on
-                the first stage's rank only, and may be left out elsewhere.
+            inputs: Arrays for the first layer, or the method, of one batch;
+                they count on the first stage's rank only, and may be left
+                out elsewhere.
             wanted: Whether this rank wants the output.
+            method: Of a model that :func:`partition` has cut: the name of
+                what is called in place of the model, which would return its
+                loss.  Default: the link ``predictor``, as
+                ``chainer.links.Classifier`` has it, or else ``predict``.
+                It is called with each micro-batch; what it returns (an array
+                or variable, or some in tuples, lists and dictionaries) is
+                concatenated along the first axis.
 
         Returns:
-            What the last layer returns, as arrays; None where it was not
-            wanted.
+            What the last layer, or the method, returns, as arrays; None
+            where it was not wanted.
+
+        Raises:
+            ValueError: There is no such method, or it returns something that
+                has not a row for each sample.
         """
+        name = self._work.choose(method)
         return self._steps.predict(
-            lambda: _given(inputs), wanted)
+            lambda: _given(inputs), wanted, name)
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
         super().serialize(serializer)
         iterator = self.get_iterator('main')
+        plan = getattr(self.get_optimizer('main').target, 'plan', None)
+        if plan is not None:
+            serializer('plan', numpy.asarray(json.dumps(plan.as_dict())))
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
         if isinstance(iterator, FollowingIterator):
             iterator.follow(tuple(float(value) for value in now))
+
+    def follow_plan(self, text: str) -> None:
+        """Cuts a partitioned model as the run of a snapshot had it.
+
+        ``resume`` calls it on all ranks: with the same cut, the run goes on
+        with the same bits.  A plan for other numbers of stages is left
+        alone.
+
+        Args:
+            text: The plan, as JSON.
+        """
+        self._steps.follow_plan(load_plan(json.loads(text)),
+                                self.get_optimizer('main'))
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
@@ -237,8 +278,13 @@ class PipelineUpdater(StandardUpdater):
         ``resume`` calls it on all ranks: a snapshot of serial training does
         not say it in this updater's way.
         """
-        iterator = self.get_iterator('main')
-        now = self.grid.pipeline.bcast(progress(iterator))
+        iterator, grid = self.get_iterator('main'), self.grid
+        if grid.stage_index == 0:
+            # The first replica's may read for the others.
+            now = grid.data.bcast(progress(iterator))
+            if isinstance(iterator, FollowingIterator):
+                iterator.follow(now)
+        now = grid.pipeline.bcast(progress(iterator))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 

@@ -65,12 +65,14 @@ class TiedGradients:
             if self._replicas > 1:
                 parameter.cleargrad()   # nothing to average here
             return
-        total = parameter.grad
         for stage in others:
             gradient = self._receive(parameter, stage)
-            if gradient is not None:
-                total = gradient if total is None else total + gradient
-        parameter.grad = total
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:               # the buffer of the sums
+                parameter.grad += gradient
 
     def _scatter(self) -> None:
         for parameter, (home, *others) in self._tied:
@@ -78,7 +80,14 @@ class TiedGradients:
                 for stage in others:
                     self._send(parameter.grad, stage)
             else:
-                parameter.grad = self._receive(parameter, home)
+                parameter.grad = self._receive(parameter, home,
+                                               self._into(parameter))
+
+    def _into(self, parameter: chainer.Parameter) -> Any:
+        """Where the sum may be received: the gradient that has been sent."""
+        gradient = parameter.grad
+        return gradient if (isinstance(gradient, numpy.ndarray)
+                            and gradient.flags.c_contiguous) else None
 
     def _send(self, gradient: Any, stage: int) -> None:
         has = numpy.array([gradient is not None])
@@ -87,12 +96,14 @@ class TiedGradients:
             self._comm.Send(numpy.ascontiguousarray(
                 chainer.backends.cuda.to_cpu(gradient)), stage)
 
-    def _receive(self, parameter: chainer.Parameter, stage: int) -> Any:
+    def _receive(self, parameter: chainer.Parameter, stage: int,
+                 into: Any = None) -> Any:
         has = numpy.empty(1, bool)
         request = self._comm.Irecv(has, stage)
         wait_until(request.Test)
         if not has[0]:
             return None
-        host = numpy.empty(parameter.shape, parameter.dtype)
+        host = (numpy.empty(parameter.shape, parameter.dtype)
+                if into is None else into)
         wait_until(self._comm.Irecv(host, stage).Test)
         return parameter.device.send(host)

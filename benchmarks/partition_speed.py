@@ -1,0 +1,301 @@
+"""Steps of partitioned models beside other ways to train them."""
+from __future__ import annotations
+
+import chainer_fp8pipe
+from chainer_fp8pipe import Divisible, ProcessGrid
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+from models.encoder import Layer, each
+from partition_sizes import (
+    HEADS,
+    LAYERS,
+    LENGTH,
+    VOCABULARY,
+    cut,
+    encoder,
+    encoder_batch,
+    made,
+    part,
+    reported,
+    trained,
+    units,
+)
+from pipeline_ranks import start_torch, take_turns
+from training_ranks import _keep_to_own_cores as keep_to_own_cores
+
+_SETTLED = 4        # updates until the second plan is made and has run once
+
+
+def speed(comm, job, rows):
+    """A row for each model; its ways take turns."""
+    torch = start_torch() if job['torch'] else None
+    for name in job['models']:
+        model, batch = made(name, job['scale'])
+        parts = job['micro_batches']
+        steps = {'serial': _serial(comm, name, job['scale'])}
+        update = reported(cut(model, batch, comm, parts))
+        for _ in range(_SETTLED):
+            update()
+        steps['partition, 2 ranks'] = update
+        notes = _said(model)
+        if name == 'encoder':
+            half = _halves(model.plan)
+            steps['Divisible, the same cut'] = _divided(
+                comm, half, batch, parts, job['scale'])
+            notes.append(f'Divisible: cut before half layer {half} of '
+                         f'{2 * LAYERS}, where the plan cuts, or next to it;'
+                         ' its output layer has weights of its own')
+            if torch:
+                steps['PyTorch, the same cut'] = _torch_step(
+                    torch, comm, half, batch, parts, job['scale'])
+        times = take_turns(steps, job['rounds'])
+        rows.add({'model': name, 'times': times, 'notes': notes,
+                  'plan': model.plan.as_dict()['predicted']}, name)
+    if torch:
+        torch.distributed.destroy_process_group()
+
+
+def _said(model):
+    busy = model.plan.predicted.busy
+    return [f'predicted: {1e3 * model.plan.predicted.seconds:.1f} ms, '
+            f'balance {sum(busy) / len(busy) / max(busy):.2f}']
+
+
+def _serial(comm, name, scale):
+    """A step of plain Chainer on rank 0; the others sleep meanwhile."""
+    if comm.rank:
+        return None
+    model, batch = made(name, scale)
+    optimizer = chainer.optimizers.SGD(1e-4).setup(model)
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observers('main', model.namedlinks(skipself=True))
+
+    def step():
+        with reporter:
+            optimizer.update(model, *batch)
+    return step
+
+
+# --- the encoder as layers ---------------------------------------------------
+
+class Embedding(chainer.Chain):
+    """Tokens to vectors."""
+
+    def __init__(self, width):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(VOCABULARY, width, ignore_label=-1)
+            self.position = L.EmbedID(LENGTH, width)
+
+    def forward(self, tokens):
+        tokens = tokens.array
+        h = self.embed(tokens) * self.embed.W.shape[1] ** .5
+        positions = self.position(numpy.arange(tokens.shape[1], dtype='i'))
+        return F.dropout(h + F.broadcast_to(positions, h.shape), .1)
+
+
+class First(chainer.Chain):
+    """The attention of a layer; there is no padding to be masked."""
+
+    def __init__(self, whole):
+        super().__init__()
+        with self.init_scope():
+            self.ln1, self.attention = whole.ln1, whole.attention
+
+    def forward(self, x):
+        n, length, _ = x.shape
+        mask = numpy.ones((n, length, length), bool)
+        return x + F.dropout(self.attention(each(self.ln1, x), mask), .1)
+
+
+class Second(chainer.Chain):
+    """The linear layers of a layer."""
+
+    def __init__(self, whole):
+        super().__init__()
+        with self.init_scope():
+            self.ln2 = whole.ln2
+            self.wide, self.narrow = whole.wide, whole.narrow
+
+    def forward(self, x):
+        h = F.relu(self.wide(each(self.ln2, x), n_batch_axes=2))
+        return x + F.dropout(self.narrow(h, n_batch_axes=2), .1)
+
+
+class Output(chainer.Chain):
+    """Vectors to scores of words."""
+
+    def __init__(self, width):
+        super().__init__()
+        with self.init_scope():
+            self.ln = L.LayerNormalization(width)
+            self.out = L.Linear(width, VOCABULARY)
+
+    def forward(self, x):
+        return self.out(F.reshape(each(self.ln, x), (-1, x.shape[-1])))
+
+
+def _divided(comm, half, batch, parts, scale):
+    width = units(scale)
+    layers = [Embedding(width)]
+    for _ in range(LAYERS):
+        whole = Layer(width, HEADS, .1)
+        layers += [First(whole), Second(whole)]
+    layers.append(Output(width))
+    model = Divisible(*layers).stage(
+        comm, balance=[1 + half, len(layers) - 1 - half])
+    updater = trained(
+        model, batch, comm, parts, metrics={},
+        loss_fun=lambda y, t: F.softmax_cross_entropy(y, t.ravel()))
+    return updater.update
+
+
+def _halves(plan):
+    """The half layer at whose beginning a plan cuts, or nearest to it."""
+    path = plan.as_dict()['cuts'][0]['before'].strip('/').split('/')
+    if path[0] == 'layers':
+        second = path[2] in ('ln2', 'wide', 'narrow')
+        return 2 * int(path[1]) + second
+    return 2 * LAYERS if path[0] in ('ln', 'bias') else 0
+
+
+# --- PyTorch -----------------------------------------------------------------
+
+def _torch_step(torch, comm, half, batch, parts, scale):
+    """The same layers and cut, by torch.distributed.pipelining."""
+    from torch.distributed import pipelining
+    layers = _torch_layers(torch, units(scale))
+    mine = (layers[:1 + half], layers[1 + half:])[comm.rank]
+    module = torch.nn.Sequential(*mine)
+    stage = pipelining.PipelineStage(module, comm.rank, comm.size,
+                                     torch.device('cpu'))
+
+    def loss(y, t):
+        return torch.nn.functional.cross_entropy(
+            y.reshape(-1, VOCABULARY), t.reshape(-1), ignore_index=-1)
+    schedule = pipelining.Schedule1F1B(stage, parts, loss_fn=loss)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+    tokens, targets = (torch.from_numpy(array).long() for array in batch)
+
+    def step():
+        optimizer.zero_grad()
+        if comm.rank == 0:
+            schedule.step(tokens)
+        else:
+            schedule.step(target=targets, losses=[])
+        optimizer.step()
+    return step
+
+
+def _torch_layers(torch, width):
+    nn = torch.nn
+
+    class TorchEmbedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(VOCABULARY, width)
+            self.position = nn.Embedding(LENGTH, width)
+            self.dropout = nn.Dropout(.1)
+
+        def forward(self, tokens):
+            at = torch.arange(tokens.shape[1])
+            return self.dropout(self.embed(tokens) * width ** .5
+                                + self.position(at))
+
+    class TorchFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln = nn.LayerNorm(width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.out = nn.Linear(width, width)
+            self.dropout = nn.Dropout(.1)
+
+        def forward(self, x):
+            n, length, _ = x.shape
+            q, k, v = (
+                one.reshape(n, length, HEADS, -1).transpose(1, 2)
+                for one in self.qkv(self.ln(x)).chunk(3, dim=-1))
+            scores = q @ k.transpose(2, 3) * (width // HEADS) ** -.5
+            mask = torch.ones(n, 1, length, length, dtype=torch.bool)
+            scores = torch.where(mask, scores, -1e9)
+            h = (torch.softmax(scores, -1) @ v).transpose(1, 2)
+            return x + self.dropout(self.out(h.reshape(n, length, width)))
+
+    class TorchSecond(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.ReLU(),
+                nn.Linear(4 * width, width), nn.Dropout(.1))
+
+        def forward(self, x):
+            return x + self.inner(x)
+
+    return [TorchEmbedding(), *[make() for _ in range(LAYERS)
+                                for make in (TorchFirst, TorchSecond)],
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width,
+                                                         VOCABULARY))]
+
+
+# --- with replicas -----------------------------------------------------------
+
+def hybrid(comm, job, rows):
+    """A row for each way to use four hosts; the ways take turns."""
+    keep_to_own_cores(comm.rank, comm.size)
+    scale, parts = job['scale'], job['micro_batches']
+    batch = encoder_batch(scale, 32)
+    model = encoder(scale)
+    parameters = model.count_params()
+    steps = {}
+    for name in 'float32', 'fp8':
+        steps[f'data parallel, {name}'] = _replica(
+            comm, name, encoder(scale), _share(batch, comm.rank, comm.size))
+    update = reported(cut(model, batch, comm, parts))
+    steps['pipeline of 4'] = update
+    steps['2 x 2, fp8 between replicas'] = _both(comm, scale, batch, parts)
+    for _ in range(_SETTLED):
+        for step in steps.values():
+            step()
+    for what, times in take_turns(steps, job['rounds']).items():
+        rows.add({'what': what, 'times': times, 'parameters': parameters,
+                  'batch': len(batch[0])}, what)
+
+
+def _share(batch, number, count):
+    size = len(batch[0]) // count
+    return tuple(array[number * size:(number + 1) * size]
+                 for array in batch)
+
+
+def _exchange(name, comm):
+    options = {'warmup': 0} if name == 'fp8' else {}
+    return chainer_fp8pipe.create_communicator(name, comm, **options)
+
+
+def _replica(comm, name, model, batch):
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1e-4), _exchange(name, comm)).setup(model)
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+
+    def step():
+        with reporter:
+            optimizer.update(model, *batch)
+    return step
+
+
+def _both(comm, scale, batch, parts):
+    grid = ProcessGrid(comm, pipeline=2)
+    model = encoder(scale)
+    mine = _share(batch, grid.replica_index, grid.replicas)
+    chainer_fp8pipe.partition(model, part(mine, parts), grid,
+                              micro_batches=parts, optimizer_arrays=0)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1e-4),
+        _exchange('fp8', grid.data)).setup(model)
+    return reported(trained(model, mine, grid, parts, optimizer))

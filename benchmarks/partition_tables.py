@@ -1,0 +1,212 @@
+"""What ``benchmarks/partition.py`` prints of its rows."""
+from __future__ import annotations
+
+import collections
+import statistics
+
+RIGHT, FEW = 'right', 'too few parts'
+
+
+def models(rows):
+    """Per number of ranks; a line for each that is not right."""
+    print('\nranks  models right   of all   combinations  worst error of a '
+          'gradient')
+    for ranks in sorted({row['ranks'] for row in rows}):
+        some = [row for row in rows if row['ranks'] == ranks
+                and row['outcome'] != FEW]
+        by_model = _outcomes(some, 'model')
+        right = [name for name, found in by_model.items()
+                 if found == {RIGHT}]
+        done = [row for row in some if row['outcome'] == RIGHT]
+        print(f'{ranks:5} {len(right):14} {len(by_model):8} '
+              f'{len(done):7} / {len(some):<6}'
+              f'{max([row["error"] for row in done], default=0):8.1e}')
+    by_model = _outcomes([row for row in rows if row['outcome'] != FEW],
+                         'model')
+    right = sum(found == {RIGHT} for found in by_model.values())
+    print(f'{right} of {len(by_model)} models are right with all of these '
+          'ranks and schedules; aim: all.\nRight: the loss is bit for bit '
+          'that of one process, and no gradient is off by\nmore than 1e-5 '
+          'of its norm; one below 1e-6 of the largest is noise, and may be\n'
+          'off by 1e-5 of that one.')
+    few = collections.Counter(
+        (row['ranks'], row['chunks']) for row in rows
+        if row['outcome'] == FEW)
+    for (ranks, chunks), count in sorted(few.items()):
+        print(f'{count} combinations of {ranks} ranks with {chunks} chunks '
+              'each left out: the model has not so many parts')
+    _reasons([row for row in rows if row['outcome'] != FEW], 'model')
+
+
+def functions(rows, left_out):
+    """How many of each outcome, and why."""
+    counts = collections.Counter(row['outcome'] for row in rows)
+    cuts = sum(row['cuts'] for row in rows)
+    print(f'\n{counts[RIGHT]} of {len(rows)} functions and links are right, '
+          f'{counts["refused"]} are refused in words, '
+          f'{len(rows) - counts[RIGHT] - counts["refused"]} are wrong; '
+          f'{cuts} cuts.\nAim: 125 of 126 right, the rest refused.  Worst '
+          'error of a gradient: '
+          f'{max([row.get("error", 0) for row in rows], default=0):.1e}')
+    print('Left out: ' + '; '.join(
+        f'{", ".join(name for name in left_out if left_out[name] == why)}: '
+        f'{why}' for why in dict.fromkeys(left_out.values())))
+    _reasons(rows, 'function')
+
+
+def balance(rows):
+    """Mean over the slowest of the stages' processor time."""
+    print('\nmean over slowest stage   first plan          after training'
+          '\nmodel     stages  calls   predicted  as run   predicted  as run'
+          '   aim')
+    for row in rows:
+        print(f'{row["model"]:9} {row["stages"]:6} {row["calls"]:6} '
+              + ''.join(f'{row[plan]["predicted"]:11.3f} '
+                        f'{row[plan]["run"]:7.3f}'
+                        for plan in ('first', 'second'))
+              + '  0.90')
+
+
+def best(rows, tried):
+    """Predicted steps of the chosen cut over the best one's."""
+    done = [row for row in rows if row.get('cuts')]
+    print('\nstages  models  cuts of one, at most   chosen over best step: '
+          'mean    worst   aim')
+    for stages in sorted({row['stages'] for row in done}):
+        some = [row for row in done if row['stages'] == stages]
+        ratios = [row['chosen'] / row['best'] for row in some]
+        print(f'{stages:6} {len(some):7} '
+              f'{max(row["cuts"] for row in some):21} '
+              f'{statistics.mean(ratios):31.3f} {max(ratios):8.3f}  1.05')
+    left = [row for row in rows if not row.get('cuts')]
+    for why, count in collections.Counter(
+            row['reason'] for row in left).most_common():
+        print(f'{count} left out: {why}')
+    for row in tried:
+        if not row.get('run'):
+            continue
+        order = sorted(row['run'], key=lambda one: one['seconds'])
+        at = next(number for number, one in enumerate(order)
+                  if one['chosen'])
+        print(f'{row["model"]}, all {len(order)} cuts between two ranks as '
+              f'run: the chosen one is the {at + 1}. of {len(order)}, '
+              f'{order[at]["seconds"] / order[0]["seconds"]:.3f} of the '
+              'fastest')
+
+
+def memory(rows):
+    """What a limit allows; what was taken."""
+    one = next((row for row in rows if row['ranks'] == 1), None)
+    print('\n               parameters           over 1 rank     '
+          'MB per rank, the most of any\nranks  layers         '
+          'MB     / n, aim 0.8      limit  predicted  measured  over limit'
+          '  off prediction')
+    for row in rows:
+        if not row['layers']:
+            print(f'{row["ranks"]:5}  no model fits: {row["reason"]}')
+            continue
+        share = (row['parameters'] / one['parameters'] / row['ranks']
+                 if one and one['layers'] else float('nan'))
+        pairs = list(zip(row['measured'], row['predicted'], strict=True))
+        measured = max(row['measured'])
+        off = max((abs(found / said - 1), found / said - 1)
+                  for found, said in pairs)[1]
+        print(f'{row["ranks"]:5} {row["layers"]:7} '
+              f'{row["parameters"] / 1e6:10.1f} {share:20.2f} '
+              f'{row["limit"] / 1e6:10.0f} '
+              f'{max(row["predicted"]) / 1e6:10.0f} {measured / 1e6:9.0f} '
+              f'{100 * (measured / row["limit"] - 1):+9.1f} % '
+              f'{100 * off:+13.1f} %')
+    print('Aims: over the limit by 5 % at most; 10 % off the prediction, '
+          'on the rank where\nit is most.')
+
+
+def plan(rows):
+    """Seconds of each part."""
+    print('\ncalls are      calls  different   trace  profile   plan for '
+          + ' '.join(f'{stages:>6}' for stages in rows[0]['plan'])
+          + ' stages   together  aim')
+    for row in rows:
+        together = row['trace'] + row['profile'] + max(row['plan'].values())
+        print(f'{row["model"]:13} {row["calls"]:6} {row["different"]:10} '
+              f'{row["trace"]:7.2f} {row["profile"]:8.2f}  {"":9}'
+              + ' '.join(f'{seconds:6.2f}'
+                         for seconds in row['plan'].values())
+              + f' {together:17.2f} s  10 s')
+
+
+def ghosts(rows):
+    """Microseconds of a call, and the share of a step."""
+    print('\n            calls     ghost  rehearsal   serial step   share of '
+          'a step\nmodel     of a part     [us]       [us]          [ms]  '
+          + ' '.join(f'{stages} stages' for stages in (2, 4)) + '   aim')
+    for row in rows:
+        print(f'{row["model"]:9} {row["calls"]:9} '
+              f'{1e6 * statistics.median(row["ghost"]) / row["calls"]:8.2f} '
+              f'{1e6 * statistics.median(row["rehearsal"]) / row["calls"]:10.2f} '  # noqa: E501
+              f'{1e3 * statistics.median(row["step"]):13.1f}  '
+              + ' '.join(f'{100 * ghost_share(row, stages):6.2f} %'
+                         for stages in (2, 4)) + '   2 %')
+
+
+def ghost_share(row, stages):
+    """Of the step of a rank that computes an even share."""
+    extra = row['micro_batches'] * (
+        statistics.median(row['rehearsal'])
+        + statistics.median(row['ghost']) * (1 - 1 / stages))
+    return extra / (statistics.median(row['step']) / stages)
+
+
+def speed(rows):
+    """Speed-ups side by side."""
+    print('\nmodel      what                       median [ms]       spread '
+          '[ms]   speed-up')
+    for row in rows:
+        serial = statistics.median(row['times']['serial'])
+        for what, times in row['times'].items():
+            print(f'{row["model"]:10} {what:26} '
+                  f'{1e3 * statistics.median(times):11.1f} '
+                  f'{_spread(times):>20} '
+                  f'{serial / statistics.median(times):8.2f}')
+        for note in row['notes']:
+            print(f'{"":10} {note}')
+
+
+def hybrid(rows):
+    """Steps on the network."""
+    print('\n4 hosts                             median [ms]       spread '
+          '[ms]   speed-up over the first')
+    first = statistics.median(rows[0]['times'])
+    for row in rows:
+        print(f'{row["what"]:35} '
+              f'{1e3 * statistics.median(row["times"]):11.0f} '
+              f'{_spread(row["times"]):>20} '
+              f'{first / statistics.median(row["times"]):8.2f}')
+    print(f'{rows[0]["parameters"] / 1e6:.1f} M parameters, batch '
+          f'{rows[0]["batch"]} of all hosts together')
+
+
+def _spread(times):
+    return f'{1e3 * min(times):.1f} - {1e3 * max(times):.1f}'
+
+
+def _outcomes(rows, key):
+    found = collections.defaultdict(set)
+    for row in rows:
+        found[row[key]].add(row['outcome'])
+    return found
+
+
+def _reasons(rows, key):
+    """A line for each that is not right."""
+    told = collections.defaultdict(list)
+    for row in rows:
+        if row['outcome'] != RIGHT:
+            where = (f'{row["ranks"]} {row["schedule"]}'.strip()
+                     if key == 'model' else '')
+            lines = row['reason'].strip().splitlines() or ['']
+            told[row[key], row['outcome'], lines[-1]].append(where)
+    for (name, outcome, reason), places in sorted(told.items()):
+        print(f'  {name}, {outcome}'
+              + (f' ({"; ".join(places)})' if any(places) else '')
+              + f': {reason}')

@@ -1,0 +1,97 @@
+"""What a script may do that is to be trained as a pipeline.
+
+Every ``ValueError`` here says in one line what the script does that cannot be
+done, and what to do instead.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chainer
+from chainer.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+)
+from chainer.optimizer_hooks import GradientNoise
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
+
+_ITERATORS = SerialIterator, MultiprocessIterator, MultithreadIterator
+
+
+def the_iterator(given: Any) -> Any:
+    """The only iterator of an updater."""
+    iterator = _only(given, 'iterators')
+    if not isinstance(iterator, _ITERATORS):
+        names = ', '.join(kind.__name__ for kind in _ITERATORS)
+        raise ValueError(
+            f'the training data come from a {type(iterator).__name__}; '
+            f'pipelines of unmodified scripts take {names}')
+    return iterator
+
+
+def the_optimizer(given: Any, replicas: int) -> Any:
+    """The only optimizer of an updater."""
+    optimizer = _only(given, 'optimizers')
+    if isinstance(optimizer, (_MultiNodeOptimizer,
+                              _DoubleBufferingOptimizer)):
+        raise ValueError(
+            "the script's optimizer is ChainerMN's multi-node optimizer; run "
+            'it without --pipeline, or leave create_multi_node_optimizer out '
+            'and give --communicator')
+    if not isinstance(optimizer, chainer.GradientMethod):
+        raise ValueError(
+            f'the optimizer is a {type(optimizer).__name__}; only '
+            'optimizers of one gradient (chainer.GradientMethod) can train a '
+            'pipeline')
+    if optimizer.target is None:
+        raise ValueError('the optimizer has no model; call '
+                         'optimizer.setup(model) before making the updater')
+    for hook in optimizer._hookable._pre_update_hooks.values():
+        if replicas > 1 and isinstance(hook, GradientNoise):
+            raise ValueError(
+                'GradientNoise would be another one on each replica; leave '
+                'it out, or start as many ranks as there are stages')
+    return optimizer
+
+
+def check_loss(loss_func: Any, model: chainer.Link) -> None:
+    """The loss must be inside of the model."""
+    if loss_func is not None and not is_model(loss_func, model):
+        name = getattr(loss_func, '__name__', type(loss_func).__name__)
+        raise ValueError(
+            f'the updater has a loss function of its own, {name}; put it '
+            'into the model (a Chain that returns the loss, such as '
+            'L.Classifier(net, lossfun=...)) and leave loss_func out')
+
+
+def is_model(function: Any, model: Any) -> bool:
+    """Whether to call it is to call the model."""
+    return function is model or (
+        getattr(function, '__self__', None) is model
+        and function.__name__ in ('__call__', 'forward'))
+
+
+def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
+    """How many samples a micro-batch has."""
+    found = batch_size // (micro_batches * replicas)
+    if not found:
+        raise ValueError(
+            f'a batch of {batch_size} cannot be cut into {micro_batches} '
+            f'micro-batches for each of {replicas} replicas; lower '
+            '--micro-batches or raise the batch size')
+    return found
+
+
+def _only(given: Any, what: str) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    if list(given) != ['main']:
+        raise ValueError(
+            f'the updater has {len(given)} {what} ({", ".join(given)}); a '
+            'pipeline trains one model with one optimizer and one iterator')
+    return given['main']

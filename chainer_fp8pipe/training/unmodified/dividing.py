@@ -1,0 +1,88 @@
+"""One rank reads each batch and divides it over the replicas.
+
+Every rank of the job runs the script, and has an iterator of its own; without
+a seed, each shuffles in another way.  Only the first one's is used, so that
+each sample comes once in an epoch, and in the order in which the script would
+have read it by itself.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+from mpi4py import MPI
+
+from ..updaters.following_iterator import FollowingIterator, progress
+
+
+class DividingIterator(chainer.dataset.Iterator):
+    """Reads batches, and gives each replica consecutive samples of them.
+
+    Args:
+        iterator: The script's.
+        comm: The replicas' ranks that read; this is the first.
+    """
+
+    def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
+        self._iterator, self._comm = iterator, comm
+
+    def __next__(self) -> list:
+        parts: list[Any] = []
+        problem: Exception | None = None
+        try:
+            batch = self._iterator.next()
+            ends = [len(batch) * replica // self._comm.size
+                    for replica in range(self._comm.size + 1)]
+            parts = [batch[start:end] for start, end
+                     in zip(ends[:-1], ends[1:], strict=True)]
+        except Exception as error:  # the replicas wait for their parts
+            problem = error
+        now = progress(self._iterator)
+        said = (None if problem is None else
+                f'{type(problem).__name__}: {problem}')
+        ended = isinstance(problem, StopIteration)
+        own = self._comm.scatter([
+            (parts[replica] if parts else [], now, said, ended)
+            for replica in range(self._comm.size)])
+        if problem is not None:
+            raise problem
+        return own[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def reset(self) -> None:
+        """As the script's iterator."""
+        self._iterator.reset()
+
+    def serialize(self, serializer: Any) -> None:
+        """As the script's iterator."""
+        self._iterator.serialize(serializer)
+
+    def finalize(self) -> None:
+        """As the script's iterator."""
+        # Also called by __del__, maybe before __init__ was through.
+        if '_iterator' in vars(self):
+            self._iterator.finalize()
+
+
+class ReceivingIterator(FollowingIterator):
+    """Has the samples that the first replica's rank has for this one.
+
+    Args:
+        comm: The replicas' ranks that read.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        super().__init__()
+        self._comm = comm
+
+    def __next__(self) -> list:
+        samples, now, problem, ended = self._comm.scatter(None)
+        self.follow(now)
+        if ended:
+            raise StopIteration
+        if problem is not None:
+            raise RuntimeError(
+                f'the first replica could not read a batch ({problem})')
+        return samples

@@ -1,0 +1,129 @@
+"""Chainer's extensions where every rank runs the script."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from chainer.serializers import npz
+from chainer.training import extensions
+from chainer.training.extensions import _snapshot
+
+from . import files
+from .refusal import Refusal
+
+_GRAPHS = extensions.DumpGraph, extensions.VariableStatisticsPlot
+_STATISTICS = extensions.ParameterStatistics,
+
+
+def adapted(extension: Any, job: Any) -> Any:
+    """What a trainer gets in place of an extension; None: nothing.
+
+    Args:
+        extension: The script's, on each rank.
+        job: The :class:`.PipelineJob`.
+    """
+    if isinstance(extension, _GRAPHS + _STATISTICS):
+        job.warn(f'{type(extension).__name__} needs the whole model on one '
+                 'rank; it is left out of the pipeline')
+        return None
+    if isinstance(extension, _snapshot._Snapshot):
+        return _whole(extension, job)
+    if job.comm.rank:
+        return _silent(extension)
+    return extension
+
+
+def _silent(extension: Any) -> Any:
+    """The same extension on a rank that writes and prints nothing.
+
+    A ``LogReport`` goes on collecting: others look into it.
+    """
+    if isinstance(extension, extensions.PlotReport):
+        return None
+    if isinstance(extension, extensions.LogReport):
+        extension._log_name = None
+    if isinstance(extension, extensions.PrintReport):
+        extension._out = _Nowhere()
+        _silent(extension._log_report)
+    if isinstance(extension, extensions.ProgressBar):
+        extension._out = extension._pbar._out = _Nowhere()
+    return extension
+
+
+class _Nowhere:
+    """A stream of which nobody hears."""
+
+    def write(self, text: str) -> None:
+        """Does nothing."""
+
+
+def _whole(extension: Any, job: Any) -> WholeSnapshot:
+    target = extension._target
+    savefun = getattr(extension.writer, '_savefun', npz.save_npz)
+    if target is None and not _is_save_npz(savefun):
+        raise Refusal(
+            'a snapshot of the trainer is written by another function than '
+            'save_npz; leave savefun out of extensions.snapshot()')
+    if extension._snapshot_on_error:
+        job.warn('snapshot_on_error=True is of no use where other ranks have '
+                 'parts of the model: no snapshot is taken after an error')
+    extension.__class__ = WholeSnapshot
+    extension.job = job
+    return extension
+
+
+def _is_save_npz(function: Any) -> bool:
+    return getattr(function, '__wrapped__', function) is getattr(
+        npz.save_npz, '__wrapped__', npz.save_npz)
+
+
+class WholeSnapshot(_snapshot._Snapshot):
+    """Chainer's snapshot, of all ranks, under the name the script gives.
+
+    One of the trainer is a file as the package's ``Snapshot`` writes it; one
+    of a model or an optimizer is the file that a serial run would write.
+    """
+
+    default_name = '_Snapshot'
+    job: Any
+
+    def initialize(self, trainer: Any) -> None:
+        """As in Chainer: loads the newest snapshot, if it is to."""
+        if self.autoload:
+            name = self.job.comm.bcast(
+                None if self.job.comm.rank else
+                _snapshot._find_latest_snapshot(self.filename, trainer.out))
+            if name is not None:
+                npz.load_npz(os.path.join(trainer.out, name),
+                             self._object(trainer))
+        if self.job.comm.rank == 0 and hasattr(self.writer,
+                                               '_add_cleanup_hook'):
+            self.writer._add_cleanup_hook(lambda: self._clean(trainer.out))
+
+    def on_error(self, trainer: Any, exc: Any, tb: Any) -> None:
+        """Nothing: the other ranks may not take part."""
+
+    def __call__(self, trainer: Any) -> None:
+        if self.job.comm.bcast(bool(self.condition())):
+            self._make_snapshot(trainer)
+
+    def _make_snapshot(self, trainer: Any) -> None:
+        name = (self.filename(trainer) if callable(self.filename)
+                else self.filename.format(trainer))
+        target, job = self._object(trainer), self.job
+        if target is trainer:
+            files.save_trainer(job, os.path.join(trainer.out, name), trainer)
+            if job.comm.rank == 0:
+                self._clean(trainer.out)
+            return
+        files.on_rank_0(job, lambda arrays: self.writer(
+            name, trainer.out, arrays), target)
+
+    def _object(self, trainer: Any) -> Any:
+        return trainer if self._target is None else self._target
+
+    def _clean(self, out: str) -> None:
+        if self.n_retains > 0 and isinstance(self.filename, str):
+            for name in _snapshot._find_stale_snapshots(
+                    self.filename, out, self.n_retains):
+                os.remove(os.path.join(out, name))

@@ -1,0 +1,102 @@
+"""Files of models, optimizers and trainers of which each rank has a part."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from ...mpi.agreement import raise_together
+from ..extensions.snapshot import resume
+from ..extensions.snapshot import save as save_job
+from .refusal import Refusal, refusing
+
+
+def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
+         **kwargs: Any) -> None:
+    """What ``save_npz`` does with an object of the script; on all ranks.
+
+    Rank 0 writes; a model or optimizer as one that has all parameters.
+    """
+    if isinstance(obj, dict):       # of what has been gathered
+        original(file, obj, *args, **kwargs)
+    elif isinstance(obj, chainer.training.Trainer):
+        if original.__name__ != 'save_npz' or not _is_path(file):
+            raise Refusal('a trainer of a pipeline can be saved by '
+                          "save_npz('NAME', trainer) only")
+        save_trainer(job, os.fspath(file), obj)
+    elif _is_divided(job, obj) and original.__name__ != 'save_npz':
+        raise Refusal('a model that is divided over ranks can be saved by '
+                      'save_npz only')
+    elif _is_divided(job, obj):
+        on_rank_0(job, lambda arrays: original(file, arrays, *args,
+                                               **kwargs), obj)
+    else:       # the others may be about to read it
+        raise_together(job.comm, lambda: original(
+            file, obj, *args, **kwargs) if job.comm.rank == 0 else None)
+
+
+def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
+         **kwargs: Any) -> None:
+    """What ``load_npz`` does with an object of the script; on all ranks."""
+    if isinstance(obj, chainer.training.Trainer):
+        if original.__name__ != 'load_npz' or not _is_path(file):
+            raise Refusal('a trainer of a pipeline can go on by '
+                          "load_npz('NAME', trainer) only")
+        with refusing():
+            resume(obj, job.comm, os.fspath(file))
+    elif _prefix(job, obj):
+        raise Refusal(
+            'a part of the model is loaded after the updater was made, when '
+            'it is divided over ranks; load it before, or load the whole '
+            'model')
+    else:
+        original(file, obj, *args, **kwargs)
+
+
+def save_trainer(job: Any, path: str, trainer: Any) -> None:
+    """Writes a snapshot of the whole job; on all ranks."""
+    save_job(trainer, job.comm, path)
+
+
+def on_rank_0(job: Any, write: Callable[[dict[str, Any]], None],
+              obj: Any) -> None:
+    """Has rank 0 write an object's arrays, of all stages; on all ranks."""
+    arrays = _gathered(job, obj)
+    raise_together(job.comm, lambda: write(arrays)
+                   if job.comm.rank == 0 else None)
+
+
+def _gathered(job: Any, obj: Any) -> dict[str, Any]:
+    """The arrays of an object on all stages of rank 0's replica."""
+    if not _is_divided(job, obj):
+        return chainer.serializers.npz.serialize(obj)
+    prefix = _prefix(job, obj)
+    whole = job.model if prefix else obj
+    stages = job.grid.pipeline.gather(
+        chainer.serializers.npz.serialize(whole)) or []
+    # The first stage's counts where several have the same.
+    return {key[len(prefix):]: value for stage in reversed(stages)
+            for key, value in stage.items() if key.startswith(prefix)}
+
+
+def _is_divided(job: Any, obj: Any) -> bool:
+    if job.updater is None:
+        return False
+    optimizer = job.updater.get_optimizer('main')
+    return (obj is job.model or obj is optimizer
+            or obj is getattr(optimizer, 'actual_optimizer', None)
+            or bool(_prefix(job, obj)))
+
+
+def _prefix(job: Any, obj: Any) -> str:
+    """Of a link's keys in its model; '' for the model and for others."""
+    if job.updater is None or not isinstance(obj, chainer.Link):
+        return ''
+    return next((path.strip('/') + '/' for path, link
+                 in job.model.namedlinks(skipself=True) if link is obj), '')
+
+
+def _is_path(file: Any) -> bool:
+    return isinstance(file, (str, os.PathLike))

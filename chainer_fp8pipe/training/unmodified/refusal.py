@@ -1,0 +1,80 @@
+"""Scripts that cannot be trained as a pipeline are told why, in one line."""
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from ...mpi.abort import end_all_ranks
+
+#: Seconds in which the other ranks find the same fault, if they do.
+_PATIENCE = 10.0
+#: What a command gives that was called wrongly.
+_CODE = 2
+
+
+class Refusal(SystemExit):
+    """The script does something that a pipeline cannot do.
+
+    Not an ``Exception``, which a script might catch and go on.
+    """
+
+
+def refuse_all(comm: MPI.Comm, refusal: Refusal) -> NoReturn:
+    """Prints why, once, and ends this rank with the exit code 2.
+
+    Call it on the ranks that refuse.  If some do not, these are ended, too.
+
+    Args:
+        comm: All ranks; nobody uses it for anything else.
+        refusal: What rank 0 prints.
+    """
+    text = f'chainer_fp8pipe run: {refusal.code}\n'
+    request = comm.Ibarrier()
+    end = time.monotonic() + _PATIENCE
+    while not request.Test():
+        if time.monotonic() > end:
+            end_all_ranks(text, _CODE)
+        time.sleep(0.01)
+    if comm.rank == 0:
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    # So that a launcher that ends all ranks when the first one fails has
+    # passed the line on.
+    comm.Barrier()
+    with contextlib.suppress(ValueError):
+        sys.stdout.flush()
+    raise SystemExit(_CODE)
+
+
+def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+    """Does ``action``; a ``ValueError`` on any rank is a refusal on all.
+
+    Returns what ``action`` returned.  ``action`` must not communicate.
+
+    Raises:
+        Refusal: With the message of the first rank that has one.
+    """
+    result, problem = None, ''
+    try:
+        result = action()
+    except ValueError as error:
+        problem = str(error)
+    for text in comm.allgather(problem):
+        if text:
+            raise Refusal(text)
+    return result
+
+
+@contextlib.contextmanager
+def refusing() -> Any:
+    """An error inside, which is the same on all ranks, is a refusal."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise Refusal(' '.join(str(error).split())) from error

@@ -1,0 +1,245 @@
+"""What a ghost tells, what it leaves for later, and what it refuses."""
+import copy
+import inspect
+import pickle
+import tracemalloc
+
+from chainer_fp8pipe.chains.ghost import (
+    GhostError,
+    evaluated,
+    ghost,
+    is_ghost,
+    made_up,
+    sources,
+)
+from chainer_fp8pipe.planning.calls import Source
+
+import chainer
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+A, B = Source(3, 0), Source(5, 1)
+
+#: What code between Chainer's functions does with arrays.
+OPERATIONS = {
+    'plus': lambda a, b: a + b, 'number minus': lambda a, b: 2 - a,
+    'times array': lambda a, b: np.float32(3) * a, 'minus': lambda a, b: -a,
+    'power': lambda a, b: a ** 2, 'over': lambda a, b: a / (b * b + 1),
+    'less': lambda a, b: a < b, 'equal': lambda a, b: a == b,
+    'and': lambda a, b: (a > 0) & (b > 0), 'not': lambda a, b: ~(a > 0),
+    'matmul': lambda a, b: a @ b.T, 'abs': lambda a, b: abs(a),
+    'exp': lambda a, b: np.exp(a), 'maximum': lambda a, b: np.maximum(a, b),
+    'floor': lambda a, b: a // 2, 'mod': lambda a, b: a % 2,
+    'reduce': lambda a, b: np.add.reduce(a, axis=1),
+    'outer': lambda a, b: np.multiply.outer(a, b),
+    'accumulate': lambda a, b: np.add.accumulate(a, axis=1),
+    'sum': lambda a, b: a.sum(), 'sum of an axis': lambda a, b: a.sum(axis=1),
+    'mean': lambda a, b: a.mean(axis=0, keepdims=True),
+    'var': lambda a, b: a.var(axis=1), 'std': lambda a, b: a.std(),
+    'max': lambda a, b: a.max(1), 'argmax': lambda a, b: a.argmax(axis=1),
+    'argsort': lambda a, b: a.argsort(axis=1), 'any': lambda a, b: a.any(),
+    'cast': lambda a, b: a.astype('i'), 'T': lambda a, b: a.T,
+    'reshape': lambda a, b: a.reshape(2, -1), 'ravel': lambda a, b: a.ravel(),
+    'transpose': lambda a, b: a.transpose(1, 0), 'copy': lambda a, b: a.copy(),
+    'take': lambda a, b: a.take([0, 2], axis=0),
+    'dot': lambda a, b: a.dot(b.T),
+    'clip': lambda a, b: a.clip(-.1, .1), 'cumsum': lambda a, b: a.cumsum(0),
+    'repeat': lambda a, b: a.repeat(2, axis=1), 'prod': lambda a, b: a.prod(),
+    'swapaxes': lambda a, b: a.swapaxes(0, 1), 'round': lambda a, b: a.round(),
+    'row': lambda a, b: a[1], 'slice': lambda a, b: a[1:, ::2],
+    'element': lambda a, b: a[1, 2], 'new axis': lambda a, b: a[:, None],
+    'rows': lambda a, b: a[[2, 0]], 'reversed': lambda a, b: a[..., ::-1],
+    'index array': lambda a, b: a[np.array([1, 1]), np.array([0, 3])],
+    'index of a ghost': lambda a, b: a[b.argmax(axis=0)],
+    'where': lambda a, b: np.where(a > 0, a, b),
+    'concatenate': lambda a, b: np.concatenate([a, b, a]),
+    'stack': lambda a, b: np.stack((a, b), axis=1),
+    'broadcast': lambda a, b: np.broadcast_to(a[0], (5, 4)),
+    'np.sum': lambda a, b: np.sum(a, axis=0),
+    'np.mean': lambda a, b: np.mean(a),
+    'np.argmax': lambda a, b: np.argmax(a, 1),
+    'tile': lambda a, b: np.tile(a, 2), 'pad': lambda a, b: np.pad(a, 1),
+    'expand': lambda a, b: np.expand_dims(a, 0),
+    'sort': lambda a, b: np.sort(a, axis=1), 'diff': lambda a, b: np.diff(a),
+    'einsum': lambda a, b: np.einsum('ij,kj->ik', a, b),
+    'tensordot': lambda a, b: np.tensordot(a, b, axes=(1, 1)),
+    'roll': lambda a, b: np.roll(a, 1, axis=1), 'norm': lambda a, b: (
+        np.linalg.norm(a, axis=1)), 'isnan': lambda a, b: np.isnan(a),
+    'moveaxis': lambda a, b: np.moveaxis(a, 0, 1), 'tril': lambda a, b: (
+        np.tril(a)), 'flip': lambda a, b: np.flip(a, 1),
+    'variable': lambda a, b: chainer.Variable(a).array * b,
+}
+
+#: What keeps the shape, to make long recipes of.
+_STEPS = [lambda x: x + 1, lambda x: x * x, np.tanh, abs, lambda x: x[::-1],
+          lambda x: np.where(x > 0, x, -.5 * x), lambda x: x.copy(),
+          lambda x: x - x.mean(axis=0), lambda x: x.T.reshape(x.shape),
+          lambda x: np.concatenate([x[1:], x[:1]]),
+          lambda x: x.astype('d').astype('f')]
+
+
+def real(array, values):
+    """What a ghost stands for, where the sources have these values."""
+    if isinstance(array, chainer.Variable):
+        array = array.array
+    if not is_ghost(array):
+        return array
+    if array.recipe is None:
+        return values[array.source]
+    return evaluated(array.recipe, [real(leaf, values)
+                                    for leaf in array.recipe.leaves])
+
+
+def pair(seed=0):
+    random = np.random.RandomState(seed)
+    return {A: random.randn(3, 4).astype('f'),
+            B: random.randn(3, 4).astype('f')}
+
+
+def ghosts(values):
+    return [ghost(values[source].shape, values[source].dtype, source)
+            for source in (A, B)]
+
+
+def same(found, expected):
+    found = np.asarray(found)
+    expected = np.asarray(expected)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_numpy_on_ghosts_is_numpy_on_the_values_later(name):
+    operation, values = OPERATIONS[name], pair()
+    result = operation(*ghosts(values))
+    expected = np.asarray(operation(values[A], values[B]))
+    assert is_ghost(result)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    same(real(result, values), expected)
+    assert sources(result)[0] == A
+
+
+@given(st.lists(st.sampled_from(_STEPS), max_size=6), st.integers(0, 99),
+       st.sampled_from([(3,), (2, 3), (4, 1, 2)]))
+def test_a_ghost_of_ghosts_is_the_same_computation(steps, seed, shape):
+    value = np.random.RandomState(seed).randn(*shape).astype('f')
+    found, expected = ghost(shape, 'f', A), value
+    for step in steps:
+        found, expected = step(found), step(expected)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    same(real(found, {A: value}), expected)
+    assert sources(found) == (A,)
+
+
+def test_a_ghost_says_what_it_is_without_its_data():
+    array = ghost((3, 4), 'f', A)
+    assert isinstance(array, np.ndarray)
+    assert isinstance(array, chainer.get_array_types())
+    assert (array.shape, array.ndim, array.size, len(array)) == (
+        (3, 4), 2, 12, 3)
+    assert (array.dtype, array.nbytes, array.itemsize) == ('f', 48, 4)
+    assert (np.shape(array), np.ndim(array), np.size(array)) == ((3, 4), 2,
+                                                                 12)
+    assert chainer.backend.get_array_module(array) is np
+    assert 'float32 (3, 4)' in f'{array} {array!r}'
+    assert 'float32 (3, 4)' in str(np.array_repr(array))
+    same(np.zeros_like(array), np.zeros((3, 4), 'f'))
+    same(np.full_like(array, 2, 'i'), np.full((3, 4), 2, 'i'))
+    assert chainer.Variable(array).shape == (3, 4)
+
+
+def test_a_ghost_takes_no_memory():
+    tracemalloc.start()
+    try:
+        array = ghost((10_000, 10_000), 'f', A)
+        assert array.nbytes == 400_000_000
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def _set_item(a):
+    a[0] = 1
+
+
+def _add_in_place(a):
+    a += 1
+
+
+def _walk(a):
+    for _ in a:
+        pass
+
+
+LOOKS = {
+    'float': lambda a: float(a[0, 0]), 'int': lambda a: int(a.sum()),
+    'bool': lambda a: bool(a.any()), 'if': lambda a: 1 if a[0, 0] > 0 else 2,
+    'item': lambda a: a.max().item(), 'tolist': lambda a: a.tolist(),
+    'tobytes': lambda a: a.tobytes(), 'in': lambda a: 1 in a,
+    'range': lambda a: range(a.astype('i')[0, 0]),
+    'condition': lambda a: a[a > 0],
+    'condition of others': lambda a: a[np.zeros((3, 4), bool)],
+    'set item': _set_item, 'in place': _add_in_place, 'iteration': _walk,
+    'fill': lambda a: a.fill(0), 'sort': lambda a: a.sort(),
+    'complex': lambda a: complex(a[0, 0]), 'nonzero': lambda a: a.nonzero(),
+    'np.nonzero': lambda a: np.nonzero(a), 'unique': lambda a: np.unique(a),
+    'array_equal': lambda a: np.array_equal(a, a),
+    'allclose': lambda a: np.allclose(a, 0),
+    'copyto': lambda a: np.copyto(a, 0), 'put': lambda a: np.put(a, 0, 1),
+    'out': lambda a: np.add(a, 1, out=np.zeros((3, 4), 'f')),
+    'out is a ghost': lambda a: np.add(np.zeros((3, 4), 'f'), 1, out=a),
+    'at': lambda a: np.add.at(a, 0, 1), 'view': lambda a: a.view('i'),
+    'pickle': lambda a: pickle.dumps(a), 'copy': lambda a: copy.copy(a),
+    'deepcopy': lambda a: copy.deepcopy(a), 'base': lambda a: a.base,
+    'data': lambda a: a.data, 'flat': lambda a: a.flat[0],
+    'tofile': lambda a: a.tofile('x'), 'set shape': lambda a: a.resize(2, 6),
+    'several results': lambda a: np.split(a, 3),
+}
+
+
+@pytest.mark.parametrize('name', LOOKS)
+def test_a_look_at_the_data_names_the_users_line(name):
+    look = LOOKS[name]
+    _, first = inspect.getsourcelines(look)
+    with pytest.raises(GhostError, match='atomic') as caught:
+        look(ghost((3, 4), 'f', A))
+    place, _, said = str(caught.value).partition(': ')
+    path, _, line = place.rpartition(':')
+    assert path == __file__
+    assert first <= int(line) <= first + 2
+    assert said
+
+
+@pytest.mark.parametrize(('dtype', 'poison'), [
+    ('f', np.nan), ('e', np.nan), ('i', np.iinfo('i').min), ('?', False)])
+def test_what_reads_it_all_the_same_finds_poison(dtype, poison):
+    same(np.asarray(ghost((2, 2), dtype, A)).view(np.ndarray),
+         np.full((2, 2), poison, dtype))
+
+
+def test_nothing_can_be_written_to_it():
+    array = ghost((2, 2), 'f', A)
+    assert not array.flags.writeable
+    with pytest.raises((GhostError, ValueError)):
+        np.asarray(array)[0] = 1
+    with pytest.raises((GhostError, ValueError, TypeError)):
+        np.random.RandomState(0).shuffle(array)
+
+
+def test_made_up_values_fit_and_are_no_constant():
+    for dtype in 'fdeil':
+        found = made_up(ghost((3, 3), dtype, A))
+        assert (found.shape, found.dtype) == ((3, 3), dtype)
+        assert not is_ghost(found)
+    assert np.isfinite(np.linalg.inv(made_up(ghost((9, 9), 'd', A)))).all()
+
+
+def test_chainers_own_arithmetic_can_be_put_off():
+    """``array`` of a variable between two functions."""
+    values = pair()
+    a, b = map(chainer.Variable, ghosts(values))
+    result = (a.array * 2 - b.array).sum(axis=1)
+    same(real(result, values), (values[A] * 2 - values[B]).sum(axis=1))
+    assert sources(result) == (A, B)

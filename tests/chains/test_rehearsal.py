@@ -1,0 +1,141 @@
+"""A forward pass is compared with a trace without doing any of it."""
+from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
+from chainer_fp8pipe.chains.trace import Names, Tracer
+from chainer_fp8pipe.intercept.function_calls import intercepting
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from benchmarks.models import MODELS
+
+
+def traced(model, *args):
+    """A model's trace, and the names in it."""
+    names = Names(model)
+    return Tracer(model, names).trace(
+        lambda: model(*args), timed=False), names
+
+
+def compared(model, trace, names, args):
+    """What a rehearsal finds, against a trace."""
+    rehearsal = Rehearsal(trace, names)
+    with intercepting(rehearsal):
+        result = model(*args)
+        rehearsal.finish()
+    assert result is trace.result
+    return rehearsal
+
+
+def rehearsed(model, example, batch):
+    """What a rehearsal of a batch finds, against the trace of an example."""
+    return compared(model, *traced(model, *example), batch)
+
+
+def batch(name, seed, samples=4):
+    return MODELS[name].batch(numpy.random.RandomState(seed), samples)
+
+
+def test_another_batch_of_the_same_form_fits():
+    model = MODELS['n_step_bigru_crf'].make()
+    words, tags, lengths = batch('n_step_bigru_crf', 0)
+    rehearsed(model, (words, tags, lengths), (words[::-1], tags, lengths))
+
+
+def test_other_lengths_do_not_fit():
+    model = MODELS['n_step_bigru_crf'].make()
+    words, tags, lengths = batch('n_step_bigru_crf', 0)
+    with pytest.raises(Mismatch):
+        rehearsed(model, (words, tags, lengths),
+                  (words, tags, (lengths + 1) % 7))
+
+
+def test_a_tree_of_another_shape_does_not_fit():
+    model = MODELS['tree_lstm'].make()
+    example, other = batch('tree_lstm', 0), batch('tree_lstm', 1)
+    rehearsed(model, example, (other[0], example[1], example[2]))
+    with pytest.raises(Mismatch):
+        rehearsed(model, example, other)
+
+
+class Coin(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        self.heads = True
+        with self.init_scope():
+            self.one, self.two = L.Linear(3, 3), L.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.one(x)
+        return F.sum(self.change(h))
+
+
+CHANGES = {
+    'a function more': lambda net, h: F.relu(h) if net.heads else h,
+    'a function less': lambda net, h: h if net.heads else F.relu(h),
+    'another function': lambda net, h: (
+        F.relu if net.heads else F.tanh)(h),
+    'another link': lambda net, h: (net.one if net.heads else net.two)(h),
+    'another option': lambda net, h: F.dropout(h, .1 if net.heads else .2),
+    'another constant': lambda net, h: h * (1.5 if net.heads else 2.5),
+    'another index': lambda net, h: h[:, :1 if net.heads else 2],
+    'another input': lambda net, h: F.relu(
+        h) + (h if net.heads else F.tanh(h) * 0),
+    'another order': lambda net, h: F.concat(
+        [h, h * 2] if net.heads else [h * 2, h]),
+    'another shape': lambda net, h: F.broadcast_to(
+        F.sum(h), (2,) if net.heads else (3,)),
+    'an array of another shape': lambda net, h: h * numpy.ones(
+        (4, 3) if net.heads else (1, 3), 'f'),
+}
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_other_calls_do_not_fit(name):
+    net = Coin()
+    net.change = lambda h: CHANGES[name](net, h)
+    x = (numpy.ones((4, 3), 'f'),)
+    trace = traced(net, *x)
+    compared(net, *trace, x)
+    net.heads = False
+    with pytest.raises(Mismatch):
+        compared(net, *trace, x)
+
+
+def test_arrays_of_other_values_fit():
+    net = Coin()
+    net.change = lambda h: h * numpy.random.rand(4, 3).astype('f')
+    x = (numpy.ones((4, 3), 'f'),)
+    rehearsed(net, x, x)
+
+
+def test_labels_that_count_are_counted():
+    model = L.Classifier(L.Linear(3, 5))
+    x, t = numpy.ones((4, 3), 'f'), numpy.array([1, -1, -1, 2], 'i')
+    found = rehearsed(model, (x, numpy.zeros(4, 'i')), (x, t))
+    # The loss; accuracy leaves nothing out.
+    assert found.labels[0] == (2, 2)
+    assert weights([found.labels, [(4, 0)] * len(found.labels)],
+                   [4, 4]) != [4, 4]
+
+
+def test_weights_are_labels_that_count_or_samples():
+    assert weights([[], []], [5, 4]) == [5, 4]
+    assert weights([[(5, 0)], [(4, 0)]], [5, 4]) == [5, 4]
+    assert weights([[(2, 3)], [(4, 0)]], [5, 4]) == [2, 4]
+    assert weights([[(0, 5)], [(0, 4)]], [5, 4]) == [0, 0]
+    # Two losses that leave out in the same proportion.
+    assert weights([[(2, 3), (4, 6)], [(3, 1), (6, 2)]], [5, 4]) == [2, 3]
+    assert weights([[(-1, 1)]], [5]) == [5]
+
+
+def test_weights_that_nobody_knows_are_an_error_with_a_remedy():
+    with pytest.raises(ValueError, match='labels that the model computes '
+                       'itself.*loss_weight='):
+        weights([[(-1, 1)], [(-1, 1)]], [5, 4])
+    for labels in ([[(2, 3), (5, 0)], [(4, 0), (4, 0)]],
+                   [[(2, 3)], [(4, 0), (4, 0)]]):
+        with pytest.raises(ValueError, match='not equally many.*loss_weight'):
+            weights(labels, [5, 4])

@@ -1,0 +1,53 @@
+from chainer_fp8pipe.mpi.broadcast import broadcast_arrays
+
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+
+def arrays():
+    random = numpy.random.RandomState(0)
+    return [random.randn(3, 4).astype('f'), numpy.arange(6, dtype='i'),
+            numpy.array(2.5), numpy.zeros((0, 3), 'f'),
+            numpy.array([True, False]), random.rand(4, 4)[::2, 1:],
+            numpy.asfortranarray(random.rand(3, 2)).astype(numpy.float16)]
+
+
+@on_ranks(1, 2, 4)
+def test_all_ranks_get_the_values_and_arrays_of_the_first(comm):
+    mine = comm.rank == 0
+    value, found = broadcast_arrays(
+        comm, {'form': (1, 'x')} if mine else None,
+        arrays() if mine else None)
+    assert value == {'form': (1, 'x')}
+    assert len(found) == len(arrays())
+    for array, expected in zip(found, arrays(), strict=True):
+        assert (array.shape, array.dtype) == (expected.shape,
+                                              expected.dtype)
+        numpy.testing.assert_array_equal(array, expected)
+
+
+@on_ranks(1, 3)
+def test_no_arrays_are_none(comm):
+    assert broadcast_arrays(comm, 3 if comm.rank == 0 else None,
+                            [] if comm.rank == 0 else None) == (3, [])
+
+
+@on_ranks(2)
+def test_large_arrays_arrive_whole(comm):
+    big = numpy.arange(1 << 19, dtype='d')
+    _, (found,) = broadcast_arrays(comm, None,
+                                   [big] if comm.rank == 0 else None)
+    numpy.testing.assert_array_equal(found, big)
+
+
+@pytest.mark.parametrize('changed', [0, 1])
+@on_ranks(2)
+def test_a_ranks_array_is_its_own(comm, changed):
+    _, (found,) = broadcast_arrays(
+        comm, None, [numpy.zeros(3)] if comm.rank == 0 else None)
+    if comm.rank == changed:
+        found[...] = 1
+    comm.Barrier()
+    assert found.tolist() == [float(comm.rank == changed)] * 3

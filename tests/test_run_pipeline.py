@@ -1,0 +1,387 @@
+"""``run --pipeline``, with scripts that know nothing of ranks."""
+import json
+import os
+
+import chainer
+import numpy as np
+import pytest
+
+from tests.ranks import run_script
+from tests.train_digits_serially import MLP
+
+SCRIPT = os.path.join(os.path.dirname(__file__), 'train_digits_serially.py')
+
+
+def run(folder, ranks, *arguments, before=(), script=SCRIPT):
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before, script,
+                      *arguments, cwd=folder)
+
+
+def run_pipeline(folder, ranks, *arguments, stages=2, options=(), **others):
+    return run(folder, ranks, *arguments, before=[
+        '--pipeline', stages, '--micro-batches', '3', *options], **others)
+
+
+def log_of(folder, out='result'):
+    """The rows of LogReport's file, without times."""
+    with open(folder / out / 'log') as file:
+        return [{key: value for key, value in row.items()
+                 if key != 'elapsed_time'} for row in json.load(file)]
+
+
+def check_log(found, expected, tolerance=1e-5):
+    assert [sorted(row) for row in found] == [sorted(row) for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=tolerance)
+
+
+def check_files(folder, expected):
+    """What save_npz wrote for model, part of the model and optimizer."""
+    for name in 'whole', 'predictor', 'optimizer':
+        with np.load(folder / 'result' / f'{name}.npz') as found, \
+                np.load(expected / 'result' / f'{name}.npz') as other:
+            assert sorted(found) == sorted(other)
+            for key in found:
+                np.testing.assert_allclose(found[key], other[key], rtol=1e-4,
+                                           atol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def serial(tmp_path_factory):
+    """A folder in which the script has run alone, with its arguments."""
+    folders = {}
+
+    def folder(*arguments):
+        if arguments not in folders:
+            folders[arguments] = tmp_path_factory.mktemp('serial')
+            done = run(folders[arguments], 1, *arguments)
+            assert done.returncode == 0, done.stderr
+        return folders[arguments]
+    return folder
+
+
+@pytest.mark.parametrize(('ranks', 'stages', 'options'), [
+    (2, 2, ()), (4, 2, ()), (3, 3, ('--schedule', 'gpipe')),
+    (2, 2, ('--schedule', 'interleaved', '--memory', '1 GiB'))])
+def test_the_log_and_the_files_are_those_of_a_serial_run(
+        tmp_path, serial, ranks, stages, options):
+    arguments = '--seed', '1', '--hooks'
+    done = run_pipeline(tmp_path, ranks, *arguments, stages=stages,
+                        options=options)
+    assert done.returncode == 0, done.stderr
+    expected = serial(*arguments)
+    check_log(log_of(tmp_path), log_of(expected))
+    check_files(tmp_path, expected)
+    assert sorted(os.listdir(tmp_path / 'result')) == sorted(
+        set(os.listdir(expected / 'result')) - {'cg.dot', 'cg.png'})
+
+
+def test_one_rank_prints(tmp_path):
+    done = run_pipeline(tmp_path, 4)
+    assert done.returncode == 0, done.stderr
+    for text in ('# epoch: 2', 'epoch       main/loss', '# done',
+                 '5 iter, 0 epoch'):
+        assert done.stdout.count(text) == 1, text
+    assert done.stderr.count('2 stages x 2 replicas') == 1
+    assert done.stderr.count('DumpGraph needs the whole model') == 1
+
+
+def test_the_codec_of_the_command_line_is_between_the_replicas(
+        tmp_path, serial):
+    arguments = '--seed', '1'
+    done = run_pipeline(tmp_path, 4, *arguments, options=[
+        '--communicator', 'fp8', '--warmup', '2'])
+    assert done.returncode == 0, done.stderr
+    found, expected = log_of(tmp_path), log_of(serial(*arguments))
+    check_log(found, expected, 0.3)
+    assert found[-1]['main/loss'] != pytest.approx(
+        expected[-1]['main/loss'], rel=1e-6)
+
+
+@pytest.mark.parametrize(('before', 'after'), [(2, 2), (2, 4)])
+def test_a_run_goes_on_from_its_snapshot(tmp_path, serial, before, after):
+    arguments = '--seed', '1', '--batchsize', '50', '--snapshot'
+    expected = log_of(serial(*arguments, '--epoch', '3'))
+    done = run_pipeline(tmp_path, before, *arguments, '--epoch', '1')
+    assert done.returncode == 0, done.stderr
+    assert {'snapshot_iter_10', 'model_iter_10'} < set(
+        os.listdir(tmp_path / 'result'))
+    for out, argument in [
+            ('other', ('--resume', tmp_path / 'result/snapshot_iter_10')),
+            ('result', ('--autoload',))]:
+        done = run_pipeline(tmp_path, after, *arguments, *argument, '--epoch',
+                            '3', '--out', out)
+        assert done.returncode == 0, done.stderr
+        found = log_of(tmp_path, out)
+        # Where stages have changed, the generator that gives the third
+        # epoch's order starts afresh.
+        check_log(found[:2], expected[:2])
+        assert found[2]['main/loss'] < found[1]['main/loss']
+    assert {'snapshot_iter_20', 'snapshot_iter_30'} == {
+        name for name in os.listdir(tmp_path / 'result')
+        if name.startswith('snapshot')}     # two are retained
+    model = chainer.links.Classifier(MLP(32, 10))
+    chainer.serializers.load_npz(tmp_path / 'result/model_iter_30', model)
+    with np.load(tmp_path / 'result/whole.npz') as whole:
+        np.testing.assert_array_equal(model.predictor.l3.W.array,
+                                      whole['predictor/l3/W'])
+
+
+# --- small scripts ----------------------------------------------------------
+
+_HEAD = '''
+import chainer, chainermn, numpy as np, sys
+import chainer.functions as F
+import chainer.links as L
+from chainer import training
+from chainer.training import extensions
+data = [(np.full(3, n, 'f') / 16, np.int32(n % 2)) for n in range(16)]
+model = L.Classifier(chainer.Sequential(
+    L.Linear(3, 8), F.relu, L.Linear(8, 8), F.relu, L.Linear(8, 2)))
+optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+iterator = chainer.iterators.SerialIterator(data, 6)
+def evaluator(target=model, **given):
+    return extensions.Evaluator(chainer.iterators.SerialIterator(
+        data, 5, repeat=False, shuffle=False), target, **given)
+'''
+_UPDATER = '''
+updater = training.StandardUpdater(iterator, optimizer)
+trainer = training.Trainer(updater, (4, 'iteration'))
+'''
+
+
+def run_lines(folder, lines, ranks=2):
+    (folder / 'script.py').write_text(_HEAD + lines)
+    return run_pipeline(folder, ranks, stages=min(ranks, 2),
+                        script=folder / 'script.py')
+
+
+@pytest.mark.parametrize(('lines', 'message'), [
+    ('training.updaters.ParallelUpdater(iterator, optimizer, devices={})',
+     'trains with a ParallelUpdater'),
+    ('training.updaters.MultiprocessParallelUpdater([iterator], optimizer)',
+     'trains with a MultiprocessParallelUpdater'),
+    ('class Mine(training.StandardUpdater): pass\n'
+     'Mine(iterator, optimizer)', 'trains with a Mine'),
+    ('class Mine(training.Updater): pass\n'
+     "training.Trainer(Mine(), (1, 'epoch'))", 'the Trainer gets a Mine'),
+    ("training.StandardUpdater(iterator, {'a': optimizer, 'b': optimizer})",
+     'has 2 optimizers (a, b)'),
+    ("training.StandardUpdater({'main': iterator, 'x': iterator}, optimizer)",
+     'has 2 iterators (main, x)'),
+    ("comm = chainermn.create_communicator('naive')\n"
+     'chainermn.create_multi_node_optimizer(optimizer, comm)\n'
+     'training.StandardUpdater(iterator, chainermn.'
+     'create_multi_node_optimizer(optimizer, comm))',
+     'run it without --pipeline'),
+    ('training.StandardUpdater(iterator, optimizer, '
+     'loss_func=lambda x, t: F.sum(x))', 'a loss function of its own'),
+    ('training.StandardUpdater(chainer.dataset.Iterator(), optimizer)',
+     'data come from a Iterator'),
+    ('training.StandardUpdater(iterator, chainer.optimizers.SGD())',
+     'call optimizer.setup(model)'),
+    ('training.StandardUpdater(chainer.iterators.SerialIterator(data, 2), '
+     'optimizer)', 'lower --micro-batches'),
+    (_UPDATER + 'trainer.extend(evaluator(eval_func=lambda x, t: None))',
+     'an eval_func of its own'),
+    (_UPDATER + 'trainer.extend(evaluator(model.copy()))\ntrainer.run()\n'
+     'trainer.get_extension("validation")()',
+     'is not the model which the optimizer'),
+    (_UPDATER + 'trainer.extend(extensions.snapshot(savefun=print))',
+     'another function than save_npz'),
+    (_UPDATER + "chainer.serializers.load_npz('x', trainer)",
+     'No such file'),
+    (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
+     'saved by save_npz only'),
+    ('optimizer.update(model, *chainer.dataset.concat_examples(data))',
+     'has made no chainer.training.StandardUpdater'),
+    ('class Net(L.Classifier):\n'
+     '    def forward(self, x, t): return self.predictor(x)\n'
+     'optimizer.setup(Net(model.predictor))\n'
+     'training.StandardUpdater(iterator, optimizer)',
+     'must return its loss'),
+])
+def test_what_cannot_be_done_is_refused_in_one_line(tmp_path, lines, message):
+    check_refusal(run_lines(tmp_path, lines, 1), message)
+
+
+@pytest.mark.parametrize(('lines', 'message'), [
+    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
+     'a second updater'),
+    (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
+     'loaded after the updater'),
+])
+def test_all_ranks_refuse_together(tmp_path, lines, message):
+    check_refusal(run_lines(tmp_path, lines, 4), message)
+
+
+def check_refusal(done, message):
+    assert done.returncode == 2, done.stderr
+    said = [line for line in done.stderr.splitlines()
+            if line.startswith('chainer_fp8pipe run: ')]
+    assert len(said) == 1, done.stderr
+    assert message in said[0]
+    assert 'Traceback' not in done.stderr
+
+
+def test_a_refusal_on_one_rank_ends_all(tmp_path):
+    done = run_lines(tmp_path, '''
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    class Mine(training.StandardUpdater): pass
+    Mine(iterator, optimizer)
+''' + _UPDATER)
+    assert done.returncode != 0
+    assert 'trains with a Mine' in done.stderr
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['--pipeline', '3'], 'does not divide the 2 ranks'),
+    (['--pipeline', '2', '--micro-batches', '0'], 'must be at least 1'),
+    (['--pipeline', '2', '--memory', 'much'], "'much' is no size"),
+    (['--memory', '1 GB'], '--memory is an option of --pipeline'),
+    (['--pipeline', '2', '--schedule', 'x'], "invalid choice: 'x'"),
+])
+def test_a_wrong_command_line_is_explained_once(tmp_path, arguments, message):
+    done = run(tmp_path, 2, before=arguments)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path):
+    done = run_pipeline(tmp_path, 2, options=['--memory', '10 kB'])
+    assert done.returncode == 2
+    assert done.stderr.count('no cut into 2 stages fits') == 1
+
+
+def test_help_has_an_example():
+    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
+    assert done.returncode == 0
+    for text in ('--pipeline 4', '--micro-batches', '--memory', '--schedule',
+                 'rank 0 says in what order the data come'):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize('ranks', [2, 4])
+def test_a_script_without_a_seed_sees_every_sample_once(tmp_path, ranks):
+    done = run_lines(tmp_path, '''
+import os
+np.random.seed(os.getpid())     # whatever the launcher does
+class Data(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 12
+    def get_example(self, place):
+        return np.full(3, place, 'f'), np.int32(place % 2)
+class Loss(L.Classifier):
+    def forward(self, x, t):
+        chainer.report({'mean': F.mean(x)}, self)
+        return super().forward(x, t)
+model = Loss(model.predictor)
+optimizer.setup(model)
+iterator = chainer.iterators.SerialIterator(Data(), 6)
+''' + _UPDATER + '''
+train, test = chainer.datasets.split_dataset_random(Data(), 6)
+trainer.extend(extensions.Evaluator(chainer.iterators.SerialIterator(
+    test, 4, repeat=False, shuffle=False), model), trigger=(2, 'iteration'))
+seen = []
+@training.make_extension(trigger=(1, 'iteration'))
+def note(trainer):
+    seen.append([float(trainer.observation[key]) for key in (
+        'main/loss', 'main/mean')] + [float(trainer.observation.get(
+            'validation/main/loss', 0))])
+trainer.extend(note, priority=0)
+trainer.run()
+sys.stderr.write('%s %s %s\\n' % (
+    seen, trainer.updater.epoch, updater.epoch_detail))
+''', ranks)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines()
+             if line.startswith('[[')]
+    assert len(lines) == ranks, done.stderr
+    assert len(set(lines)) == 1
+    seen = json.loads(lines[0].rpartition(']')[0] + ']')
+    assert seen[0][1] + seen[1][1] == pytest.approx(2 * 5.5)
+    assert seen[2][1] + seen[3][1] == pytest.approx(2 * 5.5)
+    assert lines[0].endswith(' 2 2.0')
+
+
+@pytest.mark.parametrize(('kind', 'ranks'), [('Multiprocess', 4),
+                                             ('Multithread', 2)])
+def test_iterators_that_read_ahead_are_taken(tmp_path, kind, ranks):
+    done = run_lines(tmp_path, f'''
+if __name__ == '__main__':
+    iterator = chainer.iterators.{kind}Iterator(data, 6, shuffle=False)
+    before = iterator.epoch_detail
+{_UPDATER.replace(chr(10), chr(10) + '    ')}
+    assert type(updater).__name__ == 'PipelineUpdater'
+    assert isinstance(updater, training.StandardUpdater)
+    trainer.extend(evaluator())
+    trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+    trainer.run()
+    print('at', updater.epoch_detail, 'was', before)
+''', ranks)
+    assert done.returncode == 0, done.stderr
+    assert 'at 1.5 was 0.0' in done.stdout
+
+
+def test_data_that_end_on_all_replicas_end_the_training_with_an_error(
+        tmp_path):
+    done = run_lines(tmp_path, '''
+iterator = chainer.iterators.SerialIterator(data[:12], 6, repeat=False)
+''' + _UPDATER + '''
+try:
+    trainer.run()
+except StopIteration:
+    sys.stderr.write('ended at %d\\n' % updater.iteration)
+''', 4)
+    assert done.stderr.count('ended at 2') == 4, done.stderr
+
+
+def test_a_data_set_that_fails_names_the_cause(tmp_path):
+    done = run_lines(tmp_path, '''
+class Data(list):
+    def __getitem__(self, place):
+        if place > 6:
+            raise KeyError('no such sample')
+        return super().__getitem__(place)
+iterator = chainer.iterators.SerialIterator(Data(data), 6, shuffle=False)
+''' + _UPDATER + 'trainer.run()', 4)
+    assert done.returncode != 0
+    assert 'no such sample' in done.stderr
+
+
+def test_the_evaluator_may_be_made_before_the_updater(tmp_path):
+    lines = '''
+np.random.seed(0)
+validation = evaluator(eval_func=model)
+before = validation()['main/loss']
+''' + _UPDATER + '''
+trainer.extend(validation, trigger=(1, 'iteration'))
+trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+trainer.run()
+print('before', before, 'after', validation()['validation/main/loss'])
+'''
+    done = run_lines(tmp_path, lines)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert 0 < abs(float(words[1]) - float(words[3])) < 1
+
+
+def test_the_seed_of_the_script_is_that_of_dropout(tmp_path):
+    losses = []
+    for seed in 0, 0, 1:
+        done = run_lines(tmp_path, f'''
+np.random.seed(5)
+model = L.Classifier(chainer.Sequential(
+    L.Linear(3, 8), F.dropout, L.Linear(8, 8), F.relu, L.Linear(8, 2)))
+iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
+optimizer.setup(model)
+np.random.seed({seed})
+''' + _UPDATER + '''
+trainer.extend(extensions.LogReport(trigger=(4, 'iteration')))
+trainer.run()
+print(trainer.get_extension('LogReport').log[0]['main/loss'])
+''')
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stdout))
+    assert losses[0] == losses[1] != losses[2]

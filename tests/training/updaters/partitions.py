@@ -1,0 +1,206 @@
+"""Partitioned models, and what plain Chainer makes of the same ones."""
+from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe.chains.trace import Names
+from chainer_fp8pipe.pipeline.splitting import bounds
+
+import chainer
+import numpy
+
+from benchmarks.models import MODELS
+
+
+def batch_of(name, seed=1, samples=None):
+    """A batch for one of the collection's models."""
+    case = MODELS[name]
+    return case.batch(numpy.random.RandomState(seed),
+                      samples or case.samples)
+
+
+def make(name):
+    """One of the collection's models, with the same values each time."""
+    numpy.random.seed(3)
+    return reporting(MODELS[name].make())
+
+
+def reporting(model):
+    """Has a model report what it returns as ``total``, to any digit."""
+    kind = type(model)
+
+    class Reporting(kind):
+        def forward(self, *args, **kwargs):
+            loss = kind.forward(self, *args, **kwargs)
+            chainer.report({'total': loss}, self)
+            return loss
+    Reporting.__name__ = kind.__name__
+    model.__class__ = Reporting
+    return model
+
+
+def part(batch, start, end):
+    """Some samples of a batch."""
+    if isinstance(batch, dict):
+        return {key: array[start:end] for key, array in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(array[start:end] for array in batch)
+    return batch[start:end]
+
+
+def samples_of(batch):
+    arrays = batch.values() if isinstance(batch, dict) else batch
+    return len(next(iter(arrays)))
+
+
+class Batches(chainer.dataset.Iterator):
+    """Whole batches, as they are; the converter finds them converted."""
+
+    epoch, is_new_epoch = 0, False
+    epoch_detail, previous_epoch_detail = 0.0, 0.0
+
+    def __init__(self, *batches):
+        self.batches, self.number = batches, 0
+
+    def __next__(self):
+        self.number += 1
+        return self.batches[(self.number - 1) % len(self.batches)]
+    next = __next__
+
+
+@chainer.dataset.converter()
+def as_it_is(batch, device):
+    return batch
+
+
+def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
+               schedule='1f1b', cut=None, example=None, **options):
+    """Cuts a model; its updater.
+
+    Args:
+        batches: One after the other, then again.
+        cut: Options of ``partition``.
+        example: Of a micro-batch; default: the first of the first batch.
+        options: Of ``PipelineUpdater``.
+    """
+    if example is None:
+        start, end = bounds(samples_of(batches[0]), micro_batches)[0]
+        example = part(batches[0], start, end)
+    partition(model, example, comm, micro_batches=micro_batches,
+              schedule=schedule, **(cut or {}))
+    optimizer = optimizer or chainer.optimizers.SGD(0.1)
+    if optimizer.target is None:
+        optimizer.setup(model)
+    return PipelineUpdater(
+        Batches(*batches), optimizer, comm, micro_batches=micro_batches,
+        schedule=schedule, converter=as_it_is, **options)
+
+
+def observed(model, action):
+    """What is reported while something is done, without paths of links."""
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observers('main', model.namedlinks(skipself=True))
+    found = {}
+    with reporter.scope(found):
+        action()
+    return {key.rpartition('/')[2]: float(getattr(value, 'array', value))
+            for key, value in found.items()}
+
+
+def gathered(comm, model, what):
+    """``what`` of each parameter, by path, from all ranks."""
+    found = {}
+    for several in comm.allgather({
+            name: what(parameter)
+            for name, parameter in model.namedparams()}):
+        for name, value in several.items():
+            if name in found and value is not None:     # a tied one
+                numpy.testing.assert_array_equal(found[name], value, name)
+            found[name] = value
+    return found
+
+
+def values(comm, model):
+    return gathered(comm, model, lambda p: None if p.array is None
+                    else p.array.copy())
+
+
+def gradients(comm, model):
+    return gathered(comm, model, lambda p: None if p.grad is None
+                    else p.grad.copy())
+
+
+def running(comm, model):
+    """Persistent values of all links, from the ranks that have them."""
+    found = {}
+    for several in comm.allgather({
+            (path, key): vars(link)[key]
+            for path, link in model.namedlinks() for key in link._persistent
+            if model.partition.is_own(link, key)}):
+        found.update(several)
+    return found
+
+
+def own(model, what='grad'):
+    """What a plain model's parameters have, each by one path only."""
+    return {name: getattr(parameter, what)
+            for name, parameter in Names(model).parameters.items()}
+
+
+def give(model, found):
+    """Gives a plain model these values."""
+    for path, link in model.namedlinks():
+        # Or it would draw its parameters again in its first forward pass.
+        if isinstance(link, chainer.links.BatchNormalization) and (
+                link.avg_mean is None):
+            link._initialize_params(found[f'{path}/beta'].shape)
+    for name, parameter in Names(model).parameters.items():
+        value = found[name]
+        if value is None:
+            continue
+        if not parameter.is_initialized:
+            parameter.initialize(value.shape)
+        parameter.array[...] = value
+
+
+def serially(model, batch, micro_batches, weight=None):
+    """Loss and gradients with plain Chainer, on one graph.
+
+    Args:
+        model: With its values; keeps the gradients.
+        batch: The whole batch.
+        micro_batches: Into how many it is cut.
+        weight: Of a micro-batch; default: its samples.
+
+    Returns:
+        The mean loss, as the pipeline adds it up.
+    """
+    losses, weights = [], []
+    for start, end in bounds(samples_of(batch), micro_batches):
+        few = part(batch, start, end)
+        losses.append(model(**few) if isinstance(few, dict)
+                      else model(*few))
+        weights.append(weight(few) if weight else float(end - start))
+    total = sum(weights)
+    mean = sum(weight * float(loss.array) for loss, weight
+               in zip(losses, weights, strict=True)) / total
+    model.cleargrads()
+    sum(loss * (weight / total) for loss, weight
+        in zip(losses, weights, strict=True)).backward()
+    return mean
+
+
+def close(found, expected, tolerance=1e-6):
+    """Compares arrays by name, each as a whole; noise is left out."""
+    assert found.keys() == expected.keys()
+    norms = {name: numpy.linalg.norm(value.astype('d'))
+             for name, value in expected.items() if value is not None}
+    largest = max(norms.values(), default=0)
+    for name, value in expected.items():
+        if value is None or not norms[name]:
+            assert found[name] is None or not found[name].any(), name
+        elif norms[name] > 1e-6 * largest:
+            assert found[name] is not None, name
+            error = numpy.linalg.norm(
+                found[name].astype('d') - value) / norms[name]
+            assert error <= tolerance, (name, error)
+
+

@@ -1,0 +1,360 @@
+"""Whatever is wrong with a partition is a clear error on every rank."""
+import json
+
+from chainer_fp8pipe import PipelineUpdater, atomic, partition
+from chainer_fp8pipe.planning.cuts import DoesNotFit
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from mpi4py import MPI
+
+from benchmarks.models import MODELS
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    Batches,
+    as_it_is,
+    batch_of,
+    make,
+    updater_of,
+)
+
+X = numpy.random.RandomState(0).randn(8, 4).astype('f')
+
+
+class Net(chainer.Chain):
+    """Calls a function between its layers."""
+
+    def __init__(self, between=F.relu, width=5):
+        super().__init__()
+        self.between = between
+        with self.init_scope():
+            self.l1, self.l2 = L.Linear(4, width), L.Linear(width, width)
+            self.l3 = L.Linear(width, 1)
+
+    def forward(self, x):
+        return F.sum(self.l3(F.tanh(self.l2(self.between(self.l1(x))))))
+
+
+def cut(comm, model=None, **options):
+    model = Net() if model is None else model
+    return partition(model, (X[:4],), comm, **{'micro_batches': 2,
+                                               **options})
+
+
+def refused(comm, match, error=ValueError, model=None, **options):
+    with pytest.raises(error, match=match):
+        cut(comm, model, **options)
+    cut(comm)               # and nothing is left behind
+
+
+def looking(h):
+    if h.array.max() > 0:           # here
+        return h
+    return -h
+
+
+@on_ranks(1, 2)
+def test_a_look_in_the_models_forward_names_the_line_and_atomic(comm):
+    line = looking.__code__.co_firstlineno + 1
+    refused(comm, fr'test_partition_bad_input.py:{line}: .*LinearFunction '
+            r'in /l1.*chainer_fp8pipe.atomic', model=Net(looking))
+    cut(comm, Net(atomic(looking)))
+
+
+@pytest.mark.parametrize('name', ['halting', 'actor_critic',
+                                  'moving_average'])
+@on_ranks(2)
+def test_models_of_the_collection_that_look_are_refused(comm, name):
+    case = MODELS[name]
+    with pytest.raises(ValueError, match=r'benchmarks/models/vectors.py:\d+: '
+                       r'.*chainer_fp8pipe\.atomic'):
+        partition(make(name), batch_of(name, samples=4), comm)
+    assert case.reads
+
+
+@on_ranks(2, 3)
+def test_ranks_that_build_other_models_are_told(comm):
+    refused(comm, 'the trace of the model.*Build the same model on all ranks',
+            model=Net(width=5 + (comm.rank == 1)))
+    refused(comm, 'must not depend on the rank',
+            model=Net(F.relu if comm.rank == 0 else F.sigmoid))
+
+
+@on_ranks(2)
+def test_examples_of_other_shapes_are_told(comm):
+    with pytest.raises(ValueError, match='examples of the same shapes'):
+        partition(Net(), (X[:4 + comm.rank],), comm)
+
+
+@on_ranks(2)
+def test_a_model_that_fails_on_one_rank_is_named(comm):
+    def fails(h):
+        if comm.rank == 1:
+            raise KeyError('only here')
+        return h
+    refused(comm, "rank 1: KeyError: 'only here'", model=Net(fails))
+
+
+@on_ranks(1, 2)
+def test_what_is_no_model_is_refused(comm):
+    from chainer_fp8pipe import Divisible
+    refused(comm, 'takes a chainer.Link, not function', model=looking)
+    refused(comm, 'a Divisible is cut by its stage',
+            model=Divisible(L.Linear(4, 4)))
+
+
+@on_ranks(1, 2)
+def test_a_model_is_cut_once(comm):
+    model = cut(comm)
+    refused(comm, 'was cut already; build it anew', model=model)
+
+
+@on_ranks(2)
+def test_options_that_are_none_are_named(comm):
+    refused(comm, "'much' is no size; write it as in", memory='much')
+    refused(comm, "recompute must be 'auto', True or False, not 'often'",
+            recompute='often')
+    refused(comm, 'optimizer_arrays must be a number', optimizer_arrays=-1)
+    refused(comm, "not '2'", optimizer_arrays='2')
+    refused(comm, 'unknown|schedule', schedule='2f2b')
+
+
+@on_ranks(2)
+def test_an_option_of_one_rank_alone_fails_on_all(comm):
+    refused(comm, "'much' is no size", memory='much' if comm.rank else None)
+
+
+@on_ranks(2)
+def test_a_model_that_does_not_fit_is_an_error_on_all_ranks(comm):
+    refused(comm, r'no cut into 2 stages fits into 0 MB per rank.*What would '
+            'help', DoesNotFit, memory='1 kB')
+
+
+@on_ranks(3)
+def test_too_many_ranks_are_an_error_on_all_of_them(comm):
+    class Small(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.only = L.Linear(4, 1)
+
+        def forward(self, x):
+            return F.sum(self.only(x))
+    refused(comm, 'into 2 parts at most, but 3 are asked for; use fewer '
+            'ranks', model=Small())
+
+
+@on_ranks(2)
+def test_a_plan_that_is_not_this_models_is_refused(comm, tmp_path):
+    good = cut(comm).plan.as_dict()
+    comm.Barrier()
+    refused(comm, 'is no plan', plan={})
+    refused(comm, r'plan is for 1 stages, and there are 2', plan=dict(
+        good, stages=1))
+    order = [['/x/W'], *good['order']]
+    refused(comm, 'knows a parameter /x/W, which the model has not',
+            plan=dict(good, order=order))
+    refused(comm, 'before /nowhere', plan=dict(
+        good, cuts=[{'before': '/nowhere', 'calls_later': 0}]))
+    path = tmp_path / 'plan.json'
+    if comm.rank == 0:
+        path.write_text(json.dumps(good)[:-30])
+    comm.Barrier()
+    refused(comm, 'plan.json is no JSON', plan=str(path))
+    refused(comm, 'no_such.json', FileNotFoundError,
+            plan=str(tmp_path / 'no_such.json'))
+
+
+@on_ranks(2)
+def test_the_model_itself_is_not_called(comm):
+    model = cut(comm)
+    with pytest.raises(RuntimeError, match='is on several ranks.*update'):
+        model(X)
+
+
+@on_ranks(2)
+def test_a_partition_has_one_optimizer(comm):
+    model = cut(comm)
+    for number in range(2):
+        optimizer = chainer.optimizers.SGD().setup(model)
+        if number:
+            with pytest.raises(ValueError, match='another optimizer trains'):
+                PipelineUpdater(Batches((X,)), optimizer, comm)
+        else:
+            PipelineUpdater(Batches((X,)), optimizer, comm)
+
+
+@on_ranks(2)
+def test_the_ranks_are_those_of_the_cut(comm):
+    optimizer = chainer.optimizers.SGD().setup(cut(comm))
+    for other in (comm.Dup(), MPI.COMM_SELF):
+        with pytest.raises(ValueError, match='cut for other ranks; give '
+                           'PipelineUpdater the comm that partition'):
+            PipelineUpdater(Batches((X,)), optimizer, other)
+
+
+@on_ranks(2)
+def test_a_plain_chain_is_told_of_partition(comm):
+    optimizer = chainer.optimizers.SGD().setup(Net())
+    with pytest.raises(ValueError, match='partition\\(model, example, comm'):
+        PipelineUpdater(Batches((X,)), optimizer, comm)
+
+
+def failing(updater, match):
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        updater.update()
+
+
+@on_ranks(2)
+def test_a_parameter_that_was_replaced_is_named(comm):
+    model = Net()
+    updater = updater_of(comm, model, [(X,)])
+    if comm.rank == 0:
+        with model.init_scope():
+            model.l1.W = chainer.Parameter(0, (5, 4))
+    failing(updater, 'parameter /l1/W was replaced after partition')
+
+
+@on_ranks(2)
+def test_values_on_a_rank_that_has_them_not_are_named(comm):
+    model = Net()
+    updater = updater_of(comm, model, [(X,)])
+    name = model.plan.order[-1][0]
+    if comm.rank == 0:
+        model.partition.names.parameters[name].array = numpy.zeros(
+            model.partition.names.parameters[name].shape, 'f')
+    failing(updater, f'parameter {name} has values on stage 0; change '
+            'parameters on the rank that has them only')
+
+
+class Bomb:
+    """Fails in its third run, wherever that is."""
+
+    runs = 0
+
+    def __call__(self, h):
+        self.runs += 1
+        if self.runs > self.after:
+            raise ArithmeticError('in the middle')
+        return h * 2
+
+    after = 10 ** 9
+
+
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+@on_ranks(2, 3)
+def test_an_exception_in_a_call_reaches_every_rank(comm, schedule):
+    """In one stage only, in the middle of training."""
+    bomb = Bomb()
+    bomb.__name__ = 'bomb'
+    model = Net(atomic(bomb))
+    updater = updater_of(comm, model, [(X,)], micro_batches=4,
+                         schedule=schedule)
+    updater.update()
+    bomb.after = bomb.runs + 2 if bomb.runs else 0
+    failing(updater, 'micro-batch [0-3].*ArithmeticError: in the middle')
+
+
+class Backward(chainer.FunctionNode):
+    broken = False
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        if Backward.broken:
+            raise ArithmeticError('on the way back')
+        return gradients
+
+
+@on_ranks(2)
+def test_an_exception_on_the_way_back_reaches_every_rank(comm):
+    updater = updater_of(comm, Net(lambda h: Backward().apply((h,))[0]),
+                         [(X,)])
+    updater.update()
+    Backward.broken = True
+    try:
+        failing(updater, 'ArithmeticError: on the way back')
+    finally:
+        Backward.broken = False
+
+
+@on_ranks(2)
+def test_a_bad_batch_reaches_every_rank(comm):
+    updater = updater_of(comm, Net(), [(X,), (X[:, :3],)])
+    updater.update()
+    failing(updater, 'InvalidType')
+    updater = updater_of(comm, Net(), [(X,), (X[:1],)])
+    updater.update()
+    failing(updater, 'a batch of 1 cannot be cut into 2 micro-batches')
+    updater = updater_of(comm, Net(), [(X,), (X, X[:3])])
+    updater.update()
+    failing(updater, r'have \[3, 8\] samples')
+
+
+@on_ranks(2)
+def test_calls_that_depend_on_the_rank_later_are_told(comm):
+    kind = {'now': F.relu}
+    updater = updater_of(comm, Net(lambda h: kind['now'](h)), [(X,)])
+    updater.update()
+    if comm.rank == 1:
+        kind['now'] = F.sigmoid
+    failing(updater, 'must not depend on the rank')
+
+
+@on_ranks(2)
+def test_a_model_that_calls_otherwise_each_time_is_told(comm):
+    count = []
+
+    def counting(h):
+        count.append(0)
+        return F.relu(h) if len(count) % 2 else F.sigmoid(h)
+    updater = updater_of(comm, Net(), [(X,)])
+    updater.get_optimizer('main').target.between = counting
+    failing(updater, 'other calls each time|a call|call')
+
+
+@on_ranks(2)
+def test_a_model_must_return_its_loss(comm):
+    model = Net()
+    with pytest.raises(ValueError, match='no function of Chainer has made'):
+        cut(comm, Returning(model, lambda y: numpy.zeros(())))
+    updater = updater_of(comm, Returning(Net(), lambda y: y.reshape(1, 1)
+                                         * numpy.ones((2, 1), 'f')), [(X,)])
+    failing(updater, 'must return its loss, a scalar variable')
+
+
+class Returning(chainer.Chain):
+    """Makes something else of another model's loss."""
+
+    def __init__(self, model, made):
+        super().__init__()
+        self.made = made
+        with self.init_scope():
+            self.model = model
+
+    def forward(self, x):
+        return self.made(self.model(x))
+
+
+@on_ranks(2)
+def test_a_value_of_an_earlier_batch_is_refused(comm):
+    kept = []
+
+    def remembering(h):
+        kept.append(h)
+        return h + kept[max(len(kept) - 2, 0)]
+    with pytest.raises((ValueError, RuntimeError),
+                       match='earlier (batch|micro-batch)'):
+        updater_of(comm, Net(remembering), [(X,)]).update()
+
+
+@on_ranks(2)
+def test_options_of_the_updater_must_be_the_same(comm):
+    optimizer = chainer.optimizers.SGD().setup(cut(comm))
+    with pytest.raises(ValueError, match='seed'):
+        PipelineUpdater(Batches((X,)), optimizer, comm, converter=as_it_is,
+                        seed=comm.rank)

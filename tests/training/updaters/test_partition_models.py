@@ -1,0 +1,243 @@
+"""Models as people write them, over ranks: loss and gradients of serial."""
+from chainer_fp8pipe.pipeline.splitting import bounds
+
+import chainer
+import numpy
+import pytest
+from mpi4py import MPI
+
+from benchmarks.models import MODELS
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    batch_of,
+    close,
+    give,
+    gradients,
+    make,
+    observed,
+    own,
+    part,
+    running,
+    samples_of,
+    serially,
+    updater_of,
+    values,
+)
+
+#: Models whose loss is compared with plain Chainer's.
+STILL = ['skip_mlp', 'sparse_experts', 'graph_attention', 'arithmetic',
+         'regularised', 'wide_and_deep', 'deep_q', 'distilled', 'forgetful',
+         'shared_parameters', 'preactivation_resnet', 'siamese',
+         'multi_task', 'segmentation', 'seq2seq', 'tree_lstm',
+         'keyword_tagger', 'truncated_lm', 'huffman', 'quasi_recurrent',
+         'flow', 'vector_quantised', 'made']
+#: Models that draw random numbers: one rank is the reference.
+DRAWING = ['maxout', 'dropout_and_norms', 'token_tagger', 'encoder', 'vae',
+           'denoising', 'skip_gram', 'discrete', 'conditional',
+           'distributions_vae']
+#: Labels that do not count, by the argument they are in.
+IGNORING = {'segmentation': 1, 'token_tagger': 1, 'encoder': 1}
+SCHEDULES = [('gpipe', 1), ('1f1b', 1), ('interleaved', 2),
+             ('zero_bubble', 1)]
+
+
+def labels(name):
+    """Of a micro-batch of a model, how many labels count."""
+    if name not in IGNORING:
+        return None
+    return lambda few: float((few[IGNORING[name]] >= 0).sum())
+
+
+def check(comm, name, micro_batches=2, batch=None, **options):
+    """One update over the ranks against plain Chainer, or one rank."""
+    batch = batch_of(name) if batch is None else batch
+    model, plain = make(name), make(name)
+    updater = updater_of(comm, model, [batch], micro_batches=micro_batches,
+                         **options)
+    before = values(comm, model)
+    give(plain, before)
+    found = observed(model, updater.update)
+    after = gradients(comm, model)
+    if MODELS[name].draws:
+        alone = updater_of(MPI.COMM_SELF, plain, [batch],
+                           micro_batches=micro_batches)
+        give(plain, before)
+        expected = observed(plain, alone.update)
+    else:
+        expected = {'total': serially(plain, batch, micro_batches,
+                                      labels(name))}
+    close(after, own(plain))
+    for key, value in expected.items():
+        assert found[key] == value, key
+    # SGD at 0.1, on the rank that has the parameter.
+    moved = values(comm, model)
+    for path, value in before.items():
+        if after[path] is not None:
+            numpy.testing.assert_allclose(
+                moved[path], value - .1 * after[path], 1e-5, 1e-6, path)
+    return updater
+
+
+@pytest.mark.parametrize('name', STILL)
+@on_ranks(2)
+def test_loss_and_gradients_are_those_of_plain_chainer(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.parametrize('name', DRAWING)
+@on_ranks(2)
+def test_what_is_drawn_does_not_depend_on_the_ranks(comm, name):
+    check(comm, name)
+
+
+@pytest.mark.parametrize('name', [
+    'skip_mlp', 'deep_q', 'multi_task', 'seq2seq', 'keyword_tagger',
+    'encoder', 'vae'])
+@on_ranks(3)
+def test_three_ranks_give_the_same(comm, name):
+    check(comm, name, 4)
+
+
+@pytest.mark.parametrize(('schedule', 'chunks'), SCHEDULES)
+@pytest.mark.parametrize('name', ['encoder', 'wide_and_deep'])
+@on_ranks(2)
+def test_every_schedule_gives_the_same(comm, name, schedule, chunks):
+    updater = check(comm, name, 4, schedule=schedule, cut={'chunks': chunks})
+    assert updater.get_optimizer('main').target.plan.chunks == chunks
+
+
+@on_ranks(4)
+def test_four_ranks_with_recomputation_give_the_same(comm):
+    check(comm, 'encoder', 4, cut={'recompute': True})
+
+
+@pytest.mark.parametrize('name', ['encoder', 'conditional'])
+@on_ranks(2)
+def test_recomputation_changes_nothing(comm, name):
+    """Not one bit: masks, running statistics, reports."""
+    found = []
+    for recompute in (False, True):
+        model = make(name)
+        updater = updater_of(comm, model, [batch_of(name), batch_of(name, 2)],
+                             cut={'recompute': recompute})
+        assert any(model.plan.recompute) == recompute
+        reports = [observed(model, updater.update) for _ in range(2)]
+        found.append((reports, values(comm, model), running(comm, model)))
+    plain, again = found
+    assert plain[0] == again[0]
+    for one, other in zip(plain[1:], again[1:], strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            numpy.testing.assert_array_equal(value, other[key], key)
+
+
+@pytest.mark.parametrize('name', ['skip_mlp', 'keyword_tagger'])
+@on_ranks(2)
+def test_a_last_micro_batch_may_be_shorter(comm, name):
+    """Seven samples in four parts: the shorter one counts less."""
+    check(comm, name, 4, part(batch_of(name), 0, 7))
+
+
+@on_ranks(2)
+def test_micro_batches_count_by_their_labels(comm):
+    """Most labels of the first one are ignored."""
+    image, label = batch_of('segmentation')
+    label = label.copy()
+    label[:4, :, 1:] = -1
+    check(comm, 'segmentation', 2, (image, label))
+    label[:4] = -1              # none of it counts
+    check(comm, 'segmentation', 2, (image, label))
+
+
+class Ignoring(chainer.Chain):
+    """A loss that ignores labels which the model computes itself."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.teacher = chainer.links.Linear(4, 3)
+            self.student = chainer.links.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.teacher(x).array
+        label = numpy.where(y.max(axis=1) > .5, y.argmax(axis=1), -1)
+        return chainer.functions.softmax_cross_entropy(
+            self.student(x), label.astype('i'), ignore_label=-1)
+
+
+@on_ranks(2)
+def test_labels_that_nobody_knows_before_need_a_weight(comm):
+    x = numpy.random.RandomState(0).randn(8, 4).astype('f')
+    updater = updater_of(comm, Ignoring(), [(x,)])
+    with pytest.raises(ValueError, match='labels that the model computes '
+                       'itself.*loss_weight='):
+        updater.update()
+    updater = updater_of(comm, Ignoring(), [(x,)], loss_weight=len)
+    updater.update()
+
+
+@on_ranks(2)
+def test_a_weight_of_ones_own_is_a_function_of_the_batch(comm):
+    batch = batch_of('keyword_tagger')
+
+    def weight(x, t, mask):
+        return mask.sum()
+    model, plain = make('keyword_tagger'), make('keyword_tagger')
+    updater = updater_of(comm, model, [batch], loss_weight=weight)
+    give(plain, values(comm, model))
+    found = observed(model, updater.update)
+    assert found['total'] == serially(
+        plain, batch, 2, lambda few: float(few['mask'].sum()))
+    close(gradients(comm, model), own(plain))
+
+
+@on_ranks(2)
+def test_a_batch_of_another_form_is_traced_and_trained(comm):
+    """Longer sentences, other trees, fewer samples, one after the other."""
+    for name in ('seq2seq', 'tree_lstm'):
+        batches = [batch_of(name, seed) for seed in (1, 2)]
+        if name == 'seq2seq':
+            source, target = batches[1]
+            batches.append((source[:6, :4], target[:6, :5]))
+        model = make(name)
+        updater = updater_of(comm, model, batches)
+        for batch in batches:
+            plain = make(name)
+            give(plain, values(comm, model))
+            found = observed(model, updater.update)
+            assert found['total'] == serially(plain, batch, 2)
+            close(gradients(comm, model), own(plain))
+
+
+@on_ranks(2)
+def test_evaluation_is_that_of_the_plain_model(comm):
+    """In the middle of training; weighted by samples; in other calls."""
+    for name in ('thinking_time', 'preactivation_resnet', 'token_tagger'):
+        batch, other = batch_of(name), part(batch_of(name, 5), 0, 7)
+        updaters = [updater_of(comm, make(name), [batch]) for _ in range(2)]
+        model, twin = (updater.get_optimizer('main').target
+                       for updater in updaters)
+        for updater in updaters:
+            updater.update()
+        arrays = tuple(other) if isinstance(other, tuple) else other
+        found = observed(model, lambda: updaters[0].evaluate(*arrays))  # noqa: B023
+        plain = make(name)
+        give(plain, values(comm, model))
+        links = dict(plain.namedlinks())
+        for (path, key), value in running(comm, model).items():
+            vars(links[path])[key] = value
+        with chainer.using_config('train', False):
+            expected, weights = [], []
+            for start, end in bounds(samples_of(other), 2):
+                few = part(other, start, end)
+                count = labels(name)
+                weights.append(count(few) if count else end - start)
+                expected.append(float(plain(*few).array))
+        assert found['total'] == pytest.approx(
+            numpy.average(expected, weights=weights), rel=1e-6)
+        # Training does not notice.
+        for updater in updaters:
+            updater.update()
+        one, two = values(comm, model), values(comm, twin)
+        for path, value in one.items():
+            numpy.testing.assert_array_equal(value, two[path], path)

@@ -1,0 +1,362 @@
+"""Training a partitioned model for some steps, as serial training goes."""
+import json
+import warnings
+
+from chainer_fp8pipe import create_communicator, deferred
+from chainer_fp8pipe.pipeline.grid import ProcessGrid
+from chainer_fp8pipe.pipeline.splitting import bounds
+from chainer_fp8pipe.training.extensions import Snapshot, resume
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+from chainer.training import Trainer
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    batch_of,
+    close,
+    give,
+    gradients,
+    make,
+    observed,
+    own,
+    part,
+    reporting,
+    running,
+    serially,
+    updater_of,
+    values,
+)
+
+
+class Tied(chainer.Chain):
+    """Its output layer is its embedding; normalised in the middle."""
+
+    def __init__(self, words=11, units=6):
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(words, units)
+            self.body = chainer.Sequential(
+                L.Linear(units, units), F.tanh, L.BatchNormalization(units),
+                L.Linear(units, units), F.tanh)
+            self.bias = chainer.Parameter(0., (words,))
+
+    def forward(self, x, t):
+        y = F.linear(self.body(self.embed(x)), self.embed.W, self.bias)
+        return F.softmax_cross_entropy(y, t)
+
+
+def tied(seed=0):
+    with deferred(seed):
+        return reporting(Tied())
+
+
+def words(seed, samples=8):
+    random = numpy.random.RandomState(seed)
+    return tuple(random.randint(0, 11, samples).astype('i')
+                 for _ in range(2))
+
+
+def clipping(model, threshold=.2):
+    """Adam, with gradients clipped; the threshold is always passed."""
+    optimizer = chainer.optimizers.Adam(.01).setup(model)
+    optimizer.add_hook(
+        chainer.optimizer_hooks.GradientClipping(threshold))
+    return optimizer
+
+
+@on_ranks(2, 3)
+def test_copies_of_a_tied_parameter_stay_the_same(comm):
+    """With Adam and clipping, whose norm counts them once."""
+    batches = [words(seed) for seed in range(4)]
+    model, plain = tied(), tied()
+    updater = updater_of(comm, model, batches, micro_batches=4,
+                         optimizer=chainer.optimizers.Adam(.01))
+    assert model.partition.ties == {'/embed/W': (0, comm.size - 1)}
+    updater.get_optimizer('main').add_hook(
+        chainer.optimizer_hooks.GradientClipping(.2))
+    optimizer = clipping(plain)
+    for batch in batches:
+        give(plain, values(comm, model))    # compares copies bit for bit
+        updater.update()
+        serially(plain, batch, 4)
+        optimizer.update()
+        close(gradients(comm, model), own(plain), 1e-5)
+        for name, value in values(comm, model).items():
+            numpy.testing.assert_allclose(
+                value, own(plain, 'array')[name], atol=1e-4, err_msg=name)
+    assert 'is on stages 0 and' in str(model)
+
+
+@on_ranks(2)
+def test_running_averages_are_those_of_the_whole_batch(comm):
+    """Not of one micro-batch after the other."""
+    batch = words(0, 12)
+    model, plain = tied(), tied()
+    updater = updater_of(comm, model, [batch], micro_batches=3)
+    inputs = []
+
+    class Noting(chainer.LinkHook):
+        def forward_preprocess(self, args):
+            if isinstance(args.link, L.BatchNormalization):
+                inputs.append(args.args[0].array)
+    give(plain, values(comm, model))
+    with Noting():
+        serially(plain, batch, 3)
+    updater.update()
+    whole = numpy.concatenate(inputs).astype('d')
+    found = {key: value for (_, key), value
+             in running(comm, model).items()}
+    numpy.testing.assert_allclose(
+        found['avg_mean'], .1 * whole.mean(axis=0), 1e-5, 1e-7)
+    numpy.testing.assert_allclose(
+        found['avg_var'], .9 + .1 * whole.var(axis=0, ddof=1), 1e-5)
+
+
+def replicated(comm, name, steps, batches):
+    """2 stages x 2 replicas; losses and values after some steps."""
+    grid = ProcessGrid(comm, 2)
+    options = {'warmup': 0, 'period': 1} if name == 'fp8' else {}
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(.01),
+        create_communicator(name, grid.data, **options))
+    model = tied()
+    updater = updater_of(grid, model, [
+        part(batch, grid.replica_index * 4, grid.replica_index * 4 + 4)
+        for batch in batches], optimizer=optimizer)
+    losses = [observed(model, updater.update)['total']
+              for _ in range(steps)]
+    found = values(comm, model)     # the same on all replicas, all holders
+    grid.free()
+    return losses, found
+
+
+@on_ranks(4)
+def test_replicas_of_a_pipeline_learn_as_one(comm):
+    batches = [words(seed) for seed in range(4)]
+    losses, found = replicated(comm, 'float32', 8, batches)
+    plain = tied()
+    optimizer = chainer.optimizers.Adam(.01).setup(plain)
+    expected = []
+    for step in range(8):
+        expected.append(serially(plain, batches[step % 4], 4))
+        optimizer.update()
+    numpy.testing.assert_allclose(losses, expected, 1e-5)
+    close(found, own(plain, 'array'), 1e-3)
+    compressed, other = replicated(comm, 'fp8', 8, batches)
+    assert compressed[0] == losses[0]
+    numpy.testing.assert_allclose(compressed, losses, .05)
+    assert any(numpy.any(other[name] != found[name]) for name in found)
+
+
+@on_ranks(2)
+def test_a_loss_scale_changes_nothing(comm):
+    found = []
+    for scale in (None, 1024):
+        optimizer = chainer.optimizers.SGD(.1)
+        model = tied()
+        updater = updater_of(comm, model, [words(0)], optimizer=optimizer)
+        if scale:
+            optimizer.set_loss_scale(scale)
+        losses = [observed(model, updater.update)['total']
+                  for _ in range(3)]
+        found.append((losses, values(comm, model)))
+    numpy.testing.assert_allclose(found[0][0], found[1][0], 1e-6)
+    close(found[1][1], found[0][1], 1e-5)
+
+
+# --- state between batches ---------------------------------------------------
+
+@on_ranks(2)
+def test_truncated_backpropagation_is_that_of_plain_chainer(comm):
+    """State of one batch is where the next one begins, until it is reset."""
+    batches = [batch_of('stateful_lm', seed) for seed in range(5)]
+    model, plain = make('stateful_lm'), make('stateful_lm')
+    updater = updater_of(comm, model, batches, micro_batches=1)
+    give(plain, values(comm, model))
+    optimizer = chainer.optimizers.SGD(.1).setup(plain)
+    for step, batch in enumerate(batches):
+        if step == 3:
+            for one in (model, plain):
+                one.reset_state()
+        found = observed(model, updater.update)
+        assert found['total'] == pytest.approx(
+            serially(plain, batch, 1), rel=1e-6)
+        close(gradients(comm, model), own(plain), 2e-5)
+        optimizer.update()
+        if step == 1:           # evaluation has a state of its own
+            first, second = (observed(model, lambda: updater.evaluate(
+                *batches[4]))['total'] for _ in range(2))
+            assert first != second
+    close(values(comm, model), own(plain, 'array'), 1e-5)
+
+
+@on_ranks(2)
+def test_each_micro_batch_goes_on_from_its_own_state(comm):
+    """As with one plain model per micro-batch that share their values."""
+    batches = [batch_of('stateful_lm', seed) for seed in range(3)]
+    model = make('stateful_lm')
+    updater = updater_of(comm, model, batches, micro_batches=2)
+    plain = [make('stateful_lm') for _ in range(2)]
+    for batch in batches:
+        now = values(comm, model)
+        losses = []
+        for (start, end), one in zip(bounds(8, 2), plain, strict=True):
+            give(one, now)
+            losses.append(float(one(*part(batch, start, end)).array))
+        assert observed(model, updater.update)['total'] == pytest.approx(
+            numpy.mean(losses), rel=1e-6)
+
+
+# --- snapshots ---------------------------------------------------------------
+
+def trained(comm, out, until, resumed=None, **cut):
+    """Trains for some iterations in all; snapshots are taken at the third.
+
+    Args:
+        comm: The ranks; None: this one takes no part.
+        resumed: None: from the beginning; else whether exactly.
+    """
+    if comm is None:
+        return None, None, None
+    grid = ProcessGrid(comm, comm.size)
+    data = chainer.datasets.TupleDataset(*words(3, 24))
+    model = tied(5)
+    optimizer = chainer.optimizers.Adam(.01)
+    updater = updater_of(grid, model, [words(3, 8)], optimizer=optimizer,
+                         micro_batches=4, cut=cut)
+    if grid.stage_index == 0:
+        updater._iterators['main'] = chainer.iterators.SerialIterator(
+            data, 8, shuffle=False)
+        updater.converter = chainer.dataset.concat_examples
+    trainer = Trainer(updater, (until, 'iteration'), str(out))
+    losses = []
+    trainer.extend(lambda trainer: losses.append(
+        float(trainer.observation['main/total'])),
+        name='losses', trigger=(1, 'iteration'))
+    trainer.extend(Snapshot(grid), trigger=(3, 'iteration'))
+    if resumed is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error' if resumed else 'ignore')
+            assert resume(trainer, grid, str(out)) == 3
+    trainer.run()
+    found = values(comm, model), running(comm, model)
+    grid.free()
+    return losses, found, model.plan
+
+
+def first(comm, ranks):
+    part = comm.Split(int(comm.rank < ranks), comm.rank)
+    return part if comm.rank < ranks else None
+
+
+@on_ranks(2)
+def test_a_run_goes_on_with_the_same_bits_by_the_same_plan(comm, tmp_path):
+    losses, expected, plan = trained(comm, tmp_path / 'whole', 6)
+    trained(comm, tmp_path, 3, plan=plan)
+    again, found, _ = trained(comm, tmp_path, 6, resumed=True, plan=plan)
+    assert again == losses[3:]
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            numpy.testing.assert_array_equal(value, other[key], key)
+
+
+@on_ranks(3)
+def test_a_run_goes_on_from_a_snapshot_on_more_ranks(comm, tmp_path):
+    few = first(comm, 2)
+    losses, expected, _ = trained(few, tmp_path / 'whole', 6)
+    trained(few, tmp_path, 3)
+    comm.Barrier()
+    again, found, _ = trained(comm, tmp_path, 6, resumed=False)
+    if few is not None:
+        numpy.testing.assert_allclose(again, losses[3:], 1e-5)
+        for one, other in zip(found, expected, strict=True):
+            for key, value in one.items():
+                numpy.testing.assert_allclose(value, other[key], 1e-3, 1e-5,
+                                              err_msg=str(key))
+
+
+@on_ranks(2)
+def test_plain_chainer_reads_what_a_partition_wrote(comm, tmp_path):
+    _, (expected, statistics), _ = trained(comm, tmp_path, 3)
+    plain = Tied()
+    chainer.serializers.load_npz(
+        str(tmp_path / 'snapshot_iter_3.npz'), plain,
+        path='all/trainer/updater/model:main/')
+    close(own(plain, 'array'), expected, 0)
+    links = dict(plain.namedlinks())
+    for (path, key), value in statistics.items():
+        numpy.testing.assert_array_equal(vars(links[path])[key], value)
+
+
+@on_ranks(2)
+def test_a_partition_reads_what_plain_chainer_wrote(comm, tmp_path):
+    plain = tied(9)
+    serially(plain, words(1), 1)        # its running averages have moved
+    if comm.rank == 0:
+        chainer.serializers.save_npz(tmp_path / 'plain.npz', plain)
+    comm.Barrier()
+    model = tied(1)
+    updater_of(comm, model, [words(0)])
+    chainer.serializers.load_npz(tmp_path / 'plain.npz', model)
+    close(values(comm, model), own(plain, 'array'), 0)
+    links = dict(plain.namedlinks())
+    for (path, key), value in running(comm, model).items():
+        numpy.testing.assert_array_equal(vars(links[path])[key], value)
+
+
+# --- plans -------------------------------------------------------------------
+
+@on_ranks(2)
+def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
+    model = tied()
+    updater_of(comm, model, [words(0)])
+    path = str(tmp_path / 'plan.json')
+    if comm.rank == 0:
+        model.plan.save(path)
+        with open(path) as file:
+            data = json.load(file)
+        data['cuts'] = [{'before': '/body/1/W', 'calls_later': 0}]
+        data['recompute'] = [True, False]
+        with open(path, 'w') as file:
+            json.dump(data, file)
+    other = tied()
+    # Only the first rank reads it.
+    updater = updater_of(comm, other, [words(0)], cut={
+        'plan': path if comm.rank == 0 else None})
+    mine = {name for name, _ in other.namedparams()}
+    assert ('/body/0/W' in mine) == (comm.rank == 0)
+    assert ('/body/1/W' in mine) == ('/bias' in mine) == (comm.rank == 1)
+    assert '/embed/W' in mine
+    assert other.plan.recompute == (True, False)
+    plain = tied()
+    give(plain, values(comm, other))
+    assert observed(other, updater.update)['total'] == serially(
+        plain, words(0), 2)
+    close(gradients(comm, other), own(plain))
+
+
+@on_ranks(2)
+def test_a_limit_that_is_no_limit_brings_no_recomputation(comm):
+    model = tied()
+    updater_of(comm, model, [words(0)], cut={'memory': '1 GiB'})
+    assert model.plan.recompute == (False, False)
+    assert max(model.plan.predicted.memory) < 2 ** 30
+    assert 'stage' in str(model)
+
+
+@on_ranks(2)
+def test_a_rank_holds_its_own_part_only(comm):
+    with deferred():
+        model = chainer.Sequential(
+            *(L.Linear(50, 50) for _ in range(6)), F.sum)
+    updater_of(comm, model, [(numpy.ones((4, 50), 'f'),)], cut={
+        'optimizer_arrays': 0})
+    mine = sum(parameter.array.nbytes for parameter in model.params())
+    assert sum(comm.allgather(mine)) == 6 * 50 * 51 * 4
+    assert mine < 5 * 50 * 51 * 4
