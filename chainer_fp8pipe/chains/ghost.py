@@ -191,7 +191,8 @@ def evaluated(recipe: Recipe, values: list[Any]) -> Any:
 def made_up(array: Any) -> Any:
     """An array of a ghost's shape and dtype with values of no meaning.
 
-    They are no constant: a matrix shall have an inverse.
+    The values differ from each other, so that a matrix of them has an
+    inverse.
     """
     return _made_up(array)
 

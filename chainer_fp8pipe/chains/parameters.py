@@ -99,7 +99,8 @@ def deferred(seed: int = 0) -> Iterator[None]:
     its own; without it, a parameter is drawn when it is first used.  Values
     depend on the seed and on how many parameters were made before, not on
     the rank.  What a constructor itself draws from NumPy's generator is
-    seeded, too; the generator gets its state back.
+    seeded, too; the generator gets its state back.  A parameter that is made
+    of an array has this array at once.
 
     Args:
         seed: Of the initial values.

@@ -45,7 +45,7 @@ class Passes:
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
-        #: Times the calls; None: nobody wants to know.
+        #: Times the calls; None: nothing is timed.
         self.laps: Laps | None = None
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
@@ -75,7 +75,7 @@ class Passes:
             self._after = programs[-1].after
 
     def end(self) -> None:
-        """Ends a step; links show that they keep something."""
+        """Ends a step; attributes of links that keep state become ghosts."""
         self._marks = {}
         for entry in self._after.entries if self._after else ():
             ghosts = [ghost(leaf.shape, leaf.dtype, 'of an earlier batch',
@@ -145,7 +145,7 @@ class Passes:
 
     @contextlib.contextmanager
     def unreported(self) -> Iterator[None]:
-        """Nobody hears of what is reported inside."""
+        """Inside, reports are dropped."""
         with self._reporter, settled():
             yield
         self._reporter.observation = {}
@@ -275,7 +275,7 @@ class PartTape(GraphTape):
         inputs: As for :class:`.GraphTape`.
         outputs: As for :class:`.GraphTape`.
         parameters: Those whose gradients the graph itself makes.
-        laps: Times the calls; None: nobody wants to know.
+        laps: Times the calls; None: nothing is timed.
     """
 
     def __init__(self, inputs: tuple, outputs: tuple,

@@ -62,18 +62,20 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             of arrays or a dictionary; on all ranks, of the same shapes.
         comm: The ranks: a communicator of mpi4py's or ChainerMN's, all of
             whose ranks become stages, or a :class:`ProcessGrid`.
-        memory: What a rank may use beyond the interpreter, such as
-            ``'2 GiB'``; None: no limit.
-        micro_batches: Into how many a batch will be cut.
+        memory: What a rank may use beyond the interpreter: bytes, or a text
+            such as ``'2 GiB'``; None: no limit.
+        micro_batches: Into how many a batch will be cut; the same as for
+            :class:`PipelineUpdater`.
         schedule: As for :class:`PipelineUpdater`.
         chunks: Chunks of each rank, for ``'interleaved'``.
         recompute: ``'auto'``: stages that would not fit keep their inputs
             only and run forward twice; True: all stages; False: none.
         optimizer_arrays: How many arrays of a parameter's size the
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
-        plan: One that was saved, ``plan.save('plan.json')``: a
-            :class:`~chainer_fp8pipe.planning.plan.Plan`, its file, or what
-            is in the file.  It is not searched for then.
+        plan: Where to cut, as an earlier run has saved it with
+            ``model.plan.save('plan.json')``: the file's path, what is in
+            the file, or a :class:`~chainer_fp8pipe.planning.Plan`; None:
+            the best cut is searched for.
         profile: After so many updates, the first of which is not counted,
             the plan is made again with the times that calls take in
             training, and parameters move to other ranks if a step is faster
@@ -84,10 +86,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 
     Raises:
         DoesNotFit: No cut fits into the memory; on all ranks.
-        GhostError: The model's own ``forward`` looks at data that it has not
-            got; on all ranks.
-        ValueError: An argument is wrong, or ranks have other models; on all
-            ranks.
+        ValueError: An argument is wrong, ranks have different models, or the
+            model's own ``forward`` looks at computed data, which need not be
+            on the rank (:func:`atomic` helps); on all ranks.
     """
     grid = _grid(comm)
     limit = raise_together(grid.comm, lambda: _check(

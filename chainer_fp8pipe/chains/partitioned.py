@@ -38,7 +38,8 @@ class Form:
         args: Arrays.
         kwargs: Arrays, by name.
         state: What links keep from the batch before.
-        place: Where in the training, for what Python draws in forward.
+        place: Where in the training the micro-batch is, which seeds what
+            Python draws in forward.
 
     Attributes:
         call: Calls the function.
@@ -334,7 +335,7 @@ class Partition:
                 if self.homes[name] == self.grid.stage_index]
 
     def problem(self) -> str:
-        """What was changed in the model behind the partition's back."""
+        """What was changed in the model since it was cut; '' if nothing."""
         for path, parameter in self.names.parameters.items():
             link, _, name = path.rpartition('/')
             if vars(self.names.links[link or '/']).get(name) is not parameter:

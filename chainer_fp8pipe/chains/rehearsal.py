@@ -23,7 +23,7 @@ from .whole import LinkCall, call_whole
 
 
 class Mismatch(Exception):
-    """The forward pass is not that of the trace."""
+    """A forward pass makes other calls than the trace."""
 
 
 class Rehearsal:
@@ -53,7 +53,7 @@ class Rehearsal:
         return original(link, *args, **kwargs)
 
     def before_backward(self, outputs: Any) -> None:
-        """The trace has seen to it that the graph is here."""
+        """Allows it: tracing has refused gradients of ghosts."""
 
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         return call_whole(function, args, kwargs,
@@ -84,7 +84,7 @@ class Rehearsal:
         return call.ghosts
 
     def finish(self) -> None:
-        """Complains if calls are missing."""
+        """Raises an error if calls of the trace were not made."""
         if self._number != len(self._calls):
             raise Mismatch
 

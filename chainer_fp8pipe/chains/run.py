@@ -54,7 +54,7 @@ class Run:
         self._inside = 0
         self._views: dict[int, Any] = {}
         self._own: set[int] = set()
-        #: Notes the time of a call; None: nobody wants to know.
+        #: Is told of each call that was done; None: nothing is timed.
         self.clock: Callable[[int, Any], None] | None = None
 
     # --- the interceptor -----------------------------------------------------
@@ -72,7 +72,7 @@ class Run:
         return original(link, *args, **kwargs)
 
     def before_backward(self, outputs: Any) -> None:
-        """The trace has seen to it that the graph is here."""
+        """Allows it: tracing has refused gradients of ghosts."""
 
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -104,7 +104,7 @@ class Run:
         return call.ghosts
 
     def finish(self) -> None:
-        """Complains if calls are missing."""
+        """Raises an error if calls of the trace were not made."""
         if self._number != len(self._calls):
             call = self._calls[self._number]
             raise Diverged(

@@ -163,7 +163,6 @@ class Trace:
         state: What links keep afterwards, see :class:`.State`.
         touched: Attributes of links that the run has changed, with paths.
         atomic: Paths of the links that are run as one call.
-        ran: How many calls were run.
     """
 
     def __init__(self, calls: list[TracedCall], first: int, result: Any,
@@ -213,10 +212,11 @@ class Tracer:
         Args:
             run: Calls the model.
             state: What the links keep from the run before.
-            timed: Run calls for their times; else for their shapes only.
+            timed: Whether calls are run again for their times; otherwise once,
+                for their shapes and bytes.
 
         Raises:
-            GhostError: The model's own forward looks at data.
+            GhostError: The model's own forward looks at computed data.
         """
         while True:
             recorder = _Recorder(self._names, self._memo, self._atomic,

@@ -22,8 +22,9 @@ def atomic(function: Any) -> Any:
 
     Args:
         function: What takes and returns variables, arrays, or lists, tuples
-            and dictionaries of these; a link is marked and returned.  As
-            :meth:`forward` of a link, it may use the link's parameters.
+            and dictionaries of these; a link is marked and returned.  A
+            function may use parameters of the model, as a method of a link
+            does.
 
     .. admonition:: Example
 

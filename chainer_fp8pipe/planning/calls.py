@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Source(NamedTuple):
-    """Which value of a trace is meant.
+    """A value of a trace, by the call that gives the value.
 
     Attributes:
         call: Number of the call.
@@ -26,7 +26,7 @@ class Value(NamedTuple):
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
-        wants: Whether its gradient is of use.
+        wants: Whether backward needs the value's gradient.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,8 @@ class Call:
     Attributes:
         name: Of the function.
         link: Path of the link that called it; '/' for the model itself.
-        path: When each of the links around it was first called.
+        path: For each link around the call, from the model inwards, the
+            number of the first call in that link.
         inputs: Values of other calls that it reads.
         parameters: Paths of the parameters that it reads.
         outputs: What it gives, by index or attribute name.
@@ -56,10 +57,10 @@ class Call:
         retained: Values of calls that it keeps for backward.
         temporary: Most bytes that it allocates for itself while it runs.
         draws: Whether it draws random numbers.
-        whole: Paths of links whose calls must not be apart (running
-            averages, or a link that is run as one call).
-        pinned: The stage that has the result already: state that a link
-            kept from an earlier batch.  None: an ordinary call.
+        whole: Paths of links whose calls must all be on one stage, because
+            the link keeps running averages or is run as one call.
+        pinned: For a value that a link has kept from an earlier batch, the
+            stage that has the value.  None: an ordinary call.
     """
 
     name: str
@@ -91,11 +92,11 @@ class Parameter(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes; 0 where the shape is unknown."""
+        """Bytes of its values; 0 where the shape is unknown."""
         return (0 if self.shape is None
                 else math.prod(self.shape) * self.dtype.itemsize)
 
 
 def total_seconds(calls: Sequence[Call]) -> float:
-    """Forward and backward of all calls."""
+    """Seconds of the forward and backward passes of all calls."""
     return sum(call.forward + call.backward for call in calls)

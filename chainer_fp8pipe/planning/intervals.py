@@ -1,8 +1,8 @@
 """What every interval of a model's calls would cost as a stage.
 
 Calls are in the order of their positions.  Those between which no cut can be
-are one *atom*.  Arrays have the shape (atoms + 1, atoms + 1); element [i, j]
-is about the atoms i to j - 1.
+are one *atom*.  Arrays are float64[atoms + 1, atoms + 1]; element [i, j] is
+about the atoms i to j - 1, and 0 where there are none.
 """
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Intervals:
         kept: Bytes that a micro-batch keeps for backward in each interval.
         temporary: Bytes of the largest temporaries in each interval.
         crossing: Bytes that cross before each atom, float64[atoms + 1].
-        values: How many arrays cross before each atom.
+        values: How many arrays cross before each atom, float64[atoms + 1].
+        count: How many atoms there are.
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,

@@ -16,10 +16,12 @@ class Predicted:
     """What is expected of a plan.
 
     Attributes:
-        seconds: Of a step, without update.
-        busy: Seconds in which each stage computes, per micro-batch.
-        memory: Bytes of each rank at most, beyond the interpreter's.
-        crossing: Bytes that cross each boundary, per micro-batch.
+        seconds: Of a step, without the update of the parameters.
+        busy: Seconds in which each chunk computes, per micro-batch.
+        memory: Bytes that each rank needs at most, beyond the
+            interpreter's.
+        crossing: Bytes that go from each chunk but the last to the next
+            one, per micro-batch.
     """
 
     seconds: float = 0.0
@@ -36,9 +38,10 @@ class Plan:
         order: The model's parameters in groups, in the order of first use.
         cuts: The first position of each chunk but the first one.
         stages: Ranks of the pipeline; chunk c is on rank c % stages.
-        recompute: Which chunks keep their inputs only.
-        micro_batches: For which the plan was made.
-        schedule: For which the plan was made.
+        recompute: For each chunk, whether it keeps its inputs only and runs
+            forward twice.
+        micro_batches: Number of micro-batches that the plan was made for.
+        schedule: Name of the schedule that the plan was made for.
         predicted: What is expected of the plan.
     """
 
@@ -67,7 +70,7 @@ class Plan:
             file.write('\n')
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it."""
+        """What :meth:`save` writes: lists, dictionaries, texts, numbers."""
         return {
             'format': _FORMAT, 'stages': self.stages,
             'schedule': self.schedule, 'micro_batches': self.micro_batches,
@@ -79,10 +82,17 @@ class Plan:
 
 
 def load_plan(source: str | Mapping[str, Any] | Plan) -> Plan:
-    """A plan from a file, from what JSON has, or as it is.
+    """Reads a plan, and checks that its parts agree with each other.
+
+    Args:
+        source: The path of a file that :meth:`Plan.save` has written, the
+            dictionary that is in such a file, or a :class:`Plan`, which is
+            returned as it is.
 
     Raises:
-        ValueError: It is no plan, or one that contradicts itself.
+        OSError: The file cannot be read.
+        ValueError: The source is no plan, or a plan that contradicts itself;
+            the message says how.
     """
     if isinstance(source, Plan):
         return source

@@ -23,7 +23,8 @@ class Position(NamedTuple):
 
     Attributes:
         place: Index of a group of parameters in their order.
-        depth: Calls since that group's first one.
+        depth: How many calls come after the group's first one on the longest
+            way to this call.
     """
 
     place: int
@@ -43,7 +44,8 @@ def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
     Args:
         calls: Of a trace.
         names: Paths of all parameters, in the order of the model's links.
-            Those that no call uses follow the one before them there.
+            A parameter that no call uses follows the parameter before it in
+            this list.
     """
     first: dict[str, tuple[int, ...]] = {}
     for number, call in enumerate(calls):
@@ -66,7 +68,8 @@ def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
 def positions(calls: Sequence[Call], order: Order) -> list[Position]:
     """The position of every call.
 
-    What is computed from the batch alone is where it is first needed.
+    A call that depends on the batch alone gets the position of the first
+    call that uses its result.
 
     Args:
         calls: Of a trace, in their order.
@@ -107,7 +110,7 @@ def _with_floating(calls: Sequence[Call], found: list[Position | None],
 
 
 class Assignment(NamedTuple):
-    """Which stage does which call of a trace, and what crosses.
+    """Which stage does which call of a trace, and which values cross.
 
     Attributes:
         stages: One per call.
@@ -131,7 +134,8 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         order: Of the plan.
         cuts: The first position of each stage but the first one.
         wanted: Values that the last stage must have: the loss.
-        together: Values that the last of their stages must have.
+        together: Groups of values: the last stage that makes a value of a
+            group must have all values of the group.
     """
     place = positions(calls, order)
     floating = _floating(calls)

@@ -15,10 +15,10 @@ def search(calls: Sequence[Call], order: Order,
     """The plan with the shortest step.
 
     Args:
-        calls: Of a trace.
-        order: Of the model's parameters.
-        parameters: By path.
-        task: What is asked for.
+        calls: Of a trace, with their times and bytes.
+        order: Of the model's parameters, as :func:`.order_of` gives it.
+        parameters: Shapes and dtypes, by path.
+        task: Ranks, schedule, memory limit.
 
     Raises:
         DoesNotFit: There is none under the memory limit.

@@ -49,12 +49,15 @@ class PipelineUpdater(StandardUpdater):
         iterator: Gives batches on the ranks of the first stage; elsewhere it
             is not used and may be None.  The last element of an example is
             the target, the others are arguments of the first layer.
-        optimizer: Set up with this rank's stage, ``Net().stage(comm)``.
+        optimizer: Set up with this rank's stage, ``Net().stage(comm)``, or
+            with the model that :func:`partition` has cut.
             With replicas, ChainerMN's multi-node optimizer around a
             communicator of ``grid.data``.
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
-        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.
+        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Not used
+            with a model that :func:`partition` has cut: ``model(*batch)`` is
+            the loss.
         micro_batches: Into how many a batch is cut; default: what a
             partitioned model was planned for, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
@@ -62,12 +65,15 @@ class PipelineUpdater(StandardUpdater):
             for, or ``'1f1b'``.
         recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
             the last'``: which keep their inputs only and run forward twice.
-            True and False mean the second and the first.
+            True and False mean the second and the first.  Default for a
+            model that :func:`partition` has cut: those of its plan.
         metrics: Name to function of the loss's arguments, reported beside
             it; default: accuracy if the loss is ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
             in the mean loss; default: the labels that ``loss_fun`` does not
-            ignore, or else samples.  A metric's own is given as a pair,
+            ignore, or else samples.  Of a model that :func:`partition` has
+            cut, it gets the whole micro-batch, ``loss_weight(*batch)``.  A
+            metric's own is given as a pair,
             ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
