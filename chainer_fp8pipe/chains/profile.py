@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from typing import Any
 
 import chainer
@@ -36,7 +37,8 @@ class Laps(chainer.FunctionHook):
 
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
-        self._numbers[id(node)] = number, node
+        # Weakly: what has no backward pass would keep the whole graph.
+        self._numbers[id(node)] = number, weakref.ref(node)
         self._note(0, number)
 
     def backward_postprocess(self, function: Any, in_data: Any,
@@ -44,7 +46,7 @@ class Laps(chainer.FunctionHook):
         """A call's backward pass is through."""
         node = getattr(function, 'node', function)
         found = self._numbers.pop(id(node), None)
-        if found is not None:
+        if found is not None and found[1]() is node:
             self._note(1, found[0])
 
     def medians(self) -> dict[int, tuple[float, float]]:
