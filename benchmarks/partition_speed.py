@@ -151,7 +151,8 @@ def _divided(comm, half, batch, parts, scale):
         comm, balance=[1 + half, len(layers) - 1 - half])
     updater = trained(
         model, batch, comm, parts, metrics={},
-        loss_fun=lambda y, t: F.softmax_cross_entropy(y, t.ravel()))
+        loss_fun=lambda y, t: F.softmax_cross_entropy(y, t.ravel()),
+        loss_weight=lambda t: (t != -1).sum())
     return updater.update
 
 

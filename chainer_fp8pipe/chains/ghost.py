@@ -192,7 +192,7 @@ def made_up(array: Any) -> Any:
     """An array of a ghost's shape and dtype with values of no meaning.
 
     The values differ from each other, so that a matrix of them has an
-    inverse.
+    inverse, and a Cholesky factor.
     """
     return _made_up(array)
 
@@ -315,6 +315,9 @@ def _made_up(array: Any) -> Any:
     xp = _module(array)
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME, array.shape).astype(array.dtype)
+        if array.ndim > 1 and array.shape[-1] == array.shape[-2]:
+            diagonal = numpy.arange(array.shape[-1])
+            values[..., diagonal, diagonal] = .9
         return values if xp is numpy else xp.asarray(values)
     return xp.zeros(array.shape, array.dtype)
 

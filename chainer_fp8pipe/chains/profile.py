@@ -56,6 +56,7 @@ class Laps(chainer.FunctionHook):
 
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
+        # Weakly: what has no backward pass would keep the whole graph.
         self._numbers[id(node)] = number, weakref.ref(node)
         self._note(0, number)
 

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -296,15 +297,19 @@ def _ways(task: Task) -> list[tuple[str, Task]]:
 
 
 def least_memory(intervals: Intervals, task: Task) -> float:
-    """The smallest limit under which there is a cut, in bytes, to 1 %."""
+    """The smallest limit under which there is a cut, in bytes."""
     if task.parts > intervals.count:
         return math.inf
-    low, high = 0.0, 1e15
-    while high > low * 1.01 + 1e5:
-        middle = (low + high) / 2 if low else high / 100
-        if _Tables(intervals, dataclasses.replace(
-                task, memory=middle)).candidates():
-            high = middle
-        else:
-            low = middle
-    return high
+    shape = intervals.count + 1, intervals.count + 1
+    empty = numpy.tril(numpy.ones(shape, bool))
+    best: Any = None
+    for live in task.live():
+        needed = _table(intervals, task, live, task.recompute is True)
+        if task.recompute == 'auto':
+            needed = numpy.minimum(needed, _table(intervals, task, live,
+                                                  True))
+        needed = numpy.where(empty, numpy.inf, needed)
+        # The least possible bytes of the largest chunk up to each atom.
+        best = (needed[0] if best is None else
+                numpy.maximum(best[:, None], needed).min(axis=0))
+    return task.overhead + task.chunks * float(best[-1])

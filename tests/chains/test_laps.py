@@ -1,0 +1,24 @@
+"""Times of calls keep nothing of what they time."""
+import weakref
+
+from chainer_fp8pipe.chains.profile import Laps
+
+import chainer
+import chainer.functions as F
+import numpy
+
+
+def test_a_call_without_a_backward_pass_keeps_no_graph():
+    laps = Laps(chainer.get_device('@numpy'))
+    x = chainer.Variable(numpy.ones(3, 'f'))
+    loss = F.sum(F.tanh(x))
+    reported = F.exp(loss)      # as a perplexity, without a way back
+    kept = weakref.ref(loss.creator_node)
+    for number, value in enumerate((loss, reported)):
+        laps.forward(number, value.creator_node)
+    with laps:
+        loss.backward()
+    assert laps.medians()[0][1] > 0
+    assert laps.medians()[1][1] == 0
+    del loss, reported, value
+    assert kept() is None
