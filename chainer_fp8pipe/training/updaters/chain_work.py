@@ -51,6 +51,7 @@ class ChainWork:
         self._programs: list[Program] = []
         self._last: dict[str, list[Program]] = {}
         self._calls: list[Any] = []
+        self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
         #: Whether this rank's parameters are others than they were.
@@ -158,6 +159,7 @@ class ChainWork:
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
         adapter = self._partition.adapter
+        self._trained += step == 'train'
         if adapter is not None and step == 'train':
             adapter.before_update(self._programs)
         self._partition.passes.begin(step, self._programs, self._calls)
@@ -277,7 +279,8 @@ class ChainWork:
 
     def _tell(self, step: str, found: list[Any]) -> None:
         """Says once that batches of other forms take time."""
-        if step == 'train' and self._last.get('train'):
+        # The second step may begin with state that the first one has left.
+        if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
