@@ -191,3 +191,22 @@ def test_a_rank_with_two_chunks_shares_its_memory(memory):
     assert len(found.memory) == 2
     assert memory is None or max(found.memory) <= memory
     assert any(found.recompute) == (memory == 50_000)
+
+
+@pytest.mark.parametrize('recompute', ['auto', True, False])
+def test_there_is_a_cut_just_where_one_fits(recompute):
+    """Limits of memory around what each cut of a model needs."""
+    calls, parameters = chain(*[.01, .03, .02, .01, .02], kept=20_000,
+                              size=8000)
+    intervals = intervals_of(calls, parameters)
+    task = Task(3, 4, 'gpipe', recompute=recompute)
+    for memory in range(40_000, 300_000, 4000):
+        limited = dataclasses.replace(task, memory=memory)
+        fitting = [ends for ends in every_cut(intervals, limited)
+                   if max(evaluate(intervals, limited, ends).memory)
+                   <= memory]
+        if fitting:
+            assert max(best_cut(intervals, limited).memory) <= memory
+        else:
+            with pytest.raises(DoesNotFit):
+                best_cut(intervals, limited)
