@@ -1,0 +1,64 @@
+"""What a script makes for its training is made by another in a block."""
+from chainer_fp8pipe.intercept.training_objects import substituting
+
+import chainer
+import numpy
+from chainer.serializers import npz
+from chainer.training.extensions import Evaluator
+from chainer.training.updaters import StandardUpdater
+
+
+class Notes:
+    """A substitute that notes what it is asked for, and has Chainer do it."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        def act(original, first, *args, **kwargs):
+            self.asked.append(name)
+            return original(first, *args, **kwargs)
+        return act
+
+
+def train(out):
+    model = chainer.links.Classifier(chainer.links.Linear(2, 2))
+    data = [(numpy.ones(2, 'f'), numpy.int32(1))] * 4
+    updater = StandardUpdater(
+        chainer.iterators.SerialIterator(data, 2),
+        chainer.optimizers.SGD().setup(model))
+    trainer = chainer.training.Trainer(updater, (1, 'iteration'), out=out)
+    trainer.extend(Evaluator(chainer.iterators.SerialIterator(
+        data, 2, repeat=False), model))
+    trainer.get_extension('validation')()
+    chainer.serializers.save_npz(f'{out}/model', model)
+    npz.load_npz(f'{out}/model', model)
+
+
+PLACES = [(StandardUpdater, '__init__'), (Evaluator, '__init__'),
+          (Evaluator, 'evaluate'), (chainer.training.Trainer, '__init__'),
+          (chainer.training.Trainer, 'extend'), (npz, 'save_npz'),
+          (chainer.serializers, 'load_npz'),
+          (chainer.serializers, 'save_hdf5')]
+ORIGINALS = [vars(owner)[name] for owner, name in PLACES]
+
+
+def test_the_substitute_is_asked_in_the_block_only(tmp_path):
+    notes = Notes()
+    with substituting(notes):
+        train(tmp_path)
+    # To save to a name, Chainer saves to a file.
+    assert notes.asked == [
+        'make_updater', 'make_trainer', 'make_evaluator', 'extend',
+        'evaluate', 'save', 'save', 'load']
+    notes.asked.clear()
+    train(tmp_path)
+    assert not notes.asked
+
+
+def test_chainers_own_are_back_after_the_last_block():
+    with substituting(Notes()):
+        with substituting(Notes()):
+            pass
+        assert StandardUpdater.__init__ is not ORIGINALS[0]
+    assert [vars(owner)[name] for owner, name in PLACES] == ORIGINALS
