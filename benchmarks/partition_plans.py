@@ -8,7 +8,8 @@ import statistics
 import time
 
 from chainer_fp8pipe import partition
-from chainer_fp8pipe.chains.trace import Names, Tracer, parameters_of
+from chainer_fp8pipe.chains.names import Names, parameters_of
+from chainer_fp8pipe.chains.trace import Tracer
 from chainer_fp8pipe.planning.cuts import Task, best_cut, evaluate
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.plan import Plan

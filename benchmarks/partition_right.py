@@ -14,7 +14,8 @@ import sys
 import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.chains.trace import Names, Tracer, parameters_of
+from chainer_fp8pipe.chains.names import Names, parameters_of
+from chainer_fp8pipe.chains.trace import Tracer
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.plan import Plan
 from chainer_fp8pipe.planning.positions import order_of

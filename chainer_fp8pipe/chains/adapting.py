@@ -8,9 +8,10 @@ from typing import Any
 from ..planning.cuts import DoesNotFit, Task
 from ..planning.plan import Plan, load_plan
 from ..planning.search import predict, search
+from .names import parameters_of
 from .profile import Laps
 from .sizes import said_bytes
-from .trace import Trace, parameters_of
+from .trace import Trace
 
 #: A new plan must be faster by this much to be worth the move.
 _GAIN = 0.05

@@ -17,11 +17,11 @@ from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
 from .link_state import State, saved
+from .names import Names, reporter_of
 from .parameters import settled
 from .profile import Laps
 from .program import Program
 from .run import Run
-from .trace import Names, reporter_of
 
 #: The number, in place of a call's, for what Python draws between calls.
 _BETWEEN = (1 << 31) - 1

@@ -20,17 +20,13 @@ from ..planning.search import search
 from .adapting import Adapter
 from .ghost import is_ghost
 from .moving import take_away
+from .names import Names, parameters_of
 from .parameters import draw, settle
-from .partitioned import (
-    Partition,
-    PartitionedChain,
-    check_loss,
-    class_of,
-    reads_state,
-)
+from .partitioned import Partition, check_loss, reads_state
+from .partitioned_chain import PartitionedChain, class_of
 from .program import Program
 from .sizes import parse_bytes
-from .trace import Names, Trace, Tracer, parameters_of
+from .trace import Trace, Tracer
 
 #: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
 #: Python's objects of a graph.

@@ -1,28 +1,28 @@
-"""A Chain of which this rank holds a part."""
+"""What a rank knows of a model that was cut."""
 from __future__ import annotations
 
 import collections
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 
 from ..intercept import function_calls
 from ..intercept import parameters as parameter_creation
-from ..intercept.function_calls import current, intercepting
+from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
 from ..planning.plan import Plan
 from . import nested
 from .ghost import is_ghost
 from .link_state import State
 from .moving import move
+from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
 from .rehearsal import Mismatch, Rehearsal
-from .table import table
-from .trace import Names, Trace, Tracer, parameters_of
+from .trace import Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: in which the model makes other calls.
@@ -356,97 +356,6 @@ class Partition:
         self._told = True
 
 
-class PartitionedChain:
-    """What :func:`partition` adds to the class of a model.
-
-    Attributes:
-        partition: What this rank knows of the cut.
-    """
-
-    partition: Partition
-
-    @property
-    def plan(self) -> Plan:
-        """Where the model is cut."""
-        return self.partition.plan
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            raise RuntimeError(
-                'this model is on several ranks, and each has a part: call '
-                'the updater\'s update(), evaluate() or predict() on all '
-                'ranks instead of the model')
-        return super().__call__(*args, **kwargs)    # type: ignore[misc]
-
-    def params(self, include_uninit: bool = True
-               ) -> Iterator[chainer.Parameter]:
-        """The parameters on this rank."""
-        for _, parameter in self.namedparams(include_uninit):
-            yield parameter
-
-    def namedparams(self, include_uninit: bool = True
-                    ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """The parameters on this rank, with their names in the model.
-
-        In the model's own forward, which all ranks run, all parameters.
-        """
-        found = (self.partition.own if current() is None
-                 else self.partition.names.parameters)
-        for name, parameter in found.items():
-            if include_uninit or parameter.is_initialized:
-                yield name, parameter
-
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads what is on this rank, under the model's names."""
-        kind: Any = (_OwnDeserializer if isinstance(
-            serializer, chainer.Deserializer) else _OwnSerializer)
-        super().serialize(kind(serializer, self))   # type: ignore[misc]
-
-    def __str__(self) -> str:
-        return table(self.partition)
-
-    def __repr__(self) -> str:
-        plan = self.partition.plan
-        return (f'<{type(self).__name__}: stage '
-                f'{self.partition.grid.stage_index} of {plan.stages}>')
-
-
-class _Own:
-    """A serializer of what a rank has."""
-
-    def __init__(self, serializer: Any, link: Any,
-                 root: Any = None) -> None:
-        self._serializer, self._link = serializer, link
-        self._root = link if root is None else root
-
-    def __getitem__(self, key: str) -> Any:
-        child = _child(self._link, key)
-        return type(self)(self._serializer[key], child, self._root)
-
-    def __call__(self, key: str, value: Any) -> Any:
-        link = self._link
-        if link is not None and (key in link._params
-                                 or key in link._persistent) and not (
-                self._root.partition.is_own(link, key)):
-            return value
-        return self._serializer(key, value)
-
-
-class _OwnSerializer(_Own, chainer.Serializer):
-    """One that saves."""
-
-
-class _OwnDeserializer(_Own, chainer.Deserializer):
-    """One that loads."""
-
-
-@functools.lru_cache(None)
-def class_of(kind: Any) -> Any:
-    """The class that a partitioned model of a class gets."""
-    return type(kind.__name__, (PartitionedChain, kind), {
-        '__module__': kind.__module__, '__qualname__': kind.__qualname__})
-
-
 def check_loss(trace: Trace) -> None:
     """A model that is called with a batch must return its loss.
 
@@ -469,14 +378,3 @@ def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
     again = tracer.trace(call, trace.state, timed=False)
     return any(source.call < again.first for other in again.calls
                for source in other.inputs)
-
-
-def _child(link: Any, key: str) -> Any:
-    if isinstance(link, chainer.ChainList):
-        try:
-            # Not link[...]: a Sequential counts functions there.
-            return link._children[int(key)]
-        except (ValueError, IndexError):
-            return None
-    child = vars(link).get(key) if link is not None else None
-    return child if isinstance(child, chainer.Link) else None

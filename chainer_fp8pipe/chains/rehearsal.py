@@ -18,7 +18,9 @@ import numpy
 
 from . import nested
 from .ghost import is_ghost
-from .trace import Names, Shape, Trace, attributes_of, kind_of
+from .names import Names
+from .trace import Trace
+from .traced_call import Shape, attributes_of, kind_of
 from .whole import LinkCall, call_whole
 
 

@@ -12,7 +12,8 @@ from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
-from .trace import Trace, TracedCall, attributes_of, kind_of
+from .trace import Trace
+from .traced_call import TracedCall, attributes_of, kind_of
 from .whole import LinkCall, call_whole
 
 

@@ -7,20 +7,16 @@ run once.
 """
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
-import tracemalloc
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
-from ..planning.calls import Call, Parameter, Source, Value
+from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
@@ -34,122 +30,18 @@ from .ghost import (
     user_line,
 )
 from .link_state import State, frozen, saved
+from .measuring import Measured, Measurement, key_of, with_real
+from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
-from .profile import clock_of
-from .whole import LinkCall, Whole, call_whole, is_marked
-
-#: What functions read from their node after apply, by class.
-_READ_AFTERWARDS = {
-    'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
-    'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
-    'SimplifiedDropconnect': ('mask',)}
-#: Attributes that Chainer itself sets.
-_CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
-                       *vars(chainer.function.FunctionAdapter), 'node',
-                       'func', '_node', '_owned_node'])
-#: A call this short is timed several times.
-_SHORT = 2e-3
-_TIMES = 3
-
-
-@dataclass(eq=False)
-class TracedCall(Call):
-    """A call, and what a rank needs that does not run it.
-
-    Attributes:
-        kind: Class of the function.
-        ghosts: The outputs.
-        hidden: Attributes of the function that hold ghosts.
-        attributes: Ghosts of what is read from the function afterwards.
-        form: Of the result of a :class:`.Whole`.
-        expected: For each input what a repetition must have: the ghost or
-            parameter itself, the sources of a derived ghost, or shape and
-            dtype.
-        constants: Attributes that a repetition must have, with their values.
-        inner: Paths of parameters that it reads inside of itself.
-        error: What it raised; an iteration over a variable ends so.
-        ignores: The label that the function leaves out of its mean; None:
-            there is none.
-    """
-
-    kind: Any = None
-    ghosts: tuple[Any, ...] = ()
-    hidden: tuple[str, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)
-    form: Any = None
-    expected: tuple[Any, ...] = ()
-    constants: tuple[tuple[str, Any], ...] = ()
-    inner: tuple[str, ...] = ()
-    error: Exception | None = None
-    ignores: int | None = None
-
-
-class Shape(NamedTuple):
-    """Stands for an array among a function's attributes."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-class Measured(NamedTuple):
-    """What a run of one call has shown."""
-
-    outputs: dict[int | str, Value]
-    modules: dict[int | str, Any]
-    forward: float
-    backward: float
-    kept: int
-    kept_inputs: tuple[int, ...]
-    kept_outputs: tuple[int, ...]
-    temporary: int
-    draws: bool
-    parameters: tuple[str, ...]
-    form: Any
-
-
-class Names:
-    """Paths of a model's links and parameters.
-
-    Attributes:
-        links: By path.
-        parameters: By path.
-        shaped: Paths of the parameters whose shape a trace has found, in the
-            order in which their links ask for values.
-    """
-
-    def __init__(self, model: chainer.Link) -> None:
-        self.shaped: list[str] = []
-        self.links: dict[str, chainer.Link] = {}
-        self.parameters: dict[str, chainer.Parameter] = {}
-        self._of: dict[int, str] = {}
-        for name, link in model.namedlinks():
-            if id(link) not in self._of:
-                self._of[id(link)] = name
-                self.links[name] = link
-        # Not the model's own, which may give this rank's only.
-        for path, link in self.links.items():
-            for name in sorted(link._params):
-                parameter = getattr(link, name)
-                if id(parameter) not in self._of:
-                    full = f'{path.rstrip("/")}/{name}'
-                    self._of[id(parameter)] = full
-                    self.parameters[full] = parameter
-
-    def of(self, thing: Any) -> str | None:
-        """The path of a link or parameter; None: not of this model."""
-        return self._of.get(id(thing))
-
-
-#: Between the path of a link and the name of what was reported for the link.
-OBSERVER = '\0/'
-
-
-def reporter_of(names: Names) -> chainer.Reporter:
-    """A reporter that says which link has reported what."""
-    reporter = chainer.Reporter()
-    for path, link in names.links.items():
-        reporter.add_observer(path + OBSERVER[:-1], link)
-    return reporter
+from .traced_call import (
+    TracedCall,
+    attributes_of,
+    constants_of,
+    expected_of,
+    ignored_label,
+    kind_of,
+)
+from .whole import LinkCall, call_whole, is_marked
 
 
 class Trace:
@@ -378,8 +270,8 @@ class _Recorder:
         call = TracedCall(
             node.label, self._link(), kind=kind_of(node),
             path=tuple(self._first_call[id(link)] for link in self._stack),
-            expected=tuple(map(_expected, inputs)),
-            constants=_constants(node))
+            expected=tuple(map(expected_of, inputs)),
+            constants=constants_of(node))
         call.whole = self._whole(node)
         hidden = []
         for name, value in attributes_of(node).items():
@@ -390,7 +282,7 @@ class _Recorder:
                 read += [sources(array) for array in found]
         call.hidden = tuple(hidden)
         call.inputs, names = _split(read)
-        key = _key(node, inputs, hidden)
+        key = key_of(node, inputs, hidden)
         measured = self._memo.get(key) if key is not None else None
         if measured is None:
             try:
@@ -404,7 +296,7 @@ class _Recorder:
             if key is not None:
                 self._memo[key] = measured
         self._fill_in(call, number, measured, read, names)
-        call.ignores = _ignores(node)
+        call.ignores = ignored_label(node)
         self.calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts
@@ -488,13 +380,13 @@ class _Recorder:
         own = attributes_of(node)
         before = dict(own)
         for name, value in before.items():
-            own[name] = _with_real(value)
+            own[name] = with_real(value)
         link = getattr(getattr(node, 'run', None), 'link', None)
         self._seen = set()
         self._inside += 1
         try:
             with saved({'': link} if link is not None else {}):
-                return _Measurement(node, inputs, original, self._timed).run(
+                return Measurement(node, inputs, original, self._timed).run(
                     lambda: tuple(sorted(self._seen)))
         finally:
             self._inside -= 1
@@ -503,92 +395,6 @@ class _Recorder:
                 place_array(parameter, ghost(
                     parameter.shape, parameter.dtype,
                     self._names.of(parameter)))
-
-
-class _Measurement:
-    """One call, run for its shapes, its time and its memory."""
-
-    def __init__(self, node: Any, inputs: tuple, original: Callable,
-                 timed: bool) -> None:
-        self._node, self._inputs, self._original = node, inputs, original
-        self._timed = timed
-        self._own = dict(attributes_of(node))
-
-    def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
-        state = numpy.random.get_state()
-        try:
-            tracing = tracemalloc.is_tracing()
-            if not tracing:
-                tracemalloc.start(1)
-            try:
-                outs, kept, temporary = self._weigh()
-            finally:
-                if not tracing:
-                    tracemalloc.stop()
-            draws = _has_moved(state)
-            node = self._node
-            outputs, modules = _outputs(node, outs)
-            kept_inputs = tuple(node._input_indexes_to_retain or ())
-            kept_outputs = tuple(node._output_indexes_to_retain or ())
-            form = (node.result, node.variables) if isinstance(
-                node, Whole) else None
-            forward, backward = self._time()
-        finally:
-            numpy.random.set_state(state)
-        return Measured(outputs, modules, forward, backward, kept,
-                        kept_inputs, kept_outputs, temporary, draws, seen(),
-                        form)
-
-    def _weigh(self) -> tuple[tuple, int, int]:
-        """Runs it once under a memory trace."""
-        arguments = self._arguments()
-        tracemalloc.reset_peak()
-        start, _ = tracemalloc.get_traced_memory()
-        outs = self._original(self._node, arguments)
-        after, peak = tracemalloc.get_traced_memory()
-        made = sum(nested.array_of(out).nbytes for out in outs)
-        kept = max(after - start - made, 0)
-        temporary = peak - after
-        tracemalloc.reset_peak()
-        self._backward(outs)
-        _, peak = tracemalloc.get_traced_memory()
-        # Small objects of Python's count as nothing.
-        return outs, kept if kept > 16384 else 0, max(temporary,
-                                                      peak - after)
-
-    def _time(self) -> tuple[float, float]:
-        if not self._timed:
-            return 0.0, 0.0
-        now = clock_of(chainer.backend.get_device_from_array(
-            *map(nested.array_of, self._arguments())))
-        best = [float('inf'), float('inf')]
-        for _ in range(_TIMES):
-            node = _again(self._node, self._own)
-            arguments = self._arguments()
-            start = now()
-            outs = self._original(node, arguments)
-            middle = now()
-            self._backward(outs)
-            end = now()
-            best = [min(best[0], middle - start), min(best[1], end - middle)]
-            if end - start > _SHORT:
-                break
-        return best[0], best[1]
-
-    def _arguments(self) -> tuple:
-        return tuple(
-            chainer.Variable(_real(x._data[0]), requires_grad=x.requires_grad)
-            if isinstance(x, chainer.Variable) else _real(x)
-            for x in self._inputs)
-
-    def _backward(self, outs: tuple) -> None:
-        if not chainer.config.enable_backprop:
-            return
-        roots = [out for out in outs if out.requires_grad
-                 and out.dtype.kind == 'f' and out.creator_node is not None]
-        if roots:
-            chainer.backward(roots, [chainer.Variable(
-                out.xp.full(out.shape, .01, out.dtype)) for out in roots])
 
 
 class _ghost_parameters:
@@ -620,63 +426,6 @@ def _describe(calls: Sequence[TracedCall], source: Source) -> str:
     return f'call {source.call} ({call.name} in {call.link})'
 
 
-def kind_of(node: Any) -> Any:
-    """The class of a function; that of an old-style one, too."""
-    return type(getattr(node, 'function', node))
-
-
-def attributes_of(node: Any) -> dict[str, Any]:
-    """What the user's call has given to a function, by attribute."""
-    if isinstance(node, chainer.function.FunctionAdapter):
-        return node.function.__dict__
-    return node.__dict__
-
-
-def parameters_of(names: Names) -> dict[str, Parameter]:
-    """What planning has to know of a model's parameters."""
-    found = {}
-    for name, parameter in names.parameters.items():
-        array = parameter._data[0]
-        found[name] = Parameter(
-            None if array is None else tuple(array.shape),
-            numpy.dtype(chainer.get_dtype(
-                getattr(parameter.initializer, 'dtype', None)))
-            if array is None else array.dtype)
-    return found
-
-
-def _expected(x: Any) -> Any:
-    """What :class:`.Rehearsal` compares an input with."""
-    if isinstance(x, chainer.Parameter):
-        return x
-    array = nested.array_of(x)
-    if not is_ghost(array):
-        return array.shape, array.dtype
-    return array if array.recipe is None else array.recipe.sources
-
-
-def _constants(node: Any) -> tuple[tuple[str, Any], ...]:
-    """What decides about a call beside its inputs."""
-    found: list[tuple[str, Any]] = []
-    for name, value in attributes_of(node).items():
-        if name in _CHAINERS:
-            continue
-        if isinstance(value, chainer.get_array_types()):
-            if not is_ghost(value):
-                found.append((name, Shape(value.shape, value.dtype)))
-        elif isinstance(value, (int, float, str, slice, numpy.dtype)) or (
-                isinstance(value, (tuple, list)) and _is_plain(value)):
-            found.append((name, copy.copy(value)))
-    return tuple(found)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return value is None or value is Ellipsis or isinstance(
-        value, (int, float, str, slice))
-
-
 def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
                                            tuple[str, ...]]:
     every = [one for several in read for one in several]
@@ -685,90 +434,3 @@ def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
                                 if isinstance(one, str))))
 
 
-def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
-    values: dict[int | str, Value] = {}
-    modules: dict[int | str, Any] = {}
-    for index, out in enumerate(outs):
-        array = nested.array_of(out)
-        values[index] = Value(tuple(out.shape), array.dtype,
-                              bool(out.requires_grad))
-        modules[index] = chainer.backend.get_array_module(array)
-    own = attributes_of(node)
-    for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
-        array = own.get(name)
-        if isinstance(array, chainer.get_array_types()):
-            values[name] = Value(tuple(array.shape), array.dtype, False)
-            modules[name] = chainer.backend.get_array_module(array)
-    return values, modules
-
-
-def _key(node: Any, inputs: tuple, hidden: list[str]) -> Any:
-    """Equal for calls that cost the same; None if that cannot be told."""
-    if isinstance(node, Whole) or type(node).__name__ == 'Forget':
-        return None
-    own = attributes_of(node)
-    try:
-        return (kind_of(node), tuple(sorted(
-            (name, _hashable(value)) for name, value in own.items()
-            if name not in _CHAINERS)),
-            tuple((x.shape, x.dtype.str, isinstance(x, chainer.Variable)
-                   and x.requires_grad) for x in inputs),
-            chainer.config.enable_backprop, chainer.config.train)
-    except TypeError:
-        return None
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, chainer.Variable):
-        value = value._data[0]
-    if isinstance(value, chainer.get_array_types()):
-        return value.shape, value.dtype.str
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_hashable, value))
-    hash(value)
-    return value
-
-
-def _real(array: Any) -> Any:
-    return made_up(array) if is_ghost(array) else array
-
-
-def _with_real(value: Any) -> Any:
-    """A function's attribute with arrays of its own, ghosts made up."""
-    leaves, tree = nested.leaves(value)
-    if not leaves:
-        return value
-    return nested.rebuilt(tree, [
-        chainer.Variable(_real(leaf._data[0]))
-        if isinstance(leaf, chainer.Variable) else
-        made_up(leaf) if is_ghost(leaf) else leaf.copy() for leaf in leaves])
-
-
-def _again(node: Any, own: Mapping[str, Any]) -> Any:
-    """The function as it was before its run, for another one."""
-    if isinstance(node, chainer.function.FunctionAdapter):
-        function = copy.copy(node.function)
-        function.__dict__.clear()
-        function.__dict__.update(own)
-        adapter = chainer.function.FunctionAdapter(function)
-        # As Function.__call__ swaps the ownership.
-        adapter._function, adapter._weak_function = function, None
-        function._node, function._owned_node = weakref.ref(adapter), None
-        return adapter
-    other = copy.copy(node)
-    other.__dict__.clear()
-    other.__dict__.update(own)
-    return other
-
-
-def _has_moved(state: Any) -> bool:
-    now: Any = numpy.random.get_state()
-    return bool(state[2] != now[2] or (state[1] != now[1]).any())
-
-
-def _ignores(node: Any) -> int | None:
-    function = getattr(node, 'function', node)
-    if (not getattr(function, 'normalize', False)
-            or getattr(function, 'reduce', 'mean') == 'no'):
-        return None
-    return getattr(function, 'ignore_label', None)

@@ -1,6 +1,7 @@
 """A forward pass is compared with a trace without doing any of it."""
+from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
-from chainer_fp8pipe.chains.trace import Names, Tracer
+from chainer_fp8pipe.chains.trace import Tracer
 from chainer_fp8pipe.intercept.function_calls import intercepting
 
 import chainer

@@ -3,7 +3,8 @@ import tracemalloc
 
 from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
-from chainer_fp8pipe.chains.trace import Names, Tracer
+from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.trace import Tracer
 from chainer_fp8pipe.planning.positions import assign, order_of
 
 import chainer

@@ -8,11 +8,11 @@ import chainer
 import numpy
 
 from ...chains import nested
+from ...chains.names import OBSERVER
 from ...chains.part import ChainPart
 from ...chains.partitioned import Form
 from ...chains.program import Program
 from ...chains.rehearsal import weights
-from ...chains.trace import OBSERVER
 from ...mpi.agreement import Signature, agree
 from ...mpi.broadcast import broadcast_arrays
 from ...pipeline.channels import Channels

@@ -15,7 +15,7 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ...chains.partitioned import PartitionedChain
+from ...chains.partitioned_chain import PartitionedChain
 from ...mpi.abort import abort_on_exception
 from ...mpi.agreement import Signature, agree, raise_together
 from ...pipeline.grid import ProcessGrid

@@ -1,6 +1,6 @@
 """Partitioned models, and what plain Chainer makes of the same ones."""
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.chains.trace import Names
+from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.pipeline.splitting import bounds
 
 import chainer

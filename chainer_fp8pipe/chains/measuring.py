@@ -1,0 +1,219 @@
+"""One call, run alone for its shapes, its time and its memory."""
+from __future__ import annotations
+
+import copy
+import tracemalloc
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ..planning.calls import Value
+from . import nested
+from .ghost import (
+    is_ghost,
+    made_up,
+)
+from .profile import clock_of
+from .traced_call import (
+    CHAINERS,
+    attributes_of,
+    kind_of,
+)
+from .whole import Whole
+
+#: What functions read from their node after apply, by class.
+_READ_AFTERWARDS = {
+    'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
+    'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
+    'SimplifiedDropconnect': ('mask',)}
+
+#: A call this short is timed several times.
+_SHORT = 2e-3
+
+_TIMES = 3
+
+
+class Measured(NamedTuple):
+    """What a run of one call has shown."""
+
+    outputs: dict[int | str, Value]
+    modules: dict[int | str, Any]
+    forward: float
+    backward: float
+    kept: int
+    kept_inputs: tuple[int, ...]
+    kept_outputs: tuple[int, ...]
+    temporary: int
+    draws: bool
+    parameters: tuple[str, ...]
+    form: Any
+
+
+class Measurement:
+    """One call, run for its shapes, its time and its memory."""
+
+    def __init__(self, node: Any, inputs: tuple, original: Callable,
+                 timed: bool) -> None:
+        self._node, self._inputs, self._original = node, inputs, original
+        self._timed = timed
+        self._own = dict(attributes_of(node))
+
+    def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
+        state = numpy.random.get_state()
+        try:
+            tracing = tracemalloc.is_tracing()
+            if not tracing:
+                tracemalloc.start(1)
+            try:
+                outs, kept, temporary = self._weigh()
+            finally:
+                if not tracing:
+                    tracemalloc.stop()
+            draws = _has_moved(state)
+            node = self._node
+            outputs, modules = _outputs(node, outs)
+            kept_inputs = tuple(node._input_indexes_to_retain or ())
+            kept_outputs = tuple(node._output_indexes_to_retain or ())
+            form = (node.result, node.variables) if isinstance(
+                node, Whole) else None
+            forward, backward = self._time()
+        finally:
+            numpy.random.set_state(state)
+        return Measured(outputs, modules, forward, backward, kept,
+                        kept_inputs, kept_outputs, temporary, draws, seen(),
+                        form)
+
+    def _weigh(self) -> tuple[tuple, int, int]:
+        """Runs it once under a memory trace."""
+        arguments = self._arguments()
+        tracemalloc.reset_peak()
+        start, _ = tracemalloc.get_traced_memory()
+        outs = self._original(self._node, arguments)
+        after, peak = tracemalloc.get_traced_memory()
+        made = sum(nested.array_of(out).nbytes for out in outs)
+        kept = max(after - start - made, 0)
+        temporary = peak - after
+        tracemalloc.reset_peak()
+        self._backward(outs)
+        _, peak = tracemalloc.get_traced_memory()
+        # Small objects of Python's count as nothing.
+        return outs, kept if kept > 16384 else 0, max(temporary,
+                                                      peak - after)
+
+    def _time(self) -> tuple[float, float]:
+        if not self._timed:
+            return 0.0, 0.0
+        now = clock_of(chainer.backend.get_device_from_array(
+            *map(nested.array_of, self._arguments())))
+        best = [float('inf'), float('inf')]
+        for _ in range(_TIMES):
+            node = _again(self._node, self._own)
+            arguments = self._arguments()
+            start = now()
+            outs = self._original(node, arguments)
+            middle = now()
+            self._backward(outs)
+            end = now()
+            best = [min(best[0], middle - start), min(best[1], end - middle)]
+            if end - start > _SHORT:
+                break
+        return best[0], best[1]
+
+    def _arguments(self) -> tuple:
+        return tuple(
+            chainer.Variable(_real(x._data[0]), requires_grad=x.requires_grad)
+            if isinstance(x, chainer.Variable) else _real(x)
+            for x in self._inputs)
+
+    def _backward(self, outs: tuple) -> None:
+        if not chainer.config.enable_backprop:
+            return
+        roots = [out for out in outs if out.requires_grad
+                 and out.dtype.kind == 'f' and out.creator_node is not None]
+        if roots:
+            chainer.backward(roots, [chainer.Variable(
+                out.xp.full(out.shape, .01, out.dtype)) for out in roots])
+
+
+def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
+    values: dict[int | str, Value] = {}
+    modules: dict[int | str, Any] = {}
+    for index, out in enumerate(outs):
+        array = nested.array_of(out)
+        values[index] = Value(tuple(out.shape), array.dtype,
+                              bool(out.requires_grad))
+        modules[index] = chainer.backend.get_array_module(array)
+    own = attributes_of(node)
+    for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
+        array = own.get(name)
+        if isinstance(array, chainer.get_array_types()):
+            values[name] = Value(tuple(array.shape), array.dtype, False)
+            modules[name] = chainer.backend.get_array_module(array)
+    return values, modules
+
+
+def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
+    """Equal for calls that cost the same; None if that cannot be told."""
+    if isinstance(node, Whole) or type(node).__name__ == 'Forget':
+        return None
+    own = attributes_of(node)
+    try:
+        return (kind_of(node), tuple(sorted(
+            (name, _hashable(value)) for name, value in own.items()
+            if name not in CHAINERS)),
+            tuple((x.shape, x.dtype.str, isinstance(x, chainer.Variable)
+                   and x.requires_grad) for x in inputs),
+            chainer.config.enable_backprop, chainer.config.train)
+    except TypeError:
+        return None
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, chainer.Variable):
+        value = value._data[0]
+    if isinstance(value, chainer.get_array_types()):
+        return value.shape, value.dtype.str
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    hash(value)
+    return value
+
+
+def _real(array: Any) -> Any:
+    return made_up(array) if is_ghost(array) else array
+
+
+def with_real(value: Any) -> Any:
+    """A function's attribute with arrays of its own, ghosts made up."""
+    leaves, tree = nested.leaves(value)
+    if not leaves:
+        return value
+    return nested.rebuilt(tree, [
+        chainer.Variable(_real(leaf._data[0]))
+        if isinstance(leaf, chainer.Variable) else
+        made_up(leaf) if is_ghost(leaf) else leaf.copy() for leaf in leaves])
+
+
+def _again(node: Any, own: Mapping[str, Any]) -> Any:
+    """The function as it was before its run, for another one."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        function = copy.copy(node.function)
+        function.__dict__.clear()
+        function.__dict__.update(own)
+        adapter = chainer.function.FunctionAdapter(function)
+        # As Function.__call__ swaps the ownership.
+        adapter._function, adapter._weak_function = function, None
+        function._node, function._owned_node = weakref.ref(adapter), None
+        return adapter
+    other = copy.copy(node)
+    other.__dict__.clear()
+    other.__dict__.update(own)
+    return other
+
+
+def _has_moved(state: Any) -> bool:
+    now: Any = numpy.random.get_state()
+    return bool(state[2] != now[2] or (state[1] != now[1]).any())

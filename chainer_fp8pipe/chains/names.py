@@ -1,0 +1,66 @@
+"""Paths of a model's links and parameters."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy
+
+from ..planning.calls import Parameter
+
+#: Between the path of a link and the name of what was reported for the link.
+OBSERVER = '\0/'
+
+
+class Names:
+    """Paths of a model's links and parameters.
+
+    Attributes:
+        links: By path.
+        parameters: By path.
+        shaped: Paths of the parameters whose shape a trace has found, in the
+            order in which their links ask for values.
+    """
+
+    def __init__(self, model: chainer.Link) -> None:
+        self.shaped: list[str] = []
+        self.links: dict[str, chainer.Link] = {}
+        self.parameters: dict[str, chainer.Parameter] = {}
+        self._of: dict[int, str] = {}
+        for name, link in model.namedlinks():
+            if id(link) not in self._of:
+                self._of[id(link)] = name
+                self.links[name] = link
+        # Not the model's own, which may give this rank's only.
+        for path, link in self.links.items():
+            for name in sorted(link._params):
+                parameter = getattr(link, name)
+                if id(parameter) not in self._of:
+                    full = f'{path.rstrip("/")}/{name}'
+                    self._of[id(parameter)] = full
+                    self.parameters[full] = parameter
+
+    def of(self, thing: Any) -> str | None:
+        """The path of a link or parameter; None: not of this model."""
+        return self._of.get(id(thing))
+
+
+def reporter_of(names: Names) -> chainer.Reporter:
+    """A reporter that says which link has reported what."""
+    reporter = chainer.Reporter()
+    for path, link in names.links.items():
+        reporter.add_observer(path + OBSERVER[:-1], link)
+    return reporter
+
+
+def parameters_of(names: Names) -> dict[str, Parameter]:
+    """What planning has to know of a model's parameters."""
+    found = {}
+    for name, parameter in names.parameters.items():
+        array = parameter._data[0]
+        found[name] = Parameter(
+            None if array is None else tuple(array.shape),
+            numpy.dtype(chainer.get_dtype(
+                getattr(parameter.initializer, 'dtype', None)))
+            if array is None else array.dtype)
+    return found

@@ -1,0 +1,111 @@
+"""One call of a trace, and what a repetition of it must have."""
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ..planning.calls import Call
+from . import nested
+from .ghost import (
+    is_ghost,
+)
+
+#: Attributes that Chainer itself sets.
+CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
+                       *vars(chainer.function.FunctionAdapter), 'node',
+                       'func', '_node', '_owned_node'])
+
+
+@dataclass(eq=False)
+class TracedCall(Call):
+    """A call, and what a rank needs that does not run it.
+
+    Attributes:
+        kind: Class of the function.
+        ghosts: The outputs.
+        hidden: Attributes of the function that hold ghosts.
+        attributes: Ghosts of what is read from the function afterwards.
+        form: Of the result of a :class:`.Whole`.
+        expected: For each input what a repetition must have: the ghost or
+            parameter itself, the sources of a derived ghost, or shape and
+            dtype.
+        constants: Attributes that a repetition must have, with their values.
+        inner: Paths of parameters that it reads inside of itself.
+        error: What it raised; an iteration over a variable ends so.
+        ignores: The label that the function leaves out of its mean; None:
+            there is none.
+    """
+
+    kind: Any = None
+    ghosts: tuple[Any, ...] = ()
+    hidden: tuple[str, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+    form: Any = None
+    expected: tuple[Any, ...] = ()
+    constants: tuple[tuple[str, Any], ...] = ()
+    inner: tuple[str, ...] = ()
+    error: Exception | None = None
+    ignores: int | None = None
+
+
+class Shape(NamedTuple):
+    """Stands for an array among a function's attributes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def kind_of(node: Any) -> Any:
+    """The class of a function; that of an old-style one, too."""
+    return type(getattr(node, 'function', node))
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """What the user's call has given to a function, by attribute."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        return node.function.__dict__
+    return node.__dict__
+
+
+def expected_of(x: Any) -> Any:
+    """What :class:`.Rehearsal` compares an input with."""
+    if isinstance(x, chainer.Parameter):
+        return x
+    array = nested.array_of(x)
+    if not is_ghost(array):
+        return array.shape, array.dtype
+    return array if array.recipe is None else array.recipe.sources
+
+
+def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
+    """What decides about a call beside its inputs."""
+    found: list[tuple[str, Any]] = []
+    for name, value in attributes_of(node).items():
+        if name in CHAINERS:
+            continue
+        if isinstance(value, chainer.get_array_types()):
+            if not is_ghost(value):
+                found.append((name, Shape(value.shape, value.dtype)))
+        elif isinstance(value, (int, float, str, slice, numpy.dtype)) or (
+                isinstance(value, (tuple, list)) and _is_plain(value)):
+            found.append((name, copy.copy(value)))
+    return tuple(found)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or value is Ellipsis or isinstance(
+        value, (int, float, str, slice))
+
+
+def ignored_label(node: Any) -> int | None:
+    function = getattr(node, 'function', node)
+    if (not getattr(function, 'normalize', False)
+            or getattr(function, 'reduce', 'mean') == 'no'):
+        return None
+    return getattr(function, 'ignore_label', None)
