@@ -285,8 +285,47 @@ def _get_item(array: Any, index: Any) -> Any:
     return array[index]
 
 
-@functools.lru_cache(None)
+class condition:
+    """A ``with`` block in which ghosts of conditions read as one value.
+
+    NumPy does not ask before it indexes a plain array by a ghost.
+
+    Args:
+        value: True or False.
+
+    Attributes:
+        made: How many ghosts of conditions were made inside.
+    """
+
+    def __init__(self, value: bool) -> None:
+        self._poison = numpy.full((), value)
+        self._poison.flags.writeable = False
+        self.made = 0
+
+    def __enter__(self) -> condition:
+        self._before = _conditions[0]
+        _conditions[0] = self
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _conditions[0] = self._before
+
+    def poison(self) -> numpy.ndarray:
+        """The one element of such a ghost."""
+        self.made += 1
+        return self._poison
+
+
+_conditions = [condition(False)]
+
+
 def _poison(dtype: numpy.dtype) -> numpy.ndarray:
+    return (_conditions[0].poison() if dtype.kind == 'b'
+            else _poison_of(dtype))
+
+
+@functools.lru_cache(None)
+def _poison_of(dtype: numpy.dtype) -> numpy.ndarray:
     """What C code finds that reads a ghost all the same.
 
     All ghosts share it: C code that writes must fail.

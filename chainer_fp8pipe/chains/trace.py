@@ -20,6 +20,7 @@ from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
+    condition,
     ghost,
     is_ghost,
     is_poison,
@@ -114,12 +115,38 @@ class Tracer:
             recorder = _Recorder(self._names, self._memo, self._atomic,
                                  timed)
             try:
-                return self._once(run, recorder, state)
+                with condition(False) as conditions:
+                    trace = self._once(run, recorder, state)
+                if conditions.made:
+                    self._check_conditions(run, trace, state)
+                return trace
             except GhostError:
                 found = recorder.innermost()
                 if found is None:
                     raise
                 self._atomic |= {found}
+
+    def _check_conditions(self, run: Callable[[], Any], trace: Trace,
+                          state: State | None) -> None:
+        """Whether a plain array is indexed by a ghost.
+
+        Raises:
+            GhostError: The model calls something else where all conditions
+                hold than where none does.
+        """
+        recorder = _Recorder(self._names, self._memo, self._atomic, False)
+        with condition(True):
+            other = self._once(run, recorder, state)
+        for call, now in zip(trace.calls, other.calls, strict=False):
+            if (call.kind, call.constants) != (now.kind, now.constants) or (
+                    list(call.outputs.values()) != list(
+                        now.outputs.values())):
+                raise GhostError(
+                    f'what {call.name} in {call.link} gets depends on a '
+                    'condition that another rank computes, such as '
+                    'x[y.array > 0]; use chainer.functions.where, or mark '
+                    'the function around it: '
+                    'chainer_fp8pipe.atomic(function)')
 
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import chainer
 from chainer.link_hooks import SpectralNormalization
+from chainer.links import BatchRenormalization
 
 from .batch_statistics import BatchStatistics, recomputing
 from .block import Block
@@ -149,6 +150,11 @@ class Chunk:
     def _refuse_moving_weights(self) -> None:
         for block in self.blocks:
             for link in block.links():
+                if isinstance(link, BatchRenormalization):
+                    raise LayerError(
+                        f'{block.name} has batch renormalisation, which '
+                        'reads its running averages in the forward pass; it '
+                        "cannot be recomputed: pass recompute='no stage'")
                 if any(isinstance(hook, SpectralNormalization)
                        for hook in link.local_link_hooks.values()):
                     raise LayerError(

@@ -333,3 +333,23 @@ def test_the_digest_tells_models_apart():
         assert other != relu
     assert digest(lambda net, h: F.dropout(h, .2)) != digest(
         lambda net, h: F.dropout(h, .3))
+
+
+class Selecting(chainer.Chain):
+    """Indexes a plain array by a condition that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l = L.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.l(x)
+        return F.sum(self.l(x[y.array.argmax(axis=1) == 2]))
+
+
+def test_a_plain_array_indexed_by_a_computed_condition_is_an_error():
+    model = Selecting()
+    with pytest.raises(GhostError, match='condition that another rank'):
+        Tracer(model, Names(model)).trace(
+            lambda: model(numpy.ones((4, 3), 'f')))
