@@ -22,6 +22,7 @@ from chainer_fp8pipe.planning.positions import order_of
 
 import chainer
 import numpy
+from chainer.functions.loss.hinge import Hinge
 from models import MODELS
 from mpi4py import MPI
 from partition_calls import CALLS, Around
@@ -39,6 +40,21 @@ LIMIT = 1e-5
 NOISE = 1e-6
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('interleaved', 2))
+
+
+def _careful(backward):
+    """Chainer's hinge divides the gradient that it is given, in place.
+
+    What is added to the hinge has the same array for its gradient, which is
+    wrong then in one process, and right where a cut is between the two.
+    """
+    def run(self, inputs, gradients):
+        return backward(self, inputs, tuple(
+            gradient.copy() for gradient in gradients))
+    return run
+
+
+Hinge.backward_cpu = _careful(Hinge.backward_cpu)
 
 
 class Refused(Exception):
@@ -282,13 +298,16 @@ def _together(comm, action, kind):
 def _telling(model):
     """Has the model report what it returns, whatever else it reports."""
     kind = type(model)
+    # Some write the one, some the other.
+    name = ('forward' if kind.__call__ is chainer.Link.__call__
+            else '__call__')
 
-    def forward(self, *args, **kwargs):
-        loss = kind.forward(self, *args, **kwargs)
+    def told(self, *args, **kwargs):
+        loss = getattr(kind, name)(self, *args, **kwargs)
         chainer.report({'returned': loss}, self)
         return loss
     model.__class__ = type(kind.__name__, (kind,), {
-        'forward': forward, '__module__': kind.__module__})
+        name: told, '__module__': kind.__module__})
 
 
 def _gathered(comm, model, what):
