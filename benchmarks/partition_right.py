@@ -145,7 +145,11 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
              for name, parameter in Names(model).parameters.items()
              } if comm.rank == 0 else {}
     losses = _train(comm, model, batch, options, loss_weight, plan, updates)
-    late = {name for name, array in first.items() if array is None}
+    after = (_drawn(make, _part(batch, 0, options['micro_batches']))
+             if any(array is None for array in first.values()) else first)
+    late = {name for name, array in first.items()
+            if array is None or not numpy.array_equal(
+                array, after[name], equal_nan=True)}
     values = _gathered(comm, model, lambda name, parameter: (
         parameter.array))
     gradients = _gathered(comm, model, lambda name, parameter: (
@@ -154,7 +158,7 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
     problem = ''
     if comm.rank == 0:
         try:
-            row = _compare(make, first, late, losses, values, gradients,
+            row = _compare(make, after, late, losses, values, gradients,
                            (batch, options, alone, loss_weight, updates),
                            known)
         except Exception:
@@ -168,12 +172,17 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
 
 def _compare(make, first, late, losses, values, gradients, how, known):
     changed = [name for name, array in first.items()
-               if array is not None and name in values
+               if name not in late and name in values
                and not numpy.array_equal(array, values[name],
                                          equal_nan=True)]
     if changed:
         return {'outcome': 'wrong', 'reason': 'other initial values of '
                 + ', '.join(changed)}
+    changed += [name for name in late if name in values
+                and not _alike(values[name], first[name])]
+    if changed:
+        return {'outcome': 'wrong', 'reason': 'initial values of another '
+                'size than in one process: ' + ', '.join(sorted(changed))}
     lost = set(first) - set(values)
     if lost:
         return {'outcome': 'wrong', 'reason': 'no rank has '
@@ -195,6 +204,24 @@ def _compare(make, first, late, losses, values, gradients, how, known):
                 f'the gradient of {worst} has an error of {error:.1e}, '
                 f'those that are noise {noise:.1e}'}
     return {**row, 'outcome': 'right', 'reason': ''}
+
+
+def _drawn(make, example):
+    """Values that links give in their first forward pass."""
+    model = make()
+    _call(model, example)
+    return {name: None if parameter.array is None
+            else parameter.array.copy()
+            for name, parameter in Names(model).parameters.items()}
+
+
+def _alike(values, drawn):
+    """Whether both may have been drawn from one distribution."""
+    if values is None or drawn is None:
+        return values is drawn
+    one, other = (float(numpy.linalg.norm(array))
+                  for array in (values, drawn))
+    return one == other or bool(other) and 1 / 3 < one / other < 3
 
 
 def _distance(found, expected):
