@@ -20,10 +20,12 @@ class Names:
         parameters: By path.
         shaped: Paths of the parameters whose shape a trace has found, in the
             order in which their links ask for values.
+        made: Arrays like those of parameters that their links will make.
     """
 
     def __init__(self, model: chainer.Link) -> None:
         self.shaped: list[str] = []
+        self.made: dict[str, Any] = {}
         self.links: dict[str, chainer.Link] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
         self._of: dict[int, str] = {}
@@ -58,6 +60,8 @@ def parameters_of(names: Names) -> dict[str, Parameter]:
     found = {}
     for name, parameter in names.parameters.items():
         array = parameter._data[0]
+        if array is None:
+            array = names.made.get(name)
         found[name] = Parameter(
             None if array is None else tuple(array.shape),
             numpy.dtype(chainer.get_dtype(

@@ -341,7 +341,10 @@ class Partition:
             if vars(self.names.links[link or '/']).get(name) is not parameter:
                 return (f'parameter {path} was replaced after partition(); '
                         'change its array, or call partition() afterwards')
-            if (path in self.own) == is_ghost(parameter._data[0]):
+            array = parameter._data[0]
+            if array is None:       # its link makes it, in forward
+                continue
+            if (path in self.own) == is_ghost(array):
                 return (f'parameter {path} has '
                         + ('no values' if path in self.own else 'values')
                         + f' on stage {self.grid.stage_index}; change '

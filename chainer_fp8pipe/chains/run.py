@@ -14,7 +14,7 @@ from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .trace import Trace
 from .traced_call import TracedCall, attributes_of, kind_of
-from .whole import LinkCall, call_whole
+from .whole import LinkCall, call_whole, link_of
 
 
 class Diverged(RuntimeError):
@@ -178,9 +178,12 @@ class Run:
         state = numpy.random.get_state()
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
+        place = self._place
+        if _draws_initial_values(node):
+            # The same on every replica.
+            place = place._replace(iteration=0, first_sample=0)
         try:
-            with at(self._place._replace(
-                    layer=number - self._trace.first), xp):
+            with at(place._replace(layer=number - self._trace.first), xp):
                 return original(node, arguments)
         finally:
             numpy.random.set_state(state)
@@ -233,6 +236,13 @@ class Run:
             return False
         ghosts = self._calls[source.call].ghosts
         return ghosts[source.output] is value
+
+
+def _draws_initial_values(node: Any) -> bool:
+    """Whether a link gives its parameters values in this call."""
+    link = link_of(node)
+    return link is not None and any(
+        parameter._data[0] is None for parameter in link.params())
 
 
 _REMEDY = ('What a model calls must depend on the shapes of its inputs and '

@@ -42,7 +42,7 @@ from .traced_call import (
     ignored_label,
     kind_of,
 )
-from .whole import LinkCall, call_whole, is_marked
+from .whole import LinkCall, call_whole, is_marked, link_of
 
 
 class Trace:
@@ -408,11 +408,13 @@ class _Recorder:
         before = dict(own)
         for name, value in before.items():
             own[name] = with_real(value)
-        link = getattr(getattr(node, 'run', None), 'link', None)
+        link = link_of(node)
         self._seen = set()
         self._inside += 1
+        if link is not None:
+            self._watch(tuple(link.params()))
         try:
-            with saved({'': link} if link is not None else {}):
+            with saved(dict(link.namedlinks()) if link is not None else {}):
                 return Measurement(node, inputs, original, self._timed).run(
                     lambda: tuple(sorted(self._seen)))
         finally:
@@ -431,21 +433,29 @@ class _ghost_parameters:
         self._names = names
 
     def __enter__(self) -> None:
+        self._shaped = len(self._names.shaped)
         self._before = []
         for name, parameter in self._names.parameters.items():
             array = parameter._data[0]
-            self._before.append((parameter, array, parameter._grad))
+            self._before.append((name, parameter, array, parameter._grad))
             if array is not None and not is_ghost(array):
                 place_array(parameter, ghost(
                     array.shape, array.dtype, name,
                     chainer.backend.get_array_module(array)))
 
-    def __exit__(self, *_: Any) -> None:
-        for parameter, array, gradient in self._before:
-            # What the run has found the shape of keeps it.
-            if array is not None or not has_shape(parameter):
+    def __exit__(self, error: Any, *_: Any) -> None:
+        for name, parameter, array, gradient in self._before:
+            # What the run has found the shape of keeps it.  After a look at
+            # data, its link may have to do more than give it a shape.
+            if array is not None or error or not has_shape(parameter):
+                if array is None and parameter._data[0] is not None:
+                    # Made by its link, which will do so again.
+                    self._names.made[name] = ghost(
+                        parameter.shape, parameter.dtype)
                 place_array(parameter, array)
             parameter._grad = gradient
+        if error:
+            del self._names.shaped[self._shaped:]
 
 
 def _describe(calls: Sequence[TracedCall], source: Source) -> str:

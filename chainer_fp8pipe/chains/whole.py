@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+import numpy
 
 from ..intercept.function_calls import current
 from . import nested
 
+_NOTHING = numpy.zeros(1, 'f')
 _MARK = '_chainer_fp8pipe_atomic'
 
 
@@ -125,13 +127,9 @@ class LinkCall:
         return self._original(self.link, *args, **kwargs)
 
 
-def parameters_of(function: Any) -> list[chainer.Parameter]:
-    """The parameters of a link that have a shape, in the order of names."""
-    link = getattr(function, 'link', None)
-    if link is None:
-        return []
-    return [parameter for _, parameter in sorted(link.namedparams())
-            if parameter._data[0] is not None]
+def link_of(node: Any) -> chainer.Link | None:
+    """The link that a call runs as a whole; None: the call is another."""
+    return getattr(getattr(node, 'run', None), 'link', None)
 
 
 def call_whole(function: Any, args: Any, kwargs: Any,
@@ -149,7 +147,8 @@ def call_whole(function: Any, args: Any, kwargs: Any,
     leaves, tree = nested.leaves((args, kwargs))
     node = Whole(function, tree, tuple(
         isinstance(leaf, chainer.Variable) for leaf in leaves))
-    outputs = node.apply((*leaves, *parameters_of(function)))
+    # A way back must lead here, also where no argument wants a gradient.
+    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
     if node.result is not None:
         form, variables = node.result, node.variables
     else:

@@ -13,9 +13,9 @@ import numpy
 from .calls import Call, Parameter, Source, total_seconds
 from .positions import Order, Position, positions
 
-#: More atoms are joined to about so many; each is less than a thousandth of a
-#: step then.
-_ATOMS = 1500
+#: More atoms are joined to about so many, each a small part of a step.  The
+#: tables take memory with the square of it, beside a model in training.
+_ATOMS = 400
 
 
 class Intervals:
@@ -77,7 +77,7 @@ class Intervals:
         Args:
             used: For each atom the things, with their bytes.
         """
-        total = numpy.zeros((self.count + 1, self.count + 1))
+        total = numpy.zeros((self.count + 1, self.count + 1), 'f')
         at = numpy.zeros(self.count + 1)
         last: dict = {}
         for index, things in enumerate(used):
@@ -179,13 +179,13 @@ def _sums(values: Sequence[float]) -> numpy.ndarray:
 
 
 def _between(sums: numpy.ndarray) -> numpy.ndarray:
-    return numpy.triu(sums[None, :] - sums[:, None])
+    return numpy.triu(sums[None, :] - sums[:, None]).astype('f')
 
 
 def _maxima(values: Sequence[float]) -> numpy.ndarray:
     """The largest value of each interval."""
     count = len(values)
-    found = numpy.zeros((count + 1, count + 1))
+    found = numpy.zeros((count + 1, count + 1), 'f')
     for start in range(count):
         found[start, start + 1:] = numpy.maximum.accumulate(values[start:])
     return found
