@@ -75,7 +75,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         profile: After so many updates, the first of which is not counted,
             the plan is made again with the times that calls take in
             training, and parameters move to other ranks if a step is faster
-            by 5 % then; 0, or a given plan: never.
+            by 10 % then; 0, or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
