@@ -5,8 +5,8 @@ import contextlib
 import gc
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.chains.sizes import parse_bytes
 from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import chainer
 from models.encoder import Encoder

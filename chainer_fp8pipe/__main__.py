@@ -13,7 +13,6 @@ from typing import Any
 from mpi4py import MPI
 
 from .bench.command import add_bench
-from .chains.sizes import parse_bytes
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
@@ -21,6 +20,7 @@ from .intercept.communicator_creation import creating
 from .intercept.training_objects import substituting
 from .mpi.abort import abort_on_exception, end_all_ranks
 from .pipeline.schedule import SCHEDULES
+from .planning.sizes import parse_bytes
 from .training.unmodified import Options, PipelineJob, Refusal, refuse_all
 
 _RUN = """

@@ -8,9 +8,9 @@ from typing import Any
 from ..planning.cuts import DoesNotFit, Task
 from ..planning.plan import Plan, load_plan
 from ..planning.search import predict, search
+from ..planning.sizes import said_bytes
 from .names import parameters_of
 from .profile import Laps
-from .sizes import said_bytes
 from .trace import Trace
 
 #: A new plan must be faster by this much to be worth the move.  With 5 %,

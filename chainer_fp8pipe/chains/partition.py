@@ -17,6 +17,7 @@ from ..planning.layouts import layouts, table
 from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
 from ..planning.search import search
+from ..planning.sizes import parse_bytes
 from .adapting import Adapter
 from .ghost import is_ghost
 from .moving import take_away
@@ -25,7 +26,6 @@ from .parameters import draw, settle
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .program import Program
-from .sizes import parse_bytes
 from .trace import Trace, Tracer
 
 #: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .sizes import said_bytes
+from ..planning.sizes import said_bytes
 
 
 def table(partition: Any) -> str:

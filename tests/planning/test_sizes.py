@@ -1,5 +1,5 @@
 """Sizes as people write them."""
-from chainer_fp8pipe.chains.sizes import parse_bytes, said_bytes
+from chainer_fp8pipe.planning.sizes import parse_bytes, said_bytes
 
 import pytest
 
