@@ -141,9 +141,11 @@ def ghosts(rows):
           'a step\nmodel     of a part     [us]       [us]          [ms]  '
           + ' '.join(f'{stages} stages' for stages in (2, 4)) + '   aim')
     for row in rows:
+        ghost, rehearsal = (
+            1e6 * statistics.median(row[name]) / row['calls']
+            for name in ('ghost', 'rehearsal'))
         print(f'{row["model"]:9} {row["calls"]:9} '
-              f'{1e6 * statistics.median(row["ghost"]) / row["calls"]:8.2f} '
-              f'{1e6 * statistics.median(row["rehearsal"]) / row["calls"]:10.2f} '  # noqa: E501
+              f'{ghost:8.2f} {rehearsal:10.2f} '
               f'{1e3 * statistics.median(row["step"]):13.1f}  '
               + ' '.join(f'{100 * ghost_share(row, stages):6.2f} %'
                          for stages in (2, 4)) + '   2 %')

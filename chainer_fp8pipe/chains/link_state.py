@@ -138,7 +138,7 @@ class State:
     @classmethod
     def found(cls, links: Links, begin: Mapping[tuple[str, str], Any]
               ) -> State:
-        """What is other than it was at the beginning, and made by calls."""
+        """Finds attributes that calls have set since the beginning."""
         entries = []
         for (path, name), value in frozen(links).items():
             if begin.get((path, name)) is value:

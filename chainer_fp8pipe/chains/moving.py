@@ -99,7 +99,7 @@ def _receive(comm: MPI.Comm, parameter: chainer.Parameter, source: int,
 
 
 def _described(rule: Any) -> tuple[dict, dict, Any]:
-    """What is small of an update rule."""
+    """Counters, hyperparameters and hooks of an update rule."""
     own = {key: value for key, value in vars(rule.hyperparam).items()
            if isinstance(value, (int, float, numpy.number))}
     return ({key: vars(rule)[key] for key in _PLAIN if key in vars(rule)},

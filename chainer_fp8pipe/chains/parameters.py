@@ -171,7 +171,7 @@ def lazily_shaped(names: Any, recorder: Any
 
 
 class _Settled(Creation):
-    """What has a value, or a ghost, keeps it."""
+    """Keeps the values and ghosts that parameters have."""
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         return parameter._data[0] is not None

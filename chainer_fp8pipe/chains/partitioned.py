@@ -335,7 +335,7 @@ class Partition:
                 if self.homes[name] == self.grid.stage_index]
 
     def problem(self) -> str:
-        """What was changed in the model since it was cut; '' if nothing."""
+        """Names a parameter that was replaced since the cut; '' if none."""
         for path, parameter in self.names.parameters.items():
             link, _, name = path.rpartition('/')
             if vars(self.names.links[link or '/']).get(name) is not parameter:

@@ -266,7 +266,7 @@ class _Recorder:
         return None
 
     def refuse_ghosts(self, links: Mapping[str, chainer.Link]) -> None:
-        """What is saved with a model must be real."""
+        """Raises an error for a persistent value that is a ghost."""
         for path, link in links.items():
             for name in link._persistent:
                 value = vars(link).get(name)

@@ -1,1 +1,1 @@
-"""What is put in front of Chainer's own functions while a program runs."""
+"""Replaces functions of Chainer while a program needs others."""

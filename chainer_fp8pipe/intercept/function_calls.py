@@ -69,7 +69,7 @@ class Interceptor(Protocol):
 
 
 class _Thread(threading.local):
-    """Who sees the calls of this thread."""
+    """The interceptor of this thread's calls."""
 
     interceptor: Interceptor | None = None
 

@@ -45,7 +45,7 @@ class Creation:
 
 
 class _Thread(threading.local):
-    """Who is asked in this thread."""
+    """The object that this thread asks about new parameters."""
 
     creation: Creation | None = None
 
