@@ -152,9 +152,12 @@ def ghosts(rows):
 
 
 def ghost_share(row, stages):
-    """Of the step of a rank that computes an even share."""
+    """Of the step of a rank that computes an even share.
+
+    The ranks share the rehearsals, too.
+    """
     extra = row['micro_batches'] * (
-        statistics.median(row['rehearsal'])
+        statistics.median(row['rehearsal']) / stages
         + statistics.median(row['ghost']) * (1 - 1 / stages))
     return extra / (statistics.median(row['step']) / stages)
 

@@ -20,17 +20,17 @@ from ..planning.calls import Source
 from . import nested
 
 #: Attributes that say nothing about the data.
-_OPEN = frozenset((
-    'source', 'recipe', 'trace', 'shape', 'dtype', 'ndim', 'size', 'nbytes',
-    'itemsize', 'strides', 'flags', 'device', '__class__', '__dict__',
-    '__array_priority__', '__array_ufunc__', '__array_function__', '__len__',
-    '__repr__', '__str__', '__format__', '__hash__'))
+_OPEN = frozenset(('shape', 'dtype', 'ndim', 'size', 'nbytes', 'itemsize',
+                   'strides', 'flags', 'device'))
 #: Methods whose results have a shape that follows from shapes.
 _LATER = frozenset((
     'astype', 'reshape', 'transpose', 'sum', 'prod', 'max', 'min', 'mean',
     'std', 'var', 'argmax', 'argmin', 'copy', 'ravel', 'flatten', 'dot',
     'any', 'all', 'clip', 'argsort', 'repeat', 'take', 'cumsum', 'cumprod',
-    'swapaxes', 'squeeze', 'round', 'diagonal', 'conj'))
+    'swapaxes', 'squeeze', 'round', 'diagonal', 'conj', 'trace'))
+#: Ways to the data that are not the class's methods.
+_INTERFACES = frozenset(('__array_interface__', '__array_struct__',
+                         '__cuda_array_interface__', '__dlpack__'))
 #: Functions that need the shape only.
 _LIKE = frozenset((numpy.zeros_like, numpy.ones_like, numpy.empty_like,
                    numpy.full_like))
@@ -60,15 +60,11 @@ class _Ghost:
 
     source: Source | str | None = None      # a parameter's name; None: derived
     recipe: Recipe | None = None
-    trace: Any = None                       # whose call numbers these are
+    traced: Any = None                      # whose call numbers these are
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OPEN:
-            return object.__getattribute__(self, name)
-        if name == 'T':
-            return derived(numpy.transpose, (self,), {})
-        if name in _LATER:
-            return functools.partial(_apply_method, name, self)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
         raise looked_at(self, f'.{name}')
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
@@ -128,7 +124,31 @@ for _name in (
 
 @functools.lru_cache(None)
 def _class(base: type) -> type:
-    return type('Ghost', (_Ghost, base), {})
+    """Ghosts of an array class; what needs the data is closed.
+
+    Open attributes are the array's own, in C: every function reads shapes.
+    """
+    own: dict[str, Any] = {'T': property(
+        lambda self: derived(numpy.transpose, (self,), {}))}
+    for name in dir(base):
+        if name in _LATER:
+            own[name] = _later(name)
+        elif name in _INTERFACES or not (
+                name.startswith('__') or name in _OPEN or name in own):
+            own[name] = _shut(name)
+    return type('Ghost', (_Ghost, base), own)
+
+
+def _later(name: str) -> Callable:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return derived(_method(name), (self, *args), kwargs)
+    return method
+
+
+def _shut(name: str) -> property:
+    def look(self: Any) -> Any:
+        raise looked_at(self, f'.{name}')
+    return property(look)
 
 
 def ghost(shape: tuple[int, ...], dtype: Any,
@@ -151,7 +171,7 @@ def ghost(shape: tuple[int, ...], dtype: Any,
             (0,) * len(shape))
     else:
         array = _device_ghost(shape, dtype, xp)
-    array.source, array.trace = source, trace
+    array.source, array.traced = source, trace
     return array
 
 
@@ -175,7 +195,7 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     shape, dtype, xp = _result(function, leaves, tree)
     ghosts = [nested.array_of(leaf) for leaf in leaves
               if is_ghost(nested.array_of(leaf))]
-    result = ghost(shape, dtype, None, xp, ghosts[0].trace)
+    result = ghost(shape, dtype, None, xp, ghosts[0].traced)
     result.recipe = Recipe(function, tuple(leaves), tree, tuple(
         dict.fromkeys(one for array in ghosts for one in sources(array))))
     return result
@@ -226,8 +246,8 @@ def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
-            _said(source, array.trace) for source in array.recipe.sources)
-    return _said(array.source, array.trace)
+            _said(source, array.traced) for source in array.recipe.sources)
+    return _said(array.source, array.traced)
 
 
 def user_line() -> str:
@@ -275,10 +295,6 @@ class _Method:
 
 
 _method = functools.lru_cache(None)(_Method)
-
-
-def _apply_method(name: str, array: Any, *args: Any, **kwargs: Any) -> Any:
-    return derived(_method(name), (array, *args), kwargs)
 
 
 def _get_item(array: Any, index: Any) -> Any:

@@ -9,10 +9,8 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
-from ..intercept.ready_gradients import taking
-from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.randomness import Place, at
-from ..pipeline.tape import Arrays, GraphTape
+from ..pipeline.tape import Arrays, Tape
 from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
@@ -211,19 +209,21 @@ class ChainPart:
 
     def record(self, micro_batch: int, inputs: Arrays,
                wanted: tuple[bool, ...] | None, place: Place
-               ) -> tuple[GraphTape, Arrays]:
+               ) -> tuple[Tape, Arrays]:
         """As :meth:`.Block.record`."""
-        variables, outputs = self._run(micro_batch, inputs, place)
-        inner = self._passes.program(micro_batch).inner
-        return PartTape(variables, outputs, [
-            parameter for name, parameter in self._parameters.items()
-            if name not in inner], self._passes.laps), tuple(
+        variables, outputs, run = self._run(micro_batch, inputs, place)
+        inner = {self._parameters[name].node for name
+                 in self._passes.program(micro_batch).inner
+                 if name in self._parameters}
+        return Tape(variables, outputs, {
+            node: count for node, count in run.uses.items()
+            if node not in inner}, self._passes.laps), tuple(
                 [output.array for output in outputs])
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
         """As :meth:`.Block.infer`."""
-        _, outputs = self._run(micro_batch, inputs, place)
+        _, outputs, _ = self._run(micro_batch, inputs, place)
         return tuple([output.array for output in outputs])
 
     def params(self) -> Iterable[chainer.Parameter]:
@@ -235,7 +235,7 @@ class ChainPart:
         return self._passes.names.links.values()
 
     def _run(self, micro_batch: int, inputs: Arrays, place: Place
-             ) -> tuple[tuple, tuple]:
+             ) -> tuple[tuple, tuple, Run]:
         program = self._passes.program(micro_batch)
         incoming = program.incoming[self._chunk]
         if len(inputs) != len(incoming):
@@ -248,8 +248,9 @@ class ChainPart:
             for source, array in zip(incoming, inputs, strict=True)])
         run = self._passes.run(micro_batch, self._chunk, dict(zip(
             incoming, variables, strict=True)), place)
-        return variables, tuple([
+        outputs = tuple([
             run.value(source) for source in program.outgoing[self._chunk]])
+        return variables, outputs, run
 
 
 def between_calls(place: Place
@@ -263,36 +264,6 @@ def _state_of(program: Program) -> set[tuple[str, str]]:
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)
             for entry in (state.entries if state else ())}
-
-
-class PartTape(GraphTape):
-    """The way back through a part's calls.
-
-    Gradients of parameters are added up as soon as they are final, so that
-    no more than one of them is in memory at a time.
-
-    Args:
-        inputs: As for :class:`.GraphTape`.
-        outputs: As for :class:`.GraphTape`.
-        parameters: Those whose gradients the graph itself makes.
-        laps: Times the calls; None: nothing is timed.
-    """
-
-    def __init__(self, inputs: tuple, outputs: tuple,
-                 parameters: list[chainer.Parameter],
-                 laps: Laps | None) -> None:
-        super().__init__(inputs, outputs)
-        self._parameters, self._laps = parameters, laps
-
-    def backward(self, gradients: Arrays, sums: GradientSums,
-                 defer: bool = False) -> Arrays:
-        """As :meth:`.GraphTape.backward`."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(taking(self._parameters, sums.take))
-            if self._laps is not None:
-                self._laps.start()
-                stack.enter_context(self._laps)
-            return super().backward(gradients, sums, defer)
 
 
 def _number(value: Any) -> float:

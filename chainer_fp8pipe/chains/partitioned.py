@@ -140,12 +140,25 @@ class Partition:
             The program, and the labels that losses leave out; None: the
             model is to be traced.
         """
-        known = self._programs.get(form.key(mode), [])
-        for number, program in enumerate(known):
+        for program in self._programs.get(form.key(mode), []):
             labels = self._rehearse(program, form)
             if labels is not None:
-                known.insert(0, known.pop(number))
                 return program, labels
+        return None
+
+    def known(self, mode: str, form: Form, digest: str) -> Program | None:
+        """The program that another rank has found by a rehearsal.
+
+        Args:
+            mode: As for :meth:`rehearsed`.
+            form: The micro-batch.
+            digest: Of the program's trace.
+        """
+        known = self._programs.get(form.key(mode), [])
+        for number, program in enumerate(known):
+            if program.trace.digest == digest:
+                known.insert(0, known.pop(number))
+                return program
         return None
 
     def traced(self, mode: str, form: Form) -> tuple[Program, Any]:

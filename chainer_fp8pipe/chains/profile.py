@@ -34,14 +34,12 @@ def clock_of(device: Any) -> Callable[[], float]:
     return now
 
 
-class Laps(chainer.FunctionHook):
-    """Notes the laps of calls, forward as an observer, backward as a hook.
+class Laps:
+    """Notes the laps of calls, which report themselves when they are through.
 
     Args:
         device: Chainer's device of the model; a GPU is waited for.
     """
-
-    name = 'laps of chainer_fp8pipe'
 
     def __init__(self, device: Any) -> None:
         self._now = clock_of(device)
@@ -60,10 +58,8 @@ class Laps(chainer.FunctionHook):
         self._numbers[id(node)] = number, weakref.ref(node)
         self._note(0, number)
 
-    def backward_postprocess(self, function: Any, in_data: Any,
-                             out_grad: Any) -> None:
+    def backward(self, node: Any) -> None:
         """A call's backward pass is through."""
-        node = getattr(function, 'node', function)
         found = self._numbers.pop(id(node), None)
         if found is not None and found[1]() is node:
             self._note(1, found[0])

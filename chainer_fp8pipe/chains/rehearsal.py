@@ -15,6 +15,8 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer import Variable
+from chainer.function import FunctionAdapter
 
 from . import nested
 from .ghost import is_ghost
@@ -69,20 +71,19 @@ class Rehearsal:
             raise Mismatch
         call = self._calls[number]
         self._number = number + 1
-        function = (node.function
-                    if type(node) is chainer.function.FunctionAdapter
-                    else node)
+        function = node.function if type(node) is FunctionAdapter else node
         if (type(function) is not call.kind
                 or len(inputs) != len(call.expected)):
             raise Mismatch
         for x, expected in zip(inputs, call.expected, strict=False):
-            array = x._data[0] if isinstance(x, chainer.Variable) else x
+            array = x._data[0] if isinstance(x, Variable) else x
             if array is not expected and x is not expected and (
                     not _is_alike(array, expected)):
                 raise Mismatch
         own = function.__dict__
         for name, value in call.constants:
-            if not _is_same(own.get(name), value):
+            found = own.get(name)
+            if found is not value and not _is_same(found, value):
                 raise Mismatch
         if call.ignores is not None:
             self._count(node, inputs)

@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 import numpy
 
+from ..intercept import unchecked_calls
 from ..intercept.function_calls import suspended
 from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
@@ -40,6 +41,8 @@ class Run:
 
     Attributes:
         made: The wanted values that were made here.
+        uses: How many of the calls that were done use a parameter, by its
+            node.
     """
 
     def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
@@ -47,6 +50,7 @@ class Run:
                  wanted: frozenset[Source], names: Any, place: Place,
                  where: Callable[[int], str]) -> None:
         self.made: dict[Source, chainer.Variable] = {}
+        self.uses: dict[Any, int] = {}
         self._trace, self._calls, self._stages = trace, trace.calls, stages
         self._chunk, self._received = chunk, received
         self._wanted, self._names = wanted, names
@@ -83,7 +87,7 @@ class Run:
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
-            return original(node, inputs)
+            return unchecked_calls.apply(node, inputs, original)
         number = self._number
         self._number = number + 1
         if number >= len(self._calls):
@@ -91,7 +95,7 @@ class Run:
                 f'{user_line()}: {node.label} is called, and no such call '
                 f'was there when the model was traced. {_REMEDY}')
         call = self._calls[number]
-        if call.kind is not kind_of(node):
+        if call.kind is not type(node) and call.kind is not kind_of(node):
             raise Diverged(
                 f'{user_line()}: call {number} is {node.label}, and was '
                 f'{call.name} in {call.link} when the model was traced. '
@@ -124,7 +128,7 @@ class Run:
             made = self._evaluated(array)
             return chainer.Variable(made) if is_variable else made
         source = array.source
-        if not isinstance(source, Source) or array.trace is None or (
+        if not isinstance(source, Source) or array.traced is None or (
                 self._trace_of(array) is not self._trace):
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed here; '
@@ -150,6 +154,9 @@ class Run:
     def _do(self, number: int, call: TracedCall, node: Any, inputs: tuple,
             original: Callable) -> tuple:
         arguments = tuple([self.real(x) for x in inputs])
+        for node_of in {x.node for x in arguments
+                        if isinstance(x, chainer.Parameter)}:
+            self.uses[node_of] = self.uses.get(node_of, 0) + 1
         for x in arguments:
             self._refuse_stranger(x)
         own = attributes_of(node)
@@ -159,7 +166,8 @@ class Run:
         self._inside += 1
         try:
             outs = (self._seeded(number, node, arguments, original)
-                    if call.draws else original(node, arguments))
+                    if call.draws
+                    else unchecked_calls.apply(node, arguments, original))
         except (GhostError, Diverged):
             raise
         except Exception as error:
@@ -184,7 +192,7 @@ class Run:
             place = place._replace(iteration=0, first_sample=0)
         try:
             with at(place._replace(layer=number - self._trace.first), xp):
-                return original(node, arguments)
+                return unchecked_calls.apply(node, arguments, original)
         finally:
             numpy.random.set_state(state)
 
@@ -229,7 +237,7 @@ class Run:
                 nested.array_of(self.real(leaf)) for leaf in recipe.leaves])
 
     def _trace_of(self, array: Any) -> Any:
-        return getattr(array.trace, 'trace', array.trace)
+        return getattr(array.traced, 'trace', array.traced)
 
     def _is_own(self, value: chainer.Variable, source: Source) -> bool:
         if isinstance(source.output, str):

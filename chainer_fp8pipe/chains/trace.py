@@ -363,8 +363,8 @@ class _Recorder:
                     'among its own; register it in init_scope')
             return (name,)
         array = nested.array_of(x)
-        if is_ghost(array) and array.trace is not self.token and (
-                array.trace is not None):
+        if is_ghost(array) and array.traced is not self.token and (
+                array.traced is not None):
             raise ValueError(
                 f'{user_line()}: a value of an earlier batch or micro-batch '
                 'is used; keep state in attributes of links, or compute it '

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -96,7 +96,6 @@ class _Thread(threading.local):
     """The pass that this thread is in."""
 
     inside = False
-    taking: taking | None = None
     reports: _Reports | None = None
     table: _Table | None = None
 
@@ -115,40 +114,6 @@ def unwatch(watcher: Watcher) -> None:
     _watchers.remove(watcher)
 
 
-class taking:
-    """A ``with`` block whose outermost pass hands gradients over.
-
-    Each gradient is given away as soon as it is final, and neither kept nor
-    written to the parameter.  Watchers are not told.
-
-    Args:
-        parameters: Whose gradients.
-        take: Called with a parameter and its gradient, an array.
-    """
-
-    def __init__(self, parameters: Iterable[chainer.Parameter],
-                 take: Callable[[chainer.Parameter, Any], None]) -> None:
-        self._parameters = {parameter.node: parameter
-                            for parameter in parameters}
-        self._take = take
-
-    def __enter__(self) -> None:
-        for patch in _PATCHES:
-            patch.install()
-        self._before, _thread.taking = _thread.taking, self
-
-    def __exit__(self, *_: Any) -> None:
-        _thread.taking = self._before
-        for patch in _PATCHES:
-            patch.remove()
-
-    def reports(self, outputs: Any) -> _Reports | None:
-        """What is to be told of a pass."""
-        uses, _ = _count_uses((node for node, _ in outputs),
-                              self._parameters)
-        return _Taken(uses, self._parameters, self._take) if uses else None
-
-
 class unwatched:
     """A ``with`` block in which this thread's passes are not reported."""
 
@@ -162,13 +127,11 @@ class unwatched:
 def _reporting(original: Any) -> Any:
     """Chainer's loop, of whose passes the watchers are told."""
     def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
-        taking, _thread.taking = _thread.taking, None
-        if taking is None and (_thread.inside or not _watchers.present):
+        if _thread.inside or not _watchers.present:
             original(outputs, retain_grad, loss_scale)
             return
         with unwatched():
-            _thread.reports = (taking.reports(outputs) if taking
-                               else _begin(outputs, loss_scale))
+            _thread.reports = _begin(outputs, loss_scale)
             try:
                 original(outputs, retain_grad, loss_scale)
             finally:
@@ -224,24 +187,10 @@ class _Reports:
         self.uses = uses
         self.names = names
 
-    def final(self, node: Any, gradient: Any) -> bool:
-        """Tells; whether nobody else wants the gradient any more."""
+    def final(self, node: Any, gradient: Any) -> None:
+        """Tells."""
         for watcher, name in self.names[node]:
             watcher.final(name, gradient)
-        return False
-
-
-class _Taken(_Reports):
-    """Gradients that are handed over."""
-
-    def __init__(self, uses: Nodes, parameters: Mapping[Any, Any],
-                 take: Callable[[chainer.Parameter, Any], None]) -> None:
-        super().__init__(uses, {})
-        self._parameters, self._take = parameters, take
-
-    def final(self, node: Any, gradient: Any) -> bool:
-        self._take(self._parameters[node], gradient)
-        return True
 
 
 class _Table(_backprop_utils.GradTable):
@@ -274,9 +223,8 @@ class _Table(_backprop_utils.GradTable):
         for leaf, gradients in through:
             # As pop will do at the end: the sum is made once only.
             gradient = _backprop_utils._reduce(gradients)
-            if gradient is not None and self._reports.final(
-                    leaf, gradient.raw_array):
-                gradients.clear()
+            if gradient is not None:
+                self._reports.final(leaf, gradient.raw_array)
 
     def pop(self, node: Any) -> Any:
         self.report()

@@ -8,6 +8,8 @@ import chainer
 from chainer.link_hooks import SpectralNormalization
 from chainer.links import BatchRenormalization
 
+from ..intercept.function_calls import hold
+from ..intercept.unchecked_calls import unchecked
 from .batch_statistics import BatchStatistics, recomputing
 from .block import Block
 from .gradient_sums import GradientSums
@@ -41,6 +43,7 @@ class Chunk:
         self._parameters = parameters
         self._inputs: dict[int, tuple[Arrays, Place]] = {}
         self._tapes: dict[int, list[AnyTape]] = {}
+        hold(self)
 
     @property
     def live(self) -> int:
@@ -100,7 +103,7 @@ class Chunk:
                  else self._tapes.pop(micro_batch))
         self._sums.last = last and not defer
         for position in reversed(range(len(tapes))):
-            with self._blame_backward(position, micro_batch):
+            with self._blame_backward(position, micro_batch), unchecked():
                 gradients = tapes[position].backward(
                     gradients, self._sums, defer)
             if not defer:
@@ -114,7 +117,7 @@ class Chunk:
         """What a deferring :meth:`backward` left out."""
         tapes = self._tapes.pop(micro_batch)
         for position in reversed(range(len(tapes))):
-            with self._blame_backward(position, micro_batch):
+            with self._blame_backward(position, micro_batch), unchecked():
                 tapes.pop().backward_weight(self._sums)
             if last:
                 self._sums.through(self.blocks[position])
@@ -140,7 +143,7 @@ class Chunk:
         tapes: list[AnyTape] = []
         wanted = None
         for block in self.blocks:
-            with blame(block.name, micro_batch):
+            with blame(block.name, micro_batch), unchecked():
                 tape, arrays = block.record(micro_batch, arrays, wanted,
                                             place)
             tapes.append(tape)

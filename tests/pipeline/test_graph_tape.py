@@ -1,6 +1,6 @@
 """The way back through any graph is Chainer's, cut out of a larger one."""
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.tape import GraphTape
+from chainer_fp8pipe.pipeline.tape import Tape
 
 import chainer
 import chainer.functions as F
@@ -31,10 +31,12 @@ def tape_gradients(make, seeds, twice=False):
     x, y = chainer.Variable(X), chainer.Variable(Y)
     outputs = make(x, y)
     LINK.cleargrads()
-    tape = GraphTape((x, y), outputs)
+    tape = Tape((x, y), outputs)
+    sums = GradientSums()
     del outputs
-    found = tape.backward(seeds(tape.wants), GradientSums())
-    tape.backward_weight(GradientSums())
+    found = tape.backward(seeds(tape.wants), sums)
+    tape.backward_weight(sums)
+    sums.finish(None)
     return [*found, LINK.W.grad, LINK.b.grad], tape
 
 
@@ -78,7 +80,7 @@ def test_gradients_are_those_of_the_whole_graph(name, left_out):
 def test_inputs_that_want_nothing_get_nothing():
     x = chainer.Variable(X)
     y = chainer.Variable(Y, requires_grad=False)
-    tape = GraphTape((x, y), (x * y, y))
+    tape = Tape((x, y), (x * y, y))
     assert tape.wants == (True, False)
     first, second = tape.backward((numpy.ones_like(X), None), GradientSums())
     numpy.testing.assert_array_equal(first, Y)

@@ -121,6 +121,7 @@ class ChainWork:
         tree, arrays = self._share(opened.batch)
         ends = bounds(opened.samples, parts)
         problem, forms, found = part.problem(), [], []
+        mine: dict[int, Any] = {}
         resumed = part.passes.resume(step)
         try:
             for number, (start, end) in enumerate(ends):
@@ -130,10 +131,14 @@ class ChainWork:
                 before = last[number].after if number < len(last) else None
                 forms.append(Form(self._function(step), args, kwargs, before,
                                   places[number]))
-            found = [part.rehearsed(step, form) for form in forms]
+            mine = {number: part.rehearsed(step, forms[number])
+                    for number in self._share_of(parts)}
         except Exception as error:  # the other ranks must hear of it
             problem = problem or f'{type(error).__name__}: {error}'
-        problem = self._agreed(found, problem)
+        problem = self._agreed([], problem)
+        if not problem:
+            found = self._gathered(step, forms, mine)
+            problem = self._agreed(found, '')
         if not problem and not all(found):
             found, problem = self._traced(step, forms, found)
             problem = self._agreed(found, problem)
@@ -260,6 +265,25 @@ class ChainWork:
         form, host = broadcast_arrays(self._grid.pipeline, form, host)
         device = self._model.device
         return form, [device.send(array) for array in host]
+
+    def _share_of(self, parts: int) -> range:
+        """The micro-batches that this rank rehearses for all."""
+        return range(self._grid.stage_index, parts, self._grid.stages)
+
+    def _gathered(self, step: str, forms: list[Form], mine: dict[int, Any]
+                  ) -> list[Any]:
+        """What each micro-batch calls, as one of the ranks has found."""
+        said: dict[int, Any] = {}
+        for share in self._grid.pipeline.allgather({
+                number: one and (one[0].trace.digest, one[1])
+                for number, one in mine.items()}):
+            said.update(share)
+        found: list[Any] = []
+        for number, form in enumerate(forms):
+            digest, labels = said[number] or ('', None)
+            program = self._partition.known(step, form, digest)
+            found.append(None if program is None else (program, labels))
+        return found
 
     def _traced(self, step: str, forms: list[Form], found: list[Any]
                 ) -> tuple[list[Any], str]:

@@ -1,0 +1,246 @@
+"""The way back through a graph, function by function, in Chainer's order.
+
+Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks for
+hooks, devices and sums in tables for each function, and writes the gradients
+of parameters at its end.  This one visits the same functions in the same
+order and makes the same sums, so gradients have the same bits; it hands a
+parameter's gradient over as soon as that is final, and can put off the
+gradients of weights, for which nobody waits.
+"""
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import chainer
+from chainer import _backprop_utils
+from chainer.functions.connection import (
+    convolution_2d,
+    convolution_nd,
+    deconvolution_2d,
+    deconvolution_nd,
+    embed_id,
+    linear,
+)
+
+from ..intercept.unchecked_calls import is_watched
+
+#: Functions whose gradients of input and weights have no work in common.
+SEPARABLE = frozenset((
+    linear.LinearFunction,
+    convolution_2d.Convolution2DFunction,
+    convolution_nd.ConvolutionND,
+    deconvolution_2d.Deconvolution2DFunction,
+    deconvolution_nd.DeconvolutionND,
+    embed_id.EmbedIDFunction,
+))
+
+_PLAIN = chainer.FunctionNode.backward_accumulate
+
+#: Is given a parameter and its gradient, an array.
+Take = Callable[[chainer.Parameter, Any], None]
+
+
+class Clock(Protocol):
+    """Times the functions of a pass."""
+
+    def start(self) -> None:
+        """The pass begins."""
+
+    def backward(self, node: Any) -> None:
+        """A function is through."""
+
+
+class Backprop:
+    """One pass.
+
+    Args:
+        uses: How many functions use a parameter, by its node: the gradient
+            is handed over when all of them are through.  Gradients of the
+            other parameters are handed over at the end.
+        take: Is handed the gradients of parameters.
+        defer: Put off the gradients of weights, see :data:`SEPARABLE`.
+        clock: Times the functions; None: nobody does.
+
+    Attributes:
+        leaves: The gradients of leaves that are no parameters, by node.
+    """
+
+    def __init__(self, uses: Mapping[Any, int], take: Take,
+                 defer: bool = False,
+                 clock: Clock | None = None) -> None:
+        self.leaves: dict[Any, Any] = {}
+        self._uses, self._take = dict(uses), take
+        self._defer, self._clock = defer, clock
+        self._gradients: dict[Any, list[Any]] = {}
+        self._put_off: list[tuple[Any, list[int], tuple]] = []
+        self._functions: list[tuple[int, int, Any]] = []
+        self._seen: set[Any] = set()
+
+    def run(self, starts: Mapping[Any, Any]) -> None:
+        """Goes back from some nodes, whose gradients are given as arrays."""
+        for node, gradient in starts.items():
+            self._gradients[node] = [chainer.Variable(gradient,
+                                                      requires_grad=False)]
+            if node._creator_node is not None:
+                self._push(node._creator_node)
+        with self._quietly(*starts.values()):
+            while self._functions:
+                self._visit(heapq.heappop(self._functions)[2])
+            self._end()
+
+    def weights(self) -> None:
+        """Does what was put off."""
+        later, self._put_off = self._put_off, []
+        for function, indexes, gradients in later:
+            with self._quietly(*[gradient.array for gradient in gradients]):
+                self._apply(function, indexes, gradients)
+        self._end()
+
+    @contextlib.contextmanager
+    def _quietly(self, *arrays: Any) -> Iterator[None]:
+        """Without a graph of gradients, on the arrays' device."""
+        with chainer.using_config('enable_backprop', False), \
+                chainer.using_device(chainer.backend.get_device_from_array(
+                    *arrays)):
+            if self._clock is not None:
+                self._clock.start()
+            yield
+
+    # --- one function --------------------------------------------------------
+
+    def _push(self, function: Any) -> None:
+        if function not in self._seen:
+            heapq.heappush(self._functions,
+                           (-function.rank, len(self._seen), function))
+            self._seen.add(function)
+
+    def _visit(self, function: Any) -> None:
+        inputs = function.inputs
+        indexes = [index for index, node in enumerate(inputs)
+                   if node._requires_grad]
+        gradients = tuple([
+            None if node is None else _sum(self._gradients.pop(node, None))
+            for node in [output() for output in function.outputs]])
+        if self._defer and type(function) in SEPARABLE:
+            later = [index for index in indexes if _is_parameter(
+                inputs[index])]
+            if later:
+                self._put_off.append((function, later, gradients))
+                indexes = [index for index in indexes if index not in later]
+        if indexes:
+            self._apply(function, indexes, gradients)
+
+    def _apply(self, function: Any, indexes: list[int],
+               gradients: tuple) -> None:
+        """Adds up what a function's own backward gives."""
+        inputs = function.inputs
+        lists = {inputs[index]: self._list(inputs[index])
+                 for index in indexes}
+        if is_watched(function):
+            _watched_step(function, tuple(indexes), gradients, lists)
+        else:
+            _step(function, tuple(indexes), gradients, lists)
+        if self._clock is not None:
+            self._clock.backward(function)
+        for node, found in lists.items():
+            if not function.lazy_grad_sum:
+                _sum(found)
+            if found:
+                _check(function, node, found)
+            if node._creator_node is not None:
+                if found:
+                    self._push(node._creator_node)
+            elif node in self._uses:
+                self._uses[node] -= 1
+                if self._uses[node] == 0:
+                    self._hand_over(node)
+
+    def _list(self, node: Any) -> list[Any]:
+        """The gradients of a node so far."""
+        found = self._gradients.get(node)
+        if found is None:
+            found = self._gradients[node] = []
+        return found
+
+    # --- leaves --------------------------------------------------------------
+
+    def _hand_over(self, node: Any) -> None:
+        gradient = _sum(self._gradients.pop(node))
+        if gradient is None:
+            return
+        variable = node.get_variable_or_none()
+        if isinstance(variable, chainer.Parameter):
+            self._take(variable, gradient.array)
+        else:
+            self.leaves[node] = gradient.array
+
+    def _end(self) -> None:
+        """Hands over what nothing more will be added to."""
+        waiting = {function.inputs[index]
+                   for function, indexes, _ in self._put_off
+                   for index in indexes}
+        for node in tuple(self._gradients):
+            if node not in waiting:
+                self._hand_over(node)
+
+
+def _watched_step(function: Any, indexes: tuple[int, ...], gradients: tuple,
+                  lists: Mapping[Any, list[Any]]) -> None:
+    """As Chainer's, with hooks and a look for NaN in debug mode."""
+    hooks = [*chainer.get_function_hooks().values()]
+    if function._n_local_function_hooks:
+        hooks += function.local_function_hooks.values()
+    data = tuple([node.data for node in function.inputs])
+    arrays = tuple([None if gradient is None else gradient.array
+                    for gradient in gradients])
+    for hook in hooks:
+        hook.backward_preprocess(function, data, arrays)
+    _backprop_utils.backprop_step(function, indexes, gradients, lists,
+                                  chainer.is_debug())
+    for hook in hooks:
+        hook.backward_postprocess(function, data, arrays)
+
+
+def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
+          lists: Mapping[Any, list[Any]]) -> None:
+    """Appends a function's gradients to those of its inputs."""
+    if type(function).backward_accumulate is not _PLAIN:
+        _backprop_utils.backprop_step(function, indexes, gradients, lists,
+                                      False)
+        return
+    inputs = function.inputs
+    found = function.backward(indexes, gradients)
+    if len(found) == len(inputs):       # Chainer allows both
+        found = [found[index] for index in indexes]
+    elif len(found) != len(indexes):
+        raise ValueError(
+            f'backward of {function.label} returned {len(found)} gradients; '
+            f'{len(indexes)} or {len(inputs)} were expected')
+    for index, gradient in zip(indexes, found, strict=True):
+        if gradient is not None and gradient._data[0] is not None:
+            lists[inputs[index]].append(gradient)
+
+
+def _sum(gradients: list[Any] | None) -> Any:
+    """The sum of gradients, which replaces them in the list."""
+    if not gradients:
+        return None
+    if len(gradients) > 1:
+        gradients[:] = [chainer.functions.add(*gradients)]
+    return gradients[0]
+
+
+def _check(function: Any, node: Any, gradients: list[Any]) -> None:
+    """An error of Chainer's for a gradient of another shape or dtype."""
+    for gradient in gradients:
+        array = gradient._data[0]
+        if array.shape != node.shape or array.dtype != node.dtype:
+            chainer.variable._check_grad_type(function, node, True, array)
+
+
+def _is_parameter(node: Any) -> bool:
+    return node._creator_node is None and isinstance(
+        node.get_variable_or_none(), chainer.Parameter)

@@ -1,0 +1,214 @@
+"""Passes through graphs, beside Chainer's own."""
+from chainer_fp8pipe.pipeline.backprop import Backprop
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+DRAW = numpy.random.RandomState(0)
+X = DRAW.randn(3, 4).astype('f')
+SEED = DRAW.randn(3, 4).astype('f')
+
+#: Each takes two variables.
+FUNCTIONS = (F.add, lambda x, y: x * y, lambda x, y: F.tanh(x),
+             lambda x, y: F.concat(F.split_axis(x, 2, 1)[::-1]) - y,
+             F.maximum, lambda x, y: F.where(x.array > 0, x, y),
+             lambda x, y: x * x)
+
+
+class Taken:
+    """What was handed over, in order."""
+
+    def __init__(self):
+        self.order, self.gradients = [], {}
+
+    def __call__(self, parameter, gradient):
+        assert parameter.name not in self.gradients
+        self.order.append(parameter.name)
+        self.gradients[parameter.name] = gradient
+
+
+def layers(count=3):
+    made = [L.Linear(4, 4, initialW=numpy.random.RandomState(n).randn(4, 4))
+            for n in range(count)]
+    for number, layer in enumerate(made):
+        layer.W.name, layer.b.name = f'W{number}', f'b{number}'
+        layer.cleargrads()
+    return made
+
+
+def graph(plan, x, links):
+    """A value for each step of a plan; each uses two of the earlier."""
+    values = [x]
+    for kind, first, second in plan:
+        one, other = (values[place % len(values)]
+                      for place in (first, second))
+        if kind < len(FUNCTIONS):
+            values.append(FUNCTIONS[kind](one, other))
+        else:
+            values.append(links[kind - len(FUNCTIONS)](one))
+    return values[-1] + x
+
+
+steps = st.lists(st.tuples(st.integers(0, len(FUNCTIONS) + 2),
+                           st.integers(0, 20), st.integers(0, 20)),
+                 min_size=1, max_size=12)
+
+
+@given(plan=steps, defer=st.booleans(), lazy=st.booleans())
+def test_gradients_have_the_bits_of_chainers_own_pass(plan, defer, lazy):
+    links = layers()
+    x = chainer.Variable(X)
+    with chainer.using_config('lazy_grad_sum', lazy):
+        y = graph(plan, x, links)
+    chainer.backward([y], [chainer.Variable(SEED)])
+    expected = {parameter.name: parameter.grad for link in links
+                for parameter in link.params() if parameter.grad is not None}
+    with chainer.using_config('lazy_grad_sum', lazy):
+        again = chainer.Variable(X)
+        y = graph(plan, again, links)
+    taken = Taken()
+    backprop = Backprop({}, taken, defer)
+    backprop.run({y.node: SEED})
+    backprop.weights()
+    numpy.testing.assert_array_equal(backprop.leaves[again.node], x.grad)
+    assert taken.gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        numpy.testing.assert_array_equal(taken.gradients[name], gradient)
+
+
+def test_a_gradient_is_handed_over_when_the_last_function_is_through():
+    first, second, third = layers()
+    x = chainer.Variable(X)
+    y = second(F.tanh(third(second(first(x)))))
+    order = []
+
+    class Note:
+        def start(self):
+            pass
+
+        def backward(self, node):
+            order.append(node.label)
+
+    def take(parameter, gradient):
+        order.append(parameter.name)
+    Backprop({first.W.node: 1, second.W.node: 2, third.W.node: 1}, take,
+             clock=Note()).run({y.node: SEED})
+    assert order == [
+        'LinearFunction', 'Tanh', 'LinearFunction', 'W2', 'LinearFunction',
+        'W1', 'LinearFunction', 'W0', *order[-3:]]
+    assert sorted(order[-3:]) == ['b0', 'b1', 'b2']     # nobody counted
+
+
+def test_gradients_of_weights_can_wait():
+    first, second, _ = layers()
+    x, taken = chainer.Variable(X), Taken()
+    y = second(F.tanh(first(x)))
+    backprop = Backprop({}, taken, defer=True)
+    backprop.run({y.node: SEED})
+    assert x.node in backprop.leaves
+    assert taken.order == []
+    backprop.weights()
+    assert sorted(taken.order) == ['W0', 'W1', 'b0', 'b1']
+
+
+def test_a_weight_of_which_a_part_can_wait_is_handed_over_once():
+    """Transposed, for an output layer, it is not the linear function's."""
+    link, taken = layers()[0], Taken()
+    x = chainer.Variable(X)
+    y = F.matmul(F.tanh(link(x)), F.transpose(link.W))
+    backprop = Backprop({link.W.node: 2}, taken, defer=True)
+    backprop.run({y.node: SEED})
+    assert taken.order == []
+    backprop.weights()
+    x = chainer.Variable(X)
+    link.cleargrads()
+    y = F.matmul(F.tanh(link(x)), F.transpose(link.W))
+    chainer.backward([y], [chainer.Variable(SEED)])
+    numpy.testing.assert_allclose(taken.gradients['W0'], link.W.grad, 1e-6)
+
+
+def test_an_input_that_is_an_output_keeps_both_gradients():
+    x = chainer.Variable(X)
+    y = F.tanh(x)
+    backprop = Backprop({}, None)
+    backprop.run({x.node: SEED, y.node: SEED})
+    numpy.testing.assert_allclose(
+        backprop.leaves[x.node], SEED + SEED * (1 - numpy.tanh(X) ** 2),
+        1e-5)
+
+
+class Hook(chainer.FunctionHook):
+    name = 'hook of a test'
+
+    def __init__(self):
+        self.seen = []
+
+    def backward_preprocess(self, function, in_data, out_grad):
+        self.seen.append((function.label, len(in_data)))
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        self.seen.append(out_grad[0].shape)
+
+
+@pytest.mark.parametrize('local', [False, True])
+def test_hooks_see_the_pass(local):
+    x, hook = chainer.Variable(X), Hook()
+    y = F.tanh(x)
+    if local:
+        y.creator_node.add_hook(hook)
+        Backprop({}, None).run({y.node: SEED})
+    else:
+        with hook:
+            Backprop({}, None).run({y.node: SEED})
+    assert ('Tanh', 1) in hook.seen
+    assert (3, 4) in hook.seen
+
+
+def test_debug_mode_finds_nan():
+    y = F.tanh(chainer.Variable(X))
+    with chainer.using_config('debug', True), \
+            pytest.raises(RuntimeError, match='NaN is detected'):
+        Backprop({}, None).run({y.node: SEED * numpy.float32('nan')})
+
+
+class Wrong(chainer.FunctionNode):
+    def __init__(self, *gradients):
+        self._gradients = gradients
+
+    def forward(self, inputs):
+        return inputs[0] * 2,
+
+    def backward(self, indexes, gradients):
+        return self._gradients
+
+
+@pytest.mark.parametrize(('gradients', 'error', 'said'), [
+    ((chainer.Variable(X[:2]),), ValueError, 'Shape of data and grad'),
+    ((chainer.Variable(X.astype('d')),), TypeError, 'Dtype of data and grad'),
+    ((None, None), ValueError, 'returned 2 gradients; 1 or 1')])
+def test_a_wrong_gradient_is_an_error(gradients, error, said):
+    y, = Wrong(*gradients).apply((chainer.Variable(X),))
+    with pytest.raises(error, match=said):
+        Backprop({}, None).run({y.node: SEED})
+
+
+def test_a_function_that_adds_to_gradients_itself_may():
+    class Adds(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs[0] * 3,
+
+        def backward_accumulate(self, indexes, outputs, inputs):
+            found = outputs[0] * 3
+            return (found if inputs[0] is None else found + inputs[0],)
+    x = chainer.Variable(X)
+    h = F.tanh(x)
+    y = Adds().apply((h,))[0] + h
+    backprop = Backprop({}, None)
+    backprop.run({y.node: SEED})
+    numpy.testing.assert_allclose(
+        backprop.leaves[x.node], 4 * SEED * (1 - numpy.tanh(X) ** 2), 1e-5)
