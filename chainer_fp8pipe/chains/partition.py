@@ -8,10 +8,12 @@ from typing import Any
 import chainer
 import numpy
 
+from ..mpi.abort import abort_on_exception
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.link_speed import measure_links
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
+from ..pipeline.schedule import make_schedule
 from ..planning.cuts import DoesNotFit, Task, Wire
 from ..planning.layouts import layouts, table
 from ..planning.plan import Plan, load_plan
@@ -43,8 +45,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
-    ``chainer.Chain`` that returns its loss.  From then on each rank has the
-    parameters that it uses; train it with :class:`PipelineUpdater`.
+    ``chainer.Chain`` that returns its loss, a mean over the samples of a
+    batch.  From then on each rank has the parameters that it uses, and an
+    exception that nobody catches ends the whole job; train the model with
+    :class:`PipelineUpdater`.
 
     Every rank runs the model's own ``forward`` for each micro-batch; a call
     of a function that another rank does gives a ghost, a variable with shape
@@ -86,9 +90,12 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             model's own ``forward`` looks at computed data, which need not be
             on the rank (:func:`atomic` helps); on all ranks.
     """
+    abort_on_exception()
     grid = _grid(comm)
-    limit = raise_together(grid.comm, lambda: _check(
-        model, memory, recompute, optimizer_arrays), error=ValueError)
+    limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
+        'micro_batches': micro_batches, 'schedule': schedule,
+        'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
+        'profile': profile, 'plan': plan})
     call = functools.partial(model, *_arguments(example)[0],
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
@@ -97,7 +104,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
                 _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
                 _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
-    live = reads_state(tracer, trace, call)
+    live = raise_together(grid.comm, lambda: reads_state(
+        tracer, trace, call), error=ValueError)
     program = raise_together(grid.comm, lambda: Program(
         trace, found, None, live), error=ValueError)
     part = Partition(model, names, tracer, found, grid, program)
@@ -145,19 +153,22 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         ValueError: An argument is wrong, or ranks have other models; on all
             ranks.
     """
+    abort_on_exception()
     whole = _grid(comm)
-    limit = raise_together(whole.comm, lambda: _check(
-        model, memory, recompute, optimizer_arrays), error=ValueError)
+    limit = _agreed(whole.comm, 'choose_grid', model, memory, recompute, {
+        'micro_batches': micro_batches, 'schedule': schedule,
+        'optimizer_arrays': optimizer_arrays,
+        'gradient_bytes': gradient_bytes})
     args, kwargs = _arguments(example)
     names, _, trace = _traced(model, functools.partial(
         model, *args, **kwargs), whole, error=ValueError)
     task = Task(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),
                 _OVERHEAD)
-    found = whole.comm.bcast(layouts(
+    found = whole.comm.bcast(raise_together(whole.comm, lambda: layouts(
         trace.calls, order_of(trace.calls, list(names.parameters)),
         parameters_of(names), task, whole.comm.size, gradient_bytes)
-        if whole.comm.rank == 0 else None)
+        if whole.comm.rank == 0 else None, error=ValueError))
     best = found[0]
     if show and whole.comm.rank == 0:
         print(table(found))
@@ -180,8 +191,28 @@ def _grid(comm: Any) -> ProcessGrid:
                 lambda: ProcessGrid(comm, pipeline=comm.size))
 
 
-def _check(model: Any, memory: Any, recompute: Any,
-           optimizer_arrays: Any) -> float | None:
+def _agreed(comm: Any, function: str, model: Any, memory: Any,
+            recompute: Any, options: Mapping[str, Any]) -> float | None:
+    """Checks what this rank was given, and that the others got the same.
+
+    Returns:
+        Bytes that a rank may use; None: no limit.
+    """
+    def check() -> float | None:
+        _check_model(model)
+        _check_options(recompute, **options)
+        return parse_bytes(memory)
+    limit = raise_together(comm, check, error=ValueError)
+    said = {name: repr(value) for name, value in options.items()}
+    if options.get('plan') is not None:
+        said['plan'] = 'given'      # the first rank's counts
+    agree(comm, Signature({**said, 'recompute': repr(recompute),
+                           'memory': repr(limit)}),
+          remedy=f'Pass the same to {function}() on all ranks.')
+    return limit
+
+
+def _check_model(model: Any) -> None:
     if isinstance(model, PartitionedChain):
         raise ValueError('this model was cut already; build it anew')
     if hasattr(model, 'pieces'):
@@ -190,13 +221,25 @@ def _check(model: Any, memory: Any, recompute: Any,
     if not isinstance(model, chainer.Link):
         raise TypeError('partition() takes a chainer.Link, not '
                         f'{type(model).__name__}')
+
+
+def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
+                   optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0,
+                   gradient_bytes: Any = 4, plan: Any = None) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
-        raise ValueError('optimizer_arrays must be a number of at least 0, '
-                         f'not {optimizer_arrays!r}')
-    return parse_bytes(memory)
+    for name, value in (('optimizer_arrays', optimizer_arrays),
+                        ('profile', profile)):
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f'{name} must be a number of at least 0, '
+                             f'not {value!r}')
+    if not isinstance(gradient_bytes, (int, float)) or gradient_bytes <= 0:
+        raise ValueError('gradient_bytes must be a positive number, not '
+                         f'{gradient_bytes!r}')
+    # Says what is wrong with the others; with how many stages there are,
+    # the search does.
+    make_schedule(schedule, 1, micro_batches, chunks)
 
 
 def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
@@ -277,22 +320,18 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
     Values that were not deferred are those of the first rank.
     """
     comm = grid.comm
-    _number_alike(names, comm)
-    # As in serial training: what gets its shape in forward is drawn last.
-    for name in sorted(names.parameters, key=lambda name: (
-            names.shaped.index(name) + 1 if name in names.shaped else 0)):
+    deferred, sent = _as_on_the_first_rank(names, comm)
+
+    def draw_own() -> None:
+        for name in deferred:
+            if name in part.own:
+                _draw(name, names.parameters[name])
+    raise_together(comm, draw_own, error=ValueError)
+    for name in (*deferred, *sent):
         parameter = names.parameters[name]
-        array = parameter._data[0]
-        mine = name in part.own
-        if array is None:               # its link makes it, in forward
-            continue
-        deferred = is_ghost(array) and hasattr(parameter, '_draw_from')
-        if deferred:
-            if mine:
-                draw(parameter)
-        else:
-            _send_first(comm, parameter, mine)
-        if not mine:
+        if name in sent:
+            _send_first(comm, name, parameter, name in part.own)
+        if name not in part.own:
             take_away(name, parameter)
     for link in names.links.values():
         for name in sorted(link._persistent):
@@ -301,27 +340,54 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
                 value[...] = comm.bcast(value if comm.rank == 0 else None)
 
 
-def _number_alike(names: Names, comm: Any) -> None:
-    """Deferred values are drawn as on the first rank.
+def _as_on_the_first_rank(names: Names, comm: Any
+                          ) -> tuple[list[str], dict[str, None]]:
+    """Parameters that are drawn where they are used, and those to be sent.
 
-    Links make copies of themselves in the order of sets, which each process
-    has its own of.
+    One that its link makes, in forward, is neither.  A rank may have drawn
+    what is deferred on others, as it has looked at it.
     """
-    drawn_from = comm.bcast({
-        name: getattr(parameter, '_draw_from', None)
-        for name, parameter in names.parameters.items()})
-    for name, parameter in names.parameters.items():
-        if drawn_from[name] is not None:
-            parameter._draw_from = drawn_from[name]
+    # As in serial training: what gets its shape in forward is drawn last.
+    order = sorted(names.parameters, key=lambda name: (
+        names.shaped.index(name) + 1 if name in names.shaped else 0))
+    deferred: list[str] = []
+    sent: dict[str, None] = {}
+    numbers: dict[str, Any] = {}
+    for name in order:
+        parameter = names.parameters[name]
+        numbers[name] = getattr(parameter, '_draw_from', None)
+        if is_ghost(parameter._data[0]) and numbers[name] is not None:
+            deferred.append(name)
+        elif parameter._data[0] is not None:
+            sent[name] = None
+    deferred, sent, numbers = comm.bcast((deferred, sent, numbers))
+    # Links make copies of themselves in the order of sets, which each
+    # process has its own of.
+    for name, number in numbers.items():
+        if number is not None:
+            names.parameters[name]._draw_from = number
+    return deferred, sent
 
 
-def _send_first(comm: Any, parameter: chainer.Parameter, mine: bool) -> None:
-    if comm.rank == 0 and is_ghost(parameter._data[0]):
+def _draw(name: str, parameter: chainer.Parameter) -> None:
+    try:
         draw(parameter)
-    array = parameter._data[0]
-    host = numpy.empty(array.shape, array.dtype)
-    if comm.rank == 0:
-        host[...] = chainer.backends.cuda.to_cpu(array)
+    except Exception as error:
+        raise ValueError(f'the initial values of {name}: '
+                         f'{type(error).__name__}: {error}') from error
+
+
+def _send_first(comm: Any, name: str, parameter: chainer.Parameter,
+                mine: bool) -> None:
+    def prepare() -> tuple[Any, numpy.ndarray]:
+        if comm.rank == 0 and is_ghost(parameter._data[0]):
+            _draw(name, parameter)
+        array = parameter._data[0]
+        host = numpy.empty(array.shape, array.dtype)
+        if comm.rank == 0:
+            host[...] = chainer.backends.cuda.to_cpu(array)
+        return array, host
+    array, host = raise_together(comm, prepare, error=ValueError)
     if comm.size > 1:
         comm.Bcast(host.reshape(-1).view(numpy.uint8))
     if mine:

@@ -1,7 +1,15 @@
 """Whatever is wrong with a partition is a clear error on every rank."""
+import contextlib
 import json
+import sys
 
-from chainer_fp8pipe import PipelineUpdater, atomic, partition
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    atomic,
+    choose_grid,
+    deferred,
+    partition,
+)
 from chainer_fp8pipe.planning.cuts import DoesNotFit
 
 import chainer
@@ -120,11 +128,95 @@ def test_options_that_are_none_are_named(comm):
     refused(comm, 'optimizer_arrays must be a number', optimizer_arrays=-1)
     refused(comm, "not '2'", optimizer_arrays='2')
     refused(comm, 'schedule.*2f2b', schedule='2f2b')
+    refused(comm, "micro_batches is '4'; it must be a whole number",
+            micro_batches='4')
+    refused(comm, "'1f1b' has one chunk per rank, not 2", chunks=2)
+    refused(comm, 'profile must be a number of at least 0, not None',
+            profile=None)
 
 
 @on_ranks(2)
 def test_an_option_of_one_rank_alone_fails_on_all(comm):
     refused(comm, "'much' is no size", memory='much' if comm.rank else None)
+
+
+@pytest.mark.parametrize(('name', 'here', 'there'), [
+    ('plan', 'given', None), ('profile', 0, 3), ('micro_batches', 2, 4),
+    ('schedule', "'1f1b'", 'gpipe'), ('chunks', 1, 2),
+    ('recompute', 'True', 'auto'), ('memory', '1000000000.0', None),
+    ('optimizer_arrays', 1, 2)])
+@on_ranks(2)
+def test_ranks_that_are_given_something_else_are_told(comm, name, here,
+                                                      there):
+    mine = {'plan': cut(comm).plan, 'schedule': '1f1b', 'recompute': True,
+            'memory': '1 GB'}.get(name, here)
+    options = {'schedule': 'interleaved', 'chunks': 1,
+               name: there if comm.rank else mine}
+    refused(comm, fr'{name} is {here} on rank 0 but {there!r} on rank 1\. '
+            r'Pass the same to partition\(\) on all ranks', **options)
+
+
+@on_ranks(2)
+def test_a_grid_is_chosen_from_the_same_options(comm):
+    for options, match in (
+            ({'micro_batches': '4'}, "micro_batches is '4'"),
+            ({'gradient_bytes': None}, 'gradient_bytes must be a positive'),
+            ({'schedule': '2f2b'}, "no schedule '2f2b'"),
+            ({'micro_batches': 4 + comm.rank}, 'Pass the same to choose_')):
+        with pytest.raises(ValueError, match=match):
+            choose_grid(Net(), (X[:4],), comm, **options)
+
+
+@on_ranks(2)
+def test_a_grid_that_fails_on_the_first_rank_fails_on_all(comm):
+    module = sys.modules['chainer_fp8pipe.chains.partition']
+    before, module.layouts = module.layouts, fails_always
+    try:
+        with pytest.raises(ValueError, match='rank 0: ArithmeticError: oh'):
+            choose_grid(Net(), (X[:4],), comm)
+    finally:
+        module.layouts = before
+
+
+def fails_always(*_):
+    raise ArithmeticError('oh')
+
+
+@pytest.mark.parametrize('deferring', [True, False])
+@on_ranks(2)
+def test_initial_values_that_one_rank_cannot_draw_fail_on_all(comm,
+                                                              deferring):
+    """The last layer's weights are no square."""
+    with deferred() if deferring else contextlib.nullcontext():
+        model = Net()
+        del model.l3
+        with model.init_scope():
+            model.l3 = L.Linear(5 if deferring else None, 1,
+                                initialW=chainer.initializers.Identity())
+    refused(comm, 'rank [01]: ValueError: the initial values of /l3/W: '
+            'ValueError: Identity matrix', model=model)
+
+
+@on_ranks(2)
+def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
+    with deferred():
+        model = Net()
+    if comm.rank:
+        model.l1.W.array, model.l3.W.array  # noqa: B018
+    cut(comm, model)
+    assert all(parameter.array.any() for name, parameter
+               in model.namedparams() if name.endswith('W'))
+
+
+@on_ranks(2)
+def test_after_a_cut_an_error_ends_all_ranks(comm):
+    for act in cut, lambda comm: choose_grid(Net(), (X[:4],), comm):
+        before, sys.excepthook = sys.excepthook, sys.__excepthook__
+        try:
+            act(comm)
+            assert sys.excepthook is not sys.__excepthook__
+        finally:
+            sys.excepthook = before
 
 
 @on_ranks(2)
