@@ -324,6 +324,33 @@ if __name__ == '__main__':
     assert 'at 1.5 was 0.0' in done.stdout
 
 
+def test_what_a_clock_says_is_what_rank_0_says(tmp_path):
+    """Rank 1's clock is late; PlotReport is on rank 0 only."""
+    done = run_lines(tmp_path, '''
+from chainer.training import triggers
+from mpi4py import MPI
+fired = []
+class Late(triggers.TimeTrigger):
+    def __call__(self, trainer):
+        late = 10 * MPI.COMM_WORLD.rank
+        if trainer.updater.iteration + late < self._next_time:
+            return False
+        self._next_time += self._period
+        return True
+trigger = Late(2)
+''' + _UPDATER + '''
+trainer.extend(evaluator(), trigger=trigger)
+trainer.extend(extensions.PlotReport(["main/loss"]), trigger=trigger)
+trainer.extend(lambda _: fired.append(updater.iteration), name="note",
+               trigger=Late(3))
+trainer.stop_trigger = Late(7)
+trainer.run()
+sys.stderr.write('ended at %d, fired at %s\\n' % (updater.iteration, fired))
+''')
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('ended at 7, fired at [3, 6]') == 2, done.stderr
+
+
 def test_data_that_end_on_all_replicas_end_the_training_with_an_error(
         tmp_path):
     done = run_lines(tmp_path, '''

@@ -4,8 +4,8 @@ In a block of :func:`substituting`, these of Chainer 7.8.1 are replaced in all
 threads (see :class:`.Patch`): ``StandardUpdater.__init__``
 (chainer/training/updaters/standard_updater.py, line 80), the same of
 ``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, line 121),
-``Trainer.__init__`` and ``extend`` (chainer/training/trainer.py, lines 142 and
-200), ``Evaluator.__init__`` and ``evaluate``
+``Trainer.__init__``, ``extend`` and ``run`` (chainer/training/trainer.py,
+lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
 (chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
 that save and load files (chainer/serializers/npz.py, lines 84 and 213;
 hdf5.py, lines 68 and 172), under both names that they have.  Methods are
@@ -48,6 +48,10 @@ class Substitute(Protocol):
                **kwargs: Any) -> None:
         """A trainer gets an extension."""
 
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        """A trainer begins to train."""
+
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:
         """An ``Evaluator`` is initialised."""
@@ -75,6 +79,7 @@ def substituting(substitute: Substitute) -> Iterator[None]:
                 (chainer.training.Trainer, '__init__',
                  substitute.make_trainer),
                 (chainer.training.Trainer, 'extend', substitute.extend),
+                (chainer.training.Trainer, 'run', substitute.run_trainer),
                 (Evaluator, '__init__', substitute.make_evaluator),
                 (Evaluator, 'evaluate', substitute.evaluate),
                 *((owner, f'{verb}_{kind}', getattr(substitute, verb))

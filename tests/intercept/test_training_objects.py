@@ -31,13 +31,15 @@ def train(out):
     trainer.extend(Evaluator(chainer.iterators.SerialIterator(
         data, 2, repeat=False), model))
     trainer.get_extension('validation')()
+    trainer.run()
     chainer.serializers.save_npz(f'{out}/model', model)
     npz.load_npz(f'{out}/model', model)
 
 
 PLACES = [(StandardUpdater, '__init__'), (Evaluator, '__init__'),
           (Evaluator, 'evaluate'), (chainer.training.Trainer, '__init__'),
-          (chainer.training.Trainer, 'extend'), (npz, 'save_npz'),
+          (chainer.training.Trainer, 'extend'),
+          (chainer.training.Trainer, 'run'), (npz, 'save_npz'),
           (chainer.serializers, 'load_npz'),
           (chainer.serializers, 'save_hdf5')]
 ORIGINALS = [vars(owner)[name] for owner, name in PLACES]
@@ -50,7 +52,7 @@ def test_the_substitute_is_asked_in_the_block_only(tmp_path):
     # To save to a name, Chainer saves to a file.
     assert notes.asked == [
         'make_updater', 'make_trainer', 'make_evaluator', 'extend',
-        'evaluate', 'save', 'save', 'load']
+        'evaluate', 'run_trainer', 'save', 'save', 'load']
     notes.asked.clear()
     train(tmp_path)
     assert not notes.asked

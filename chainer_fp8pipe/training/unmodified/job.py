@@ -22,6 +22,7 @@ from . import checks, files
 from .dividing import DividingIterator, ReceivingIterator
 from .extensions import adapted
 from .refusal import Refusal, refuse_together, refusing
+from .triggers import follow_rank_0
 
 
 class Options(NamedTuple):
@@ -122,6 +123,11 @@ class PipelineJob:
         found = adapted(extension, self)
         if found is not None:
             original(trainer, found, *args, **kwargs)
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        follow_rank_0(trainer, self.comm)
+        original(trainer, *args, **kwargs)
 
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:
