@@ -9,10 +9,12 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from ..mpi.agreement import raise_together
 from ..mpi.broadcast import receive_array, send_array
 from .ghost import ghost
 from .parameters import settle
 
+_PICKLE = MPI.pickle        # as for messages
 _PLAIN = ('t', 'enabled', '_use_fp32_update')
 
 
@@ -32,7 +34,17 @@ def move(comm: MPI.Comm, parameters: Mapping[str, chainer.Parameter],
 
     Returns:
         Bytes that were sent, over all ranks.
+
+    Raises:
+        ValueError: A hook of an update rule cannot be sent; on all ranks,
+            before anything has moved.
     """
+    # Before the first send: who waits for a message hears of no error.
+    packed = raise_together(comm, lambda: {
+        name: _packed(name, parameter)
+        for name, parameter in parameters.items()
+        if comm.rank == before[name][0]
+        and not set(after[name]) <= set(before[name])}, error=ValueError)
     sent = 0
     for name, parameter in parameters.items():
         source = before[name][0]
@@ -40,7 +52,7 @@ def move(comm: MPI.Comm, parameters: Mapping[str, chainer.Parameter],
             if rank in before[name]:
                 continue
             if comm.rank == source:
-                sent += _send(comm, parameter, rank)
+                sent += _send(comm, parameter, rank, packed[name])
             elif comm.rank == rank:
                 _receive(comm, parameter, source, optimizer)
         if comm.rank in before[name] and comm.rank not in after[name]:
@@ -57,15 +69,35 @@ def take_away(name: str, parameter: chainer.Parameter) -> None:
     parameter.update_rule = None
 
 
-def _send(comm: MPI.Comm, parameter: chainer.Parameter, rank: int) -> int:
+def _packed(name: str, parameter: chainer.Parameter) -> bytes:
+    """The description of a parameter's update rule, as a message."""
+    rule = parameter.update_rule
+    if rule is None:
+        return _PICKLE.dumps(None)
+    for hooks in (rule._hookable._pre_update_hooks,
+                  rule._hookable._post_update_hooks):
+        for key, hook in hooks.items():
+            try:
+                _PICKLE.dumps(hook)
+            except Exception as error:
+                raise ValueError(
+                    f'the hook {key!r} of the update rule of {name} cannot '
+                    f'go to another rank with the parameter ({error}); make '
+                    'it a function, or an object of a class, at the top '
+                    'level of a module') from error
+    return _PICKLE.dumps(_described(rule))
+
+
+def _send(comm: MPI.Comm, parameter: chainer.Parameter, rank: int,
+          packed: bytes) -> int:
     array = parameter._data[0]
     rule = parameter.update_rule
     state = {} if rule is None else {
         key: value for key, value in (rule.state or {}).items()}
     master = None if rule is None or rule._fp32_param is None else (
         rule._fp32_param.array)
-    comm.send((array is None, rule is not None and _described(rule),
-               sorted(state), master is not None), rank)
+    comm.send((array is None, packed, sorted(state), master is not None),
+              rank)
     arrays = [array, *(state[key] for key in sorted(state)), master]
     found = [chainer.backends.cuda.to_cpu(one)
              for one in arrays if one is not None]
@@ -76,7 +108,8 @@ def _send(comm: MPI.Comm, parameter: chainer.Parameter, rank: int) -> int:
 
 def _receive(comm: MPI.Comm, parameter: chainer.Parameter, source: int,
              optimizer: Any) -> None:
-    empty, described, keys, has_master = comm.recv(source=source)
+    empty, packed, keys, has_master = comm.recv(source=source)
+    described = _PICKLE.loads(packed)
     device = parameter._initial_device
     if not empty:
         settle(parameter, device.send(receive_array(comm, source)))

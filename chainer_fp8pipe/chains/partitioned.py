@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -149,15 +150,20 @@ class Partition:
     def known(self, mode: str, form: Form, digest: str) -> Program | None:
         """The program that another rank has found by a rehearsal.
 
+        All ranks ask for each micro-batch, one after the other, so that they
+        forget the same programs: those that were used longest ago.
+
         Args:
             mode: As for :meth:`rehearsed`.
             form: The micro-batch.
             digest: Of the program's trace.
         """
-        known = self._programs.get(form.key(mode), [])
+        key = form.key(mode)
+        known = self._programs.get(key, [])
         for number, program in enumerate(known):
             if program.trace.digest == digest:
                 known.insert(0, known.pop(number))
+                self._programs.move_to_end(key)
                 return program
         return None
 
@@ -231,13 +237,18 @@ class Partition:
 
         Args:
             missing: As :meth:`missing` said.
+
+        Raises:
+            ValueError: A parameter cannot be sent; on all ranks, and all is
+                as it was.
         """
         before = self.ranks
-        for name, chunk in missing:
-            self._used[chunk].add(name)
-        self._note_ranks()
-        move(self.grid.pipeline, self.names.parameters, before, self.ranks,
-             self.optimizer)
+        with self._undone_by_errors():
+            for name, chunk in missing:
+                self._used[chunk].add(name)
+            self._note_ranks()
+            move(self.grid.pipeline, self.names.parameters, before,
+                 self.ranks, self.optimizer)
 
     def describe(self, program: Program) -> None:
         """Notes what crosses in training, for the table."""
@@ -263,14 +274,19 @@ class Partition:
 
         Returns:
             Bytes of parameters and optimizer state that were sent.
+
+        Raises:
+            ValueError: A parameter cannot be sent; on all ranks, and all is
+                as it was.
         """
         before, owners = self.ranks, self._owners
-        self.plan = plan
-        self._programs.clear()
         program = Program(trace, plan, None, self.live_state['train'])
-        self.place(program)
-        sent = move(self.grid.pipeline, self.names.parameters, before,
-                    self.ranks, optimizer)
+        with self._undone_by_errors():
+            self.plan = plan
+            self.place(program)
+            sent = move(self.grid.pipeline, self.names.parameters, before,
+                        self.ranks, optimizer)
+        self._programs.clear()
         self._move_averages(owners)
         self.describe(program)
         return sent
@@ -289,6 +305,18 @@ class Partition:
                 comm.send(values, rank)
             elif comm.rank == rank:
                 vars(link).update(comm.recv(source=source))
+
+    @contextlib.contextmanager
+    def _undone_by_errors(self) -> Iterator[None]:
+        """Who has what is as it was if an error leaves the block."""
+        before = dict(vars(self))
+        before['_used'] = {chunk: set(names)
+                           for chunk, names in self._used.items()}
+        try:
+            yield
+        except Exception:
+            vars(self).update(before)
+            raise
 
     # --- who has what --------------------------------------------------------
 

@@ -147,7 +147,10 @@ class ChainWork:
         missing = set().union(*(part.missing(program)
                                 for program, _ in found))
         if missing:
-            part.add(missing)
+            try:
+                part.add(missing)
+            except ValueError as error:     # the same on all ranks
+                return str(error)
             self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
@@ -290,8 +293,8 @@ class ChainWork:
         """A trace for each micro-batch that has none."""
         part, problem = self._partition, ''
         found = list(found)
-        self._tell(step, found)
         try:
+            self._tell(step, found)     # an error, to who has asked for that
             for number, form in enumerate(forms):
                 if found[number] is None:
                     # An earlier one of this batch may do.

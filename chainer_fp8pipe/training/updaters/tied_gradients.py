@@ -23,7 +23,7 @@ class TiedGradients:
         grid: The ranks.
         ties: Of each tied parameter on this rank, by ``id``, the stages that
             have it.
-        names: In an order that is the same on all ranks.
+        parameters: This rank's, in an order that is the same on all ranks.
     """
 
     def __init__(self, grid: ProcessGrid,
