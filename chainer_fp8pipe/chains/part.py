@@ -43,8 +43,9 @@ class Passes:
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
-        #: Times the calls; None: nothing is timed.
+        #: Times the calls of training; None: nothing is timed.
         self.laps: Laps | None = None
+        self._step = ''
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
@@ -61,7 +62,7 @@ class Passes:
             programs: One per micro-batch.
             calls: Call the model with each micro-batch.
         """
-        self._programs, self._calls = programs, calls
+        self._step, self._programs, self._calls = step, programs, calls
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
         self._before = {
@@ -112,15 +113,20 @@ class Passes:
         """Of a micro-batch."""
         return self._programs[micro_batch]
 
+    def timing(self) -> Laps | None:
+        """Times this step; evaluation has calls with other numbers."""
+        return self.laps if self._step == 'train' else None
+
     def run(self, micro_batch: int, chunk: int,
             received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward; the calls of one chunk are done."""
         program = self._programs[micro_batch]
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where)
-        if self.laps is not None:
-            run.clock = self.laps.forward
-            self.laps.start()
+        laps = self.timing()
+        if laps is not None:
+            run.clock = laps.forward
+            laps.start()
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
                 between_calls(place), self._reporter, settled(), \
@@ -217,7 +223,7 @@ class ChainPart:
                  if name in self._parameters}
         return Tape(variables, outputs, {
             node: count for node, count in run.uses.items()
-            if node not in inner}, self._passes.laps), tuple(
+            if node not in inner}, self._passes.timing()), tuple(
                 [output.array for output in outputs])
 
     def infer(self, micro_batch: int, inputs: Arrays,

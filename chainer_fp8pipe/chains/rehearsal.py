@@ -90,7 +90,7 @@ class Rehearsal:
         if call.attributes:
             own.update(call.attributes)
         if call.error is not None:
-            raise call.error
+            raise call.error.with_traceback(None)   # which keeps batches
         return call.ghosts
 
     def finish(self) -> None:

@@ -103,7 +103,7 @@ class Run:
         if self._stages[number] == self._chunk:
             return self._do(number, call, node, inputs, original)
         if call.error is not None:
-            raise call.error
+            raise call.error.with_traceback(None)   # which keeps batches
         if call.attributes:
             attributes_of(node).update(call.attributes)
         return call.ghosts
@@ -171,6 +171,8 @@ class Run:
         except (GhostError, Diverged):
             raise
         except Exception as error:
+            if type(error) is type(call.error):     # the model catches it
+                raise
             raise CallError(
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
                 f'{type(error).__name__}: {error}') from error
@@ -253,6 +255,6 @@ def _draws_initial_values(node: Any) -> bool:
         parameter._data[0] is None for parameter in link.params())
 
 
-_REMEDY = ('What a model calls must depend on the shapes of its inputs and '
-           'on train and enable_backprop only; mark a function with branches '
-           'by chainer_fp8pipe.atomic')
+_REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
+           'and on numpy.random only; mark a function that branches on '
+           'computed values by chainer_fp8pipe.atomic')

@@ -34,6 +34,7 @@ from .link_state import State, frozen, saved
 from .measuring import Measured, Measurement, key_of, with_real
 from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
+from .recent import Recent
 from .traced_call import (
     TracedCall,
     attributes_of,
@@ -43,6 +44,9 @@ from .traced_call import (
     kind_of,
 )
 from .whole import LinkCall, call_whole, is_marked, link_of
+
+#: Calls whose figures are kept, so that equal ones need not be run again.
+_MEASURED = 4096
 
 
 class Trace:
@@ -94,7 +98,8 @@ class Tracer:
 
     def __init__(self, model: chainer.Link, names: Names) -> None:
         self._model, self._names = model, names
-        self._memo: dict[Any, Measured] = {}
+        # Keys hold what calls are given, such as functions of the model's.
+        self._memo: Recent[Measured] = Recent(_MEASURED)
         self._atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
@@ -162,6 +167,7 @@ class Tracer:
             try:
                 with reporter, intercepting(recorder):
                     result = run()
+                recorder.drop_tracebacks()
             finally:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
@@ -191,7 +197,7 @@ class _Token:
 class _Recorder:
     """Numbers the calls of one run; runs each alone."""
 
-    def __init__(self, names: Names, memo: dict[Any, Measured],
+    def __init__(self, names: Names, memo: Recent[Measured],
                  atomic: frozenset[str], timed: bool) -> None:
         self.calls: list[TracedCall] = []
         self.token = _Token(self.calls)
@@ -275,6 +281,12 @@ class _Recorder:
                     raise GhostError(
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
+
+    def drop_tracebacks(self) -> None:
+        """Errors that the model has caught keep its batch no longer."""
+        for call in self.calls:
+            if call.error is not None:
+                call.error = call.error.with_traceback(None)
 
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:

@@ -1,4 +1,6 @@
 """A forward pass is compared with a trace without doing any of it."""
+from traceback import walk_tb
+
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
 from chainer_fp8pipe.chains.trace import Tracer
@@ -110,6 +112,25 @@ def test_arrays_of_other_values_fit():
     net.change = lambda h: h * numpy.random.rand(4, 3).astype('f')
     x = (numpy.ones((4, 3), 'f'),)
     rehearsed(net, x, x)
+
+
+def test_an_error_that_a_model_catches_keeps_no_batches():
+    def change(h):
+        try:
+            return h[len(h)]
+        except IndexError:
+            return h
+    net = Coin()
+    net.change = change
+    x = (numpy.ones((4, 3), 'f'),)
+    trace, names = traced(net, *x)
+    error, = (call.error for call in trace.calls if call.error)
+    assert error.__traceback__ is None
+    depths = []
+    for _ in range(3):
+        compared(net, trace, names, x)
+        depths.append(len(list(walk_tb(error.__traceback__))))
+    assert depths == depths[:1] * 3
 
 
 def test_labels_that_count_are_counted():

@@ -1,7 +1,9 @@
 """What a trace says of a model, and what it leaves behind: nothing."""
 import tracemalloc
+import weakref
 
 from chainer_fp8pipe import atomic, deferred
+from chainer_fp8pipe.chains import trace
 from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.trace import Tracer
@@ -120,6 +122,28 @@ def test_equal_calls_are_run_once():
     trace = traced(Net(several), X)
     assert runs == [(6, 5)] * 2 + [(2, 5)]
     assert sum(name == 'Counted' for name, _ in called(trace)) == 6
+
+
+class Given(chainer.FunctionNode):
+    """Has a function of the user's among its attributes."""
+
+    def __init__(self, function):
+        self.function_of_users = function
+
+    def forward(self, inputs):
+        return inputs
+
+
+def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(trace, '_MEASURED', 3)
+    model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
+    tracer = Tracer(model, Names(model))
+    kept = []
+    for number in range(5):
+        kept.append(lambda number=number: number)
+        tracer.trace(lambda: model(X), timed=False)
+    kept = [weakref.ref(function) for function in kept]
+    assert [found() is None for found in kept] == [True] * 2 + [False] * 3
 
 
 @pytest.mark.parametrize('timed', [False, True])

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import sys
+import warnings
 
 from chainer_fp8pipe import (
     PipelineUpdater,
@@ -395,6 +396,37 @@ def test_calls_that_depend_on_the_rank_later_are_told(comm):
     if comm.rank == 1:
         kind['now'] = F.sigmoid
     failing(updater, 'must not depend on the rank')
+
+
+@on_ranks(2)
+def test_a_hook_that_cannot_go_to_another_rank_is_named(comm):
+    """Nothing has moved: another updater goes on."""
+    model, again = Net(), []
+    model.between = lambda h: (model.l1(model.l2(h)[:, :4]) if again
+                               else F.relu(h))
+    plan = dict(cut(comm).plan.as_dict(), cuts=[
+        {'before': '/l2/W', 'calls_later': 0}])
+    updater = updater_of(comm, model, [(X,)], cut={'plan': plan})
+    for parameter in model.params():
+        parameter.update_rule.add_hook(lambda *_: None, 'mine', 'pre')
+    again.append(True)
+    before = dict(model.partition.ranks)
+    failing(updater, "rank 0: .*hook 'mine' of the update rule of /l1/[Wb] "
+            'cannot go .* at the top level of a module')
+    assert model.partition.ranks == before
+    again.clear()
+    PipelineUpdater(Batches((X,)), updater.get_optimizer('main'), comm,
+                    converter=as_it_is).update()
+
+
+@on_ranks(2)
+def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
+    updater = updater_of(comm, Net(), [(X,)] * 3 + [(X[:6],)])
+    for _ in range(3):
+        updater.update()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        failing(updater, 'UserWarning: 2 of 2 micro-batches have shapes')
 
 
 @on_ranks(2)

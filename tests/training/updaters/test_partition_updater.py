@@ -1,8 +1,10 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import json
 import warnings
+from traceback import walk_tb
 
 from chainer_fp8pipe import create_communicator, deferred
+from chainer_fp8pipe.chains import partitioned
 from chainer_fp8pipe.pipeline.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.splitting import bounds
 from chainer_fp8pipe.training.extensions import Snapshot, resume
@@ -339,6 +341,81 @@ def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
     assert observed(other, updater.update)['total'] == serially(
         plain, words(0), 2)
     close(gradients(comm, other), own(plain))
+
+
+class Iterating(chainer.Chain):
+    """Goes through a variable, which ends with an error; catches another."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1, self.l2 = L.Linear(4, 5), L.Linear(5, 1)
+
+    def forward(self, x):
+        h = self.l1(x)
+        try:
+            h = h[len(h)]
+        except IndexError:
+            h = F.stack([*F.tanh(h)])
+        return F.mean(self.l2(h))
+
+
+def vectors(samples):
+    return numpy.ones((samples, 4), 'f'),
+
+
+@on_ranks(3)
+def test_errors_that_a_model_catches_keep_no_batches(comm):
+    """The third rank has no micro-batch to rehearse."""
+    model = Iterating()
+    updater = updater_of(comm, model, [vectors(8)])
+    updater.update()
+    errors = [call.error for programs in model.partition._programs.values()
+              for program in programs for call in program.trace.calls
+              if call.error]
+    depths = []
+    for _ in range(3):
+        updater.update()
+        depths.append([len(list(walk_tb(error.__traceback__)))
+                       for error in errors])
+    assert errors
+    assert depths == depths[:1] * 3
+
+
+@on_ranks(2)
+def test_the_traces_that_are_used_are_kept(comm):
+    model = Iterating()
+    updater = updater_of(comm, model, [
+        vectors(samples) for samples in (4, 6, 4, 8, 4)])
+    part, traced = model.partition, []
+    original = part.traced
+
+    def trace(mode, form):
+        traced.append(updater.iteration)
+        return original(mode, form)
+    part.traced = trace
+    before, partitioned._FORMS = partitioned._FORMS, 2
+    try:
+        for _ in range(5):
+            updater.update()
+    finally:
+        partitioned._FORMS = before
+    assert traced == [0, 1, 3]
+
+
+@on_ranks(2)
+def test_evaluation_is_not_timed(comm):
+    """Its calls have other numbers."""
+    model = Iterating()
+    updater = updater_of(comm, model, [vectors(8)], cut={'profile': 5})
+    counts = []
+    for act in (updater.update, updater.update,
+                lambda: updater.evaluate(*vectors(8)), updater.update):
+        act()
+        laps = model.partition.passes.laps
+        counts.append(sum(map(len, laps._found[0].values())) if laps else 0)
+    assert counts[0] == 0 < counts[1] == counts[2]
+    assert counts[3] == 2 * counts[1]
 
 
 @on_ranks(2)
