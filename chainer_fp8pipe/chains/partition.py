@@ -75,7 +75,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         plan: Where to cut, as an earlier run has saved it with
             ``model.plan.save('plan.json')``: the file's path, what is in
             the file, or a :class:`~chainer_fp8pipe.planning.Plan`; None:
-            the best cut is searched for.
+            the best cut is searched for.  What the first rank is given
+            counts; others may leave it out.
         profile: After so many updates, the first of which is not counted,
             the plan is made again with the times that calls take in
             training, and parameters move to other ranks if a step is faster
@@ -95,7 +96,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
         'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
-        'profile': profile, 'plan': plan})
+        'profile': profile})
+    planned = _is_given(plan, grid.comm)
     call = functools.partial(model, *_arguments(example)[0],
                              **_arguments(example)[1])
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
@@ -113,7 +115,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     part.limit = limit
     part.describe(program)
     part.adapter = (Adapter(part, trace, task, profile)
-                    if profile and plan is None and grid.stages > 1
+                    if profile and not planned and grid.stages > 1
                     else None)
     _distribute(names, part, grid)
     model.partition = part
@@ -203,13 +205,19 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
         _check_options(recompute, **options)
         return parse_bytes(memory)
     limit = raise_together(comm, check, error=ValueError)
-    said = {name: repr(value) for name, value in options.items()}
-    if options.get('plan') is not None:
-        said['plan'] = 'given'      # the first rank's counts
-    agree(comm, Signature({**said, 'recompute': repr(recompute),
-                           'memory': repr(limit)}),
-          remedy=f'Pass the same to {function}() on all ranks.')
+    agree(comm, Signature({name: repr(value) for name, value in {
+        **options, 'recompute': recompute, 'memory': limit}.items()}),
+        remedy=f'Pass the same to {function}() on all ranks.')
     return limit
+
+
+def _is_given(plan: Any, comm: Any) -> bool:
+    """Whether the first rank was given a plan; the others need not be."""
+    first = comm.bcast(plan is not None)
+    agree(comm, Signature({}), '' if first or plan is None else
+          'a plan is given on this rank, and none on rank 0, whose plan '
+          'counts; pass plan= on rank 0, or on all ranks')
+    return first
 
 
 def _check_model(model: Any) -> None:
@@ -225,7 +233,7 @@ def _check_model(model: Any) -> None:
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
                    optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0,
-                   gradient_bytes: Any = 4, plan: Any = None) -> None:
+                   gradient_bytes: Any = 4) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')

@@ -142,19 +142,26 @@ def test_an_option_of_one_rank_alone_fails_on_all(comm):
 
 
 @pytest.mark.parametrize(('name', 'here', 'there'), [
-    ('plan', 'given', None), ('profile', 0, 3), ('micro_batches', 2, 4),
+    ('profile', 0, 3), ('micro_batches', 2, 4),
     ('schedule', "'1f1b'", 'gpipe'), ('chunks', 1, 2),
     ('recompute', 'True', 'auto'), ('memory', '1000000000.0', None),
     ('optimizer_arrays', 1, 2)])
 @on_ranks(2)
 def test_ranks_that_are_given_something_else_are_told(comm, name, here,
                                                       there):
-    mine = {'plan': cut(comm).plan, 'schedule': '1f1b', 'recompute': True,
+    mine = {'schedule': '1f1b', 'recompute': True,
             'memory': '1 GB'}.get(name, here)
     options = {'schedule': 'interleaved', 'chunks': 1,
                name: there if comm.rank else mine}
     refused(comm, fr'{name} is {here} on rank 0 but {there!r} on rank 1\. '
             r'Pass the same to partition\(\) on all ranks', **options)
+
+
+@on_ranks(2)
+def test_a_plan_that_the_first_rank_has_not_is_refused(comm):
+    plan = cut(comm).plan
+    refused(comm, 'rank 1: a plan is given on this rank, and none on rank 0',
+            plan=plan if comm.rank else None)
 
 
 @on_ranks(2)

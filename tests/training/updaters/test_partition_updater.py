@@ -341,6 +341,9 @@ def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
     assert observed(other, updater.update)['total'] == serially(
         plain, words(0), 2)
     close(gradients(comm, other), own(plain))
+    for _ in range(3):          # nor does another one plan again
+        updater.update()
+    assert other.plan.recompute == (True, False)
 
 
 class Iterating(chainer.Chain):
