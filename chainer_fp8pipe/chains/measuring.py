@@ -30,6 +30,10 @@ _READ_AFTERWARDS = {
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
 
+#: Functions that draw random numbers, on a device as well.
+_DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
+                      'Zoneout'))
+
 #: A call this short is timed several times.
 _SHORT = 2e-3
 
@@ -72,7 +76,9 @@ class Measurement:
             finally:
                 if not tracing:
                     tracemalloc.stop()
-            draws = _has_moved(state)
+            # What a whole function draws may depend on data.
+            draws = (_has_moved(state) or isinstance(self._node, Whole)
+                     or kind_of(self._node).__name__ in _DRAWING)
             node = self._node
             outputs, modules = _outputs(node, outs)
             kept_inputs = tuple(node._input_indexes_to_retain or ())
@@ -85,6 +91,21 @@ class Measurement:
         return Measured(outputs, modules, forward, backward, kept,
                         kept_inputs, kept_outputs, temporary, draws, seen(),
                         form)
+
+    def constants(self, factor: float) -> list[str]:
+        """What a :class:`.Whole` returns beside arrays.
+
+        Args:
+            factor: Of made-up floats: what differs for another one depends
+                on data.
+        """
+        node = _again(self._node, self._own)
+        state = numpy.random.get_state()
+        try:
+            self._original(node, self._arguments(factor))
+        finally:
+            numpy.random.set_state(state)
+        return _constants(node.result)
 
     def _weigh(self) -> tuple[tuple, int, int]:
         """Runs it once under a memory trace."""
@@ -122,10 +143,11 @@ class Measurement:
                 break
         return best[0], best[1]
 
-    def _arguments(self) -> tuple:
+    def _arguments(self, factor: float = 1.0) -> tuple:
         return tuple(
-            chainer.Variable(_real(x._data[0]), requires_grad=x.requires_grad)
-            if isinstance(x, chainer.Variable) else _real(x)
+            chainer.Variable(_real(x._data[0], factor),
+                             requires_grad=x.requires_grad)
+            if isinstance(x, chainer.Variable) else _real(x, factor)
             for x in self._inputs)
 
     def _backward(self, outs: tuple) -> None:
@@ -182,8 +204,32 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def _real(array: Any) -> Any:
-    return made_up(array) if is_ghost(array) else array
+def _real(array: Any, factor: float = 1.0) -> Any:
+    if not is_ghost(array):
+        return array
+    found = made_up(array)
+    if factor != 1.0 and found.dtype.kind == 'f':
+        found *= factor
+    return found
+
+
+def _constants(tree: Any) -> list[str]:
+    """Numbers and texts in the tree of a result, and its form."""
+    kind, content = tree
+    if kind == 'constant':
+        return [repr(content) if is_plain(content)
+                else type(content).__name__]
+    if kind == 'leaf':
+        return ['leaf']
+    items = ([item for _, item in content] if kind is dict else content)
+    return [kind.__name__, *(
+        one for item in items for one in _constants(item))]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text or None."""
+    return value is None or isinstance(value, (int, float, str,
+                                               numpy.generic))
 
 
 def with_real(value: Any) -> Any:

@@ -171,6 +171,8 @@ class Run:
         except (GhostError, Diverged):
             raise
         except Exception as error:
+            if type(error) is type(call.error):     # an iteration ends so
+                raise
             raise CallError(
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
                 f'{type(error).__name__}: {error}') from error
