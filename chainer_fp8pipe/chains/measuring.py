@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
+from ..pipeline.backprop import SEPARABLE
 from ..planning.calls import Value
 from . import nested
 from .ghost import (
@@ -47,6 +48,7 @@ class Measured(NamedTuple):
     modules: dict[int | str, Any]
     forward: float
     backward: float
+    deferrable: float
     kept: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
@@ -85,12 +87,12 @@ class Measurement:
             kept_outputs = tuple(node._output_indexes_to_retain or ())
             form = (node.result, node.variables) if isinstance(
                 node, Whole) else None
-            forward, backward = self._time()
+            forward, backward, deferrable = self._time()
         finally:
             numpy.random.set_state(state)
-        return Measured(outputs, modules, forward, backward, kept,
-                        kept_inputs, kept_outputs, temporary, draws, seen(),
-                        form)
+        return Measured(outputs, modules, forward, backward, deferrable,
+                        kept, kept_inputs, kept_outputs, temporary, draws,
+                        seen(), form)
 
     def constants(self, factor: float) -> list[str]:
         """What a :class:`.Whole` returns beside arrays.
@@ -124,9 +126,12 @@ class Measurement:
         return outs, kept if kept > 16384 else 0, max(temporary,
                                                       peak - after)
 
-    def _time(self) -> tuple[float, float]:
+    def _time(self) -> tuple[float, float, float]:
+        """Seconds forward and backward; which share of it can wait."""
         if not self._timed:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
+        weights = self._weights()
+        separate = float('inf')
         now = clock_of(chainer.backend.get_device_from_array(
             *map(nested.array_of, self._arguments())))
         best = [float('inf'), float('inf')]
@@ -139,9 +144,27 @@ class Measurement:
             self._backward(outs)
             end = now()
             best = [min(best[0], middle - start), min(best[1], end - middle)]
+            if weights:
+                self._backward_of(node, weights, outs)
+                separate = min(separate, now() - end)
             if end - start > _SHORT:
                 break
-        return best[0], best[1]
+        return best[0], best[1], (min(separate / best[1], 1.0)
+                                  if weights and best[1] else 0.0)
+
+    def _weights(self) -> tuple[int, ...]:
+        """The inputs whose gradients nobody waits for."""
+        if type(self._node) not in SEPARABLE or (
+                not chainer.config.enable_backprop):
+            return ()
+        return tuple(index for index, x in enumerate(self._inputs)
+                     if isinstance(x, chainer.Parameter) and x.requires_grad)
+
+    def _backward_of(self, node: Any, indexes: tuple[int, ...],
+                     outs: tuple) -> None:
+        with chainer.using_config('enable_backprop', False):
+            node.backward(indexes, tuple([chainer.Variable(
+                out.xp.full(out.shape, .01, out.dtype)) for out in outs]))
 
     def _arguments(self, factor: float = 1.0) -> tuple:
         return tuple(

@@ -351,6 +351,7 @@ class _Recorder:
             names if measured.form is not None else ())
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
+        call.deferrable = measured.deferrable
         call.kept, call.temporary = measured.kept, measured.temporary
         call.draws, call.form = measured.draws, measured.form
         call.retained = tuple(

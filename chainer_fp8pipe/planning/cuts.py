@@ -76,6 +76,11 @@ class Task:
         """Chunks of all ranks."""
         return self.stages * self.chunks
 
+    @property
+    def defers(self) -> bool:
+        """Whether the schedule puts off the gradients of weights."""
+        return self.schedule == 'zero_bubble'
+
     def live(self) -> list[int]:
         """For each chunk, how many micro-batches are live at a time at most.
 
@@ -161,10 +166,13 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
             and plain > _share(task))
         forward = intervals.forward[end] - intervals.forward[start]
         backward = intervals.backward[end] - intervals.backward[start]
+        weights = (intervals.weights[end] - intervals.weights[start]
+                   if task.defers else 0.0)
         again.append(repeat)
         busy.append(forward * (1 + repeat) + backward)
         memory[chunk % task.stages] += short if repeat else plain
-        costs.append(Costs(forward, backward, 0.0, forward * repeat))
+        costs.append(Costs(forward, backward - weights, weights,
+                           forward * repeat))
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     schedule = make_schedule(task.schedule, task.stages, task.micro_batches,
                              task.chunks)
@@ -254,9 +262,12 @@ def _table(intervals: Intervals, task: Task, live: int,
     fixed = (intervals.parameters * task.copies + intervals.temporary
              + 2 * edges)
     inputs = numpy.broadcast_to(intervals.crossing[:, None], edges.shape)
-    if recomputes:
-        return fixed + live * inputs + intervals.kept
-    return fixed + live * (inputs + intervals.kept)
+    kept = intervals.kept
+    if task.defers:
+        kept = kept + intervals.deferred
+    if recomputes and not task.defers:
+        return fixed + live * inputs + kept
+    return fixed + live * (inputs + kept)
 
 
 def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
@@ -265,7 +276,10 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
              + intervals.temporary[start, end] + 2 * (
                  intervals.crossing[start] + intervals.crossing[end]))
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
-    return float(fixed + (live * inputs + kept if recomputes
+    if task.defers:
+        kept = kept + intervals.deferred[start, end]
+    return float(fixed + (live * inputs + kept
+                          if recomputes and not task.defers
                           else live * (inputs + kept)))
 
 

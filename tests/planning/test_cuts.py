@@ -106,6 +106,43 @@ def test_of_equal_cuts_the_one_that_moves_less_is_taken():
     assert found.crossing == (40.0,)
 
 
+def halves(calls):
+    """A half of each backward pass is for gradients of weights."""
+    for call in calls:
+        call.deferrable = .5
+    return calls
+
+
+def test_weights_that_wait_fill_the_bubble():
+    """A forward and a backward pass are 10 ms each, on two ranks."""
+    calls, parameters = chain(*[.02] * 2)
+    intervals = intervals_of(halves(calls), parameters)
+    plain, split = (evaluate(intervals, Task(2, 4, schedule, wire=Wire(
+        0, 1e12)), (1, 2)) for schedule in ('1f1b', 'zero_bubble'))
+    assert plain.busy == split.busy
+    assert plain.seconds == pytest.approx((4 + 1) * .02)
+    # The last rank's gradient comes without the weights', and the first
+    # computes its own meanwhile: a bubble of one forward pass and half a
+    # backward pass less that.
+    assert split.seconds == pytest.approx(4 * .02 + .01)
+
+
+def test_gradients_that_wait_for_weights_take_memory():
+    calls, parameters = chain(*[.02] * 2, size=1000)
+    plain = intervals_of(calls, parameters)
+    waiting = intervals_of(halves(chain(*[.02] * 2, size=1000)[0]),
+                           parameters)
+    task = Task(2, 4, 'zero_bubble')
+    outputs = calls[0].outputs[0].nbytes
+    for live, less, more in zip(
+            task.live(), evaluate(plain, task, (1, 2)).memory,
+            evaluate(waiting, task, (1, 2)).memory, strict=True):
+        assert more == pytest.approx(less + live * outputs)
+    task = dataclasses.replace(task, schedule='1f1b')
+    assert (evaluate(plain, task, (1, 2)).memory
+            == evaluate(waiting, task, (1, 2)).memory)
+
+
 def test_a_step_takes_as_long_as_the_simple_pipeline_formula():
     """(micro-batches + stages - 1) times the time of a stage."""
     calls, parameters = chain(*[.01] * 4)
