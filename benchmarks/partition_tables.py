@@ -175,17 +175,25 @@ def speed(rows):
 
 
 def hybrid(rows):
-    """Steps on the network."""
-    print('\n4 hosts                             median [ms]       spread '
-          '[ms]   speed-up over the first')
+    """Steps on the network, beside those that ``choose_grid`` predicts."""
+    print('\n4 hosts                        predicted [ms]   median [ms]   '
+          '    spread [ms]   speed-up over the first')
     first = statistics.median(rows[0]['times'])
     for row in rows:
-        print(f'{row["what"]:35} '
-              f'{1e3 * statistics.median(row["times"]):11.0f} '
-              f'{_spread(row["times"]):>20} '
-              f'{first / statistics.median(row["times"]):8.2f}')
+        print(f'{row["what"]:30} {1e3 * row["predicted"]:14.0f} '
+              f'{1e3 * statistics.median(row["times"]):13.0f} '
+              f'{_spread(row["times"]):>17} '
+              f'{first / statistics.median(row["times"]):9.2f}')
     print(f'{rows[0]["parameters"] / 1e6:.1f} M parameters, batch '
-          f'{rows[0]["batch"]} of all hosts together')
+          f'{rows[0]["batch"]} of all hosts together; a micro-batch is as '
+          'large in all ways')
+    said, found = ([row['what'] for row in sorted(rows, key=key)]
+                   for key in (lambda row: row['predicted'],
+                               lambda row: statistics.median(row['times'])))
+    print('The predicted winner is the measured one: '
+          + ('yes' if said[0] == found[0] else 'no')
+          + '; the order of all is as predicted: '
+          + ('yes' if said == found else 'no, ' + ', '.join(found)))
 
 
 def _spread(times):
