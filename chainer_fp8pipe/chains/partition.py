@@ -123,8 +123,9 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
 
     Call it on all ranks, with the model that :func:`partition` will get.
     Times of calls and speeds of links are measured, and how much longer calls
-    take while all ranks compute, as ranks may share cores: some seconds for 500
-    calls.  The first rank prints a table of all factorisations of the ranks.
+    take while all ranks compute, as ranks may share cores: some seconds for
+    500 calls.  The first rank prints a table of all factorisations of the
+    ranks.
 
     Args:
         model: As for :func:`partition`; it stays whole.
