@@ -9,16 +9,17 @@ import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.link_speed import measure_links
+from ..mpi.link_speed import measure_exchange, measure_links
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
 from ..planning.cuts import DoesNotFit, Task, Wire
-from ..planning.layouts import layouts, table
+from ..planning.layouts import GRADIENT_BYTES, Layout, Ranks, layouts, table
 from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
 from ..planning.search import search
 from ..planning.sizes import parse_bytes
 from .adapting import Adapter
+from .cores import measure_cores
 from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
@@ -117,16 +118,18 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
                 micro_batches: int = 4, schedule: str = '1f1b',
                 recompute: Any = 'auto', optimizer_arrays: int = 2,
-                gradient_bytes: float = 4.0, show: bool = True
-                ) -> ProcessGrid:
+                codec: str = 'fp8', show: bool = True) -> ProcessGrid:
     """Stages and replicas that are expected to be fastest.
 
     Call it on all ranks, with the model that :func:`partition` will get.
-    The first rank prints a table of all factorisations of the ranks.
+    Times of calls and speeds of links are measured, and how much longer calls
+    take while all ranks compute, as ranks may share cores: some seconds for
+    500 calls.  The first rank prints a table of all factorisations of the
+    ranks.
 
     Args:
         model: As for :func:`partition`; it stays whole.
-        example: As for :func:`partition`.
+        example: As for :func:`partition`: one micro-batch.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's.
         memory: As for :func:`partition`.
         micro_batches: Of a whole batch; replicas divide them among
@@ -134,7 +137,7 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         schedule: As for :func:`partition`.
         recompute: As for :func:`partition`.
         optimizer_arrays: As for :func:`partition`.
-        gradient_bytes: Of a number between replicas: 4, or 1 for fp8.
+        codec: Between replicas: ``'fp8'``, ``'float16'`` or ``'float32'``.
         show: Whether to print the table.
 
     Returns:
@@ -145,26 +148,57 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         ValueError: An argument is wrong, or ranks have other models; on all
             ranks.
     """
+    found = predict_layouts(
+        model, example, comm, memory=memory, micro_batches=micro_batches,
+        schedule=schedule, recompute=recompute,
+        optimizer_arrays=optimizer_arrays, codec=codec)
+    best = found[0]
+    ranks = best.stages * best.replicas
+    if show and _grid(comm).comm.rank == 0:
+        print(table(found))
+    if best.seconds is None:
+        raise DoesNotFit(f'no layout of {ranks} ranks: {best.reason}')
+    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def predict_layouts(model: Any, example: Any, comm: Any, *,
+                    memory: Any = None, micro_batches: int = 4,
+                    schedule: str = '1f1b', recompute: Any = 'auto',
+                    optimizer_arrays: int = 2, codec: str = 'fp8'
+                    ) -> list[Layout]:
+    """All factorisations of the ranks, the fastest first; on all ranks.
+
+    Arguments and errors are those of :func:`choose_grid`.
+    """
     whole = _grid(comm)
     limit = raise_together(whole.comm, lambda: _check(
-        model, memory, recompute, optimizer_arrays), error=ValueError)
+        model, memory, recompute, optimizer_arrays, codec), error=ValueError)
     args, kwargs = _arguments(example)
-    names, _, trace = _traced(model, functools.partial(
-        model, *args, **kwargs), whole, error=ValueError)
+    call = functools.partial(model, *args, **kwargs)
+    names, _, trace = _traced(model, call, whole, error=ValueError)
     task = Task(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),
                 _OVERHEAD)
-    found = whole.comm.bcast(layouts(
+    ranks = _ranks(model, names, call, whole, codec)
+    return whole.comm.bcast(layouts(
         trace.calls, order_of(trace.calls, list(names.parameters)),
-        parameters_of(names), task, whole.comm.size, gradient_bytes)
+        parameters_of(names), task, ranks)
         if whole.comm.rank == 0 else None)
-    best = found[0]
-    if show and whole.comm.rank == 0:
-        print(table(found))
-    if best.seconds is None:
-        raise DoesNotFit(f'no layout of {whole.comm.size} ranks: '
-                         f'{best.reason}')
-    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
+           codec: str) -> Ranks:
+    """What ranks lose to each other, as it is measured."""
+    def work() -> None:
+        # The calls themselves, and Python between them; nothing is known of
+        # them yet, so each kind of call is run and timed.
+        with chainer.using_config('train', True), \
+                chainer.using_config('enable_backprop', True):
+            Tracer(model, names).trace(call)
+    cores = measure_cores(whole.comm, model.device, work)
+    speed = measure_exchange(whole.comm)
+    return Ranks(whole.placement.nodes, cores,
+                 Wire(speed.latency, speed.bandwidth), GRADIENT_BYTES[codec])
 
 
 def _wire(comm: Any) -> Wire:
@@ -181,7 +215,7 @@ def _grid(comm: Any) -> ProcessGrid:
 
 
 def _check(model: Any, memory: Any, recompute: Any,
-           optimizer_arrays: Any) -> float | None:
+           optimizer_arrays: Any, codec: Any = 'fp8') -> float | None:
     if isinstance(model, PartitionedChain):
         raise ValueError('this model was cut already; build it anew')
     if hasattr(model, 'pieces'):
@@ -196,6 +230,9 @@ def _check(model: Any, memory: Any, recompute: Any,
     if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
         raise ValueError('optimizer_arrays must be a number of at least 0, '
                          f'not {optimizer_arrays!r}')
+    if codec not in GRADIENT_BYTES:
+        raise ValueError(f'codec must be one of {", ".join(GRADIENT_BYTES)}, '
+                         f'not {codec!r}')
     return parse_bytes(memory)
 
 

@@ -157,22 +157,17 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     """
     starts = [0, *ends[:-1]]
     live = task.live()
-    again, busy, memory, costs = [], [], [0.0] * task.stages, []
+    again, memory = [], [0.0] * task.stages
     for chunk, (start, end) in enumerate(zip(starts, ends, strict=True)):
         plain, short = (_bytes(intervals, task, live[chunk], start, end, way)
                         for way in (False, True))
         repeat = task.recompute is True or (
             task.recompute == 'auto' and task.memory is not None
             and plain > _share(task))
-        forward = intervals.forward[end] - intervals.forward[start]
-        backward = intervals.backward[end] - intervals.backward[start]
-        weights = (intervals.weights[end] - intervals.weights[start]
-                   if task.defers else 0.0)
         again.append(repeat)
-        busy.append(forward * (1 + repeat) + backward)
         memory[chunk % task.stages] += short if repeat else plain
-        costs.append(Costs(forward, backward - weights, weights,
-                           forward * repeat))
+    costs = chunk_costs(intervals, ends, again, task.defers)
+    busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     schedule = make_schedule(task.schedule, task.stages, task.micro_batches,
                              task.chunks)
@@ -181,6 +176,29 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
                tuple(task.overhead + used for used in memory),
                tuple(crossing))
+
+
+def chunk_costs(intervals: Intervals, ends: Sequence[int],
+                recompute: Sequence[bool], defers: bool) -> list[Costs]:
+    """Seconds of each chunk's passes, per micro-batch.
+
+    Args:
+        intervals: Of the model.
+        ends: Index after the last atom of each chunk.
+        recompute: Which chunks run forward twice.
+        defers: Whether the gradients of weights are put off.
+    """
+    costs = []
+    for start, end, again in zip([0, *ends[:-1]], ends, recompute,
+                                 strict=True):
+        forward, backward, weights = (
+            float(sums[end] - sums[start]) for sums in (
+                intervals.forward, intervals.backward, intervals.weights))
+        if not defers:
+            weights = 0.0
+        costs.append(Costs(forward, backward - weights, weights,
+                           forward * again))
+    return costs
 
 
 class _Tables:
