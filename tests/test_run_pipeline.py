@@ -240,7 +240,9 @@ def check_refusal(done, message):
 
 def test_a_refusal_on_one_rank_ends_all(tmp_path):
     done = run_lines(tmp_path, '''
+from chainer_fp8pipe.training.unmodified import refusal
 from mpi4py import MPI
+refusal._PATIENCE = 1   # second, for those that will not refuse
 if MPI.COMM_WORLD.rank == 1:
     class Mine(training.StandardUpdater): pass
     Mine(iterator, optimizer)

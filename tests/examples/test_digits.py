@@ -17,6 +17,8 @@ from chainer.dataset import concat_examples
 
 from tests.ranks import environment, mpiexec, run_script
 
+from .digits import digits
+
 pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 SCRIPT = os.path.join(_ROOT, 'examples', 'digits', 'train_digits.py')
@@ -51,17 +53,29 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    done = run('--epoch', '8', '--communicator', 'fp8', '--out', tmp_path)
+    done = run('--epoch', '8', '--communicator', 'fp8', '--root', digits(),
+               '--out', tmp_path)
     assert done.returncode == 0, done.stderr
     (summary,) = json.loads((tmp_path / 'summary.json').read_text())
     assert summary['best'] > 60         # chance is 10
 
 
-@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
-def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
-    options = ('--communicator', 'fp8', '--epoch', '5', '--warmup', '10')
-    done = run(*options, '--out', tmp_path / 'whole')
+INTERRUPTED = '--communicator', 'fp8', '--epoch', '5', '--warmup', '10'
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+    """The results of a run that nobody has killed."""
+    out = tmp_path_factory.mktemp('whole')
+    done = run(*INTERRUPTED, '--root', digits(), '--out', out)
     assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_resumed_it_ends_with_the_same_weights(
+        uninterrupted, tmp_path, how):
+    options = *INTERRUPTED, '--root', digits()
     process = subprocess.Popen(
         [*mpiexec(2), sys.executable, SCRIPT, *options,
          '--out', tmp_path / 'part'], env=environment(),
@@ -77,7 +91,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
     assert done.returncode == 0, done.stderr
     assert 'goes on after iteration' in done.stdout
     assert arrays(tmp_path / 'part' / 'fp8' / 'model.npz') == arrays(
-        tmp_path / 'whole' / 'fp8' / 'model.npz')
+        uninterrupted / 'fp8' / 'model.npz')
 
 
 def test_resume_without_a_snapshot_starts_afresh(tmp_path):
