@@ -167,7 +167,9 @@ def test_the_model_can_be_loaded_as_a_whole(hybrid, monkeypatch):
 
 def test_the_model_does_not_depend_on_how_it_is_divided(tmp_path):
     """With dropout and recomputation, on 1, 2 and 4 ranks."""
-    network = ('--network', 'conv', '--width', '4', '--epoch', '1')
+    write_mnist(tmp_path, False)
+    network = ('--network', 'conv', '--width', '4', '--epoch', '2',
+               '--batchsize', '16', '--dataset', 'mnist', '--root', tmp_path)
     serial = trained(tmp_path / '1', *network, ranks=1)
     for ranks, arguments in ((2, ('--schedule', 'interleaved')),
                              (4, ('--pipeline', '4', '--schedule',
