@@ -21,6 +21,7 @@ import numpy
 from ..pipeline.schedule import Kind, make_schedule
 from ..pipeline.simulator import Costs, Link, simulate
 from .intervals import Intervals
+from .sizes import said_bytes
 
 #: How much slower than the best a stage may be if less crosses then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -274,14 +275,14 @@ def _why(intervals: Intervals, task: Task) -> str:
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '
-            f'{task.memory / 1e6:.0f} MB per rank; the best needs '
-            f'{needed / 1e6:.0f} MB, {(needed - task.memory) / 1e6:.0f} MB '
-            'more')
+            f'{said_bytes(task.memory)} per rank; the best needs '
+            f'{said_bytes(needed, up=True)}, '
+            f'{said_bytes(needed - task.memory, up=True)} more')
     helps = []
     for name, other in _ways(task):
         least = least_memory(intervals, other)
         if least <= task.memory:
-            helps.append(f'{name} ({least / 1e6:.0f} MB)')
+            helps.append(f'{name} ({said_bytes(least, up=True)})')
     helps.append('smaller micro-batches')
     return f'{said}. What would help: {"; ".join(helps)}'
 

@@ -15,6 +15,7 @@ from .cuts import DoesNotFit, Task
 from .plan import Plan
 from .positions import Order
 from .search import search
+from .sizes import said_bytes
 
 
 class Layout(NamedTuple):
@@ -75,7 +76,7 @@ def table(found: Sequence[Layout]) -> str:
             assert best is not None
             rows.append([
                 name, f'{one.seconds * 1e3:.0f} ms',
-                f'{one.exchange * 1e3:.0f} ms', f'{one.memory / 1e6:.0f} MB',
+                f'{one.exchange * 1e3:.0f} ms', said_bytes(one.memory),
                 f'{one.seconds / best:.2f} x' if best else ''])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return '\n'.join('  '.join(

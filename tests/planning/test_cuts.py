@@ -13,6 +13,7 @@ from chainer_fp8pipe.planning.cuts import (
 )
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.positions import order_of
+from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import pytest
 from hypothesis import given
@@ -168,9 +169,22 @@ def test_a_model_that_does_not_fit_says_by_how_much():
         task, memory=least_memory(intervals, task)))
 
 
+def test_small_limits_and_needs_are_said_in_units_that_fit():
+    calls, parameters = chain(*[.01] * 4, parameters=300)
+    intervals = intervals_of(calls, parameters)
+    task = Task(2, 4, memory=1000)
+    with pytest.raises(DoesNotFit) as caught:
+        best_cut(intervals, task)
+    said = re.search(r'fits into 1 kB per rank; the best needs (\S+ kB), '
+                     r'\S+ kB more', str(caught.value))
+    # Who takes the need for the limit gets a cut.
+    assert best_cut(intervals, dataclasses.replace(
+        task, memory=parse_bytes(said[1])))
+
+
 def test_what_recomputation_would_save_is_said():
     calls, parameters = chain(*[.01] * 2, kept=50_000_000, parameters=4)
-    with pytest.raises(DoesNotFit, match=r"help: recompute='auto' \(50 MB\);"
+    with pytest.raises(DoesNotFit, match=r"help: recompute='auto' \(50.1 MB\);"
                        r' smaller micro-batches$'):
         best_cut(intervals_of(calls, parameters), Task(
             2, 4, memory=60e6, recompute=False))
