@@ -14,6 +14,7 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import intercepting
 from ..planning.calls import Source, Value
@@ -21,6 +22,7 @@ from . import nested
 from .ghost import (
     GhostError,
     condition,
+    describe_source,
     ghost,
     is_ghost,
     is_poison,
@@ -69,6 +71,11 @@ class Trace:
     def describe(self, source: Source) -> str:
         """What messages call a value."""
         return _describe(self.calls, source)
+
+    @functools.cached_property
+    def reads_memory(self) -> bool:
+        """Whether a call reads what an array is a part of."""
+        return any(call.reads_memory for call in self.calls)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -203,6 +210,9 @@ class _Recorder:
         self._inside = 0
         self._seen: set[str] = set()
         self._filled: list[chainer.Parameter] = []
+        self._parts: set[Source] = set()    # in memory of larger arrays
+        self._given: tuple = ()         # to the call that is being run
+        self._strided = False
 
     # --- the interceptor -----------------------------------------------------
 
@@ -242,6 +252,9 @@ class _Recorder:
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
             self._watch(inputs)
+            if isinstance(node, AsStrided):
+                self._strided = True
+                self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
 
@@ -309,6 +322,8 @@ class _Recorder:
                 read += [sources(array) for array in found]
         call.hidden = tuple(hidden)
         call.inputs, names = _split(read)
+        if call.kind is AsStrided:
+            self._refuse_parts(inputs)
         key = key_of(node, inputs, hidden)
         measured = self._memo.get(key) if key is not None else None
         if measured is None:
@@ -322,6 +337,8 @@ class _Recorder:
                 raise
             if key is not None:
                 self._memo[key] = measured
+        call.reads_memory = call.kind is AsStrided or (
+            measured.form is not None and self._strided)
         self._fill_in(call, number, measured, read, names)
         call.ignores = ignored_label(node)
         self.calls.append(call)
@@ -339,6 +356,9 @@ class _Recorder:
         call.forward, call.backward = measured.forward, measured.backward
         call.kept, call.temporary = measured.kept, measured.temporary
         call.draws, call.form = measured.draws, measured.form
+        inside = not self._parts.isdisjoint(call.inputs)
+        self._parts.update(Source(number, index) for index in (
+            measured.views if inside else measured.parts))
         call.retained = tuple(
             [source for index in measured.kept_inputs
              for source in read[index] if isinstance(source, Source)]
@@ -352,6 +372,17 @@ class _Recorder:
             if isinstance(key, int))
         call.attributes = {key: array for key, array in made.items()
                            if isinstance(key, str)}
+
+    def _refuse_parts(self, inputs: tuple) -> None:
+        """Another rank would get a part without what is around it."""
+        for array in map(nested.array_of, inputs):
+            if is_ghost(array) and (array.recipe is not None
+                                    or array.source in self._parts):
+                raise GhostError(
+                    f'{user_line()}: as_strided reads the memory of which '
+                    f'{describe_source(array)} is a part, and another rank '
+                    'has the part alone. Mark the function around both: '
+                    'chainer_fp8pipe.atomic(function)')
 
     def _read(self, x: Any) -> tuple:
         """The sources of an input; names of parameters among them."""
@@ -409,7 +440,7 @@ class _Recorder:
         for name, value in before.items():
             own[name] = with_real(value)
         link = link_of(node)
-        self._seen = set()
+        self._seen, self._given, self._strided = set(), inputs, False
         self._inside += 1
         if link is not None:
             self._watch(tuple(link.params()))

@@ -38,6 +38,8 @@ class TracedCall(Call):
         error: What it raised; an iteration over a variable ends so.
         ignores: The label that the function leaves out of its mean; None:
             there is none.
+        reads_memory: Whether ``as_strided`` is called, which reads what an
+            array is a part of.
     """
 
     kind: Any = None
@@ -50,6 +52,7 @@ class TracedCall(Call):
     inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: int | None = None
+    reads_memory: bool = False
 
 
 class Shape(NamedTuple):

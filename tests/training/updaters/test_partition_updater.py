@@ -69,6 +69,48 @@ def clipping(model, threshold=.2):
     return optimizer
 
 
+class Strided(chainer.Chain):
+    """Reads its input and a transposed array as they lie in memory."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one, self.two = L.Linear(4, 6), L.Linear(3, 1)
+
+    def forward(self, x):
+        h = self.one(F.as_strided(x, (len(x), 4), (3, 1), 0))
+        h = F.as_strided(F.transpose(h), (len(x), 3), (6, 2), 0)
+        return F.sum(F.tanh(self.two(h)))
+
+
+@pytest.mark.parametrize(('calls_later', 'crosses'), [
+    (1, 'LinearFunction'), (2, 'Transpose')])
+@on_ranks(2)
+def test_memory_is_read_as_in_one_process_wherever_the_cut_is(
+        comm, calls_later, crosses):
+    batch = numpy.random.RandomState(0).randn(8, 4).astype('f'),
+    with deferred(0):
+        plain, model = reporting(Strided()), reporting(Strided())
+    plan = {'format': 1, 'stages': 2, 'schedule': '1f1b',
+            'micro_batches': 2, 'recompute': [False, False],
+            'order': [['/one/W', '/one/b'], ['/two/W', '/two/b']],
+            'cuts': [{'before': '/one/W', 'calls_later': calls_later}]}
+    updater = updater_of(comm, model, [batch], cut={'plan': plan})
+    (name, _), = model.partition.crossing[0]
+    assert name == crosses
+    give(plain, values(comm, model))
+    found = observed(model, updater.update)
+    # Micro-batches of their own, as a converter makes them.
+    total = 0.
+    plain.cleargrads()
+    for start in (0, 4):
+        loss = plain(batch[0][start:start + 4].copy()) / 2
+        loss.backward()
+        total += float(loss.array)
+    assert found['total'] == pytest.approx(total, rel=1e-6)
+    close(gradients(comm, model), own(plain))
+
+
 @on_ranks(2, 3)
 def test_copies_of_a_tied_parameter_stay_the_same(comm):
     """With Adam and clipping, whose norm counts them once."""
