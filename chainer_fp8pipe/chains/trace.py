@@ -17,6 +17,7 @@ import numpy
 from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.chunk import why_once
 from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
@@ -213,12 +214,14 @@ class _Recorder:
         self._parts: set[Source] = set()    # in memory of larger arrays
         self._given: tuple = ()         # to the call that is being run
         self._strided = False
+        self._once = False
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
         if self._inside:
+            self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
@@ -339,6 +342,8 @@ class _Recorder:
                 self._memo[key] = measured
         call.reads_memory = call.kind is AsStrided or (
             measured.form is not None and self._strided)
+        call.once = any(map(why_once, self._stack)) or (
+            measured.form is not None and self._once)
         self._fill_in(call, number, measured, read, names)
         call.ignores = ignored_label(node)
         self.calls.append(call)
@@ -440,7 +445,8 @@ class _Recorder:
         for name, value in before.items():
             own[name] = with_real(value)
         link = link_of(node)
-        self._seen, self._given, self._strided = set(), inputs, False
+        self._seen, self._given = set(), inputs
+        self._strided = self._once = False
         self._inside += 1
         if link is not None:
             self._watch(tuple(link.params()))

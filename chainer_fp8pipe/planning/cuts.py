@@ -57,7 +57,8 @@ class Task:
         copies: Arrays as large as the parameters that a rank keeps: values,
             gradients, the optimizer's state.
         recompute: Whether stages may keep their inputs only: ``'auto'``
-            (where memory asks for it), True (all of them) or False.
+            (where memory asks for it), True (all of them) or False.  Those
+            that must not run forward twice never do.
         wire: Between stages.
         overhead: Bytes of each rank whatever it computes.
     """
@@ -157,9 +158,10 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     for chunk, (start, end) in enumerate(zip(starts, ends, strict=True)):
         plain, short = (_bytes(intervals, task, live[chunk], start, end, way)
                         for way in (False, True))
-        repeat = task.recompute is True or (
-            task.recompute == 'auto' and task.memory is not None
-            and plain > _share(task))
+        repeat = not intervals.once[start, end] and (
+            task.recompute is True or (
+                task.recompute == 'auto' and task.memory is not None
+                and plain > _share(task)))
         forward = intervals.forward[end] - intervals.forward[start]
         backward = intervals.backward[end] - intervals.backward[start]
         again.append(repeat)
@@ -187,6 +189,7 @@ class _Tables:
         traffic = edge[:, None] + edge[None, :]
         plain = intervals.seconds() + 2 * traffic
         forward = intervals.forward[None, :] - intervals.forward[:, None]
+        forward = numpy.where(intervals.once, 0.0, forward)     # not again
         self._traffic = traffic
         empty = numpy.tril(numpy.ones((count + 1, count + 1), bool))
         self._costs = []
@@ -255,9 +258,11 @@ def _table(intervals: Intervals, task: Task, live: int,
     fixed = (intervals.parameters * task.copies + intervals.temporary
              + 2 * edges)
     inputs = numpy.broadcast_to(intervals.crossing[:, None], edges.shape)
+    kept = intervals.kept
     if recomputes:
-        return fixed + live * inputs + intervals.kept
-    return fixed + live * (inputs + intervals.kept)
+        return fixed + live * inputs + numpy.where(
+            intervals.once, live * kept, kept)
+    return fixed + live * (inputs + kept)
 
 
 def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
@@ -266,8 +271,9 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
              + intervals.temporary[start, end] + 2 * (
                  intervals.crossing[start] + intervals.crossing[end]))
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
-    return float(fixed + (live * inputs + kept if recomputes
-                          else live * (inputs + kept)))
+    if recomputes and not intervals.once[start, end]:
+        return float(fixed + live * inputs + kept)
+    return float(fixed + live * (inputs + kept))
 
 
 def _why(intervals: Intervals, task: Task) -> str:
