@@ -320,7 +320,7 @@ def _arguments():
 
     one = kind(functions)
     only(one, None)
-    number(one, '--patience', 120, 'seconds for a function')
+    number(one, '--patience', 300, 'seconds for a function')
 
     one = kind(balance)
     only(one, both)

@@ -42,7 +42,12 @@ _TIMES = 3
 
 
 class Measured(NamedTuple):
-    """What a run of one call has shown."""
+    """What a run of one call has shown.
+
+    Among it the numbers of the outputs that lie in an input's memory
+    (``views``), and of those that have less or more than all of it
+    (``parts``).
+    """
 
     outputs: dict[int | str, Value]
     modules: dict[int | str, Any]
@@ -56,6 +61,8 @@ class Measured(NamedTuple):
     draws: bool
     parameters: tuple[str, ...]
     form: Any
+    views: frozenset[int]
+    parts: frozenset[int]
 
 
 class Measurement:
@@ -92,7 +99,7 @@ class Measurement:
             numpy.random.set_state(state)
         return Measured(outputs, modules, forward, backward, deferrable,
                         kept, kept_inputs, kept_outputs, temporary, draws,
-                        seen(), form)
+                        seen(), form, self._views, self._parts)
 
     def constants(self, factor: float) -> list[str]:
         """What a :class:`.Whole` returns beside arrays.
@@ -122,6 +129,7 @@ class Measurement:
         tracemalloc.reset_peak()
         self._backward(outs)
         _, peak = tracemalloc.get_traced_memory()
+        self._views, self._parts = _shared(arguments, outs)
         # Small objects of Python's count as nothing.
         return outs, kept if kept > 16384 else 0, max(temporary,
                                                       peak - after)
@@ -198,6 +206,20 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
             values[name] = Value(tuple(array.shape), array.dtype, False)
             modules[name] = chainer.backend.get_array_module(array)
     return values, modules
+
+
+def _shared(arguments: tuple, outs: tuple
+            ) -> tuple[frozenset[int], frozenset[int]]:
+    """Numbers of the outputs that are views, and of those of a part."""
+    views, parts = set(), set()
+    for number, out in enumerate(map(nested.array_of, outs)):
+        xp = chainer.backend.get_array_module(out)
+        for given in map(nested.array_of, arguments):
+            if xp.may_share_memory(out, given):
+                views.add(number)
+                if out.nbytes != given.nbytes:
+                    parts.add(number)
+    return frozenset(views), frozenset(parts)
 
 
 def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:

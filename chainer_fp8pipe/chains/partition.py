@@ -67,6 +67,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         chunks: Chunks of each rank, for ``'interleaved'``.
         recompute: ``'auto'``: stages that would not fit keep their inputs
             only and run forward twice; True: all stages; False: none.
+            Never a stage with ``BatchRenormalization`` or
+            ``SpectralNormalization``, which move on with every forward pass.
         optimizer_arrays: How many arrays of a parameter's size the
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
         plan: Where to cut, as an earlier run has saved it with

@@ -9,7 +9,7 @@ from typing import Any
 
 import chainer
 
-from ..intercept import function_calls
+from ..intercept import array_memory, function_calls
 from ..intercept import parameters as parameter_creation
 from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
@@ -102,6 +102,7 @@ class Partition:
         self.limit: float | None = None
         self.place(program)
         function_calls.hold(self)
+        array_memory.hold(self)
         parameter_creation.hold(self)
 
     @property

@@ -15,13 +15,16 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.chunk import why_once
 from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
     condition,
+    describe_source,
     ghost,
     is_ghost,
     is_poison,
@@ -72,6 +75,11 @@ class Trace:
     def describe(self, source: Source) -> str:
         """What messages call a value."""
         return _describe(self.calls, source)
+
+    @functools.cached_property
+    def reads_memory(self) -> bool:
+        """Whether a call reads what an array is a part of."""
+        return any(call.reads_memory for call in self.calls)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -209,12 +217,17 @@ class _Recorder:
         #: The call inside of which something was reported, by name.
         self.reported: dict[str, int] = {}
         self._ignored: list[tuple[int, Any]] = []
+        self._parts: set[Source] = set()    # in memory of larger arrays
+        self._given: tuple = ()         # to the call that is being run
+        self._strided = False
+        self._once = False
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
         if self._inside:
+            self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
@@ -251,6 +264,9 @@ class _Recorder:
             label = ignored_label(node)
             if label is not None:
                 self.leave_out(inputs[1], label)
+            if isinstance(node, AsStrided):
+                self._strided = True
+                self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
 
@@ -323,6 +339,8 @@ class _Recorder:
                 read += [sources(array) for array in found]
         call.hidden = tuple(hidden)
         call.inputs, names = _split(read)
+        if call.kind is AsStrided:
+            self._refuse_parts(inputs)
         key = key_of(node, inputs, hidden)
         measured = self._memo.get(key) if key is not None else None
         if measured is None:
@@ -336,6 +354,10 @@ class _Recorder:
                 raise
             if key is not None:
                 self._memo[key] = measured
+        call.reads_memory = call.kind is AsStrided or (
+            measured.form is not None and self._strided)
+        call.once = any(map(why_once, self._stack)) or (
+            measured.form is not None and self._once)
         self._fill_in(call, number, measured, read, names)
         call.ignores = self._ignores(node, inputs, measured)
         self.calls.append(call)
@@ -354,6 +376,9 @@ class _Recorder:
         call.deferrable = measured.deferrable
         call.kept, call.temporary = measured.kept, measured.temporary
         call.draws, call.form = measured.draws, measured.form
+        inside = not self._parts.isdisjoint(call.inputs)
+        self._parts.update(Source(number, index) for index in (
+            measured.views if inside else measured.parts))
         call.retained = tuple(
             [source for index in measured.kept_inputs
              for source in read[index] if isinstance(source, Source)]
@@ -367,6 +392,17 @@ class _Recorder:
             if isinstance(key, int))
         call.attributes = {key: array for key, array in made.items()
                            if isinstance(key, str)}
+
+    def _refuse_parts(self, inputs: tuple) -> None:
+        """Another rank would get a part without what is around it."""
+        for array in map(nested.array_of, inputs):
+            if is_ghost(array) and (array.recipe is not None
+                                    or array.source in self._parts):
+                raise GhostError(
+                    f'{user_line()}: as_strided reads the memory of which '
+                    f'{describe_source(array)} is a part, and another rank '
+                    'has the part alone. Mark the function around both: '
+                    'chainer_fp8pipe.atomic(function)')
 
     def _read(self, x: Any) -> tuple:
         """The sources of an input; names of parameters among them."""
@@ -444,7 +480,8 @@ class _Recorder:
         for name, value in before.items():
             own[name] = with_real(value)
         link = link_of(node)
-        self._seen = set()
+        self._seen, self._given = set(), inputs
+        self._strided = self._once = False
         self._ignored = []
         self._inside += 1
         if link is not None:

@@ -41,6 +41,8 @@ class TracedCall(Call):
         ignores: The label that the function leaves out of its mean, and the
             index of the input that has the labels, None if that cannot be
             told; None: there is none.
+        reads_memory: Whether ``as_strided`` is called, which reads what an
+            array is a part of.
     """
 
     kind: Any = None
@@ -53,6 +55,7 @@ class TracedCall(Call):
     inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
+    reads_memory: bool = False
 
 
 class Shape(NamedTuple):

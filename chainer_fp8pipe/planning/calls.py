@@ -63,6 +63,8 @@ class Call:
             the link keeps running averages or is run as one call.
         pinned: For a value that a link has kept from an earlier batch, the
             stage that has the value.  None: an ordinary call.
+        once: Whether its stage must not run forward twice, as the link
+            moves on with every forward pass.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Call:
     draws: bool = False
     whole: tuple[str, ...] = ()
     pinned: int | None = None
+    once: bool = False
 
     @property
     def deferred(self) -> int:

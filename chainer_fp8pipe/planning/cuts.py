@@ -21,6 +21,7 @@ import numpy
 from ..pipeline.schedule import Kind, make_schedule
 from ..pipeline.simulator import Costs, Link, simulate
 from .intervals import Intervals
+from .sizes import said_bytes
 
 #: How much slower than the best a stage may be if less crosses then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -56,7 +57,8 @@ class Task:
         copies: Arrays as large as the parameters that a rank keeps: values,
             gradients, the optimizer's state.
         recompute: Whether stages may keep their inputs only: ``'auto'``
-            (where memory asks for it), True (all of them) or False.
+            (where memory asks for it), True (all of them) or False.  Those
+            that must not run forward twice never do.
         wire: Between stages.
         overhead: Bytes of each rank whatever it computes.
     """
@@ -161,9 +163,10 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     for chunk, (start, end) in enumerate(zip(starts, ends, strict=True)):
         plain, short = (_bytes(intervals, task, live[chunk], start, end, way)
                         for way in (False, True))
-        repeat = task.recompute is True or (
-            task.recompute == 'auto' and task.memory is not None
-            and plain > _share(task))
+        repeat = not intervals.once[start, end] and (
+            task.recompute is True or (
+                task.recompute == 'auto' and task.memory is not None
+                and plain > _share(task)))
         again.append(repeat)
         memory[chunk % task.stages] += short if repeat else plain
     costs = chunk_costs(intervals, ends, again, task.defers)
@@ -212,6 +215,7 @@ class _Tables:
         traffic = edge[:, None] + edge[None, :]
         plain = intervals.seconds() + 2 * traffic
         forward = intervals.forward[None, :] - intervals.forward[:, None]
+        forward = numpy.where(intervals.once, 0.0, forward)     # not again
         self._traffic = traffic
         empty = numpy.tril(numpy.ones((count + 1, count + 1), bool))
         self._costs = []
@@ -284,7 +288,8 @@ def _table(intervals: Intervals, task: Task, live: int,
     if task.defers:
         kept = kept + intervals.deferred
     if recomputes and not task.defers:
-        return fixed + live * inputs + kept
+        return fixed + live * inputs + numpy.where(
+            intervals.once, live * kept, kept)
     return fixed + live * (inputs + kept)
 
 
@@ -296,9 +301,9 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
     if task.defers:
         kept = kept + intervals.deferred[start, end]
-    return float(fixed + (live * inputs + kept
-                          if recomputes and not task.defers
-                          else live * (inputs + kept)))
+    if recomputes and not task.defers and not intervals.once[start, end]:
+        return float(fixed + live * inputs + kept)
+    return float(fixed + live * (inputs + kept))
 
 
 def _why(intervals: Intervals, task: Task) -> str:
@@ -306,14 +311,14 @@ def _why(intervals: Intervals, task: Task) -> str:
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '
-            f'{task.memory / 1e6:.0f} MB per rank; the best needs '
-            f'{needed / 1e6:.0f} MB, {(needed - task.memory) / 1e6:.0f} MB '
-            'more')
+            f'{said_bytes(task.memory)} per rank; the best needs '
+            f'{said_bytes(needed, up=True)}, '
+            f'{said_bytes(needed - task.memory, up=True)} more')
     helps = []
     for name, other in _ways(task):
         least = least_memory(intervals, other)
         if least <= task.memory:
-            helps.append(f'{name} ({least / 1e6:.0f} MB)')
+            helps.append(f'{name} ({said_bytes(least, up=True)})')
     helps.append('smaller micro-batches')
     return f'{said}. What would help: {"; ".join(helps)}'
 

@@ -37,6 +37,7 @@ class Intervals:
         deferred: Bytes that wait for the gradients of weights where these
             are put off, per micro-batch in each interval.
         temporary: Bytes of the largest temporaries in each interval.
+        once: Whether an interval must not run forward twice.
         crossing: Bytes that cross before each atom, float64[atoms + 1].
         values: How many arrays cross before each atom, float64[atoms + 1].
         count: How many atoms there are.
@@ -73,6 +74,9 @@ class Intervals:
         self.kept = own + _between(inside)
         self.temporary = _maxima([max(calls[number].temporary
                                       for number in atom) for atom in atoms])
+        self.once = _between(_sums([
+            any(calls[number].once for number in atom)
+            for atom in atoms])) > 0
         self.crossing, self.values = self._crossing(calls, atom_of)
 
     def seconds(self) -> numpy.ndarray:

@@ -22,6 +22,7 @@ from .plan import Plan, ends_of
 from .positions import Order
 from .search import search
 from .sharing import Cores, shared_step
+from .sizes import said_bytes
 
 #: Bytes of an element between replicas, by the codec.
 GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}
@@ -124,7 +125,7 @@ def table(found: Sequence[Layout]) -> str:
             assert best is not None
             rows.append([
                 name, f'{one.seconds * 1e3:.0f} ms',
-                f'{one.exchange * 1e3:.0f} ms', f'{one.memory / 1e6:.0f} MB',
+                f'{one.exchange * 1e3:.0f} ms', said_bytes(one.memory),
                 f'{one.seconds / best:.2f} x' if best else ''])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return '\n'.join('  '.join(

@@ -129,7 +129,7 @@ def test_an_option_of_one_rank_alone_fails_on_all(comm):
 
 @on_ranks(2)
 def test_a_model_that_does_not_fit_is_an_error_on_all_ranks(comm):
-    refused(comm, r'no cut into 2 stages fits into 0 MB per rank.*What would '
+    refused(comm, r'no cut into 2 stages fits into 1 kB per rank.*What would '
             'help', DoesNotFit, memory='1 kB')
 
 
