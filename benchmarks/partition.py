@@ -6,6 +6,7 @@
     python benchmarks/partition.py best         # against all cuts there are
     python benchmarks/partition.py memory       # limits, kept and predicted
     python benchmarks/partition.py plan         # seconds until there is one
+    python benchmarks/partition.py replicas     # other numbers per stage
     python benchmarks/partition.py ghosts       # calls that are not done
     python benchmarks/partition.py speed        # serial, by hand, PyTorch
     python benchmarks/partition.py hybrid       # with replicas, on a network
@@ -122,6 +123,21 @@ def plan(options):
     rows = one_job(1, 'plan', {'calls': options.calls,
                                'stages': options.stages})
     partition_tables.plan(rows)
+    return {'rows': rows}
+
+
+def replicas(options):
+    """Predicted steps with as many replicas of every stage, against those
+    with different numbers."""
+    from models import MODELS
+    from partition_replicas import LARGE_NAMES
+    names = options.only or [
+        *(case.name for case in MODELS.values() if not case.slow),
+        *LARGE_NAMES, 'vgg16']      # PipeDream's example of where they win
+    rows = in_jobs(2, 'replicas', names, 'model', {
+        'ranks': options.ranks, 'each': options.each}, options.patience,
+        in_a_job=len(names))
+    partition_tables.replicas(rows)
     return {'rows': rows}
 
 
@@ -304,7 +320,7 @@ def _arguments():
 
     one = kind(functions)
     only(one, None)
-    number(one, '--patience', 120, 'seconds for a function')
+    number(one, '--patience', 300, 'seconds for a function')
 
     one = kind(balance)
     only(one, both)
@@ -332,6 +348,12 @@ def _arguments():
     one = kind(plan)
     number(one, '--calls', 1000, 'of the model')
     numbers(one, '--stages', [2, 4, 8], 'numbers of stages')
+
+    one = kind(replicas)
+    only(one, None)
+    numbers(one, '--ranks', [3, 4, 6, 8], 'numbers of ranks')
+    number(one, '--each', 4, 'micro-batches of a batch for each rank')
+    number(one, '--patience', 600, 'seconds for a model')
 
     one = kind(ghosts)
     only(one, both)

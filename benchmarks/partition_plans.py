@@ -35,7 +35,7 @@ def best(comm, job, rows):
             rows.add(_as_run(comm, name, job), name)
             continue
         rows.begin(name)
-        trace, names, _ = _traced(MODELS[name])
+        trace, names, _ = traced(MODELS[name])
         order = order_of(trace.calls, list(names.parameters))
         intervals = Intervals(trace.calls, order, parameters_of(names))
         for stages in job['ranks']:
@@ -60,11 +60,11 @@ def _predicted(intervals, stages, most):
             'chosen': best_cut(intervals, task).seconds}
 
 
-def _traced(case):
+def traced(case):
     numpy.random.seed(0)
     model = case.make()
     batch = case.batch(numpy.random.RandomState(1), case.samples)
-    size = case.samples // _PARTS
+    size = max(case.samples // _PARTS, 1)
     example = ({name: array[:size] for name, array in batch.items()}
                if isinstance(batch, dict)
                else tuple(array[:size] for array in batch))
@@ -78,7 +78,7 @@ def _traced(case):
 def _as_run(comm, name, job):
     """Every cut between two ranks; all of them take turns."""
     case = MODELS[name]
-    trace, names, (batch, example) = _traced(case)
+    trace, names, (batch, example) = traced(case)
     plan = None
     if comm.rank == 0:      # whose times count
         plan = search(trace.calls, order_of(

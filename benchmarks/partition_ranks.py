@@ -19,7 +19,8 @@ from mpi4py import MPI
 HOMES = {
     'models': 'partition_right', 'functions': 'partition_right',
     'balance': 'partition_times', 'best': 'partition_plans',
-    'plan': 'partition_plans', 'ghosts': 'partition_times',
+    'plan': 'partition_plans', 'replicas': 'partition_replicas',
+    'ghosts': 'partition_times',
     'accepted': 'partition_memory', 'resident': 'partition_memory',
     'speed': 'partition_speed', 'hybrid': 'partition_speed'}
 

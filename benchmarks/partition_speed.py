@@ -1,8 +1,12 @@
 """Steps of partitioned models beside other ways to train them."""
 from __future__ import annotations
 
+import sys
+
 import chainer_fp8pipe
 from chainer_fp8pipe import Divisible, ProcessGrid
+from chainer_fp8pipe.chains.partition import predict_layouts
+from chainer_fp8pipe.planning.layouts import GRADIENT_BYTES, table
 
 import chainer
 import chainer.functions as F
@@ -252,6 +256,7 @@ def hybrid(comm, job, rows):
     batch = encoder_batch(scale, 32)
     model = encoder(scale)
     parameters = model.count_params()
+    expected = _expected(comm, model, batch, parts)
     steps = {}
     for name in 'float32', 'fp8':
         steps[f'data parallel, {name}'] = _replica(
@@ -264,7 +269,24 @@ def hybrid(comm, job, rows):
             step()
     for what, times in take_turns(steps, job['rounds']).items():
         rows.add({'what': what, 'times': times, 'parameters': parameters,
-                  'batch': len(batch[0])}, what)
+                  'batch': len(batch[0]), 'predicted': expected[what]}, what)
+
+
+def _expected(comm, model, batch, parts):
+    """Seconds of each way as ``choose_grid`` predicts them."""
+    found = {one.stages: one for one in predict_layouts(
+        model, part(batch, parts), comm, micro_batches=parts,
+        optimizer_arrays=0)}
+    if comm.rank == 0:
+        sys.stderr.write(table(list(found.values())) + '\n')
+    # The same calls and links; gradients have more bytes.
+    larger = GRADIENT_BYTES['float32'] / GRADIENT_BYTES['fp8'] - 1
+    return {
+        'data parallel, fp8': found[1].seconds,
+        'data parallel, float32': (
+            found[1].seconds + larger * found[1].exchange),
+        'pipeline of 4': found[4].seconds,
+        '2 x 2, fp8 between replicas': found[2].seconds}
 
 
 def _share(batch, number, count):
@@ -292,6 +314,7 @@ def _replica(comm, name, model, batch):
 
 def _both(comm, scale, batch, parts):
     grid = ProcessGrid(comm, pipeline=2)
+    parts //= grid.replicas     # of the same size as the pipeline's
     model = encoder(scale)
     mine = _share(batch, grid.replica_index, grid.replicas)
     chainer_fp8pipe.partition(model, part(mine, parts), grid,

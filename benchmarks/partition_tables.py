@@ -45,7 +45,7 @@ def functions(rows, left_out):
     print(f'\n{counts[RIGHT]} of {len(rows)} functions and links are right, '
           f'{counts["refused"]} are refused in words, '
           f'{len(rows) - counts[RIGHT] - counts["refused"]} are wrong; '
-          f'{cuts} cuts.\nAim: 125 of 126 right, the rest refused.  Worst '
+          f'{cuts} cuts.\nAim: all right, or refused in words.  Worst '
           'error of a gradient: '
           f'{max([row.get("error", 0) for row in rows], default=0):.1e}')
     print('Left out: ' + '; '.join(
@@ -135,6 +135,102 @@ def plan(rows):
               + f' {together:17.2f} s  10 s')
 
 
+def replicas(rows):
+    """How often different numbers of replicas win, and by how much."""
+    done = [row for row in rows if row['outcome'] == 'right']
+    each, = {row['each'] for row in done}
+    here = [row['bandwidth'] for row in done if row['setting'][:3] == 'one']
+    print(f'\n{len({row["model"] for row in done})} models, {each} '
+          'micro-batches for each rank, a core of its own for each rank;\n'
+          'wires of '
+          + (f'{here[0] / 1e9:.1f} GB/s (one node, measured) and ' if here
+             else '') + '119 MB/s (1 Gbit/s).  Stage s has\nr[s] ranks, each '
+          'of which does 1 / r[s] of its micro-batches; replicas exchange\n'
+          '2 (r - 1) / r of their gradients after the last backward pass.  '
+          '60 % memory: of what\none rank with the whole model needs.  More: '
+          'benchmarks/partition_replicas.py\n\n'
+          'different numbers win by     > 0 %        more than 10 %   gain of '
+          'these\nsetting           ranks       all      all      large   '
+          'mean   most   with')
+    for setting in dict.fromkeys(row['setting'] for row in done):
+        for ranks in sorted({row['ranks'] for row in done}):
+            some = [row for row in done if row['any'] and (
+                row['setting'], row['ranks']) == (setting, ranks)]
+            if some:
+                print(f'{setting:18} {ranks:4} {_wins(some)}')
+    total = [row for row in done if row['any']]
+    wins = sum(gain(row) > .1 for row in total)
+    print(f'In all, {wins} of {len(total)} cases, '
+          f'{100 * wins / len(total):.0f} %; "none": only different numbers '
+          'fit into the memory')
+    _large(done)
+    for row in rows:
+        if row['outcome'] != 'right':
+            print(f'{row["model"]} left out: it looks at computed data'
+                  if row['outcome'] == 'refused' else
+                  f'{row["model"]} left out: {row["reason"]}')
+
+
+def gain(row):
+    """How much longer a step of the best uniform layout takes: 0.1 is 10 %.
+
+    Infinite where none fits into the memory.
+    """
+    return (row['uniform']['seconds'] / row['any']['seconds'] - 1
+            if row['uniform'] else float('inf'))
+
+
+def _wins(some):
+    """The end of a line on models in a setting."""
+    large = [row for row in some if _is_large(row)]
+    wins = sorted((row for row in some if gain(row) > .1), key=gain)
+    said = (f'{sum(gain(row) > 0 for row in some):5} / {len(some):2} '
+            f'{len(wins):4} / {len(some):2} '
+            f'{sum(gain(row) > .1 for row in large):4} / {len(large)}')
+    if not wins:
+        return said
+    gains = [100 * gain(row) for row in wins if row['uniform']]
+    return (f'{said} ' + (
+        f'{statistics.mean(gains):6.0f} % {max(gains):4.0f} %   ' if gains
+        else f'{"":17}') + (
+            f'{wins[-1]["model"]}, {_said_layout(wins[-1]["any"])} for '
+            + _said_layout(wins[-1]['uniform'])))
+
+
+def _is_large(row):
+    return row['model'].startswith('large') or row['model'] == 'vgg16'
+
+
+def _large(done):
+    print('\n                                        equal numbers   '
+          'any numbers\nmodel           setting          ranks  '
+          'layout    [ms]  layout       [ms]   gain')
+    for row in done:
+        if _is_large(row) and row['any']:
+            same = row['uniform'] == row['any']
+            print(f'{row["model"]:15} {row["setting"]:18} {row["ranks"]:3}'
+                  f'  {_said_layout(row["uniform"]):7} '
+                  f'{_milliseconds(row["uniform"]):>6}  '
+                  + ('the same' if same else
+                     f'{_said_layout(row["any"]):11} '
+                     f'{_milliseconds(row["any"]):>5}'
+                     f'{100 * gain(row):5.0f} %'))
+
+
+def _milliseconds(layout):
+    return f'{1e3 * layout["seconds"]:.0f}' if layout else '-'
+
+
+def _said_layout(layout):
+    """Replicas of the stages: 2+1, or 3 x 2 for three stages of two."""
+    if layout is None:
+        return 'none'
+    counts = layout['replicas']
+    if len(set(counts)) == 1:
+        return f'{len(counts)} x {counts[0]}'
+    return '+'.join(map(str, counts))
+
+
 def ghosts(rows):
     """Microseconds of a call, and the share of a step."""
     print('\n            calls     ghost  rehearsal   serial step   share of '
@@ -178,17 +274,25 @@ def speed(rows):
 
 
 def hybrid(rows):
-    """Steps on the network."""
-    print('\n4 hosts                             median [ms]       spread '
-          '[ms]   speed-up over the first')
+    """Steps on the network, beside those that ``choose_grid`` predicts."""
+    print('\n4 hosts                        predicted [ms]   median [ms]   '
+          '    spread [ms]   speed-up over the first')
     first = statistics.median(rows[0]['times'])
     for row in rows:
-        print(f'{row["what"]:35} '
-              f'{1e3 * statistics.median(row["times"]):11.0f} '
-              f'{_spread(row["times"]):>20} '
-              f'{first / statistics.median(row["times"]):8.2f}')
+        print(f'{row["what"]:30} {1e3 * row["predicted"]:14.0f} '
+              f'{1e3 * statistics.median(row["times"]):13.0f} '
+              f'{_spread(row["times"]):>17} '
+              f'{first / statistics.median(row["times"]):9.2f}')
     print(f'{rows[0]["parameters"] / 1e6:.1f} M parameters, batch '
-          f'{rows[0]["batch"]} of all hosts together')
+          f'{rows[0]["batch"]} of all hosts together; a micro-batch is as '
+          'large in all ways')
+    said, found = ([row['what'] for row in sorted(rows, key=key)]
+                   for key in (lambda row: row['predicted'],
+                               lambda row: statistics.median(row['times'])))
+    print('The predicted winner is the measured one: '
+          + ('yes' if said[0] == found[0] else 'no')
+          + '; the order of all is as predicted: '
+          + ('yes' if said == found else 'no, ' + ', '.join(found)))
 
 
 def _spread(times):

@@ -1,5 +1,13 @@
 """What pytest does before it looks for tests."""
+import os
+import sys
+
 from hypothesis import settings
+
+# Some machines keep Python from writing byte code.  The ranks that tests
+# start, by the hundred, would then compile this package each for itself.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+sys.dont_write_bytecode = False
 
 # The same commit gives the same answer, on every machine and on any day: no
 # example is drawn, and none is remembered from an earlier run.

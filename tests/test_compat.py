@@ -47,7 +47,6 @@ USES = {
             numpy.array([1, 0]))
         assert abs(found.array - numpy.log([.75, .5])).max() < 1e-6
         ''',
-    'chainer._environment_check': 'import chainer',
     'chainer.testing.helper': '''
         import chainer.testing, unittest
         assert chainer.testing.with_requires('numpy>=1')(str) is str
@@ -237,6 +236,72 @@ def test_another_chainer_gives_a_warning(tmp_path):
     run = python('import chainer_fp8pipe', PYTHONPATH=os.pathsep.join(
         [str(tmp_path), os.getcwd()]))
     assert 'CompatWarning: Chainer 7.9.0 is installed' in run.stderr
+
+
+# --- modules that are imported late ------------------------------------------
+
+def test_importing_chainer_loads_nothing_that_few_use():
+    passes(python("""
+        import sys, chainer_fp8pipe, chainer, chainermn
+        assert not {'scipy', 'numpy.distutils', 'pkg_resources', 'packaging',
+                    'matplotlib'} & {*sys.modules}
+        """))
+
+
+def test_what_chainer_has_of_scipy_works_when_it_is_used():
+    passes(python("""
+        import chainer_fp8pipe, chainer, numpy
+        import chainer.functions as F
+        from chainer.datasets import svhn
+        half, eye = numpy.full(1, .5, 'f'), numpy.eye(2, dtype='f')
+        matrix = chainer.utils.to_coo(eye[::-1].copy())
+        normal = chainer.distributions.MultivariateNormal(
+            loc=numpy.zeros(2, 'f'), scale_tril=eye)
+        found = [f(half).array for f in (
+            F.erfcinv, F.erfcx, F.erfinv, F.ndtri)]
+        product = F.sparse_matmul(matrix, eye).array
+        density = normal.log_prob(eye[0]).array
+        load = svhn.io.loadmat
+        from scipy import io, special
+        for value, name in zip(
+                found, ('erfcinv', 'erfcx', 'erfinv', 'ndtri'), strict=True):
+            assert value == getattr(special, name)(half), name
+        assert (product == eye[::-1]).all()
+        assert abs(density + numpy.log(2 * numpy.pi) + .5) < 1e-6
+        assert load is io.loadmat
+        """))
+
+
+def test_a_missing_scipy_is_named_as_chainer_does():
+    passes(python("""
+        import sys, chainer_fp8pipe, numpy
+        sys.modules['scipy'] = None
+        import chainer
+        try:
+            chainer.functions.erfinv(numpy.zeros(1, 'f'))
+        except ImportError as error:
+            assert 'SciPy is not available' in str(error)
+        else:
+            raise AssertionError
+        """))
+
+
+def test_the_environment_check_may_be_impossible():
+    passes(python(NO_PKG_RESOURCES + 'import chainer_fp8pipe, chainer'))
+
+
+def test_an_old_ideep_is_told_of_as_chainer_does(tmp_path):
+    if not _patches._imports('numpy.distutils.system_info', 'pkg_resources'):
+        pytest.skip("what Chainer's check imports is gone")
+    (tmp_path / 'ideep4py.py').write_text('raise ImportError')
+    info = tmp_path / 'ideep4py-1.0.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(
+        'Metadata-Version: 2.1\nName: ideep4py\nVersion: 1.0\n')
+    run = python('import chainer_fp8pipe, chainer', PYTHONPATH=os.pathsep.join(
+        [str(tmp_path), os.getcwd()]))
+    passes(run)
+    assert 'iDeep (ideep4py) version 1.0 may not be' in run.stderr
 
 
 # --- CuPy, as far as it can be seen without a GPU ----------------------------

@@ -1,6 +1,7 @@
 """``run --pipeline``, with scripts that know nothing of ranks."""
 import json
 import os
+import shutil
 
 import chainer
 import numpy as np
@@ -60,20 +61,21 @@ def serial(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(('ranks', 'stages', 'options'), [
-    (2, 2, ()), (4, 2, ()), (3, 3, ('--schedule', 'gpipe')),
-    (2, 2, ('--schedule', 'interleaved', '--memory', '1 GiB'))])
+@pytest.mark.parametrize(('ranks', 'stages', 'options', 'drawn'), [
+    (2, 2, (), ()), (4, 2, (), ('loss.png',)),
+    (3, 3, ('--schedule', 'gpipe'), ()),
+    (2, 2, ('--schedule', 'interleaved', '--memory', '1 GiB'), ())])
 def test_the_log_and_the_files_are_those_of_a_serial_run(
-        tmp_path, serial, ranks, stages, options):
+        tmp_path, serial, ranks, stages, options, drawn):
     arguments = '--seed', '1', '--hooks'
-    done = run_pipeline(tmp_path, ranks, *arguments, stages=stages,
-                        options=options)
+    done = run_pipeline(tmp_path, ranks, *arguments, *['--plot'] * len(drawn),
+                        stages=stages, options=options)
     assert done.returncode == 0, done.stderr
     expected = serial(*arguments)
     check_log(log_of(tmp_path), log_of(expected))
     check_files(tmp_path, expected)
-    assert sorted(os.listdir(tmp_path / 'result')) == sorted(
-        set(os.listdir(expected / 'result')) - {'cg.dot', 'cg.png'})
+    assert set(os.listdir(tmp_path / 'result')) == {
+        *os.listdir(expected / 'result'), *drawn} - {'cg.dot', 'cg.png'}
 
 
 def test_one_rank_prints(tmp_path):
@@ -98,12 +100,24 @@ def test_the_codec_of_the_command_line_is_between_the_replicas(
         expected[-1]['main/loss'], rel=1e-6)
 
 
-@pytest.mark.parametrize(('before', 'after'), [(2, 2), (2, 4)])
-def test_a_run_goes_on_from_its_snapshot(tmp_path, serial, before, after):
-    arguments = '--seed', '1', '--batchsize', '50', '--snapshot'
-    expected = log_of(serial(*arguments, '--epoch', '3'))
-    done = run_pipeline(tmp_path, before, *arguments, '--epoch', '1')
+WITH_SNAPSHOTS = '--seed', '1', '--batchsize', '50', '--snapshot'
+
+
+@pytest.fixture(scope='module')
+def interrupted(tmp_path_factory):
+    """A folder in which 2 ranks have trained the first epoch."""
+    folder = tmp_path_factory.mktemp('interrupted')
+    done = run_pipeline(folder, 2, *WITH_SNAPSHOTS, '--epoch', '1')
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize('after', [2, 4])
+def test_a_run_goes_on_from_its_snapshot(
+        tmp_path, serial, interrupted, after):
+    arguments = WITH_SNAPSHOTS
+    expected = log_of(serial(*arguments, '--epoch', '3'))
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     assert {'snapshot_iter_10', 'model_iter_10'} < set(
         os.listdir(tmp_path / 'result'))
     for out, argument in [
@@ -226,7 +240,9 @@ def check_refusal(done, message):
 
 def test_a_refusal_on_one_rank_ends_all(tmp_path):
     done = run_lines(tmp_path, '''
+from chainer_fp8pipe.training.unmodified import refusal
 from mpi4py import MPI
+refusal._PATIENCE = 1   # second, for those that will not refuse
 if MPI.COMM_WORLD.rank == 1:
     class Mine(training.StandardUpdater): pass
     Mine(iterator, optimizer)

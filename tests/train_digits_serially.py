@@ -10,7 +10,6 @@ import chainer.links as L
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from sklearn.datasets import load_digits
 
 
 class MLP(chainer.Chain):
@@ -28,6 +27,15 @@ class MLP(chainer.Chain):
         return self.l3(h2)
 
 
+def load_digits(count):
+    """Something like digits; a data set in a file would be slow to import."""
+    random = np.random.RandomState(0)
+    labels = random.randint(0, 10, count).astype(np.int32)
+    images = random.rand(10, 64)[labels] + random.rand(count, 64)
+    return chainer.datasets.TupleDataset(
+        images.astype(np.float32) / 2, labels)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--batchsize', '-b', type=int, default=60)
@@ -39,6 +47,7 @@ def main():
     parser.add_argument('--snapshot', action='store_true')
     parser.add_argument('--autoload', action='store_true')
     parser.add_argument('--hooks', action='store_true')
+    parser.add_argument('--plot', action='store_true')
     args = parser.parse_args()
     if args.seed is not None:
         np.random.seed(args.seed)
@@ -54,12 +63,8 @@ def main():
         optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
         optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.5))
 
-    digits = load_digits()
-    data = chainer.datasets.TupleDataset(
-        digits.data.astype(np.float32)[:700] / 16,
-        digits.target.astype(np.int32)[:700])
     train, test = chainer.datasets.split_dataset_random(
-        data, 500, seed=args.seed)
+        load_digits(700), 500, seed=args.seed)
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(
         test, args.batchsize, repeat=False, shuffle=False)
@@ -75,7 +80,7 @@ def main():
         trainer.extend(extensions.snapshot_object(
             model, 'model_iter_{.updater.iteration}'))
     trainer.extend(extensions.LogReport())
-    if extensions.PlotReport.available():
+    if args.plot and extensions.PlotReport.available():
         trainer.extend(extensions.PlotReport(
             ['main/loss', 'validation/main/loss'], 'epoch',
             filename='loss.png'))

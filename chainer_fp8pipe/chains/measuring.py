@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
+from ..pipeline.backprop import SEPARABLE
 from ..planning.calls import Value
 from . import nested
 from .ghost import (
@@ -30,6 +31,10 @@ _READ_AFTERWARDS = {
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
 
+#: Functions that draw random numbers, on a device as well.
+_DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
+                      'Zoneout'))
+
 #: A call this short is timed several times.
 _SHORT = 2e-3
 
@@ -37,12 +42,18 @@ _TIMES = 3
 
 
 class Measured(NamedTuple):
-    """What a run of one call has shown."""
+    """What a run of one call has shown.
+
+    Among it the numbers of the outputs that lie in an input's memory
+    (``views``), and of those that have less or more than all of it
+    (``parts``).
+    """
 
     outputs: dict[int | str, Value]
     modules: dict[int | str, Any]
     forward: float
     backward: float
+    deferrable: float
     kept: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
@@ -50,6 +61,8 @@ class Measured(NamedTuple):
     draws: bool
     parameters: tuple[str, ...]
     form: Any
+    views: frozenset[int]
+    parts: frozenset[int]
 
 
 class Measurement:
@@ -72,19 +85,36 @@ class Measurement:
             finally:
                 if not tracing:
                     tracemalloc.stop()
-            draws = _has_moved(state)
+            # What a whole function draws may depend on data.
+            draws = (_has_moved(state) or isinstance(self._node, Whole)
+                     or kind_of(self._node).__name__ in _DRAWING)
             node = self._node
             outputs, modules = _outputs(node, outs)
             kept_inputs = tuple(node._input_indexes_to_retain or ())
             kept_outputs = tuple(node._output_indexes_to_retain or ())
             form = (node.result, node.variables) if isinstance(
                 node, Whole) else None
-            forward, backward = self._time()
+            forward, backward, deferrable = self._time()
         finally:
             numpy.random.set_state(state)
-        return Measured(outputs, modules, forward, backward, kept,
-                        kept_inputs, kept_outputs, temporary, draws, seen(),
-                        form)
+        return Measured(outputs, modules, forward, backward, deferrable,
+                        kept, kept_inputs, kept_outputs, temporary, draws,
+                        seen(), form, self._views, self._parts)
+
+    def constants(self, factor: float) -> list[str]:
+        """What a :class:`.Whole` returns beside arrays.
+
+        Args:
+            factor: Of made-up floats: what differs for another one depends
+                on data.
+        """
+        node = _again(self._node, self._own)
+        state = numpy.random.get_state()
+        try:
+            self._original(node, self._arguments(factor))
+        finally:
+            numpy.random.set_state(state)
+        return _constants(node.result)
 
     def _weigh(self) -> tuple[tuple, int, int]:
         """Runs it once under a memory trace."""
@@ -99,13 +129,17 @@ class Measurement:
         tracemalloc.reset_peak()
         self._backward(outs)
         _, peak = tracemalloc.get_traced_memory()
+        self._views, self._parts = _shared(arguments, outs)
         # Small objects of Python's count as nothing.
         return outs, kept if kept > 16384 else 0, max(temporary,
                                                       peak - after)
 
-    def _time(self) -> tuple[float, float]:
+    def _time(self) -> tuple[float, float, float]:
+        """Seconds forward and backward; which share of it can wait."""
         if not self._timed:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
+        weights = self._weights()
+        separate = float('inf')
         now = clock_of(chainer.backend.get_device_from_array(
             *map(nested.array_of, self._arguments())))
         best = [float('inf'), float('inf')]
@@ -118,14 +152,33 @@ class Measurement:
             self._backward(outs)
             end = now()
             best = [min(best[0], middle - start), min(best[1], end - middle)]
+            if weights:
+                self._backward_of(node, weights, outs)
+                separate = min(separate, now() - end)
             if end - start > _SHORT:
                 break
-        return best[0], best[1]
+        return best[0], best[1], (min(separate / best[1], 1.0)
+                                  if weights and best[1] else 0.0)
 
-    def _arguments(self) -> tuple:
+    def _weights(self) -> tuple[int, ...]:
+        """The inputs whose gradients nobody waits for."""
+        if type(self._node) not in SEPARABLE or (
+                not chainer.config.enable_backprop):
+            return ()
+        return tuple(index for index, x in enumerate(self._inputs)
+                     if isinstance(x, chainer.Parameter) and x.requires_grad)
+
+    def _backward_of(self, node: Any, indexes: tuple[int, ...],
+                     outs: tuple) -> None:
+        with chainer.using_config('enable_backprop', False):
+            node.backward(indexes, tuple([chainer.Variable(
+                out.xp.full(out.shape, .01, out.dtype)) for out in outs]))
+
+    def _arguments(self, factor: float = 1.0) -> tuple:
         return tuple(
-            chainer.Variable(_real(x._data[0]), requires_grad=x.requires_grad)
-            if isinstance(x, chainer.Variable) else _real(x)
+            chainer.Variable(_real(x._data[0], factor),
+                             requires_grad=x.requires_grad)
+            if isinstance(x, chainer.Variable) else _real(x, factor)
             for x in self._inputs)
 
     def _backward(self, outs: tuple) -> None:
@@ -155,6 +208,20 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
     return values, modules
 
 
+def _shared(arguments: tuple, outs: tuple
+            ) -> tuple[frozenset[int], frozenset[int]]:
+    """Numbers of the outputs that are views, and of those of a part."""
+    views, parts = set(), set()
+    for number, out in enumerate(map(nested.array_of, outs)):
+        xp = chainer.backend.get_array_module(out)
+        for given in map(nested.array_of, arguments):
+            if xp.may_share_memory(out, given):
+                views.add(number)
+                if out.nbytes != given.nbytes:
+                    parts.add(number)
+    return frozenset(views), frozenset(parts)
+
+
 def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
     """Equal for calls that cost the same; None if that cannot be told."""
     if isinstance(node, Whole) or type(node).__name__ == 'Forget':
@@ -182,8 +249,32 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def _real(array: Any) -> Any:
-    return made_up(array) if is_ghost(array) else array
+def _real(array: Any, factor: float = 1.0) -> Any:
+    if not is_ghost(array):
+        return array
+    found = made_up(array)
+    if factor != 1.0 and found.dtype.kind == 'f':
+        found *= factor
+    return found
+
+
+def _constants(tree: Any) -> list[str]:
+    """Numbers and texts in the tree of a result, and its form."""
+    kind, content = tree
+    if kind == 'constant':
+        return [repr(content) if is_plain(content)
+                else type(content).__name__]
+    if kind == 'leaf':
+        return ['leaf']
+    items = ([item for _, item in content] if kind is dict else content)
+    return [kind.__name__, *(
+        one for item in items for one in _constants(item))]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text or None."""
+    return value is None or isinstance(value, (int, float, str,
+                                               numpy.generic))
 
 
 def with_real(value: Any) -> Any:

@@ -10,17 +10,18 @@ import numpy
 
 from ..mpi.abort import abort_on_exception
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.link_speed import measure_links
+from ..mpi.link_speed import measure_exchange, measure_links
 from ..pipeline.grid import ProcessGrid
 from ..pipeline.once import once
 from ..pipeline.schedule import make_schedule
 from ..planning.cuts import DoesNotFit, Task, Wire
-from ..planning.layouts import layouts, table
+from ..planning.layouts import GRADIENT_BYTES, Layout, Ranks, layouts, table
 from ..planning.plan import Plan, load_plan
 from ..planning.positions import order_of
 from ..planning.search import search
 from ..planning.sizes import parse_bytes
 from .adapting import Adapter
+from .cores import measure_cores
 from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
@@ -70,6 +71,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         chunks: Chunks of each rank, for ``'interleaved'``.
         recompute: ``'auto'``: stages that would not fit keep their inputs
             only and run forward twice; True: all stages; False: none.
+            Never a stage with ``BatchRenormalization`` or
+            ``SpectralNormalization``, which move on with every forward pass.
         optimizer_arrays: How many arrays of a parameter's size the
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
         plan: Where to cut, as an earlier run has saved it with
@@ -127,16 +130,18 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
                 micro_batches: int = 4, schedule: str = '1f1b',
                 recompute: Any = 'auto', optimizer_arrays: int = 2,
-                gradient_bytes: float = 4.0, show: bool = True
-                ) -> ProcessGrid:
+                codec: str = 'fp8', show: bool = True) -> ProcessGrid:
     """Stages and replicas that are expected to be fastest.
 
     Call it on all ranks, with the model that :func:`partition` will get.
-    The first rank prints a table of all factorisations of the ranks.
+    Times of calls and speeds of links are measured, and how much longer calls
+    take while all ranks compute, as ranks may share cores: some seconds for
+    500 calls.  The first rank prints a table of all factorisations of the
+    ranks.
 
     Args:
         model: As for :func:`partition`; it stays whole.
-        example: As for :func:`partition`.
+        example: As for :func:`partition`: one micro-batch.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's.
         memory: As for :func:`partition`.
         micro_batches: Of a whole batch; replicas divide them among
@@ -144,7 +149,7 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         schedule: As for :func:`partition`.
         recompute: As for :func:`partition`.
         optimizer_arrays: As for :func:`partition`.
-        gradient_bytes: Of a number between replicas: 4, or 1 for fp8.
+        codec: Between replicas: ``'fp8'``, ``'float16'`` or ``'float32'``.
         show: Whether to print the table.
 
     Returns:
@@ -156,28 +161,58 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
             ranks.
     """
     abort_on_exception()
+    found = predict_layouts(
+        model, example, comm, memory=memory, micro_batches=micro_batches,
+        schedule=schedule, recompute=recompute,
+        optimizer_arrays=optimizer_arrays, codec=codec)
+    best = found[0]
+    ranks = best.stages * best.replicas
+    if show and _grid(comm).comm.rank == 0:
+        print(table(found))
+    if best.seconds is None:
+        raise DoesNotFit(f'no layout of {ranks} ranks: {best.reason}')
+    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def predict_layouts(model: Any, example: Any, comm: Any, *,
+                    memory: Any = None, micro_batches: int = 4,
+                    schedule: str = '1f1b', recompute: Any = 'auto',
+                    optimizer_arrays: int = 2, codec: str = 'fp8'
+                    ) -> list[Layout]:
+    """All factorisations of the ranks, the fastest first; on all ranks.
+
+    Arguments and errors are those of :func:`choose_grid`.
+    """
     whole = _grid(comm)
     limit = _agreed(whole.comm, 'choose_grid', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
-        'optimizer_arrays': optimizer_arrays,
-        'gradient_bytes': gradient_bytes})
+        'optimizer_arrays': optimizer_arrays, 'codec': codec})
     args, kwargs = _arguments(example)
-    names, _, trace = _traced(model, functools.partial(
-        model, *args, **kwargs), whole, error=ValueError)
+    call = functools.partial(model, *args, **kwargs)
+    names, _, trace = _traced(model, call, whole, error=ValueError)
     task = Task(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),
                 _OVERHEAD)
-    found = whole.comm.bcast(raise_together(whole.comm, lambda: layouts(
+    ranks = _ranks(model, names, call, whole, codec)
+    return whole.comm.bcast(raise_together(whole.comm, lambda: layouts(
         trace.calls, order_of(trace.calls, list(names.parameters)),
-        parameters_of(names), task, whole.comm.size, gradient_bytes)
+        parameters_of(names), task, ranks)
         if whole.comm.rank == 0 else None, error=ValueError))
-    best = found[0]
-    if show and whole.comm.rank == 0:
-        print(table(found))
-    if best.seconds is None:
-        raise DoesNotFit(f'no layout of {whole.comm.size} ranks: '
-                         f'{best.reason}')
-    return ProcessGrid(comm, pipeline=best.stages)
+
+
+def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
+           codec: str) -> Ranks:
+    """What ranks lose to each other, as it is measured."""
+    def work() -> None:
+        # The calls themselves, and Python between them; nothing is known of
+        # them yet, so each kind of call is run and timed.
+        with chainer.using_config('train', True), \
+                chainer.using_config('enable_backprop', True):
+            Tracer(model, names).trace(call)
+    cores = measure_cores(whole.comm, model.device, work)
+    speed = measure_exchange(whole.comm)
+    return Ranks(whole.placement.nodes, cores,
+                 Wire(speed.latency, speed.bandwidth), GRADIENT_BYTES[codec])
 
 
 def _wire(comm: Any) -> Wire:
@@ -233,7 +268,7 @@ def _check_model(model: Any) -> None:
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
                    optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0,
-                   gradient_bytes: Any = 4) -> None:
+                   codec: Any = 'fp8') -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
@@ -242,9 +277,9 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
         if not isinstance(value, int) or value < 0:
             raise ValueError(f'{name} must be a number of at least 0, '
                              f'not {value!r}')
-    if not isinstance(gradient_bytes, (int, float)) or gradient_bytes <= 0:
-        raise ValueError('gradient_bytes must be a positive number, not '
-                         f'{gradient_bytes!r}')
+    if codec not in GRADIENT_BYTES:
+        raise ValueError(f'codec must be one of {", ".join(GRADIENT_BYTES)}, '
+                         f'not {codec!r}')
     # Says what is wrong with the others; with how many stages there are,
     # the search does.
     make_schedule(schedule, 1, micro_batches, chunks)

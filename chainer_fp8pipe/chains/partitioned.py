@@ -10,7 +10,7 @@ from typing import Any
 
 import chainer
 
-from ..intercept import function_calls
+from ..intercept import array_memory, function_calls
 from ..intercept import parameters as parameter_creation
 from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
@@ -22,7 +22,7 @@ from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
-from .rehearsal import Mismatch, Rehearsal
+from .rehearsal import Rehearsal
 from .trace import Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
@@ -103,6 +103,7 @@ class Partition:
         self.limit: float | None = None
         self.place(program)
         function_calls.hold(self)
+        array_memory.hold(self)
         parameter_creation.hold(self)
 
     @property
@@ -208,7 +209,7 @@ class Partition:
                 self.passes.put_ghosts(program)
                 form.call()
                 rehearsal.finish()
-        except Mismatch:
+        except Exception:   # tracing anew says what is really wrong
             return None
         return rehearsal.labels
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import chainer
 
+_NOBODY: tuple[int, Any, int | None] = -1, lambda: _NOBODY, None
+
 
 def clock_of(device: Any) -> Callable[[], float]:
     """Seconds of what is computed on a device.
@@ -45,7 +47,7 @@ class Laps:
         self._now = clock_of(device)
         self._found: tuple[dict[int, list[float]], ...] = ({}, {})
         # What a function keeps must not live longer for being timed.
-        self._numbers: dict[int, tuple[int, weakref.ref]] = {}
+        self._numbers: dict[int, tuple[int, Any, int | None]] = {}
         self._at = 0.0
 
     def start(self) -> None:
@@ -55,14 +57,22 @@ class Laps:
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
         # Weakly: what has no backward pass would keep the whole graph.
-        self._numbers[id(node)] = number, weakref.ref(node)
+        self._numbers[id(node)] = number, weakref.ref(node), None
         self._note(0, number)
 
     def backward(self, node: Any) -> None:
-        """A call's backward pass is through."""
-        found = self._numbers.pop(id(node), None)
-        if found is not None and found[1]() is node:
-            self._note(1, found[0])
+        """A call's backward pass is through, or a part of it."""
+        number, known, place = self._numbers.get(id(node), _NOBODY)
+        if known() is not node:
+            return
+        if place is None:
+            self._numbers[id(node)] = (
+                number, known, len(self._found[1].get(number, ())))
+            self._note(1, number)
+        else:                           # the weights' part, which waited
+            now = self._now()
+            self._found[1][number][place] += now - self._at
+            self._at = now
 
     def medians(self) -> dict[int, tuple[float, float]]:
         """Seconds of each call's forward and backward pass."""

@@ -56,7 +56,9 @@ class Program:
         self.results = results
         self.reporters = {
             name: max([self.stages[source.call]
-                       for source in _sources_of(value)], default=last)
+                       for source in _sources_of(value)],
+                      default=self.stages[trace.inside[name]]
+                      if name in trace.inside else last)
             for name, value in trace.reports.items()}
         self.after = (trace.state.placed(
             lambda source: self.stages[source.call]) if live else None)

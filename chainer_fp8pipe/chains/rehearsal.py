@@ -23,7 +23,7 @@ from .ghost import is_ghost
 from .names import Names
 from .trace import Trace
 from .traced_call import Shape
-from .whole import LinkCall, call_whole
+from .whole import Identity, LinkCall, call_whole
 
 
 class Mismatch(Exception):
@@ -86,7 +86,8 @@ class Rehearsal:
             if found is not value and not _is_same(found, value):
                 raise Mismatch
         if call.ignores is not None:
-            self._count(node, inputs)
+            label, index = call.ignores
+            self.leave_out(None if index is None else inputs[index], label)
         if call.attributes:
             own.update(call.attributes)
         if call.error is not None:
@@ -98,14 +99,19 @@ class Rehearsal:
         if self._number != len(self._calls):
             raise Mismatch
 
-    def _count(self, node: Any, inputs: tuple) -> None:
-        function = getattr(node, 'function', node)
-        labels = nested.array_of(inputs[1])
-        if is_ghost(labels):
-            self.labels.append((-1, 1))     # nobody knows
+    def leave_out(self, labels: Any, label: int) -> None:
+        """A mean leaves out a label.
+
+        Args:
+            labels: An array or variable; None: nobody knows which one.
+            label: Which is left out.
+        """
+        array = nested.array_of(labels)
+        if array is None or is_ghost(array):
+            self.labels.append((-1, 1))
         else:
-            left = int((labels == function.ignore_label).sum())
-            self.labels.append((labels.size - left, left))
+            left = int((array == label).sum())
+            self.labels.append((array.size - left, left))
 
 
 def weights(labels: Sequence[Sequence[tuple[int, int]]],
@@ -151,6 +157,8 @@ def _is_alike(array: Any, expected: Any) -> bool:
 
 
 def _is_same(value: Any, expected: Any) -> bool:
+    if type(expected) is Identity:
+        return expected == Identity(value)
     if type(expected) is Shape:
         return (getattr(value, 'shape', None) == expected.shape
                 and getattr(value, 'dtype', None) == expected.dtype)

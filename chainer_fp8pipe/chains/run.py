@@ -57,8 +57,8 @@ class Run:
         self._place, self._where = place, where
         self._number = trace.first
         self._inside = 0
-        self._views: dict[int, Any] = {}
         self._own: set[int] = set()
+        self._asked = {source.call for source in wanted}
         #: Is told of each call that was done; None: nothing is timed.
         self.clock: Callable[[int, Any], None] | None = None
 
@@ -153,13 +153,8 @@ class Run:
 
     def _do(self, number: int, call: TracedCall, node: Any, inputs: tuple,
             original: Callable) -> tuple:
-        arguments = tuple([self.real(x) for x in inputs])
-        for node_of in {x.node for x in arguments
-                        if isinstance(x, chainer.Parameter)}:
-            self.uses[node_of] = self.uses.get(node_of, 0) + 1
-        for x in arguments:
-            self._refuse_stranger(x)
-        own = attributes_of(node)
+        arguments = self._arguments(inputs)
+        own = attributes_of(node) if call.hidden else {}
         for name in call.hidden:
             leaves, tree = nested.leaves(own[name])
             own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
@@ -171,7 +166,7 @@ class Run:
         except (GhostError, Diverged):
             raise
         except Exception as error:
-            if type(error) is type(call.error):     # the model catches it
+            if type(error) is type(call.error):     # an iteration ends so
                 raise
             raise CallError(
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
@@ -182,6 +177,31 @@ class Run:
         if self.clock is not None:
             self.clock(number, node)
         return outs
+
+    def _arguments(self, inputs: tuple) -> tuple:
+        """What a call really reads; parameters are counted."""
+        arguments = []
+        read = set()
+        for x in inputs:
+            if is_ghost(x._data[0] if isinstance(x, chainer.Variable)
+                        else x):
+                x = self.real(x)
+            if isinstance(x, chainer.Parameter):
+                read.add(x.node)
+            elif isinstance(x, chainer.Variable):
+                creator = x.creator_node
+                # A graph of an earlier micro-batch would be gone through
+                # again.
+                if creator is not None and id(creator) not in self._own:
+                    raise ValueError(
+                        f'{user_line()}: a variable of an earlier batch or '
+                        'micro-batch is used, with its graph; keep state in '
+                        'attributes of links, where it is cut off, or call '
+                        'its unchain()')
+            arguments.append(x)
+        for parameter in read:
+            self.uses[parameter] = self.uses.get(parameter, 0) + 1
+        return tuple(arguments)
 
     def _seeded(self, number: int, node: Any, arguments: tuple,
                 original: Callable) -> tuple:
@@ -209,28 +229,16 @@ class Run:
                     f'{call.link}) gave {out.dtype} {out.shape}, and '
                     f'{value.dtype} {value.shape} when the model was traced. '
                     f'{_REMEDY}')
-            source = Source(number, index)
-            if source in self._wanted:
-                self.made[source] = out
-            creator = out.creator_node
-            if creator is not None:
-                self._own.add(id(creator))
+            if number in self._asked:
+                source = Source(number, index)
+                if source in self._wanted:
+                    self.made[source] = out
+        self._own.add(id(node))
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
-
-    def _refuse_stranger(self, x: Any) -> None:
-        """A graph of an earlier micro-batch would be gone through again."""
-        if isinstance(x, chainer.Variable):
-            creator = x.creator_node
-            if creator is not None and id(creator) not in self._own:
-                raise ValueError(
-                    f'{user_line()}: a variable of an earlier batch or '
-                    'micro-batch is used, with its graph; keep state in '
-                    'attributes of links, where it is cut off, or call '
-                    'its unchain()')
 
     def _evaluated(self, array: Any) -> Any:
         recipe = array.recipe

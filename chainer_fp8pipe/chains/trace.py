@@ -7,20 +7,24 @@ run once.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
 import numpy
+from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.chunk import why_once
 from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
     condition,
+    describe_source,
     ghost,
     is_ghost,
     is_poison,
@@ -31,7 +35,7 @@ from .ghost import (
     user_line,
 )
 from .link_state import State, frozen, saved
-from .measuring import Measured, Measurement, key_of, with_real
+from .measuring import Measured, Measurement, is_plain, key_of, with_real
 from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
 from .recent import Recent
@@ -43,7 +47,7 @@ from .traced_call import (
     ignored_label,
     kind_of,
 )
-from .whole import LinkCall, call_whole, is_marked, link_of
+from .whole import LinkCall, Whole, call_whole, is_marked, link_of
 
 #: Calls whose figures are kept, so that equal ones need not be run again.
 _MEASURED = 4096
@@ -60,19 +64,26 @@ class Trace:
         state: What links keep afterwards, see :class:`.State`.
         touched: Attributes of links that the run has changed, with paths.
         atomic: Paths of the links that are run as one call.
+        inside: The call in which something was reported, by name, for what
+            was reported inside of a call.
     """
 
     def __init__(self, calls: list[TracedCall], first: int, result: Any,
                  reports: dict[str, Any], state: State,
                  touched: frozenset[tuple[str, str]],
-                 atomic: frozenset[str]) -> None:
-        self.touched = touched
+                 atomic: frozenset[str], inside: dict[str, int]) -> None:
+        self.touched, self.inside = touched, inside
         self.calls, self.first, self.result = calls, first, result
         self.reports, self.state, self.atomic = reports, state, atomic
 
     def describe(self, source: Source) -> str:
         """What messages call a value."""
         return _describe(self.calls, source)
+
+    @functools.cached_property
+    def reads_memory(self) -> bool:
+        """Whether a call reads what an array is a part of."""
+        return any(call.reads_memory for call in self.calls)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -177,7 +188,7 @@ class Tracer:
                 if name not in self._names.links[path]._params)
         trace = Trace(recorder.calls, first, result,
                       dict(reporter.observation), after, touched,
-                      self._atomic)
+                      self._atomic, recorder.reported)
         recorder.token.trace = trace
         return trace
 
@@ -209,12 +220,20 @@ class _Recorder:
         self._inside = 0
         self._seen: set[str] = set()
         self._filled: list[chainer.Parameter] = []
+        #: The call inside of which something was reported, by name.
+        self.reported: dict[str, int] = {}
+        self._ignored: list[tuple[int, Any]] = []
+        self._parts: set[Source] = set()    # in memory of larger arrays
+        self._given: tuple = ()         # to the call that is being run
+        self._strided = False
+        self._once = False
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
         if self._inside:
+            self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
@@ -248,8 +267,19 @@ class _Recorder:
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
             self._watch(inputs)
+            label = ignored_label(node)
+            if label is not None:
+                self.leave_out(inputs[1], label)
+            if isinstance(node, AsStrided):
+                self._strided = True
+                self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Notes it inside of a call; a rehearsal sees it elsewhere."""
+        if self._inside:
+            self._ignored.append((label, nested.array_of(labels)))
 
     def before_backward(self, outputs: Any) -> None:
         """Ghosts have no graph."""
@@ -321,6 +351,8 @@ class _Recorder:
                 read += [sources(array) for array in found]
         call.hidden = tuple(hidden)
         call.inputs, names = _split(read)
+        if call.kind is AsStrided:
+            self._refuse_parts(inputs)
         key = key_of(node, inputs, hidden)
         measured = self._memo.get(key) if key is not None else None
         if measured is None:
@@ -334,8 +366,12 @@ class _Recorder:
                 raise
             if key is not None:
                 self._memo[key] = measured
+        call.reads_memory = call.kind is AsStrided or (
+            measured.form is not None and self._strided)
+        call.once = any(map(why_once, self._stack)) or (
+            measured.form is not None and self._once)
         self._fill_in(call, number, measured, read, names)
-        call.ignores = ignored_label(node)
+        call.ignores = self._ignores(node, inputs, measured)
         self.calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts
@@ -349,8 +385,12 @@ class _Recorder:
             names if measured.form is not None else ())
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
+        call.deferrable = measured.deferrable
         call.kept, call.temporary = measured.kept, measured.temporary
         call.draws, call.form = measured.draws, measured.form
+        inside = not self._parts.isdisjoint(call.inputs)
+        self._parts.update(Source(number, index) for index in (
+            measured.views if inside else measured.parts))
         call.retained = tuple(
             [source for index in measured.kept_inputs
              for source in read[index] if isinstance(source, Source)]
@@ -364,6 +404,17 @@ class _Recorder:
             if isinstance(key, int))
         call.attributes = {key: array for key, array in made.items()
                            if isinstance(key, str)}
+
+    def _refuse_parts(self, inputs: tuple) -> None:
+        """Another rank would get a part without what is around it."""
+        for array in map(nested.array_of, inputs):
+            if is_ghost(array) and (array.recipe is not None
+                                    or array.source in self._parts):
+                raise GhostError(
+                    f'{user_line()}: as_strided reads the memory of which '
+                    f'{describe_source(array)} is a part, and another rank '
+                    'has the part alone. Mark the function around both: '
+                    'chainer_fp8pipe.atomic(function)')
 
     def _read(self, x: Any) -> tuple:
         """The sources of an input; names of parameters among them."""
@@ -394,14 +445,34 @@ class _Recorder:
         """
         arrays = {id(value) for value in attributes_of(node).values()
                   if isinstance(value, chainer.get_array_types())}
-        found = []
+        found: list[str | None] = []
         for link in self._stack:
             name = self._names.of(link)
-            if name is not None and (name in self._atomic or any(
+            if name in self._atomic:
+                found += [self._names.of(child) for child in link.links()]
+            elif name is not None and any(
                     id(vars(link).get(persistent)) in arrays
-                    for persistent in link._persistent)):
+                    for persistent in link._persistent):
                 found.append(name)
-        return tuple(found)
+        return tuple(name for name in dict.fromkeys(found)
+                     if name is not None)
+
+    def _ignores(self, node: Any, inputs: tuple, measured: Measured
+                 ) -> tuple[int, int | None] | None:
+        """A label that is left out of a mean, and which input has labels."""
+        if measured.form is None:
+            label = ignored_label(node)
+            return None if label is None else (label, 1)
+        if not self._ignored:
+            return None
+        label, labels = self._ignored[0]
+        if len({id(array) for _, array in self._ignored}) == 1:
+            for index, x in enumerate(inputs):
+                array = nested.array_of(x)
+                if array is labels or (labels.base is array
+                                       and labels.size == array.size):
+                    return label, index
+        return label, None
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""
@@ -421,14 +492,20 @@ class _Recorder:
         for name, value in before.items():
             own[name] = with_real(value)
         link = link_of(node)
-        self._seen = set()
+        self._seen, self._given = set(), inputs
+        self._strided = self._once = False
+        self._ignored = []
         self._inside += 1
         if link is not None:
             self._watch(tuple(link.params()))
+        measurement = Measurement(node, inputs, original, self._timed)
+        whole = isinstance(node, Whole)
         try:
-            with saved(dict(link.namedlinks()) if link is not None else {}):
-                return Measurement(node, inputs, original, self._timed).run(
-                    lambda: tuple(sorted(self._seen)))
+            if whole:
+                self._refuse_values(measurement)
+            with saved(self._names.links if whole else {}), \
+                    self._noting_reports():
+                return measurement.run(lambda: tuple(sorted(self._seen)))
         finally:
             self._inside -= 1
             while self._filled:
@@ -436,6 +513,48 @@ class _Recorder:
                 place_array(parameter, ghost(
                     parameter.shape, parameter.dtype,
                     self._names.of(parameter)))
+
+
+    @contextlib.contextmanager
+    def _noting_reports(self) -> Iterator[None]:
+        """Notes what is reported inside of the call."""
+        seen = chainer.reporter.get_current_reporter().observation
+        before = dict(seen)
+        yield
+        self.reported.update({
+            name: len(self.calls) for name, value in seen.items()
+            if before.get(name) is not value})
+
+    def _refuse_values(self, measurement: Measurement) -> None:
+        """Python would get numbers that only one rank knows.
+
+        Raises:
+            GhostError: What a whole function returns beside arrays, or keeps
+                in attributes, depends on data.
+        """
+        found = []
+        for factor in (1.0, -37.0):
+            with saved(self._names.links) as attributes:
+                returned = measurement.constants(factor)
+                kept = {(path, name): vars(self._names.links[path])[name]
+                        for path, name in attributes.changed()}
+                found.append((returned, {
+                    key: repr(value) for key, value in kept.items()
+                    if is_plain(value)}))
+        (returned, kept), (others, later) = found
+        if returned != others:
+            raise GhostError(
+                f'{user_line()}: what {self._link()} returns beside arrays '
+                f'({", ".join(set(returned) - set(others))}) depends on '
+                'data that other ranks have not got. Return a variable, or '
+                'mark a function around its use, too: '
+                'chainer_fp8pipe.atomic(function)')
+        for path, name in kept:
+            if kept[path, name] != later.get((path, name)):
+                raise GhostError(
+                    f'{user_line()}: link {path} keeps a number in {name!r} '
+                    'that depends on data that other ranks have not got. '
+                    'Keep an array or a variable, or nothing')
 
 
 class _ghost_parameters:

@@ -10,14 +10,16 @@ import numpy
 
 from ..planning.calls import Call
 from . import nested
-from .ghost import (
-    is_ghost,
-)
+from .ghost import is_ghost
+from .whole import Identity
 
 #: Attributes that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
                        *vars(chainer.function.FunctionAdapter), 'node',
                        'func', '_node', '_owned_node'])
+
+#: Which attribute of a function is what the function runs, by class.
+_RUNS = {'Whole': 'run', 'Forget': 'func'}
 
 
 @dataclass(eq=False)
@@ -36,8 +38,11 @@ class TracedCall(Call):
         constants: Attributes that a repetition must have, with their values.
         inner: Paths of parameters that it reads inside of itself.
         error: What it raised; an iteration over a variable ends so.
-        ignores: The label that the function leaves out of its mean; None:
-            there is none.
+        ignores: The label that the function leaves out of its mean, and the
+            index of the input that has the labels, None if that cannot be
+            told; None: there is none.
+        reads_memory: Whether ``as_strided`` is called, which reads what an
+            array is a part of.
     """
 
     kind: Any = None
@@ -49,7 +54,8 @@ class TracedCall(Call):
     constants: tuple[tuple[str, Any], ...] = ()
     inner: tuple[str, ...] = ()
     error: Exception | None = None
-    ignores: int | None = None
+    ignores: tuple[int, int | None] | None = None
+    reads_memory: bool = False
 
 
 class Shape(NamedTuple):
@@ -85,9 +91,11 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
     """What decides about a call beside its inputs."""
     found: list[tuple[str, Any]] = []
     for name, value in attributes_of(node).items():
-        if name in CHAINERS:
+        if name == _RUNS.get(kind_of(node).__name__):
+            found.append((name, Identity(value)))
+        elif name in CHAINERS:
             continue
-        if isinstance(value, chainer.get_array_types()):
+        elif isinstance(value, chainer.get_array_types()):
             if not is_ghost(value):
                 found.append((name, Shape(value.shape, value.dtype)))
         elif isinstance(value, (int, float, str, slice, numpy.dtype)) or (
@@ -104,6 +112,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def ignored_label(node: Any) -> int | None:
+    """The label that a loss leaves out of its mean; None: there is none."""
     function = getattr(node, 'function', node)
     if (not getattr(function, 'normalize', False)
             or getattr(function, 'reduce', 'mean') == 'no'):

@@ -9,6 +9,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import current
+from ..pipeline.backprop import Backprop
 from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
@@ -96,10 +97,15 @@ class Whole(chainer.FunctionNode):
             variable if is_variable else variable.array
             for variable, is_variable in zip(variables, self._given,
                                              strict=False)])
-        outputs, self.result = nested.leaves(self.run(*args, **kwargs))
+        keep = chainer.config.enable_backprop
+        # Where activations are recomputed there is no graph at first, but
+        # the function may ask for gradients inside.
+        with chainer.using_config('enable_backprop',
+                                  keep or chainer.config.train):
+            outputs, self.result = nested.leaves(self.run(*args, **kwargs))
         self.variables = tuple(isinstance(output, chainer.Variable)
                                for output in outputs)
-        if chainer.config.enable_backprop:
+        if keep:
             self._kept = variables, outputs
         return tuple(nested.array_of(output) for output in outputs)
 
@@ -107,14 +113,57 @@ class Whole(chainer.FunctionNode):
         """Goes through the graph of the forward pass, once."""
         variables, outputs = self._kept
         self._kept = None
-        pairs = [(output, gradient)
-                 for output, gradient in zip(outputs, gradients, strict=True)
-                 if isinstance(output, chainer.Variable)
-                 and gradient is not None and output.creator_node is not None]
-        if pairs:
-            chainer.backward(*map(list, zip(*pairs, strict=True)))
-        return tuple(variables[index].grad_var if index < len(self._given)
-                     else None for index in indexes)
+        starts: dict[Any, Any] = {}
+        for output, gradient in zip(outputs, gradients, strict=True):
+            if gradient is not None and isinstance(
+                    output, chainer.Variable) and output.requires_grad:
+                node, array = output.node, gradient.array
+                # May be the same variable twice.
+                starts[node] = (starts[node] + array if node in starts
+                                else array)
+        inner = Backprop({}, _leave)
+        inner.run(starts)
+        return tuple(
+            None if index >= len(self._given)
+            else _variable(inner.leaves.get(variables[index].node))
+            for index in indexes)
+
+
+def _leave(parameter: chainer.Parameter, gradient: Any) -> None:
+    """Leaves a gradient where the chunk collects those of inner passes."""
+    parameter.grad = (gradient if parameter.grad is None
+                      else parameter.grad + gradient)
+
+
+def _variable(array: Any) -> chainer.Variable | None:
+    return None if array is None else chainer.Variable(
+        array, requires_grad=False)
+
+
+class Identity:
+    """What a call runs as a whole: equal for the same function or link.
+
+    A function that is made anew for each call is the same one; what the
+    function closes over is not looked at.
+    """
+
+    def __init__(self, run: Any) -> None:
+        link = getattr(run, 'link', None)
+        function = getattr(run, '__func__', run)
+        self._key = (link if link is not None else
+                     getattr(run, '__self__', None),
+                     getattr(function, '__code__', None) or type(run))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and (
+            self._key[0] is other._key[0] and self._key[1] == other._key[1])
+
+    def __hash__(self) -> int:
+        return hash(self._key[1])
+
+    def __repr__(self) -> str:
+        """The same on all ranks."""
+        return str(getattr(self._key[1], 'co_name', self._key[1]))
 
 
 class LinkCall:

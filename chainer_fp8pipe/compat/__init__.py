@@ -4,6 +4,7 @@ Importing this module is enough, before or after ``chainer``.  It imports
 neither Chainer nor CuPy: every patch belongs to one module of Chainer and
 acts when that module is imported (at once if it already is), and only if the
 installed Python, NumPy, setuptools or CuPy need it, which is found by trying.
+Some make importing Chainer faster: SciPy is imported when it is first used.
 A patch that does not find the code it was written for leaves the module alone
 and gives a :class:`CompatWarning`.  ``print(compat.report())`` shows, for a
 bug report, what was done.

@@ -1,11 +1,15 @@
 """The patches: for each module of Chainer 7.8.1 its line, cause and remedy.
 
+All but those of SciPy are for what would fail; those are for time, of which
+every rank needs its own when it starts.
+
 Deprecated in NumPy 2.5 but working, so not patched yet:
 ``links/activation/maxout.py:75`` (setting an array's shape),
 ``functions/math/fix.py:22`` (``numpy.fix``) and ``dataset/convert.py:322``
 (a third positional argument of ``numpy.maximum``).
 """
 import atexit
+import builtins
 import contextlib
 import functools
 import importlib.util
@@ -17,7 +21,6 @@ import weakref
 from collections.abc import Iterator
 
 import numpy
-from packaging.requirements import Requirement
 
 from ._hook import Patch, version
 
@@ -113,13 +116,17 @@ def _imports(*names):
 
 
 def _environment_check_is_useless():
-    return (importlib.util.find_spec('cupy') is not None
+    # It looks at macOS's BLAS, and at the versions of CuPy and iDeep.
+    speaks = (sys.platform == 'darwin'
+              or importlib.util.find_spec('ideep4py') is not None)
+    return (not speaks or importlib.util.find_spec('cupy') is not None
             or not _imports('numpy.distutils.system_info', 'pkg_resources'))
 
 
 @_patch('chainer._environment_check', '6-7,57',
         'numpy.distutils went with Python 3.12 and fails with setuptools 74, '
-        'pkg_resources went with 82; and no CuPy after 7 is known to it',
+        'pkg_resources went with 82; no CuPy after 7 is known to it; and '
+        'where it has nothing to check its imports take a fifth of a second',
         'def check():', _environment_check_is_useless)
 def _environment_check(module, run):
     # chainer/__init__.py:96 needs nothing of it but this.
@@ -132,6 +139,8 @@ class _ResolutionError(Exception):
 
 class _WorkingSet:
     def require(self, *requirements):
+        # Few need it, and it takes as long as a third of NumPy.
+        from packaging.requirements import Requirement
         for wanted in map(Requirement, requirements):
             found = version(wanted.name)
             if found is None or not wanted.specifier.contains(
@@ -150,6 +159,50 @@ def _testing(module, run):
         WorkingSet=_WorkingSet, ResolutionError=_ResolutionError)
     with _temporarily(sys.modules, pkg_resources=stand_in):
         run()
+
+
+# --- what few use and all would wait for -------------------------------------
+
+class _OnDemand(types.ModuleType):
+    """Imports the module of its name when something of it is used."""
+
+    def __getattr__(self, name):
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _scipy_can_wait():
+    return ('scipy' not in sys.modules
+            and importlib.util.find_spec('scipy') is not None)
+
+
+def _scipy_when_used(module, lines, part, expects):
+    @_patch(module, lines, f'scipy.{part} is imported by import chainer, '
+            'and all of SciPy that it uses takes a quarter of a second',
+            expects, _scipy_can_wait)
+    def apply(module, run):
+        scipy = types.ModuleType('scipy')
+        setattr(scipy, part, _OnDemand(f'scipy.{part}'))
+
+        def import_(name, *arguments, **options):
+            if name in ('scipy', f'scipy.{part}'):
+                return scipy
+            return builtins.__import__(name, *arguments, **options)
+        # For this module alone: a stand-in in sys.modules would be found by
+        # a thread that imports SciPy meanwhile.
+        module.__builtins__ = {**vars(builtins), '__import__': import_}
+        run()
+
+
+for _name in 'erfcinv', 'erfinv', 'ndtri':
+    _scipy_when_used(f'chainer.functions.math.{_name}', '2', 'special',
+                     'from scipy import special')
+_scipy_when_used('chainer.functions.math.erfcx', '4', 'special',
+                 'from scipy import special')
+_scipy_when_used('chainer.functions.math.sparse_matmul', '11', 'sparse',
+                 'from scipy import sparse')
+_scipy_when_used('chainer.distributions.multivariate_normal', '25', 'linalg',
+                 'import scipy.linalg')
+_scipy_when_used('chainer.datasets.svhn', '5', 'io', 'from scipy import io')
 
 
 # --- interpreter shutdown ----------------------------------------------------

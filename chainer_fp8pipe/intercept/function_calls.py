@@ -5,8 +5,11 @@ While there is a block of :func:`intercepting` in any thread, these of Chainer
 (chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
 that has no ``__call__`` of its own, ``Variable.backward`` (variable.py, line
-1489) and ``chainer.grad`` (function_node.py, line 1013).  They act in the
-thread of the block only; the others call the originals, with another
+1489), ``chainer.grad`` (function_node.py, line 1013), and the cross entropy
+that is made of several functions (functions/loss/softmax_cross_entropy.py,
+line 390), whose labels no function sees: an interceptor that has a method
+``leave_out(labels, label)`` is told of what its mean leaves out.  They act in
+the thread of the block only; the others call the originals, with another
 package's patch among them.
 
 To put them on and take them off costs some 40 us, and Python 3.13 is slower
@@ -15,6 +18,7 @@ after several hundred times (see :class:`.Patch`); :func:`hold` saves that.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -148,7 +152,20 @@ def _backward(original: Any) -> Any:
     return backward
 
 
+def _cross_entropy(original: Any) -> Any:
+    def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
+             ignore_label: int, reduce: str, *args: Any) -> Any:
+        tell = getattr(_thread.interceptor, 'leave_out', None)
+        if tell is not None and normalize and reduce == 'mean':
+            tell(t, ignore_label)
+        return original(x, t, normalize, class_weight, ignore_label, reduce,
+                        *args)
+    return loss
+
+
 _ALL = (Patch(chainer.FunctionNode, 'apply', _apply),
         Patch(chainer.Link, '__call__', _call),
         Patch(chainer.Variable, 'backward', _backward),
-        Patch(chainer, 'grad', _backward))
+        Patch(chainer, 'grad', _backward),
+        Patch(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
+              '_double_backward_softmax_cross_entropy', _cross_entropy))

@@ -39,19 +39,62 @@ def measure_links(comm: MPI.Comm) -> LinkSpeed:
     """
     times = numpy.zeros(2)
     for first in (0, 1):
-        comm.Barrier()
+        _barrier(comm)
         lower = (comm.rank - first) % 2 == 0
         peer = comm.rank + 1 if lower else comm.rank - 1
         if 0 <= peer < comm.size and comm.rank >= first:
             times = numpy.maximum(times, [
                 _round_trip(comm, peer, lower, size) / 2
                 for size in (_SMALL, _LARGE)])
+    return _slowest(comm, times)
+
+
+def measure_exchange(comm: MPI.Comm) -> LinkSpeed:
+    """All ranks send to the next one at once; call it on all ranks.
+
+    So do replicas that average gradients: every link is busy both ways, and
+    so is the network that is common to all.  On links of 1 Gbit/s in 0.1 s.
+
+    Args:
+        comm: All ranks that exchange gradients at the same time.
+
+    Returns:
+        The same on all ranks; for one rank, no latency and no limit.
+    """
+    times = numpy.zeros(2)
+    if comm.size > 1:
+        times[:] = [_shift(comm, size) for size in (_SMALL, _LARGE)]
+    return _slowest(comm, times)
+
+
+def _slowest(comm: MPI.Comm, times: numpy.ndarray) -> LinkSpeed:
+    """What both sizes' seconds on the slowest rank say."""
     slowest = numpy.empty_like(times)
     comm.Allreduce(times, slowest, MPI.MAX)
     short, long = slowest.tolist()
     if not long:
         return LinkSpeed(0.0, float('inf'))
     return LinkSpeed(short, (_LARGE - _SMALL) / max(long - short, 1e-9))
+
+
+def _shift(comm: MPI.Comm, size: int) -> float:
+    """Seconds until a rank has sent to the next one and heard the other."""
+    data, heard = numpy.zeros((2, size), numpy.uint8)
+    best = float('inf')
+    for _ in range(_ROUNDS):
+        _barrier(comm)
+        start = time.perf_counter()
+        requests = [comm.Irecv(heard, (comm.rank - 1) % comm.size),
+                    comm.Isend(data, (comm.rank + 1) % comm.size)]
+        for request in requests:
+            wait_until(request.Test)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _barrier(comm: MPI.Comm) -> None:
+    """Not MPI's own, which keeps the core from those who still work."""
+    wait_until(comm.Ibarrier().Test)
 
 
 def _round_trip(comm: MPI.Comm, peer: int, begins: bool, size: int) -> float:

@@ -17,6 +17,7 @@ _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
 _SLEEP = 20e-6          # seconds; Linux makes about 75 us of it
 _PART = 1 / 32          # of a long wait that a pause takes
+_LONGEST = 5e-4        # seconds of a sleep, little beside 32 ms of waiting
 #: Seconds of yielding before the first sleep: among ranks of one node all is
 #: over by then, and sleeping would make it take twice as long.
 BRIEF = 2e-3
@@ -35,13 +36,16 @@ def wait_until(done: Callable[[], bool]) -> None:
     for _ in range(_POLLS):
         if done():
             return
-    end = time.perf_counter() + _PATIENCE
-    while time.perf_counter() < end:
+    start = time.perf_counter()
+    while time.perf_counter() < start + _PATIENCE:
         give_way()
         if done():
             return
     while not done():
-        time.sleep(_SLEEP)
+        # A rank of a pipeline waits for tenths of a second: short pauses
+        # would keep a sixth of a core that others may need.
+        waited = time.perf_counter() - start
+        time.sleep(min(max(waited / 64, _SLEEP), _LONGEST))
 
 
 class Pauses:

@@ -81,6 +81,8 @@ class Backprop:
 
     def run(self, starts: Mapping[Any, Any]) -> None:
         """Goes back from some nodes, whose gradients are given as arrays."""
+        if not starts:
+            return
         for node, gradient in starts.items():
             self._gradients[node] = [chainer.Variable(gradient,
                                                       requires_grad=False)]

@@ -98,15 +98,33 @@ def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
 
     Chainer's links look at its configuration; ChainerMN's do not.
     """
+    links = [link for block in blocks for link in block.links()]
     before = [
         (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
-        for block in blocks for link in block.links()
-        if isinstance(link, MultiNodeBatchNormalization)]
-    with chainer.using_config('in_recomputing', True):
+        for link in links if isinstance(link, MultiNodeBatchNormalization)]
+    with chainer.using_config('in_recomputing', True), _renormalising(links):
         yield
     for link, mean, variance, number in before:
         link.avg_mean[...], link.avg_var[...] = mean, variance
         link.N = number
+
+
+@contextlib.contextmanager
+def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
+    """Lets batch renormalisation ask for the averages of an earlier pass.
+
+    It does so in recomputation, also on a stage that only passes by: what a
+    stage computes of it is never recomputed, so any values will do.
+    """
+    found: list[Any] = [link for link in links
+                        if isinstance(link, BatchRenormalization)]
+    for link in found:
+        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
+    try:
+        yield
+    finally:
+        for link in found:
+            del link._prev_avg_mean, link._prev_avg_var
 
 
 def give_up(model: chainer.Link, text: str) -> None:

@@ -153,15 +153,32 @@ class Chunk:
     def _refuse_moving_weights(self) -> None:
         for block in self.blocks:
             for link in block.links():
-                if isinstance(link, BatchRenormalization):
+                reason = why_once(link)
+                if reason and _is_used(link, block):
                     raise LayerError(
-                        f'{block.name} has batch renormalisation, which '
-                        'reads its running averages in the forward pass; it '
-                        "cannot be recomputed: pass recompute='no stage'")
-                if any(isinstance(hook, SpectralNormalization)
-                       for hook in link.local_link_hooks.values()):
-                    raise LayerError(
-                        f'{block.name} has spectral '
-                        'normalisation, whose vectors move on with every '
-                        'forward pass; it cannot be recomputed: pass '
-                        "recompute='no stage'")
+                        f'{block.name} has {reason}; it cannot be '
+                        "recomputed: pass recompute='no stage'")
+
+
+def why_once(link: chainer.Link) -> str:
+    """Why a link must not run forward twice for a batch; '' if it may."""
+    if isinstance(link, BatchRenormalization):
+        return ('batch renormalisation, which reads its running averages in '
+                'the forward pass')
+    # The public attribute makes an empty dictionary where there is none.
+    hooks = link._local_link_hooks or {}
+    if any(isinstance(hook, SpectralNormalization)
+           for hook in hooks.values()):
+        return ('spectral normalisation, whose vectors move on with every '
+                'forward pass')
+    return ''
+
+
+def _is_used(link: chainer.Link, block: Block) -> bool:
+    """Whether a block runs a link, of which it may know only.
+
+    A stage of a Chain knows all links, and has the parameters that it uses.
+    """
+    own = {id(parameter) for parameter in block.params()}
+    found = [getattr(link, name) for name in link._params]
+    return not found or any(id(parameter) in own for parameter in found)

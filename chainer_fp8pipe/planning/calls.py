@@ -53,6 +53,8 @@ class Call:
         outputs: What it gives, by index or attribute name.
         forward: Seconds of a forward pass for the example.
         backward: Seconds of a backward pass.
+        deferrable: Share of the backward pass that is for the gradients of
+            weights alone, for which nobody waits.
         kept: Bytes that the function itself keeps for backward.
         retained: Values of calls that it keeps for backward.
         temporary: Most bytes that it allocates for itself while it runs.
@@ -61,6 +63,8 @@ class Call:
             the link keeps running averages or is run as one call.
         pinned: For a value that a link has kept from an earlier batch, the
             stage that has the value.  None: an ordinary call.
+        once: Whether its stage must not run forward twice, as the link
+            moves on with every forward pass.
     """
 
     name: str
@@ -71,12 +75,20 @@ class Call:
     outputs: dict[int | str, Value] = field(default_factory=dict)
     forward: float = 0.0
     backward: float = 0.0
+    deferrable: float = 0.0
     kept: int = 0
     retained: tuple[Source, ...] = ()
     temporary: int = 0
     draws: bool = False
     whole: tuple[str, ...] = ()
     pinned: int | None = None
+    once: bool = False
+
+    @property
+    def deferred(self) -> int:
+        """Bytes of the gradients that wait for those of weights."""
+        return (sum(value.nbytes for value in self.outputs.values())
+                if self.deferrable else 0)
 
 
 class Parameter(NamedTuple):

@@ -21,6 +21,7 @@ import numpy
 from ..pipeline.schedule import Kind, make_schedule
 from ..pipeline.simulator import Costs, Link, simulate
 from .intervals import Intervals
+from .sizes import said_bytes
 
 #: How much slower than the best a stage may be if less crosses then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -56,7 +57,8 @@ class Task:
         copies: Arrays as large as the parameters that a rank keeps: values,
             gradients, the optimizer's state.
         recompute: Whether stages may keep their inputs only: ``'auto'``
-            (where memory asks for it), True (all of them) or False.
+            (where memory asks for it), True (all of them) or False.  Those
+            that must not run forward twice never do.
         wire: Between stages.
         overhead: Bytes of each rank whatever it computes.
     """
@@ -75,6 +77,11 @@ class Task:
     def parts(self) -> int:
         """Chunks of all ranks."""
         return self.stages * self.chunks
+
+    @property
+    def defers(self) -> bool:
+        """Whether the schedule puts off the gradients of weights."""
+        return self.schedule == 'zero_bubble'
 
     def live(self) -> list[int]:
         """For each chunk, how many micro-batches are live at a time at most.
@@ -152,19 +159,18 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     """
     starts = [0, *ends[:-1]]
     live = task.live()
-    again, busy, memory, costs = [], [], [0.0] * task.stages, []
+    again, memory = [], [0.0] * task.stages
     for chunk, (start, end) in enumerate(zip(starts, ends, strict=True)):
         plain, short = (_bytes(intervals, task, live[chunk], start, end, way)
                         for way in (False, True))
-        repeat = task.recompute is True or (
-            task.recompute == 'auto' and task.memory is not None
-            and plain > _share(task))
-        forward = intervals.forward[end] - intervals.forward[start]
-        backward = intervals.backward[end] - intervals.backward[start]
+        repeat = not intervals.once[start, end] and (
+            task.recompute is True or (
+                task.recompute == 'auto' and task.memory is not None
+                and plain > _share(task)))
         again.append(repeat)
-        busy.append(forward * (1 + repeat) + backward)
         memory[chunk % task.stages] += short if repeat else plain
-        costs.append(Costs(forward, backward, 0.0, forward * repeat))
+    costs = chunk_costs(intervals, ends, again, task.defers)
+    busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     schedule = make_schedule(task.schedule, task.stages, task.micro_batches,
                              task.chunks)
@@ -173,6 +179,29 @@ def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
     return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
                tuple(task.overhead + used for used in memory),
                tuple(crossing))
+
+
+def chunk_costs(intervals: Intervals, ends: Sequence[int],
+                recompute: Sequence[bool], defers: bool) -> list[Costs]:
+    """Seconds of each chunk's passes, per micro-batch.
+
+    Args:
+        intervals: Of the model.
+        ends: Index after the last atom of each chunk.
+        recompute: Which chunks run forward twice.
+        defers: Whether the gradients of weights are put off.
+    """
+    costs = []
+    for start, end, again in zip([0, *ends[:-1]], ends, recompute,
+                                 strict=True):
+        forward, backward, weights = (
+            float(sums[end] - sums[start]) for sums in (
+                intervals.forward, intervals.backward, intervals.weights))
+        if not defers:
+            weights = 0.0
+        costs.append(Costs(forward, backward - weights, weights,
+                           forward * again))
+    return costs
 
 
 class _Tables:
@@ -186,6 +215,7 @@ class _Tables:
         traffic = edge[:, None] + edge[None, :]
         plain = intervals.seconds() + 2 * traffic
         forward = intervals.forward[None, :] - intervals.forward[:, None]
+        forward = numpy.where(intervals.once, 0.0, forward)     # not again
         self._traffic = traffic
         empty = numpy.tril(numpy.ones((count + 1, count + 1), bool))
         self._costs = []
@@ -254,9 +284,13 @@ def _table(intervals: Intervals, task: Task, live: int,
     fixed = (intervals.parameters * task.copies + intervals.temporary
              + 2 * edges)
     inputs = numpy.broadcast_to(intervals.crossing[:, None], edges.shape)
-    if recomputes:
-        return fixed + live * inputs + intervals.kept
-    return fixed + live * (inputs + intervals.kept)
+    kept = intervals.kept
+    if task.defers:
+        kept = kept + intervals.deferred
+    if recomputes and not task.defers:
+        return fixed + live * inputs + numpy.where(
+            intervals.once, live * kept, kept)
+    return fixed + live * (inputs + kept)
 
 
 def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
@@ -265,8 +299,11 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
              + intervals.temporary[start, end] + 2 * (
                  intervals.crossing[start] + intervals.crossing[end]))
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
-    return float(fixed + (live * inputs + kept if recomputes
-                          else live * (inputs + kept)))
+    if task.defers:
+        kept = kept + intervals.deferred[start, end]
+    if recomputes and not task.defers and not intervals.once[start, end]:
+        return float(fixed + live * inputs + kept)
+    return float(fixed + live * (inputs + kept))
 
 
 def _why(intervals: Intervals, task: Task) -> str:
@@ -274,14 +311,14 @@ def _why(intervals: Intervals, task: Task) -> str:
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '
-            f'{task.memory / 1e6:.0f} MB per rank; the best needs '
-            f'{needed / 1e6:.0f} MB, {(needed - task.memory) / 1e6:.0f} MB '
-            'more')
+            f'{said_bytes(task.memory)} per rank; the best needs '
+            f'{said_bytes(needed, up=True)}, '
+            f'{said_bytes(needed - task.memory, up=True)} more')
     helps = []
     for name, other in _ways(task):
         least = least_memory(intervals, other)
         if least <= task.memory:
-            helps.append(f'{name} ({least / 1e6:.0f} MB)')
+            helps.append(f'{name} ({said_bytes(least, up=True)})')
     helps.append('smaller micro-batches')
     return f'{said}. What would help: {"; ".join(helps)}'
 

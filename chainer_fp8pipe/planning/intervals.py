@@ -31,9 +31,13 @@ class Intervals:
         forward: Seconds of a forward pass, float64[atoms + 1]: sums up to an
             atom.
         backward: The same of a backward pass.
+        weights: What of it is for the gradients of weights alone.
         parameters: Bytes of the parameters in each interval.
         kept: Bytes that a micro-batch keeps for backward in each interval.
+        deferred: Bytes that wait for the gradients of weights where these
+            are put off, per micro-batch in each interval.
         temporary: Bytes of the largest temporaries in each interval.
+        once: Whether an interval must not run forward twice.
         crossing: Bytes that cross before each atom, float64[atoms + 1].
         values: How many arrays cross before each atom, float64[atoms + 1].
         count: How many atoms there are.
@@ -52,6 +56,11 @@ class Intervals:
                               for atom in atoms])
         self.backward = _sums([sum(calls[number].backward for number in atom)
                                for atom in atoms])
+        self.weights = _sums([sum(
+            calls[number].backward * calls[number].deferrable
+            for number in atom) for atom in atoms])
+        self.deferred = _between(_sums([sum(
+            calls[number].deferred for number in atom) for atom in atoms]))
         self.parameters = self._unions(
             [[(name, parameters[name].nbytes) for number in atom
               for name in calls[number].parameters if name in parameters]
@@ -65,6 +74,9 @@ class Intervals:
         self.kept = own + _between(inside)
         self.temporary = _maxima([max(calls[number].temporary
                                       for number in atom) for atom in atoms])
+        self.once = _between(_sums([
+            any(calls[number].once for number in atom)
+            for atom in atoms])) > 0
         self.crossing, self.values = self._crossing(calls, atom_of)
 
     def seconds(self) -> numpy.ndarray:

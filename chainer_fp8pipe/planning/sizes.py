@@ -1,12 +1,15 @@
 """Bytes as people write them."""
 from __future__ import annotations
 
+import decimal
+import math
 import re
 from typing import Any
 
 _UNITS = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
           'tb': 10 ** 12, 'kib': 2 ** 10, 'mib': 2 ** 20, 'gib': 2 ** 30,
           'tib': 2 ** 40}
+_SAID = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
 def parse_bytes(size: Any) -> float | None:
@@ -33,11 +36,17 @@ def parse_bytes(size: Any) -> float | None:
     raise ValueError(f'{size!r} is no size; write it as in 300 MB or 2 GiB')
 
 
-def said_bytes(size: float) -> str:
-    """A size in three digits, as in ``'2.1 MB'``."""
-    for unit in ('B', 'kB', 'MB', 'GB'):
-        if size < 999.5 or unit == 'GB':
-            break
-        size /= 1000
-    digits = 0 if unit == 'B' or size >= 99.5 else 1
-    return f'{size:.{digits}f} {unit}'
+def said_bytes(size: float, up: bool = False) -> str:
+    """A size in up to three digits, as in ``'2.15 GB'`` or ``'400 MB'``.
+
+    Args:
+        size: Bytes.
+        up: Round up.  What is said to be needed is then enough where
+            somebody gives it as a limit.
+    """
+    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_HALF_EVEN
+    whole = math.ceil(size) if up else round(size)
+    three = decimal.Context(prec=3, rounding=rounding).create_decimal(
+        int(whole))
+    power = min(three.adjusted() // 3, len(_SAID) - 1)
+    return f'{three.scaleb(-3 * power).normalize():f} {_SAID[power]}'

@@ -1,9 +1,6 @@
 """The table and the picture that compare training runs."""
 import itertools
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 _ACCURACY = 'validation/main/accuracy'
 
 
@@ -50,6 +47,9 @@ def print_table(runs):
 
 def plot_curves(runs, path):
     """Training loss and test error against epochs, as PNG."""
+    # Rank 0 draws; the import would take all ranks a second at the start.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
     figure = Figure(figsize=(10, 4.5), layout='constrained')
     loss, error = figure.subplots(1, 2)
     for run, marker in zip(runs, itertools.cycle('osv^D*Px')):

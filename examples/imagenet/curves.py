@@ -1,9 +1,6 @@
 """The picture of a training run."""
 import json
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 
 def plot_log(log, path, title):
     """Loss, error, learning rate and speed against epochs, as PNG.
@@ -15,6 +12,9 @@ def plot_log(log, path, title):
     """
     with open(log) as file:
         entries = json.load(file)
+    # Rank 0 draws; the import would take all ranks a second at the start.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
     figure = Figure(figsize=(11, 7), layout='constrained')
     (loss, error), (rate, speed) = figure.subplots(2, 2, sharex=True)
     for axes, lines in (

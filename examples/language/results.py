@@ -2,8 +2,6 @@
 import math
 from statistics import median
 
-from matplotlib.figure import Figure
-
 #: Where the bits per character of both texts are in a log.
 BITS = {'training': 'main/bpc', 'validation': 'validation/main/bpc'}
 
@@ -75,6 +73,8 @@ def print_table(summary, files):
 
 def plot_curves(log, title, path):
     """Bits per character against updates, as PNG."""
+    # Rank 0 draws; the import would take all ranks a second at the start.
+    from matplotlib.figure import Figure
     figure = Figure(figsize=(7, 4.5), layout='constrained')
     axes = figure.subplots()
     updates = [entry['iteration'] for entry in log]

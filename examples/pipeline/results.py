@@ -8,9 +8,6 @@ from chainer_fp8pipe.pipeline.checker import check
 from chainer_fp8pipe.pipeline.events import Event, idle_share
 from chainer_fp8pipe.pipeline.simulator import Costs, simulate
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 _ACCURACY = 'validation/main/accuracy'
 
 
@@ -125,6 +122,9 @@ def print_table(summary, files):
 
 def plot_curves(log, title, path):
     """Loss and accuracy, training and test, against epochs, as PNG."""
+    # Rank 0 draws; the import would take all ranks a second at the start.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
     figure = Figure(figsize=(10, 4.5), layout='constrained')
     loss, accuracy = figure.subplots(1, 2)
     epochs = [entry['epoch'] for entry in log]

@@ -23,3 +23,18 @@ def test_a_call_without_a_backward_pass_keeps_no_graph():
     assert laps.medians()[1][1] == 0
     del loss, reported, value
     assert kept() is None
+
+
+def test_weights_that_wait_are_times_of_the_same_call():
+    laps, now = Laps(chainer.get_device('@numpy')), iter(range(100))
+    laps._now = lambda: next(now)
+    x = chainer.Variable(numpy.ones((2, 3), 'f'))
+    link = chainer.links.Linear(3, 3)
+    y = link(x)
+    laps.start()
+    laps.forward(7, y.creator_node)
+    backprop = Backprop({}, lambda *_: None, defer=True, clock=laps)
+    backprop.run({y.node: numpy.ones_like(y.array)})
+    assert laps.medians() == {7: (1, 1)}
+    backprop.weights()
+    assert laps.medians() == {7: (1, 2)}

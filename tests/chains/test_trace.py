@@ -245,6 +245,30 @@ def test_an_index_that_is_computed_is_no_riddle():
             h.array.argmax(axis=1), None]), X)
 
 
+def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
+    """Another rank gets the part alone."""
+    def strided(net, h):
+        h = F.reshape(h[1:3], (5, 2))       # still the same memory
+        return F.reshape(F.as_strided(h, (6, 5), (5, 1), 0), (6, 5))
+    with pytest.raises(GhostError) as caught:
+        traced(Net(strided), X)
+    line = strided.__code__.co_firstlineno + 2
+    assert f'{__file__}:{line}: as_strided reads the memory' in str(
+        caught.value)
+    assert '(Reshape in /) is a part' in str(caught.value)
+    marked = traced(Net(atomic(strided)), X)
+    assert called(marked)[1] == ('strided', '/')
+    assert marked.reads_memory
+
+
+def test_an_array_of_its_own_is_strided_anywhere():
+    trace = traced(Net(lambda net, h: F.as_strided(
+        F.transpose(h), (6, 5), (5, 1), 0)), X)
+    assert trace.reads_memory
+    assert not trace.atomic
+    assert not traced(Net(lambda net, h: h), X).reads_memory
+
+
 def test_a_large_model_is_never_in_memory():
     with deferred():
         model = chainer.Sequential(

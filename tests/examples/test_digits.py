@@ -17,6 +17,8 @@ from chainer.dataset import concat_examples
 
 from tests.ranks import environment, mpiexec, run_script
 
+from .digits import digits
+
 pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 SCRIPT = os.path.join(_ROOT, 'examples', 'digits', 'train_digits.py')
@@ -50,18 +52,27 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
         runs['float32']['losses'][0], rel=0.1)
 
 
-def test_it_learns(tmp_path):
-    done = run('--epoch', '8', '--communicator', 'fp8', '--out', tmp_path)
+INTERRUPTED = '--communicator', 'fp8', '--epoch', '3', '--warmup', '10'
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+    """The results of a run that nobody has killed."""
+    out = tmp_path_factory.mktemp('whole')
+    done = run(*INTERRUPTED, '--root', digits(), '--out', out)
     assert done.returncode == 0, done.stderr
-    (summary,) = json.loads((tmp_path / 'summary.json').read_text())
+    return out
+
+
+def test_it_learns(uninterrupted):
+    (summary,) = json.loads((uninterrupted / 'summary.json').read_text())
     assert summary['best'] > 60         # chance is 10
 
 
 @pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
-def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
-    options = ('--communicator', 'fp8', '--epoch', '5', '--warmup', '10')
-    done = run(*options, '--out', tmp_path / 'whole')
-    assert done.returncode == 0, done.stderr
+def test_killed_and_resumed_it_ends_with_the_same_weights(
+        uninterrupted, tmp_path, how):
+    options = *INTERRUPTED, '--root', digits()
     process = subprocess.Popen(
         [*mpiexec(2), sys.executable, SCRIPT, *options,
          '--out', tmp_path / 'part'], env=environment(),
@@ -77,13 +88,14 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(tmp_path, how):
     assert done.returncode == 0, done.stderr
     assert 'goes on after iteration' in done.stdout
     assert arrays(tmp_path / 'part' / 'fp8' / 'model.npz') == arrays(
-        tmp_path / 'whole' / 'fp8' / 'model.npz')
+        uninterrupted / 'fp8' / 'model.npz')
 
 
 def test_resume_without_a_snapshot_starts_afresh(tmp_path):
+    write_mnist(tmp_path, False)
     (tmp_path / 'float32').mkdir()      # interrupted before the first
-    done = run('--communicator', 'float32', '--epoch', '1', '--resume',
-               '--out', tmp_path)
+    done = run('--dataset', 'mnist', '--root', tmp_path, '--communicator',
+               'float32', '--epoch', '1', '--resume', '--out', tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -158,7 +170,9 @@ def test_without_a_gpu_the_reason_is_given():
 
 
 def test_a_second_run_keeps_the_firsts_results(tmp_path):
-    options = ('--communicator', 'float32', '--epoch', '1', '--out', tmp_path)
+    write_mnist(tmp_path, False)
+    options = ('--dataset', 'mnist', '--root', tmp_path, '--communicator',
+               'float32', '--epoch', '1', '--out', tmp_path)
     assert run(*options).returncode == 0
     done = run(*options)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ import pytest
 
 from tests.ranks import end_with_parent, environment, mpiexec, run_script
 
+from .digits import digits
 from .test_digits import arrays, write_cifar, write_mnist
 
 pytestmark = pytest.mark.timeout(180)
@@ -56,7 +57,8 @@ def run(*arguments, ranks=2):
 
 def trained(out, *arguments, ranks=2):
     """Runs the example, and returns the bytes of the model's arrays."""
-    done = run(*SMALL, *arguments, '--out', out, ranks=ranks)
+    done = run(*SMALL, '--root', digits(), *arguments, '--out', out,
+               ranks=ranks)
     assert done.returncode == 0, done.stderr
     return arrays(out / 'model.npz')
 
@@ -165,7 +167,9 @@ def test_the_model_can_be_loaded_as_a_whole(hybrid, monkeypatch):
 
 def test_the_model_does_not_depend_on_how_it_is_divided(tmp_path):
     """With dropout and recomputation, on 1, 2 and 4 ranks."""
-    network = ('--network', 'conv', '--width', '4', '--epoch', '1')
+    write_mnist(tmp_path, False)
+    network = ('--network', 'conv', '--width', '4', '--epoch', '2',
+               '--batchsize', '16', '--dataset', 'mnist', '--root', tmp_path)
     serial = trained(tmp_path / '1', *network, ranks=1)
     for ranks, arguments in ((2, ('--schedule', 'interleaved')),
                              (4, ('--pipeline', '4', '--schedule',
@@ -193,8 +197,9 @@ def interrupted(how, out):
                      else ([], []))
     process = subprocess.Popen(
         [*mpiexec(4), sys.executable, *before, SCRIPT, *after, *SMALL,
-         '--out', out], env=environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
+         '--root', digits(), '--out', out], env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_parent)
     if how != 'a rank':
         end = time.monotonic() + 100
         while (not list(out.glob('snapshot_iter_*.npz'))
@@ -238,8 +243,8 @@ def resumed(whole, tmp_path, ranks, stages):
     assert last.name == 'snapshot_iter_113.npz'
     last.unlink()
     (out / 'model.npz').unlink()
-    done = run(*SMALL, '--pipeline', stages, '--resume', '--out', out,
-               ranks=ranks)
+    done = run(*SMALL, '--root', digits(), '--pipeline', stages, '--resume',
+               '--out', out, ranks=ranks)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -287,7 +292,8 @@ def test_wrong_arguments_are_explained_once(tmp_path, ranks, arguments,
 def test_a_snapshot_of_another_network_is_refused_and_kept(
         two_stages, tmp_path):
     out = shutil.copytree(two_stages, tmp_path / 'out')
-    done = run(*SMALL, '--width', '24', '--resume', '--out', out)
+    done = run(*SMALL, '--root', digits(), '--width', '24', '--resume',
+               '--out', out)
     assert done.returncode == 2
     assert done.stderr.count('error: ') == 1
     assert re.search('parameter /0/[Wb] is float32 .*64.* in the snapshot but '

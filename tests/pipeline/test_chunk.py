@@ -134,6 +134,25 @@ def test_spectral_normalisation_cannot_be_recomputed():
         chunk.forward(0, (ones(2, 3),), PLACE)
 
 
+def test_batch_renormalisation_cannot_be_recomputed():
+    chunk, _ = make(L.BatchRenormalization(3), recompute=True)
+    with pytest.raises(LayerError, match=r'has batch renormalisation, which'):
+        chunk.forward(0, (ones(2, 3),), PLACE)
+
+
+def test_what_another_stage_runs_does_not_keep_this_one_from_it(monkeypatch):
+    """A stage of a Chain knows the links of the whole model."""
+    chunk, _ = make(L.Linear(3, 3), recompute=True)
+    block, = chunk.blocks
+    monkeypatch.setattr(block, 'links', lambda: [
+        L.BatchRenormalization(3), *type(block).links(block)])
+    chunk.forward(0, (ones(2, 3),), PLACE)
+    chunk.restore(0)
+    gradient, = chunk.backward(0, (ones(2, 3),))
+    assert gradient is None         # of the batch
+    assert chunk.live == 0
+
+
 class Drawing(chainer.LinkHook):
     def __init__(self):
         self.drawn = []

@@ -13,6 +13,7 @@ from chainer_fp8pipe.planning.cuts import (
 )
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.positions import order_of
+from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def slowest(intervals, task, ends):
                 + (intervals.values[index] > 0) * task.wire.latency)
     return max(
         (intervals.forward[end] - intervals.forward[start])
-        * (1 + (task.recompute is True))
+        * (1 + (task.recompute is True and not intervals.once[start, end]))
         + intervals.backward[end] - intervals.backward[start]
         + 2 * (traffic(start) + traffic(end))
         for start, end in itertools.pairwise((0, *ends)))
@@ -49,7 +50,10 @@ def slowest(intervals, task, ends):
 @st.composite
 def tasks(draw):
     """Intervals, and what a cut of them is searched for."""
-    intervals = intervals_of(draw(traces(seconds=True, most=10)))
+    calls = draw(traces(seconds=True, most=10))
+    for call in calls:
+        call.once = draw(st.integers(0, 5)) == 0
+    intervals = intervals_of(calls)
     stages = draw(st.integers(1, 3))
     schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
     return intervals, Task(stages, draw(st.integers(1, 4)), schedule,
@@ -72,7 +76,9 @@ def test_no_cut_has_a_much_faster_slowest_stage(given):
                   for ends in every_cut(intervals, task))
     assert slowest(intervals, task, found.ends) <= 1.1 * fastest + 1e-9
     assert found == evaluate(intervals, task, found.ends)
-    assert found.recompute == (task.recompute is True,) * task.parts
+    assert found.recompute == tuple(
+        task.recompute is True and not intervals.once[start, end]
+        for start, end in itertools.pairwise((0, *found.ends)))
 
 
 @few
@@ -104,6 +110,43 @@ def test_of_equal_cuts_the_one_that_moves_less_is_taken():
     found = best_cut(intervals_of(calls, parameters), Task(2, 4))
     assert found.ends == (2, 4)
     assert found.crossing == (40.0,)
+
+
+def halves(calls):
+    """A half of each backward pass is for gradients of weights."""
+    for call in calls:
+        call.deferrable = .5
+    return calls
+
+
+def test_weights_that_wait_fill_the_bubble():
+    """A forward and a backward pass are 10 ms each, on two ranks."""
+    calls, parameters = chain(*[.02] * 2)
+    intervals = intervals_of(halves(calls), parameters)
+    plain, split = (evaluate(intervals, Task(2, 4, schedule, wire=Wire(
+        0, 1e12)), (1, 2)) for schedule in ('1f1b', 'zero_bubble'))
+    assert plain.busy == split.busy
+    assert plain.seconds == pytest.approx((4 + 1) * .02)
+    # The last rank's gradient comes without the weights', and the first
+    # computes its own meanwhile: a bubble of one forward pass and half a
+    # backward pass less that.
+    assert split.seconds == pytest.approx(4 * .02 + .01)
+
+
+def test_gradients_that_wait_for_weights_take_memory():
+    calls, parameters = chain(*[.02] * 2, size=1000)
+    plain = intervals_of(calls, parameters)
+    waiting = intervals_of(halves(chain(*[.02] * 2, size=1000)[0]),
+                           parameters)
+    task = Task(2, 4, 'zero_bubble')
+    outputs = calls[0].outputs[0].nbytes
+    for live, less, more in zip(
+            task.live(), evaluate(plain, task, (1, 2)).memory,
+            evaluate(waiting, task, (1, 2)).memory, strict=True):
+        assert more == pytest.approx(less + live * outputs)
+    task = dataclasses.replace(task, schedule='1f1b')
+    assert (evaluate(plain, task, (1, 2)).memory
+            == evaluate(waiting, task, (1, 2)).memory)
 
 
 def test_a_step_takes_as_long_as_the_simple_pipeline_formula():
@@ -168,9 +211,42 @@ def test_a_model_that_does_not_fit_says_by_how_much():
         task, memory=least_memory(intervals, task)))
 
 
+def test_small_limits_and_needs_are_said_in_units_that_fit():
+    calls, parameters = chain(*[.01] * 4, parameters=300)
+    intervals = intervals_of(calls, parameters)
+    task = Task(2, 4, memory=1000)
+    with pytest.raises(DoesNotFit) as caught:
+        best_cut(intervals, task)
+    said = re.search(r'fits into 1 kB per rank; the best needs (\S+ kB), '
+                     r'\S+ kB more', str(caught.value))
+    # Who takes the need for the limit gets a cut.
+    assert best_cut(intervals, dataclasses.replace(
+        task, memory=parse_bytes(said[1])))
+
+
+def test_a_stage_that_must_not_run_twice_keeps_all():
+    calls, parameters = chain(*[.01] * 2, kept=5000, size=100)
+    calls[0].once = True
+    intervals = intervals_of(calls, parameters)
+    task = Task(2, 4, recompute=True)
+    found = best_cut(intervals, task)
+    assert found.recompute == (False, True)
+    # The first has two micro-batches alive, of its inputs and what it keeps.
+    plain = best_cut(intervals, dataclasses.replace(task, recompute=False))
+    assert found.memory[0] == plain.memory[0]
+    assert found.busy[0] == plain.busy[0]
+    limit = dataclasses.replace(task, recompute='auto',
+                                memory=plain.memory[0] - 1)
+    with pytest.raises(DoesNotFit):
+        best_cut(intervals, limit)
+    calls[0].once = False
+    assert best_cut(intervals_of(calls, parameters), limit
+                    ).recompute == (True, False)
+
+
 def test_what_recomputation_would_save_is_said():
     calls, parameters = chain(*[.01] * 2, kept=50_000_000, parameters=4)
-    with pytest.raises(DoesNotFit, match=r"help: recompute='auto' \(50 MB\);"
+    with pytest.raises(DoesNotFit, match=r"help: recompute='auto' \(50.1 MB\);"
                        r' smaller micro-batches$'):
         best_cut(intervals_of(calls, parameters), Task(
             2, 4, memory=60e6, recompute=False))

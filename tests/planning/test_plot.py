@@ -110,8 +110,8 @@ def test_bars_are_as_long_as_what_they_stand_for(draw):
         [10 / 33, 11 / 33, 12 / 33])
     assert found['parameters'] == [6e6, 3e6, 6e6]
     assert found['memory, predicted'] == pytest.approx([1e9, 1.1e9, 1.2e9])
-    assert {'30 %', '33 %', '36 %', '6.0 MB', '3.0 MB', '1.0 GB', '1.1 GB',
-            'limit 2.0 GB'} <= {*said(figure)}
+    assert {'30 %', '33 %', '36 %', '6 MB', '3 MB', '1 GB', '1.1 GB',
+            'limit 2 GB'} <= {*said(figure)}
 
 
 def test_what_crosses_stands_between_the_stages(draw):

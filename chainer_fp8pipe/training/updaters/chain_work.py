@@ -1,6 +1,7 @@
 """Micro-batches of a partitioned Chain: all ranks see the whole batch."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -154,7 +155,9 @@ class ChainWork:
             self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
-        self._calls = [form.call for form in forms]
+        self._calls = [
+            _copied(form.call) if program.trace.reads_memory else form.call
+            for form, program in zip(forms, self._programs, strict=True)]
         try:
             self._weights = self._weigh(
                 [labels for _, labels in found],
@@ -351,6 +354,16 @@ def report(model: Any, means: dict[str, float]) -> None:
             chainer.report({key: value}, links[path])
         else:
             chainer.report({name: value})
+
+
+def _copied(call: functools.partial) -> functools.partial:
+    """The call with arrays that are not parts of the batch.
+
+    ``as_strided`` reads what an array is a part of.
+    """
+    leaves, tree = nested.leaves((call.args, call.keywords))
+    args, kwargs = nested.rebuilt(tree, [leaf.copy() for leaf in leaves])
+    return functools.partial(call.func, *args, **kwargs)
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

@@ -168,7 +168,7 @@ def test_a_plan_that_the_first_rank_has_not_is_refused(comm):
 def test_a_grid_is_chosen_from_the_same_options(comm):
     for options, match in (
             ({'micro_batches': '4'}, "micro_batches is '4'"),
-            ({'gradient_bytes': None}, 'gradient_bytes must be a positive'),
+            ({'codec': 'fp9'}, "codec must be one of .*, not 'fp9'"),
             ({'schedule': '2f2b'}, "no schedule '2f2b'"),
             ({'micro_batches': 4 + comm.rank}, 'Pass the same to choose_')):
         with pytest.raises(ValueError, match=match):
@@ -229,7 +229,7 @@ def test_after_a_cut_an_error_ends_all_ranks(comm):
 
 @on_ranks(2)
 def test_a_model_that_does_not_fit_is_an_error_on_all_ranks(comm):
-    refused(comm, r'no cut into 2 stages fits into 0 MB per rank.*What would '
+    refused(comm, r'no cut into 2 stages fits into 1 kB per rank.*What would '
             'help', DoesNotFit, memory='1 kB')
 
 

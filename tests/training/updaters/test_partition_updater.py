@@ -1,4 +1,5 @@
 """Training a partitioned model for some steps, as serial training goes."""
+import copy
 import json
 import warnings
 from traceback import walk_tb
@@ -15,7 +16,8 @@ import chainer.links as L
 import chainermn
 import numpy
 import pytest
-from chainer.training import Trainer
+from chainer.training import StandardUpdater, Trainer
+from mpi4py import MPI
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
@@ -69,6 +71,90 @@ def clipping(model, threshold=.2):
     optimizer.add_hook(
         chainer.optimizer_hooks.GradientClipping(threshold))
     return optimizer
+
+
+class Strided(chainer.Chain):
+    """Reads its input and a transposed array as they lie in memory."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one, self.two = L.Linear(4, 6), L.Linear(3, 1)
+
+    def forward(self, x):
+        h = self.one(F.as_strided(x, (len(x), 4), (3, 1), 0))
+        h = F.as_strided(F.transpose(h), (len(x), 3), (6, 2), 0)
+        return F.sum(F.tanh(self.two(h)))
+
+
+@pytest.mark.parametrize(('calls_later', 'crosses'), [
+    (1, 'LinearFunction'), (2, 'Transpose')])
+@on_ranks(2)
+def test_memory_is_read_as_in_one_process_wherever_the_cut_is(
+        comm, calls_later, crosses):
+    batch = numpy.random.RandomState(0).randn(8, 4).astype('f'),
+    with deferred(0):
+        plain, model = reporting(Strided()), reporting(Strided())
+    plan = {'format': 1, 'stages': 2, 'schedule': '1f1b',
+            'micro_batches': 2, 'recompute': [False, False],
+            'order': [['/one/W', '/one/b'], ['/two/W', '/two/b']],
+            'cuts': [{'before': '/one/W', 'calls_later': calls_later}]}
+    updater = updater_of(comm, model, [batch], cut={'plan': plan})
+    (name, _), = model.partition.crossing[0]
+    assert name == crosses
+    give(plain, values(comm, model))
+    found = observed(model, updater.update)
+    # Micro-batches of their own, as a converter makes them.
+    total = 0.
+    plain.cleargrads()
+    for start in (0, 4):
+        loss = plain(batch[0][start:start + 4].copy()) / 2
+        loss.backward()
+        total += float(loss.array)
+    assert found['total'] == pytest.approx(total, rel=1e-6)
+    close(gradients(comm, model), own(plain))
+
+
+class Moving(chainer.Chain):
+    """A link of it moves on with every forward pass."""
+
+    def __init__(self, moving):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Linear(4, 6)
+            self.norm = (L.BatchRenormalization(6) if moving == 'norm'
+                         else L.LayerNormalization(6))
+            self.two, self.three = L.Linear(6, 6), L.Linear(6, 1)
+        if moving == 'two':
+            self.two.add_hook(chainer.link_hooks.SpectralNormalization())
+
+    def forward(self, x):
+        h = F.tanh(self.norm(self.one(x)))
+        return F.sum(self.three(F.tanh(self.two(h))))
+
+
+@pytest.mark.parametrize('moving', ['norm', 'two'])
+@on_ranks(2)
+def test_all_stages_recompute_but_those_that_move_on(comm, moving):
+    batch = numpy.random.RandomState(0).randn(8, 4).astype('f'),
+    numpy.random.seed(0)
+    model = Moving(moving)
+    plain = copy.deepcopy(model)
+    updater = updater_of(comm, model, [batch], cut={'recompute': True})
+    plan = model.plan.as_dict()
+    assert plan['recompute'] == [
+        not any(name.startswith(f'/{moving}/') for name in names)
+        for names in model.partition.used.values()]
+    assert any(plan['recompute'])
+    other = updater_of(comm, plain, [batch], cut={
+        'plan': {**plan, 'recompute': [False, False]}})
+    for _ in range(2):
+        updater.update()
+        other.update()
+        close(gradients(comm, model), gradients(comm, plain), 0)
+    expected = running(comm, plain)
+    for key, value in running(comm, model).items():
+        numpy.testing.assert_array_equal(value, expected[key], key)
 
 
 @on_ranks(2, 3)
@@ -171,6 +257,45 @@ def test_a_loss_scale_changes_nothing(comm):
     close(found[1][1], found[0][1], 1e-5)
 
 
+class Overflowing(chainer.Chain):
+    """Large inputs make the gradient of its first layer overflow, only."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one, self.two = L.Linear(8, 4), L.Linear(4, 1)
+
+    def forward(self, x):
+        return F.mean(self.two(F.sin(self.one(x))))
+
+
+@on_ranks(2)
+def test_one_stages_overflow_makes_all_stages_skip_the_update(comm):
+    x = numpy.random.RandomState(0).randn(8, 8).astype('f')
+    numpy.random.seed(0)
+    model, optimizer = Overflowing(), chainer.optimizers.SGD(.1)
+    updater = updater_of(
+        comm, model, [(x,)], optimizer=optimizer, cut={'plan': {
+            'format': 1, 'stages': 2, 'schedule': '1f1b',
+            'micro_batches': 2, 'recompute': [False, False],
+            'order': [['/one/W', '/one/b'], ['/two/W', '/two/b']],
+            'cuts': [{'before': '/two/W', 'calls_later': 0}]}})
+    optimizer.loss_scaling()
+    optimizer._loss_scale = 2.0 ** 14
+    initial = values(comm, model)
+    updater.update()
+    scale, before = optimizer._loss_scale, values(comm, model)
+    assert scale > 2 ** 14
+    assert all(numpy.any(before[name] != initial[name]) for name in before)
+    x[0] = 1e37
+    with numpy.errstate(all='ignore'), warnings.catch_warnings():
+        warnings.simplefilter('ignore')     # Chainer's, of what is skipped
+        updater.update()
+    assert optimizer._loss_scale == scale / 2
+    for name, array in values(comm, model).items():
+        numpy.testing.assert_array_equal(array, before[name], name)
+
+
 # --- state between batches ---------------------------------------------------
 
 @on_ranks(2)
@@ -216,18 +341,37 @@ def test_each_micro_batch_goes_on_from_its_own_state(comm):
 
 # --- snapshots ---------------------------------------------------------------
 
-def trained(comm, out, until, resumed=None, **cut):
+def plain_net(seed=0):
+    """Without batch normalisation, which knows micro-batches."""
+    with deferred(seed):
+        return reporting(L.Classifier(chainer.Sequential(
+            L.EmbedID(11, 6), L.Linear(6, 6), F.tanh, L.Linear(6, 11))))
+
+
+def noting_losses(trainer):
+    """A list that the run fills."""
+    losses = []
+    trainer.extend(lambda trainer: losses.append(
+        float(getattr(trainer.observation['main/total'], 'array',
+                      trainer.observation['main/total']))),
+        name='losses', trigger=(1, 'iteration'))
+    return losses
+
+
+def trained(comm, out, until, resumed=None, make_model=tied, **cut):
     """Trains for some iterations in all; snapshots are taken at the third.
 
     Args:
         comm: The ranks; None: this one takes no part.
         resumed: None: from the beginning; else whether exactly.
+        make_model: Makes the model, with a seed.
+        cut: Options of ``partition``.
     """
     if comm is None:
         return None, None, None
     grid = ProcessGrid(comm, comm.size)
     data = chainer.datasets.TupleDataset(*words(3, 24))
-    model = tied(5)
+    model = make_model(5)
     optimizer = chainer.optimizers.Adam(.01)
     updater = updater_of(grid, model, [words(3, 8)], optimizer=optimizer,
                          micro_batches=4, cut=cut)
@@ -236,10 +380,7 @@ def trained(comm, out, until, resumed=None, **cut):
             data, 8, shuffle=False)
         updater.converter = chainer.dataset.concat_examples
     trainer = Trainer(updater, (until, 'iteration'), str(out))
-    losses = []
-    trainer.extend(lambda trainer: losses.append(
-        float(trainer.observation['main/total'])),
-        name='losses', trigger=(1, 'iteration'))
+    losses = noting_losses(trainer)
     trainer.extend(Snapshot(grid), trigger=(3, 'iteration'))
     if resumed is not None:
         with warnings.catch_warnings():
@@ -281,6 +422,28 @@ def test_a_run_goes_on_from_a_snapshot_on_more_ranks(comm, tmp_path):
             for key, value in one.items():
                 numpy.testing.assert_allclose(value, other[key], 1e-3, 1e-5,
                                               err_msg=str(key))
+
+
+@on_ranks(2)
+def test_a_run_goes_on_in_one_process_with_plain_chainer(comm, tmp_path):
+    losses, (expected, _), _ = trained(comm, tmp_path / 'whole', 6,
+                                       make_model=plain_net)
+    trained(comm, tmp_path, 3, make_model=plain_net)
+    if comm.rank:
+        return
+    data = chainer.datasets.TupleDataset(*words(3, 24))
+    model = plain_net()
+    updater = StandardUpdater(
+        chainer.iterators.SerialIterator(data, 8, shuffle=False),
+        chainer.optimizers.Adam(.01).setup(model))
+    trainer = Trainer(updater, (6, 'iteration'), str(tmp_path))
+    again = noting_losses(trainer)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')     # of another number of ranks
+        assert resume(trainer, MPI.COMM_SELF, str(tmp_path)) == 3
+    trainer.run()
+    numpy.testing.assert_allclose(again, losses[3:], 1e-5)
+    close(own(model, 'array'), expected, 1e-5)
 
 
 @on_ranks(2)
