@@ -31,6 +31,9 @@ from partition_sizes import (
 from pipeline_ranks import start_torch, take_turns
 from training_ranks import _keep_to_own_cores as keep_to_own_cores
 
+#: Ways to cut, with their options.
+WAYS = {'1f1b': {},
+        'zero_bubble, 2 chunks': {'schedule': 'zero_bubble', 'chunks': 2}}
 _SETTLED = 4        # updates until the second plan is made and has run once
 
 
@@ -38,22 +41,29 @@ def speed(comm, job, rows):
     """A row for each model; its ways take turns."""
     torch = start_torch() if job['torch'] else None
     for name in job['models']:
-        model, batch = made(name, job['scale'])
-        parts = job['micro_batches']
-        steps = {'serial': _serial(comm, name, job['scale'])}
-        update = reported(cut(model, batch, comm, parts))
-        for _ in range(_SETTLED):
-            update()
-        steps['partition, 2 ranks'] = update
-        notes = _said(model)
+        _, batch = made(name, job['scale'])
+        parts, half = job['micro_batches'], 0
+        steps = {'serial': _serial(comm, name, job['scale']),
+                 'serial, the same micro-batches': _serial(
+                     comm, name, job['scale'], parts)}
+        notes = []
+        for what, options in WAYS.items():
+            model, _ = made(name, job['scale'])
+            update = reported(cut(model, batch, comm, parts, **options))
+            for _ in range(_SETTLED):
+                update()
+            steps[f'partition, {what}'] = update
+            notes.append(f'{what}: {_said(model)}')
+            half = half or _halves(model.plan)
         if name == 'encoder':
-            half = _halves(model.plan)
             steps['Divisible, the same cut'] = _divided(
                 comm, half, batch, parts, job['scale'])
             notes.append(f'Divisible: cut before half layer {half} of '
                          f'{2 * LAYERS}, where the plan cuts, or next to it;'
                          ' its output layer has weights of its own')
             if torch:
+                steps['PyTorch, serial'] = _torch_serial(
+                    torch, comm, batch, job['scale'])
                 steps['PyTorch, the same cut'] = _torch_step(
                     torch, comm, half, batch, parts, job['scale'])
         times = take_turns(steps, job['rounds'])
@@ -65,11 +75,11 @@ def speed(comm, job, rows):
 
 def _said(model):
     busy = model.plan.predicted.busy
-    return [f'predicted: {1e3 * model.plan.predicted.seconds:.1f} ms, '
-            f'balance {sum(busy) / len(busy) / max(busy):.2f}']
+    return (f'predicted {1e3 * model.plan.predicted.seconds:.1f} ms, '
+            f'balance {sum(busy) / len(busy) / max(busy):.2f}')
 
 
-def _serial(comm, name, scale):
+def _serial(comm, name, scale, parts=1):
     """A step of plain Chainer on rank 0; the others sleep meanwhile."""
     if comm.rank:
         return None
@@ -80,8 +90,13 @@ def _serial(comm, name, scale):
     reporter.add_observers('main', model.namedlinks(skipself=True))
 
     def step():
+        model.cleargrads()
+        size = len(batch[0]) // parts
         with reporter:
-            optimizer.update(model, *batch)
+            for start in range(0, len(batch[0]), size):
+                model(*[array[start:start + size]
+                        for array in batch]).backward()
+        optimizer.update()
     return step
 
 
@@ -193,6 +208,23 @@ def _torch_step(torch, comm, half, batch, parts, scale):
             schedule.step(tokens)
         else:
             schedule.step(target=targets, losses=[])
+        optimizer.step()
+    return step
+
+
+def _torch_serial(torch, comm, batch, scale):
+    """A step of the same layers on rank 0."""
+    if comm.rank:
+        return None
+    module = torch.nn.Sequential(*_torch_layers(torch, units(scale)))
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+    tokens, targets = (torch.from_numpy(array).long() for array in batch)
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(
+            module(tokens).reshape(-1, VOCABULARY), targets.reshape(-1),
+            ignore_index=-1).backward()
         optimizer.step()
     return step
 

@@ -260,12 +260,12 @@ def ghost_share(row, stages):
 
 def speed(rows):
     """Speed-ups side by side."""
-    print('\nmodel      what                       median [ms]       spread '
-          '[ms]   speed-up')
+    print(f'\n{"model":10} {"what":32} median [ms]       spread [ms]   '
+          'speed-up')
     for row in rows:
         serial = statistics.median(row['times']['serial'])
         for what, times in row['times'].items():
-            print(f'{row["model"]:10} {what:26} '
+            print(f'{row["model"]:10} {what:32} '
                   f'{1e3 * statistics.median(times):11.1f} '
                   f'{_spread(times):>20} '
                   f'{serial / statistics.median(times):8.2f}')
