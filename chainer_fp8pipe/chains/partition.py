@@ -1,7 +1,6 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from .adapting import Adapter
 from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
+from .nested import Fresh
 from .parameters import draw, settle
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
@@ -89,8 +89,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     grid = _grid(comm)
     limit = raise_together(grid.comm, lambda: _check(
         model, memory, recompute, optimizer_arrays), error=ValueError)
-    call = functools.partial(model, *_arguments(example)[0],
-                             **_arguments(example)[1])
+    call = Fresh(model, *_arguments(example))
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
     raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
@@ -148,9 +147,8 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
     whole = _grid(comm)
     limit = raise_together(whole.comm, lambda: _check(
         model, memory, recompute, optimizer_arrays), error=ValueError)
-    args, kwargs = _arguments(example)
-    names, _, trace = _traced(model, functools.partial(
-        model, *args, **kwargs), whole, error=ValueError)
+    names, _, trace = _traced(model, Fresh(model, *_arguments(example)),
+                              whole, error=ValueError)
     task = Task(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),
                 _OVERHEAD)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +47,7 @@ class Form:
     def __init__(self, function: Callable, args: tuple,
                  kwargs: dict[str, Any], state: State | None,
                  place: Place) -> None:
-        self.call = functools.partial(function, *args, **kwargs)
+        self.call = nested.Fresh(function, args, kwargs)
         self.state, self._place = state, place
         leaves, tree = nested.leaves((args, kwargs))
         self._key = (getattr(function, '__func__', function),

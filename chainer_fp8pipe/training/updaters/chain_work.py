@@ -50,7 +50,7 @@ class ChainWork:
         self.layers = 0
         self._programs: list[Program] = []
         self._last: dict[str, list[Program]] = {}
-        self._calls: list[Any] = []
+        self._calls: list[nested.Fresh] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
@@ -329,7 +329,7 @@ class ChainWork:
         if step == 'predict':
             return [0.0] * len(sizes)
         if self._loss_weight is not None:
-            return [float(self._loss_weight(*call.args, **call.keywords))
+            return [_weight(self._loss_weight, *call.arguments())
                     for call in self._calls]
         return weights(labels, sizes)
 
@@ -348,6 +348,10 @@ def report(model: Any, means: dict[str, float]) -> None:
             chainer.report({key: value}, links[path])
         else:
             chainer.report({name: value})
+
+
+def _weight(function: Callable, args: tuple, kwargs: Any) -> float:
+    return float(function(*args, **kwargs))
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

@@ -1,0 +1,93 @@
+"""What a model's forward changes: the batch, attributes, the graph."""
+import copy
+
+from chainer_fp8pipe import partition
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    close,
+    give,
+    gradients,
+    own,
+    serially,
+    updater_of,
+    values,
+)
+
+ORDER = [[f'/{name}/W', f'/{name}/b'] for name in 'abcd']
+
+
+def batch_of(seed=0, samples=8):
+    random = numpy.random.RandomState(seed)
+    return (random.randn(samples, 4).astype('f'),
+            random.randint(0, 3, samples).astype('i'))
+
+
+class Layers(chainer.Chain):
+    """Four layers; subclasses do something in between."""
+
+    def __init__(self):
+        super().__init__()
+        numpy.random.seed(1)
+        with self.init_scope():
+            self.a, self.b = L.Linear(4, 5), L.Linear(5, 5)
+            self.c, self.d = L.Linear(5, 5), L.Linear(5, 3)
+
+    def forward(self, x, t):
+        h = F.tanh(self.b(F.tanh(self.a(x))))
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+
+
+def plan_of(*cuts, order=ORDER, schedule='1f1b', again=False, later=0):
+    """Cuts two stages' model before these parameters."""
+    return {'format': 1, 'stages': 2, 'schedule': schedule,
+            'micro_batches': 2, 'order': order,
+            'cuts': [{'before': name, 'calls_later': later}
+                     for name in cuts],
+            'recompute': [again] * (len(cuts) + 1)}
+
+
+def cut(comm, model, *batches, plan=None, **options):
+    plan = plan or plan_of('/c/W')
+    chunks = (len(plan['cuts']) + 1) // 2
+    return updater_of(
+        comm, model, batches or [batch_of()], schedule=plan['schedule'],
+        cut={'plan': plan, 'chunks': chunks},
+        optimizer=chainer.optimizers.SGD(0.), **options)
+
+
+def compare(comm, model, updater, plain, *batches, tolerance=1e-6):
+    """Updates, without learning, have the gradients of plain Chainer."""
+    give(plain, values(comm, model))
+    for batch in batches or [batch_of()]:
+        updater.update()
+        serially(plain, copy.deepcopy(batch), 2)
+        close(gradients(comm, model), own(plain), tolerance)
+
+
+# --- the batch ---------------------------------------------------------------
+
+class Halving(Layers):
+    """Writes to what it is given."""
+
+    def forward(self, x, t):
+        x /= 2
+        return super().forward(x, t)
+
+
+@on_ranks(2)
+def test_forward_may_write_to_its_batch(comm):
+    """Which a micro-batch's other forward passes do not see."""
+    for plan in (plan_of('/c/W', again=True),
+                 plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved')):
+        batch = batch_of()
+        model = Halving()
+        updater = cut(comm, model, batch, plan=plan)
+        compare(comm, model, updater, Halving(), batch_of(), batch_of())
+        numpy.testing.assert_array_equal(batch[0], batch_of()[0])
