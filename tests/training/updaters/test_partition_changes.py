@@ -1,13 +1,10 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
 
-from chainer_fp8pipe import partition
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
@@ -91,3 +88,30 @@ def test_forward_may_write_to_its_batch(comm):
         updater = cut(comm, model, batch, plan=plan)
         compare(comm, model, updater, Halving(), batch_of(), batch_of())
         numpy.testing.assert_array_equal(batch[0], batch_of()[0])
+
+
+# --- attributes --------------------------------------------------------------
+
+class Averaging(Layers):
+    """Keeps an average of its inputs, which NumPy changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.seen = numpy.zeros(4, 'f'), [numpy.zeros(1, 'f')]
+
+    def forward(self, x, t):
+        self.mean += .5 * (x.mean(axis=0) - self.mean)
+        self.seen[0] += len(x)
+        return super().forward(x - self.mean, t) * float(
+            self.seen[0][0])
+
+
+@on_ranks(2)
+def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
+    model, plain = Averaging(), Averaging()
+    updater = cut(comm, model)
+    assert model.seen[0].tolist() == [0]        # partition() leaves no trace
+    assert model.mean.tolist() == [0] * 4
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.seen[0].tolist() == plain.seen[0].tolist() == [16]
+    numpy.testing.assert_allclose(model.mean, plain.mean)
