@@ -43,6 +43,13 @@ class saved:
         self._only = None if only is None else set(only)
 
     def __enter__(self) -> saved:
+        return self.note()
+
+    def __exit__(self, *_: Any) -> None:
+        self.put_back()
+
+    def note(self) -> saved:
+        """Notes what there is now."""
         names = self._only if self._only is not None else {
             (path, name) for path, link in self._links.items()
             for name in vars(link) if name not in _OWN}
@@ -54,11 +61,8 @@ class saved:
                 value if name in link._params else _noted(value))
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.put_back()
-
     def put_back(self) -> None:
-        """Has links as they were when the block began, as often as asked."""
+        """Has links as they were when it was noted, as often as asked."""
         for path, name in self._after():
             if (path, name) not in self._before:
                 del vars(self._links[path])[name]

@@ -14,7 +14,7 @@ from ..pipeline.tape import Arrays, Tape
 from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
-from .link_state import State, saved
+from .link_state import Attribute, State, saved
 from .names import Names, reporter_of
 from .parameters import settled
 from .profile import Laps
@@ -33,13 +33,10 @@ class Passes:
     Args:
         names: Of the model's links and parameters.
         where: Says which rank has a chunk.
-        first_chunk: The rank's first one.
     """
 
-    def __init__(self, names: Names, where: Callable[[int], str],
-                 first_chunk: int) -> None:
+    def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self.first_chunk = first_chunk
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
@@ -49,6 +46,8 @@ class Passes:
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
         self._after: State | None = None
+        #: What each micro-batch's first run on this rank has found.
+        self._found: dict[int, saved] = {}
         self._marks: dict[Any, tuple[Any, Any]] = {}
         self._reporter = reporter_of(names)
 
@@ -62,6 +61,7 @@ class Passes:
             calls: Call the model with each micro-batch.
         """
         self._programs, self._calls = programs, calls
+        self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
         self._before = {
@@ -106,6 +106,7 @@ class Passes:
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
+        self._found = {}
         self._programs, self._calls, self._after = [], [], None
 
     def program(self, micro_batch: int) -> Program:
@@ -156,16 +157,37 @@ class Passes:
     @contextlib.contextmanager
     def _state(self, micro_batch: int, chunk: int,
                program: Program) -> Iterator[None]:
-        """Sets what links keep to what this micro-batch's run left."""
-        # What Python counts in attributes is counted once per micro-batch.
-        again = (chunk != self.first_chunk or chainer.config.in_recomputing)
-        with self.untouched(program) if again else saved(
-                self.names.links, _state_of(program)):
+        """Sets what links keep to what this micro-batch's run left.
+
+        What Python counts in attributes is counted once per micro-batch: its
+        later runs, of another chunk or before backward, begin with what the
+        first one has found, and leave nothing.
+        """
+        found = self._found.get(micro_batch)
+        if found is None:
+            self._found[micro_batch] = saved(
+                self.names.links, self._counted(program)).note()
+        with saved(self.names.links, _state_of(program)) if (
+                found is None) else self.untouched(program):
+            if found is not None:
+                found.put_back()
             if program.state:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
             if program.after:
                 self._keep(program.after, self._now[micro_batch], chunk)
+
+    def _counted(self, program: Program) -> set[Attribute]:
+        """Attributes that forward sets, but for those that calls make.
+
+        A link that finds its persistent arrays in its first call does so
+        once.
+        """
+        links = self.names.links
+        return {(path, name) for path, name
+                in program.trace.touched - _state_of(program)
+                if name not in links[path]._persistent
+                or vars(links[path]).get(name) is not None}
 
     def _restore(self, program: Program, values: dict[Source, Any],
                  chunk: int) -> None:
@@ -259,7 +281,7 @@ def between_calls(place: Place
     return at(place._replace(layer=_BETWEEN))
 
 
-def _state_of(program: Program) -> set[tuple[str, str]]:
+def _state_of(program: Program) -> set[Attribute]:
     """Attributes of links that hold what calls have made."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)

@@ -87,7 +87,7 @@ class Partition:
         self.names, self.plan, self.grid = names, plan, grid
         self.trace = program.trace
         self.tracer = tracer
-        self.passes = Passes(names, self.where, grid.stage_index)
+        self.passes = Passes(names, self.where)
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None

@@ -5,6 +5,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
+import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
@@ -115,3 +116,31 @@ def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
     compare(comm, model, updater, plain, batch_of(), batch_of())
     assert model.seen[0].tolist() == plain.seen[0].tolist() == [16]
     numpy.testing.assert_allclose(model.mean, plain.mean)
+
+
+class Counting(Layers):
+    """Counts its calls, and what they have seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.seen = 0, numpy.zeros((), 'f')
+
+    def forward(self, x, t):
+        self.calls += 1
+        self.seen += len(x)
+        h = F.tanh(self.b(F.tanh(self.a(x)) * self.calls))
+        h = F.tanh(self.c(h) * float(self.seen)) * self.calls
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+@pytest.mark.parametrize('plan', [
+    plan_of('/c/W'), plan_of('/c/W', again=True),
+    plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved', again=True)])
+@on_ranks(2)
+def test_a_micro_batch_is_counted_once_however_often_it_runs(comm, plan):
+    """In each chunk, and again before backward."""
+    model, plain = Counting(), Counting()
+    updater = cut(comm, model, plan=plan)
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.calls == plain.calls == 4
+    assert model.seen == plain.seen == 16
