@@ -16,7 +16,7 @@ import chainer
 
 from ..planning.calls import Source
 from . import nested
-from .ghost import is_ghost
+from .ghost import is_ghost, sources
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
 _ABSENT: Any = object()
@@ -105,15 +105,16 @@ class Leaf(NamedTuple):
         dtype: Its dtype.
         xp: ``numpy`` or ``cupy``.
         is_variable: Whether it is a variable, not an array.
-        source: Which call made it; None where that cannot be told.
-        stage: Which stage has it.
+        sources: The calls' outputs that it is made of; (): what it is made
+            of is on all stages.
+        stage: Which stage keeps it.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     xp: Any
     is_variable: bool
-    source: Source | None
+    sources: tuple[Source, ...]
     stage: int = 0
 
 
@@ -158,16 +159,20 @@ class State:
             entries.append(Entry(path, name, tree, tuple(
                 Leaf(tuple(array.shape), array.dtype,
                      chainer.backend.get_array_module(array),
-                     isinstance(leaf, chainer.Variable), _source(array))
+                     isinstance(leaf, chainer.Variable), _sources(array))
                 for leaf, array in zip(leaves, arrays, strict=True))))
         return cls(tuple(entries))
 
     def placed(self, stages: Callable[[Source], int]) -> State:
-        """The same with the stage of each leaf."""
+        """The same with the stage of each leaf: of its last source."""
         return State(tuple(entry._replace(leaves=tuple(
-            leaf if leaf.source is None else
-            leaf._replace(stage=stages(leaf.source))
+            leaf._replace(stage=max(map(stages, leaf.sources), default=0))
             for leaf in entry.leaves)) for entry in self.entries))
+
+    def sources(self) -> list[tuple[Source, ...]]:
+        """What each leaf is made of."""
+        return [leaf.sources for entry in self.entries
+                for leaf in entry.leaves]
 
     def only(self, wanted: set[int]) -> State:
         """The entries with these numbers."""
@@ -193,10 +198,9 @@ class State:
             for leaf in entry.leaves)) for entry in self.entries)
 
 
-def _source(array: Any) -> Source | None:
-    if is_ghost(array) and isinstance(array.source, Source):
-        return array.source
-    return None
+def _sources(array: Any) -> tuple[Source, ...]:
+    return tuple(source for source in sources(array)
+                 if isinstance(source, Source))
 
 
 class _Noted(NamedTuple):

@@ -128,6 +128,8 @@ class Passes:
                 intercepting(run):
             self._calls[micro_batch]()
             run.finish()
+            if program.after:
+                self._keep(program.after, self._now[micro_batch], chunk, run)
             reports = dict(self._reporter.observation)
         for name, value in reports.items():
             if program.reporters.get(name) == chunk:
@@ -174,8 +176,6 @@ class Passes:
             if program.state:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
-            if program.after:
-                self._keep(program.after, self._now[micro_batch], chunk)
 
     def _counted(self, program: Program) -> set[Attribute]:
         """Attributes that forward sets, but for those that calls make.
@@ -202,7 +202,7 @@ class Passes:
         state.put(self.names.links, pin)
 
     def _keep(self, after: State, into: dict[Source, Any],
-              chunk: int) -> None:
+              chunk: int, run: Run) -> None:
         """Keeps the arrays that this chunk has, by their next number."""
         number = 0
         for entry in after.entries:
@@ -210,7 +210,8 @@ class Passes:
                 getattr(self.names.links[entry.link], entry.name))
             for leaf, found in zip(entry.leaves, leaves, strict=True):
                 if leaf.stage == chunk:
-                    into[Source(number, 0)] = nested.array_of(found)
+                    into[Source(number, 0)] = run.real(
+                        nested.array_of(found))
                 number += 1
 
 

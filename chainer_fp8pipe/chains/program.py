@@ -45,8 +45,8 @@ class Program:
         self.trace, self.state = trace, state
         self.form, results = _results(trace)
         assignment = assign(trace.calls, plan.order, plan.cuts, results,
-                            [_sources_of(value)
-                             for value in trace.reports.values()])
+                            [*map(_sources_of, trace.reports.values()),
+                             *(trace.state.sources() if live else [])])
         self.stages, self.holders = assignment.stages, assignment.holders
         self._check_whole(trace)
         last = len(plan.cuts)

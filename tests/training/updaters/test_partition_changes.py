@@ -144,3 +144,41 @@ def test_a_micro_batch_is_counted_once_however_often_it_runs(comm, plan):
     compare(comm, model, updater, plain, batch_of(), batch_of())
     assert model.calls == plain.calls == 4
     assert model.seen == plain.seen == 16
+
+
+class Keeping(Layers):
+    """Goes on from what NumPy has made of the batch before."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = self.both = None
+
+    def forward(self, x, t):
+        first = h = F.tanh(self.a(x))
+        if self.kept is not None:
+            h = h + self.kept
+        h = F.tanh(self.b(h))
+        if self.both is not None:
+            h = h + self.both
+        h = F.tanh(self.c(h))
+        self.kept = h.array.copy()
+        self.both = first.array - 2 * h.array.sum(axis=1, keepdims=True)
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+@on_ranks(2)
+def test_state_may_be_made_by_numpy_on_any_stage(comm):
+    model = Keeping()
+    updater = cut(comm, model)
+    plain = [Keeping() for _ in range(2)]
+    for one in plain:
+        give(one, values(comm, model))
+    for _ in range(3):
+        updater.update()
+    for one, few in zip(plain, (slice(0, 4), slice(4, 8)), strict=True):
+        for _ in range(3):
+            one.cleargrads()
+            one(*(array[few] for array in batch_of())).backward()
+    close(gradients(comm, model), {
+        name: (grad + own(plain[1])[name]) / 2
+        for name, grad in own(plain[0]).items()})
