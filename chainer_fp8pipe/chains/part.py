@@ -9,6 +9,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
 from ..pipeline.tape import Arrays, Tape
 from ..planning.calls import Source
@@ -50,6 +51,8 @@ class Passes:
         self._found: dict[int, saved] = {}
         self._marks: dict[Any, tuple[Any, Any]] = {}
         self._reporter = reporter_of(names)
+        #: Of batch normalisations; None: nobody asks for them.
+        self.statistics: BatchStatistics | None = None
 
     def begin(self, step: str, programs: list[Program],
               calls: list[Callable[[], Any]]) -> None:
@@ -125,7 +128,7 @@ class Passes:
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
                 between_calls(place), self._reporter, settled(), \
-                intercepting(run):
+                self._counting(program, chunk), intercepting(run):
             self._calls[micro_batch]()
             run.finish()
             if program.after:
@@ -136,6 +139,15 @@ class Passes:
                 self.reports[micro_batch][name] = _number(run.real(value))
         self._reporter.observation = {}
         return run
+
+    def _counting(self, program: Program, chunk: int
+                  ) -> contextlib.AbstractContextManager[None]:
+        """Links that normalise elsewhere have no statistics here."""
+        if self.statistics is None:
+            return contextlib.nullcontext()
+        return self.statistics.counting(
+            lambda link: program.keepers.get(
+                self.names.of(link) or '', chunk) == chunk)
 
     def put_ghosts(self, program: Program) -> None:
         """Gives links the state of a trace."""

@@ -32,6 +32,8 @@ class Program:
         wanted: For each chunk the values to keep of its calls.
         reporters: Which chunk knows each reported value, by its name.
         holders: Chunks that use a parameter, by its path.
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
         inner: Paths of parameters that calls read inside of themselves.
         after: What links keep for the next run; None: nothing.
 
@@ -48,7 +50,7 @@ class Program:
                             [*map(_sources_of, trace.reports.values()),
                              *(trace.state.sources() if live else [])])
         self.stages, self.holders = assignment.stages, assignment.holders
-        self._check_whole(trace)
+        self.keepers = self._keepers()
         last = len(plan.cuts)
         crossing = assignment.crossing
         self.incoming = ((), *crossing)
@@ -77,9 +79,9 @@ class Program:
         return frozenset(source for source in found
                          if self.stages[source.call] == chunk)
 
-    def _check_whole(self, trace: Trace) -> None:
+    def _keepers(self) -> dict[str, int]:
         chunks: dict[str, int] = {}
-        for number, call in enumerate(trace.calls):
+        for number, call in enumerate(self.trace.calls):
             for name in call.whole:
                 if chunks.setdefault(name, self.stages[number]) != (
                         self.stages[number]):
@@ -87,6 +89,7 @@ class Program:
                         f'the calls of link {name}, which keeps running '
                         'values, would be on two ranks for inputs of this '
                         'form; make the partition with such an example')
+        return chunks
 
 
 def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:

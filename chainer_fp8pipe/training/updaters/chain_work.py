@@ -61,6 +61,7 @@ class ChainWork:
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
+        self._partition.passes.statistics = statistics
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
 

@@ -13,6 +13,7 @@ from tests.training.updaters.partitions import (
     give,
     gradients,
     own,
+    running,
     serially,
     updater_of,
     values,
@@ -182,3 +183,46 @@ def test_state_may_be_made_by_numpy_on_any_stage(comm):
     close(gradients(comm, model), {
         name: (grad + own(plain[1])[name]) / 2
         for name, grad in own(plain[0]).items()})
+
+
+# --- running averages --------------------------------------------------------
+
+class Normalised(Layers):
+    """Normalises, without parameters, what it is given and what it makes."""
+
+    def __init__(self, **options):
+        super().__init__()
+        with self.init_scope():
+            self.enter = L.BatchNormalization(4, decay=.5, **_BARE)
+            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+
+    def forward(self, x, t):
+        h = self.norm(F.tanh(self.a(self.enter(x))))
+        h = F.tanh(self.c(F.tanh(self.b(h))))
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+_BARE = {'use_gamma': False, 'use_beta': False}
+
+
+def averages(comm, model):
+    """Running averages of the ranks that have them."""
+    return {key: value.copy() for key, value in running(comm, model).items()
+            if isinstance(value, numpy.ndarray)}
+
+
+@on_ranks(2)
+def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
+    """Wherever the rank's other chunk normalises."""
+    found = []
+    for plan in (plan_of('/c/W'), plan_of('/b/W', '/c/W', '/d/W',
+                                          schedule='interleaved')):
+        model = Normalised()
+        updater = cut(comm, model, plan=plan)
+        for _ in range(3):
+            updater.update()
+        found.append(averages(comm, model))
+    close(found[1], found[0])
+    x = batch_of()[0]
+    numpy.testing.assert_allclose(
+        found[0]['/enter', 'avg_mean'], x.mean(axis=0) * .875, 1e-5)
