@@ -96,6 +96,8 @@ class Partition:
         self._programs: collections.OrderedDict[Any, list[Program]] = (
             collections.OrderedDict())
         self._told = False
+        #: Which chunk has the calls of a link that keeps running values.
+        self._keepers: dict[str, int] = {}
         self.live_state: dict[str, bool] = {}
         #: Bytes that each rank may use; None: no limit.
         self.limit: float | None = None
@@ -211,7 +213,13 @@ class Partition:
             check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
-        return Program(trace, self.plan, state, self.live_state[mode])
+        program = Program(trace, self.plan, state, self.live_state[mode],
+                          self._keepers)
+        if not program.keepers.keys() <= self._keepers.keys():
+            # Programs that only read these links' values may do so elsewhere.
+            self._programs.clear()
+            self._note_keepers(program)
+        return program
 
     def missing(self, program: Program) -> set[tuple[str, int]]:
         """Parameters that a chunk needs whose rank has not got them.
@@ -302,11 +310,13 @@ class Partition:
             for chunk in chunks or (homes.get(name, self.last),):
                 self._used[chunk].add(name)
         self._note_ranks()
+        self._note_keepers(program)
+
+    def _note_keepers(self, program: Program) -> None:
+        self._keepers |= program.keepers
         me = self.grid.stage_index
-        self._owners = {
-            name: program.stages[number] % stages
-            for number, call in enumerate(program.trace.calls)
-            for name in call.whole}
+        self._owners = {name: chunk % self.plan.stages
+                        for name, chunk in self._keepers.items()}
         self._own_links = {name for name in self.names.links
                            if self._owners.get(name, me) == me}
 

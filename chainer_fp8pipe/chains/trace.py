@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -300,6 +300,7 @@ class _Recorder:
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
         call.whole = self._whole(node)
+        call.reads = self._reads(node, inputs)
         hidden = []
         for name, value in attributes_of(node).items():
             found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
@@ -335,6 +336,8 @@ class _Recorder:
         # The inputs of a call that is run as a whole are seen inside, too.
         call.inner = measured.parameters + (
             names if measured.form is not None else ())
+        call.whole += tuple(self._keeping(
+            name.rpartition('/')[0] or '/' for name in call.inner))
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
         call.kept, call.temporary = measured.kept, measured.temporary
@@ -389,7 +392,35 @@ class _Recorder:
                     id(vars(link).get(persistent)) in arrays
                     for persistent in link._persistent)):
                 found.append(name)
-        return tuple(found)
+                if name in self._atomic:
+                    found += self._keeping(
+                        path for path in self._names.links
+                        if path.startswith(name.rstrip('/') + '/'))
+        return tuple(dict.fromkeys(found))
+
+    def _keeping(self, paths: Iterable[str]) -> list[str]:
+        """Those of links that have persistent arrays."""
+        links = self._names.links
+        return [path for path in dict.fromkeys(paths) if any(
+            isinstance(vars(links[path]).get(name),
+                       chainer.get_array_types())
+            for name in links[path]._persistent)]
+
+    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
+        """Links whose persistent arrays a call is given."""
+        arrays = set()
+        for value in (*inputs, *attributes_of(node).values()):
+            array = nested.array_of(value)
+            if isinstance(array, chainer.get_array_types()) and not (
+                    is_ghost(array)):
+                arrays |= {id(array), id(array.base)}
+        if not arrays:
+            return ()
+        return tuple([
+            path for path, link in self._names.links.items()
+            if any(vars(link).get(name) is not None
+                   and id(vars(link)[name]) in arrays
+                   for name in link._persistent)])
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""

@@ -36,6 +36,7 @@ class TracedCall(Call):
         constants: Attributes that a repetition must have, with their values.
         inner: Paths of parameters that it reads inside of itself.
         error: What it raised; an iteration over a variable ends so.
+        reads: Paths of links whose persistent arrays it reads or writes.
         ignores: The label that the function leaves out of its mean; None:
             there is none.
     """
@@ -50,6 +51,7 @@ class TracedCall(Call):
     inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: int | None = None
+    reads: tuple[str, ...] = ()
 
 
 class Shape(NamedTuple):

@@ -160,7 +160,7 @@ def test_the_model_is_as_it_was(name, timed):
 
 def test_a_link_that_looks_is_found_without_a_mark():
     """The innermost one, and no more than it."""
-    trace = traced(Net(lambda net, h: net.inner(h)), X)
+    trace = traced(Net(lambda net, h: net.late(h)), X)
     assert trace.atomic == {'/inner/deepest'}
     assert called(trace) == [
         ('LinearFunction', '/one'), ('LinearFunction', '/inner/linear'),
@@ -286,6 +286,40 @@ def test_links_that_keep_running_values_stay_whole():
         'BatchRenormalizationFunction', 'BatchNormalization']
     assert all(call.whole == (call.link,) for call in trace.calls
                if call.whole)
+
+
+def test_what_reads_running_values_is_known():
+    norm = L.BatchNormalization(5)
+    net = Net(lambda net, h: net.norm(h) - norm.avg_mean[None])
+    with net.init_scope():
+        net.norm = norm
+    trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'BatchNormalization', '_ - _']
+    with chainer.using_config('train', False):
+        trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'FixedBatchNormalization', '_ - _']
+    assert {call.reads for call in trace.calls} == {(), ('/norm',)}
+    assert not any(call.whole for call in trace.calls)
+
+
+def test_running_values_inside_of_one_call_are_that_call_s():
+    class Normalising(Looking):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.norm = L.BatchNormalization(5)
+
+        def forward(self, x):
+            return super().forward(self.norm(x))
+    for between in (lambda net, h: net.late(h),
+                    atomic(lambda net, h: net.late.norm(h))):
+        net = Net(between)
+        with net.init_scope():
+            net.late = Normalising()
+        whole, = [call.whole for call in traced(net, X).calls if call.whole]
+        assert '/late/norm' in whole
 
 
 @pytest.mark.parametrize('length', [2, 5])

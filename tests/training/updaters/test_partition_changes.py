@@ -12,6 +12,7 @@ from tests.training.updaters.partitions import (
     close,
     give,
     gradients,
+    observed,
     own,
     running,
     serially,
@@ -226,3 +227,46 @@ def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
     x = batch_of()[0]
     numpy.testing.assert_allclose(
         found[0]['/enter', 'avg_mean'], x.mean(axis=0) * .875, 1e-5)
+
+
+class Late(Layers):
+    """Normalises without parameters, behind what is not always there."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+
+    def forward(self, x, t):
+        h = F.dropout(F.tanh(self.a(x)))
+        for _ in range(len(x) % 4):
+            h = F.relu(h)
+        h = F.tanh(self.b(self.norm(h)))
+        loss = F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize(('sizes', 'later', 'owner'), [
+    ((4, 4), 3, 1), ((7, 4), 5, 1), ((4, 7), 4, 0)])
+@on_ranks(2)
+def test_whatever_else_is_called_the_owner_normalises(
+        comm, sizes, later, owner):
+    """Without dropout, as in evaluation, and with less or more before it."""
+    model, plain = Late(), Late()
+    updater = cut(comm, model, *[batch_of(samples=2 * size)
+                                 for size in sizes],
+                  plan=plan_of('/a/W', later=later))
+    before = plain.norm.avg_mean, plain.norm.avg_var
+    for _ in range(2):          # both count
+        updater.update()
+        now = averages(comm, model)
+        found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
+        assert not numpy.equal(found, before).any()
+        before = found
+    assert model.partition._owners == {'/norm': owner}
+    plain.norm.avg_mean[...], plain.norm.avg_var[...] = found
+    give(plain, values(comm, model))
+    loss = observed(model, lambda: updater.evaluate(*batch_of()))['loss']
+    with chainer.using_config('train', False):
+        assert loss == pytest.approx(serially(plain, batch_of(), 2), 1e-6)
