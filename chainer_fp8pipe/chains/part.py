@@ -163,6 +163,10 @@ class Passes:
             yield
         self._reporter.observation = {}
 
+    def reported(self) -> set[str]:
+        """Names of what the present forward pass has reported."""
+        return set(self._reporter.observation)
+
     def untouched(self, program: Program) -> saved:
         """Gives links their attributes back, whatever forward sets."""
         return saved(self.names.links,

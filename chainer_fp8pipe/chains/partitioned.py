@@ -203,6 +203,8 @@ class Partition:
                 self.passes.put_ghosts(program)
                 form.call()
                 rehearsal.finish()
+                if self.passes.reported() != program.trace.reports.keys():
+                    raise Mismatch
         except Mismatch:
             return None
         return rehearsal.labels
@@ -301,7 +303,6 @@ class Partition:
 
     def place(self, program: Program) -> None:
         """Says which rank has what, by the calls of training."""
-        stages = self.plan.stages
         homes = self.plan.homes()
         self._used: dict[int, set[str]] = {
             chunk: set() for chunk in range(self.last + 1)}

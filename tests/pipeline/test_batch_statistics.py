@@ -86,10 +86,10 @@ def test_what_is_said_not_to_be_done_here_does_not_count():
     here, elsewhere = (L.BatchNormalization(2) for _ in range(2))
     statistics = BatchStatistics()
     batch = np.ones((4, 2), 'f')
-    with chainer.using_config('train', True), statistics:
-        with statistics.counting(lambda link: link is here):
-            here(batch)
-            elsewhere(batch, finetune=True)
+    with chainer.using_config('train', True), statistics, (
+            statistics.counting(lambda link: link is here)):
+        here(batch)
+        elsewhere(batch, finetune=True)
     statistics.finish()
     np.testing.assert_allclose(here.avg_mean, .1)
     assert elsewhere.avg_mean.tolist() == [0, 0]

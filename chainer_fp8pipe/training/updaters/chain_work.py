@@ -23,7 +23,7 @@ from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
 from ...planning.plan import Plan
 from .batch import Batch
-from .together import Opened
+from .together import Opened, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
@@ -175,22 +175,16 @@ class ChainWork:
             return first, [], []
         return first, self._weights, self._weights
 
-    def names(self) -> list[str]:
-        """Of what the model reports."""
-        return list(dict.fromkeys(
-            name for program in self._programs for name in program.reporters))
-
-    def sums(self) -> tuple[list[float], list[float]]:
+    def sums(self) -> Sums:
         """Weighted sums of what is reported here, and the weights' sums."""
-        passes = self._partition.passes
-        sums, totals = [], []
-        for name in self.names():
-            pairs = [(weight, reports[name]) for weight, reports
-                     in zip(self._weights, passes.reports, strict=True)
-                     if name in reports]
-            sums.append(sum(weight * value for weight, value in pairs))
-            totals.append(sum(weight for weight, _ in pairs))
-        return sums, totals
+        found: Sums = {name: (0.0, 0.0) for program in self._programs
+                       for name in program.reporters}
+        for weight, reports in zip(
+                self._weights, self._partition.passes.reports, strict=True):
+            for name, value in reports.items():
+                part, whole = found[name]
+                found[name] = part + weight * value, whole + weight
+        return found
 
     def recomputed(self, now: frozenset[int]) -> frozenset[int]:
         """The chunks that run forward twice, after the plan has changed."""
@@ -332,7 +326,8 @@ class ChainWork:
         if self._loss_weight is not None:
             return [_weight(self._loss_weight, *call.arguments())
                     for call in self._calls]
-        return weights(labels, sizes)
+        return weights(labels, sizes, self._grid.replicas
+                       if step == 'train' else 1)
 
 
 def recompute_of(model: Any, recompute: Any) -> Any:

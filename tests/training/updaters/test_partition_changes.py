@@ -1,9 +1,12 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
 
+from chainer_fp8pipe import ProcessGrid
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy
 import pytest
 
@@ -270,3 +273,47 @@ def test_whatever_else_is_called_the_owner_normalises(
     loss = observed(model, lambda: updater.evaluate(*batch_of()))['loss']
     with chainer.using_config('train', False):
         assert loss == pytest.approx(serially(plain, batch_of(), 2), 1e-6)
+
+
+# --- replicas ----------------------------------------------------------------
+
+class Labelling(Layers):
+    """Several labels for each sample."""
+
+    def forward(self, x, t):
+        loss = F.softmax_cross_entropy(F.stack([
+            self.d(F.tanh(self.c(self.a(x)))) * factor
+            for factor in (1, 2)], axis=2), t)
+        if x[0, 0] > 0:
+            chainer.report({'high': loss}, self)
+        else:
+            chainer.report({'low': loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+@on_ranks(2)
+def test_replicas_count_labels_though_one_ignores_none(comm, micro_batches):
+    """And report what only one of them has."""
+    x, _ = batch_of(0, 16)
+    x[:, 0] = numpy.repeat([1, -1], 8)
+    t = numpy.random.RandomState(3).randint(0, 3, (16, 2)).astype('i')
+    t[:8, 0] = -1
+    mine = slice(8 * comm.rank, 8 * comm.rank + 8)
+    grid = ProcessGrid(comm, 1)
+    model, plain = Labelling(), Labelling()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.), chainermn.create_communicator(
+            'naive', mpi_comm=grid.data)).setup(model)
+    updater = updater_of(grid, model, [(x[mine], t[mine])],
+                         optimizer=optimizer, micro_batches=micro_batches,
+                         example=(x[:4], t[:4]))
+    for _ in range(2):
+        found = observed(model, updater.update)
+        losses = [float(plain(x[few], t[few]).array)
+                  for few in (slice(0, 8), slice(8, 16))]
+        assert found == pytest.approx(
+            {'high': losses[0], 'low': losses[1]}, 1e-5)
+    serially(plain, (x, t), 1)
+    close(gradients(grid.pipeline, model), own(plain))
+    grid.free()
