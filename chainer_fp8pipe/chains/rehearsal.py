@@ -59,6 +59,9 @@ class Rehearsal:
     def before_backward(self, outputs: Any) -> None:
         """Allows it: tracing has refused gradients of ghosts."""
 
+    def before_unchain(self, output: Variable) -> None:
+        """Allows it: tracing has refused to unchain ghosts."""
+
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         return call_whole(function, args, kwargs,
                           lambda node: self._calls[self._number - 1].form)

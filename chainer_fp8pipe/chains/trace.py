@@ -253,6 +253,18 @@ class _Recorder:
             if is_ghost(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
 
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """The graph before it is on several ranks.
+
+        No GhostError, which would have the link around run as one call:
+        also that call's inputs have a graph behind them.
+        """
+        if is_ghost(nested.array_of(output)) and not self._inside:
+            raise ValueError(
+                f'{user_line()}: unchain_backward() in forward would have '
+                'to cut off what other ranks compute; go on from '
+                'chainer.Variable(x.array), which has no way back, instead')
+
     @property
     def inside(self) -> bool:
         """Whether a call is being run."""
