@@ -254,12 +254,13 @@ class _Recorder:
                 raise looked_at(nested.array_of(leaf), 'a gradient')
 
     def before_unchain(self, output: chainer.Variable) -> None:
-        """The graph before it is on several ranks.
+        """The graph before it is on several ranks, but for a kept state.
 
         No GhostError, which would have the link around run as one call:
         also that call's inputs have a graph behind them.
         """
-        if is_ghost(nested.array_of(output)) and not self._inside:
+        if not self._inside and output.requires_grad and any(
+                output is one for call in self.calls for one in call.ghosts):
             raise ValueError(
                 f'{user_line()}: unchain_backward() in forward would have '
                 'to cut off what other ranks compute; go on from '
