@@ -7,19 +7,22 @@ from its own state; the gradient ends there, as after Chainer's
 """
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
-import numpy
 
 from ..planning.calls import Source
 from . import nested
-from .ghost import is_ghost
+from .ghost import is_ghost, sources
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
 _ABSENT: Any = object()
+#: What may be changed inside of a tuple.
+_CHANGING = (list, dict, set, tuple, collections.deque, chainer.Variable,
+             *chainer.get_array_types())
 Links = Mapping[str, chainer.Link]
 
 
@@ -40,37 +43,42 @@ class saved:
         self._only = None if only is None else set(only)
 
     def __enter__(self) -> saved:
+        return self.note()
+
+    def __exit__(self, *_: Any) -> None:
+        self.put_back()
+
+    def note(self) -> saved:
+        """Notes what there is now."""
         names = self._only if self._only is not None else {
             (path, name) for path, link in self._links.items()
             for name in vars(link) if name not in _OWN}
-        self._before: dict[Attribute, tuple[Any, Any]] = {}
+        self._before: dict[Attribute, Any] = {}
         for path, name in names:
             link = self._links[path]
             value = vars(link).get(name, _ABSENT)
-            self._before[path, name] = value, _copied(link, name, value)
+            self._before[path, name] = (
+                value if name in link._params else _noted(value))
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def put_back(self) -> None:
+        """Has links as they were when it was noted, as often as asked."""
         for path, name in self._after():
             if (path, name) not in self._before:
                 del vars(self._links[path])[name]
-        for (path, name), (value, before) in self._before.items():
+        for (path, name), before in self._before.items():
             own = vars(self._links[path])
-            if value is _ABSENT:
+            if before is _ABSENT:
                 own.pop(name, None)
             else:
-                own[name] = _put_back(value, before)
+                own[name] = _put_back(before)
 
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
-        found = set()
-        for path, name in self._after():
-            now = vars(self._links[path])[name]
-            value, before = self._before.get((path, name),
-                                             (_ABSENT, _ABSENT))
-            if now is not value or not _is_equal(now, before):
-                found.add((path, name))
-        return frozenset(found)
+        return frozenset(
+            (path, name) for path, name in self._after()
+            if _is_changed(self._before.get((path, name), _ABSENT),
+                           vars(self._links[path])[name]))
 
     def _after(self) -> list[Attribute]:
         if self._only is not None:
@@ -97,15 +105,16 @@ class Leaf(NamedTuple):
         dtype: Its dtype.
         xp: ``numpy`` or ``cupy``.
         is_variable: Whether it is a variable, not an array.
-        source: Which call made it; None where that cannot be told.
-        stage: Which stage has it.
+        sources: The calls' outputs that it is made of; (): what it is made
+            of is on all stages.
+        stage: Which stage keeps it.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     xp: Any
     is_variable: bool
-    source: Source | None
+    sources: tuple[Source, ...]
     stage: int = 0
 
 
@@ -150,16 +159,20 @@ class State:
             entries.append(Entry(path, name, tree, tuple(
                 Leaf(tuple(array.shape), array.dtype,
                      chainer.backend.get_array_module(array),
-                     isinstance(leaf, chainer.Variable), _source(array))
+                     isinstance(leaf, chainer.Variable), _sources(array))
                 for leaf, array in zip(leaves, arrays, strict=True))))
         return cls(tuple(entries))
 
     def placed(self, stages: Callable[[Source], int]) -> State:
-        """The same with the stage of each leaf."""
+        """The same with the stage of each leaf: of its last source."""
         return State(tuple(entry._replace(leaves=tuple(
-            leaf if leaf.source is None else
-            leaf._replace(stage=stages(leaf.source))
+            leaf._replace(stage=max(map(stages, leaf.sources), default=0))
             for leaf in entry.leaves)) for entry in self.entries))
+
+    def sources(self) -> list[tuple[Source, ...]]:
+        """What each leaf is made of."""
+        return [leaf.sources for entry in self.entries
+                for leaf in entry.leaves]
 
     def only(self, wanted: set[int]) -> State:
         """The entries with these numbers."""
@@ -185,47 +198,86 @@ class State:
             for leaf in entry.leaves)) for entry in self.entries)
 
 
-def _source(array: Any) -> Source | None:
-    if is_ghost(array) and isinstance(array.source, Source):
-        return array.source
-    return None
+def _sources(array: Any) -> tuple[Source, ...]:
+    return tuple(source for source in sources(array)
+                 if isinstance(source, Source))
 
 
-def _copied(link: chainer.Link, name: str, value: Any) -> Any:
-    """A copy of what a forward pass may change in place."""
-    if name in link._params or isinstance(value, chainer.Link):
-        return value
-    if isinstance(value, (list, dict, set)):
-        return copy.copy(value)
-    if name in link._persistent and isinstance(value, numpy.ndarray):
-        return value.copy()
+class _Noted(NamedTuple):
+    """An object that may be changed in place, and what was in it."""
+
+    value: Any
+    content: Any
+
+
+def _noted(value: Any) -> Any:
+    """What a forward pass may change in place, with what is in it.
+
+    Other values are themselves: Python can only put another one in their
+    place.
+    """
+    if isinstance(value, chainer.get_array_types()):
+        # What cannot be written to may be large: a file in memory, say.
+        if is_ghost(value) or not getattr(value.flags, 'writeable', True):
+            return value
+        return _Noted(value, value.copy())
+    if isinstance(value, chainer.Variable):
+        if isinstance(value, chainer.Parameter):
+            return value
+        return _Noted(value, _noted(value._data[0]))
+    if isinstance(value, dict):
+        return _Noted(value, {key: _noted(item)
+                              for key, item in value.items()})
+    if isinstance(value, (list, collections.deque)):
+        return _Noted(value, list(map(_noted, value)))
+    if isinstance(value, tuple) and any(isinstance(item, _CHANGING)
+                                        for item in value):
+        return _Noted(value, list(map(_noted, value)))
+    if isinstance(value, set):
+        return _Noted(value, copy.copy(value))
     return value
 
 
-def _is_equal(now: Any, before: Any) -> bool:
-    """Whether a value that may be changed in place was not."""
-    if now is before:
-        return True
-    if isinstance(now, numpy.ndarray):
-        return bool(numpy.array_equal(now, before))
-    if isinstance(now, list):
-        return len(now) == len(before) and all(
-            one is other for one, other in zip(now, before, strict=True))
-    if isinstance(now, dict):
-        return now.keys() == before.keys() and all(
-            now[key] is before[key] for key in now)
-    return bool(now == before)
-
-
-def _put_back(original: Any, before: Any) -> Any:
+def _put_back(before: Any) -> Any:
     """The same object as before, with what it had in it."""
-    if original is before:
+    if not isinstance(before, _Noted):
         return before
-    if isinstance(original, numpy.ndarray):
-        original[...] = before
-    elif isinstance(original, list):
-        original[:] = before
+    value, content = before
+    if isinstance(value, chainer.get_array_types()):
+        value[...] = content
+    elif isinstance(value, chainer.Variable):
+        value._data[0] = _put_back(content)
+    elif isinstance(value, tuple):
+        for item in content:
+            _put_back(item)
+    elif isinstance(value, dict):
+        value.clear()
+        for key, item in content.items():
+            value[key] = _put_back(item)
+    elif isinstance(value, set):
+        value.clear()
+        value.update(content)
     else:
-        original.clear()
-        original.update(before)
-    return original
+        value.clear()
+        value.extend(map(_put_back, content))
+    return value
+
+
+def _is_changed(before: Any, now: Any) -> bool:
+    """Whether there is another value, or another one in it."""
+    if not isinstance(before, _Noted):
+        return now is not before
+    value, content = before
+    if now is not value:
+        return True
+    if isinstance(value, chainer.get_array_types()):
+        return bool((now != content).any())
+    if isinstance(value, chainer.Variable):
+        return _is_changed(content, value._data[0])
+    if isinstance(value, set):
+        return bool(value != content)
+    if isinstance(value, dict):
+        return list(value) != list(content) or any(
+            _is_changed(content[key], value[key]) for key in content)
+    return len(value) != len(content) or any(
+        map(_is_changed, content, value))

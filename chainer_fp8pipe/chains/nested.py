@@ -37,6 +37,35 @@ def rebuilt(tree: Any, values: list[Any]) -> Any:
     return kind(*items) if hasattr(kind, '_fields') else kind(items)
 
 
+class Fresh:
+    """A call that gets arrays of its own each time it is made.
+
+    A forward pass may write to its batch (``x /= 2``), and the same
+    micro-batch goes through several: rehearsed, traced, in each chunk and
+    again before backward.
+
+    Args:
+        function: What is called.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    def __init__(self, function: Callable, args: tuple,
+                 kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._leaves, self._tree = leaves((args, kwargs))
+
+    def __call__(self) -> Any:
+        args, kwargs = self.arguments()
+        return self._function(*args, **kwargs)
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """What the function is called with."""
+        return rebuilt(self._tree, [
+            leaf if isinstance(leaf, chainer.Variable) else leaf.copy()
+            for leaf in self._leaves])
+
+
 def signature(tree: Any) -> Any:
     """A hashable form of a tree; equal for trees of equal structure.
 

@@ -9,12 +9,13 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
 from ..pipeline.tape import Arrays, Tape
 from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
-from .link_state import State, saved
+from .link_state import Attribute, State, saved
 from .names import Names, reporter_of
 from .parameters import settled
 from .profile import Laps
@@ -33,13 +34,10 @@ class Passes:
     Args:
         names: Of the model's links and parameters.
         where: Says which rank has a chunk.
-        first_chunk: The rank's first one.
     """
 
-    def __init__(self, names: Names, where: Callable[[int], str],
-                 first_chunk: int) -> None:
+    def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self.first_chunk = first_chunk
         self._programs: list[Program] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
@@ -50,8 +48,12 @@ class Passes:
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
         self._after: State | None = None
+        #: What each micro-batch's first run on this rank has found.
+        self._found: dict[int, saved] = {}
         self._marks: dict[Any, tuple[Any, Any]] = {}
         self._reporter = reporter_of(names)
+        #: Of batch normalisations; None: nobody asks for them.
+        self.statistics: BatchStatistics | None = None
 
     def begin(self, step: str, programs: list[Program],
               calls: list[Callable[[], Any]]) -> None:
@@ -63,6 +65,7 @@ class Passes:
             calls: Call the model with each micro-batch.
         """
         self._step, self._programs, self._calls = step, programs, calls
+        self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
         self._before = {
@@ -107,6 +110,7 @@ class Passes:
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
+        self._found = {}
         self._programs, self._calls, self._after = [], [], None
 
     def program(self, micro_batch: int) -> Program:
@@ -130,15 +134,26 @@ class Passes:
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
                 between_calls(place), self._reporter, settled(), \
-                intercepting(run):
+                self._counting(program, chunk), intercepting(run):
             self._calls[micro_batch]()
             run.finish()
+            if program.after:
+                self._keep(program.after, self._now[micro_batch], chunk, run)
             reports = dict(self._reporter.observation)
         for name, value in reports.items():
             if program.reporters.get(name) == chunk:
                 self.reports[micro_batch][name] = _number(run.real(value))
         self._reporter.observation = {}
         return run
+
+    def _counting(self, program: Program, chunk: int
+                  ) -> contextlib.AbstractContextManager[None]:
+        """Links that normalise elsewhere have no statistics here."""
+        if self.statistics is None:
+            return contextlib.nullcontext()
+        return self.statistics.counting(
+            lambda link: program.keepers.get(
+                self.names.of(link) or '', chunk) == chunk)
 
     def put_ghosts(self, program: Program) -> None:
         """Gives links the state of a trace."""
@@ -154,6 +169,10 @@ class Passes:
             yield
         self._reporter.observation = {}
 
+    def reported(self) -> set[str]:
+        """Names of what the present forward pass has reported."""
+        return set(self._reporter.observation)
+
     def untouched(self, program: Program) -> saved:
         """Gives links their attributes back, whatever forward sets."""
         return saved(self.names.links,
@@ -162,16 +181,35 @@ class Passes:
     @contextlib.contextmanager
     def _state(self, micro_batch: int, chunk: int,
                program: Program) -> Iterator[None]:
-        """Sets what links keep to what this micro-batch's run left."""
-        # What Python counts in attributes is counted once per micro-batch.
-        again = (chunk != self.first_chunk or chainer.config.in_recomputing)
-        with self.untouched(program) if again else saved(
-                self.names.links, _state_of(program)):
+        """Sets what links keep to what this micro-batch's run left.
+
+        What Python counts in attributes is counted once per micro-batch: its
+        later runs, of another chunk or before backward, begin with what the
+        first one has found, and leave nothing.
+        """
+        found = self._found.get(micro_batch)
+        if found is None:
+            self._found[micro_batch] = saved(
+                self.names.links, self._counted(program)).note()
+        with saved(self.names.links, _state_of(program)) if (
+                found is None) else self.untouched(program):
+            if found is not None:
+                found.put_back()
             if program.state:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
-            if program.after:
-                self._keep(program.after, self._now[micro_batch], chunk)
+
+    def _counted(self, program: Program) -> set[Attribute]:
+        """Attributes that forward sets, but for those that calls make.
+
+        A link that finds its persistent arrays in its first call does so
+        once.
+        """
+        links = self.names.links
+        return {(path, name) for path, name
+                in program.trace.touched - _state_of(program)
+                if name not in links[path]._persistent
+                or vars(links[path]).get(name) is not None}
 
     def _restore(self, program: Program, values: dict[Source, Any],
                  chunk: int) -> None:
@@ -186,7 +224,7 @@ class Passes:
         state.put(self.names.links, pin)
 
     def _keep(self, after: State, into: dict[Source, Any],
-              chunk: int) -> None:
+              chunk: int, run: Run) -> None:
         """Keeps the arrays that this chunk has, by their next number."""
         number = 0
         for entry in after.entries:
@@ -194,7 +232,8 @@ class Passes:
                 getattr(self.names.links[entry.link], entry.name))
             for leaf, found in zip(entry.leaves, leaves, strict=True):
                 if leaf.stage == chunk:
-                    into[Source(number, 0)] = nested.array_of(found)
+                    into[Source(number, 0)] = run.real(
+                        nested.array_of(found))
                 number += 1
 
 
@@ -265,7 +304,7 @@ def between_calls(place: Place
     return at(place._replace(layer=_BETWEEN))
 
 
-def _state_of(program: Program) -> set[tuple[str, str]]:
+def _state_of(program: Program) -> set[Attribute]:
     """Attributes of links that hold what calls have made."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)

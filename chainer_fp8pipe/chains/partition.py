@@ -1,7 +1,6 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from .cores import measure_cores
 from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
+from .nested import Fresh
 from .parameters import draw, settle
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
@@ -101,8 +101,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
         'profile': profile})
     planned = _is_given(plan, grid.comm)
-    call = functools.partial(model, *_arguments(example)[0],
-                             **_arguments(example)[1])
+    call = Fresh(model, *_arguments(example))
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
     raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
     task = Task(grid.stages, micro_batches, schedule, chunks, limit,
@@ -187,8 +186,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
     limit = _agreed(whole.comm, 'choose_grid', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
         'optimizer_arrays': optimizer_arrays, 'codec': codec})
-    args, kwargs = _arguments(example)
-    call = functools.partial(model, *args, **kwargs)
+    call = Fresh(model, *_arguments(example))
     names, _, trace = _traced(model, call, whole, error=ValueError)
     task = Task(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),

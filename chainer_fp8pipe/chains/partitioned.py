@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
-from .rehearsal import Rehearsal
+from .rehearsal import Mismatch, Rehearsal
 from .trace import Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
@@ -49,7 +48,7 @@ class Form:
     def __init__(self, function: Callable, args: tuple,
                  kwargs: dict[str, Any], state: State | None,
                  place: Place) -> None:
-        self.call = functools.partial(function, *args, **kwargs)
+        self.call = nested.Fresh(function, args, kwargs)
         self.state, self._place = state, place
         leaves, tree = nested.leaves((args, kwargs))
         self._key = (getattr(function, '__func__', function),
@@ -89,7 +88,7 @@ class Partition:
         self.names, self.plan, self.grid = names, plan, grid
         self.trace = program.trace
         self.tracer = tracer
-        self.passes = Passes(names, self.where, grid.stage_index)
+        self.passes = Passes(names, self.where)
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
@@ -98,6 +97,8 @@ class Partition:
         self._programs: collections.OrderedDict[Any, list[Program]] = (
             collections.OrderedDict())
         self._told = False
+        #: Which chunk has the calls of a link that keeps running values.
+        self._keepers: dict[str, int] = {}
         self.live_state: dict[str, bool] = {}
         #: Bytes that each rank may use; None: no limit.
         self.limit: float | None = None
@@ -209,6 +210,10 @@ class Partition:
                 self.passes.put_ghosts(program)
                 form.call()
                 rehearsal.finish()
+                inside = program.trace.inside.keys()
+                if (self.passes.reported() - inside
+                        != program.trace.reports.keys() - inside):
+                    raise Mismatch
         except Exception:   # tracing anew says what is really wrong
             return None
         return rehearsal.labels
@@ -219,7 +224,13 @@ class Partition:
             check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
-        return Program(trace, self.plan, state, self.live_state[mode])
+        program = Program(trace, self.plan, state, self.live_state[mode],
+                          self._keepers)
+        if not program.keepers.keys() <= self._keepers.keys():
+            # Programs that only read these links' values may do so elsewhere.
+            self._programs.clear()
+            self._note_keepers(program)
+        return program
 
     def missing(self, program: Program) -> set[tuple[str, int]]:
         """Parameters that a chunk needs whose rank has not got them.
@@ -323,7 +334,6 @@ class Partition:
 
     def place(self, program: Program) -> None:
         """Says which rank has what, by the calls of training."""
-        stages = self.plan.stages
         homes = self.plan.homes()
         self._used: dict[int, set[str]] = {
             chunk: set() for chunk in range(self.last + 1)}
@@ -332,11 +342,13 @@ class Partition:
             for chunk in chunks or (homes.get(name, self.last),):
                 self._used[chunk].add(name)
         self._note_ranks()
+        self._note_keepers(program)
+
+    def _note_keepers(self, program: Program) -> None:
+        self._keepers |= program.keepers
         me = self.grid.stage_index
-        self._owners = {
-            name: program.stages[number] % stages
-            for number, call in enumerate(program.trace.calls)
-            for name in call.whole}
+        self._owners = {name: chunk % self.plan.stages
+                        for name, chunk in self._keepers.items()}
         self._own_links = {name for name in self.names.links
                            if self._owners.get(name, me) == me}
 

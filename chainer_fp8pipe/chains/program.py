@@ -1,14 +1,14 @@
 """What the ranks do for one form of input: a trace and its stages."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
 
 from ..planning.calls import Source
 from ..planning.plan import Plan
-from ..planning.positions import assign
+from ..planning.positions import Assignment, assign
 from . import nested
 from .ghost import describe_source, is_ghost, sources
 from .link_state import State
@@ -23,6 +23,8 @@ class Program:
         plan: Where the model is cut.
         state: What links had before the run that was traced.
         live: Whether a later run reads what this one leaves in links.
+        keepers: Chunks of links that keep running values, as earlier
+            programs have it; None: this is the first one.
 
     Attributes:
         stages: The chunk of each call.
@@ -32,6 +34,8 @@ class Program:
         wanted: For each chunk the values to keep of its calls.
         reporters: Which chunk knows each reported value, by its name.
         holders: Chunks that use a parameter, by its path.
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
         inner: Paths of parameters that calls read inside of themselves.
         after: What links keep for the next run; None: nothing.
 
@@ -41,14 +45,23 @@ class Program:
     """
 
     def __init__(self, trace: Trace, plan: Plan, state: State | None,
-                 live: bool) -> None:
+                 live: bool, keepers: Mapping[str, int] | None = None
+                 ) -> None:
         self.trace, self.state = trace, state
         self.form, results = _results(trace)
-        assignment = assign(trace.calls, plan.order, plan.cuts, results,
-                            [_sources_of(value)
-                             for value in trace.reports.values()])
+        together = [*map(_sources_of, trace.reports.values()),
+                    *(trace.state.sources() if live else [])]
+
+        def assigned(homes: dict[int, int]) -> Assignment:
+            return assign(trace.calls, plan.order, plan.cuts, results,
+                          together, homes)
+
+        keepers = keepers or {}
+        self.keepers = self._keepers(assigned(self._homes(keepers)).stages)
+        keepers = {**self.keepers, **keepers}
+        assignment = assigned(self._homes(keepers))
         self.stages, self.holders = assignment.stages, assignment.holders
-        self._check_whole(trace)
+        self._check(keepers)
         last = len(plan.cuts)
         crossing = assignment.crossing
         self.incoming = ((), *crossing)
@@ -79,12 +92,23 @@ class Program:
         return frozenset(source for source in found
                          if self.stages[source.call] == chunk)
 
-    def _check_whole(self, trace: Trace) -> None:
+    def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
+        """The chunks of the calls that links' running values go into."""
+        return {number: keepers[name]
+                for number, call in enumerate(self.trace.calls)
+                for name in (*call.whole, *call.reads) if name in keepers}
+
+    def _keepers(self, stages: Sequence[int]) -> dict[str, int]:
         chunks: dict[str, int] = {}
-        for number, call in enumerate(trace.calls):
+        for call, stage in zip(self.trace.calls, stages, strict=True):
             for name in call.whole:
-                if chunks.setdefault(name, self.stages[number]) != (
-                        self.stages[number]):
+                chunks[name] = max(stage, chunks.get(name, 0))
+        return chunks
+
+    def _check(self, keepers: Mapping[str, int]) -> None:
+        for call, stage in zip(self.trace.calls, self.stages, strict=True):
+            for name in (*call.whole, *call.reads):
+                if keepers.get(name, stage) != stage:
                     raise ValueError(
                         f'the calls of link {name}, which keeps running '
                         'values, would be on two ranks for inputs of this '

@@ -59,6 +59,9 @@ class Rehearsal:
     def before_backward(self, outputs: Any) -> None:
         """Allows it: tracing has refused gradients of ghosts."""
 
+    def before_unchain(self, output: Variable) -> None:
+        """Allows it: tracing has refused to unchain ghosts."""
+
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         return call_whole(function, args, kwargs,
                           lambda node: self._calls[self._number - 1].form)
@@ -115,31 +118,42 @@ class Rehearsal:
 
 
 def weights(labels: Sequence[Sequence[tuple[int, int]]],
-            sizes: Sequence[int]) -> list[float]:
+            sizes: Sequence[int], replicas: int = 1) -> list[float]:
     """How much each micro-batch counts in the mean loss.
+
+    Labels that count wherever a loss may leave some out, though it leaves
+    out none now: weights are added over replicas, and another one may.
 
     Args:
         labels: Of each micro-batch, what a rehearsal has counted.
         sizes: Samples of each micro-batch.
+        replicas: How many batches there are beside each other.
 
     Raises:
         ValueError: Several losses leave out labels, and not equally many.
     """
     samples = [float(size) for size in sizes]
-    if len(sizes) == 1 or not any(
-            left for several in labels for _, left in several):
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
         return samples
-    if any(count < 0 for several in labels for count, _ in several):
+    if any(count < 0 for count, _ in every):
         raise ValueError(
             'a loss ignores some of the labels that the model computes '
             'itself, so that nobody knows before how many count; pass '
             'loss_weight=, a function of the batch, to PipelineUpdater')
+    leaves_out = any(left for _, left in every)
     if len({len(several) for several in labels}) == 1:
         table = numpy.array([[float(count) for count, _ in several]
                              for several in labels])
         shares = table / numpy.maximum(table.sum(0), 1)
-        if (abs(shares - shares[:, :1]) < 1e-12).all():
+        # Between replicas, where nobody sees the others' shares, numbers
+        # must be equal.
+        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
+                replicas == 1 or not leaves_out
+                or (table == table[:, :1]).all()):
             return [float(count) for count in table[:, 0]]
+    if not leaves_out:
+        return samples
     raise ValueError(
         'several losses of the model ignore labels, and not equally many of '
         'each micro-batch, so that no weights of micro-batches give the loss '

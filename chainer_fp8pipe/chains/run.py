@@ -79,6 +79,9 @@ class Run:
     def before_backward(self, outputs: Any) -> None:
         """Allows it: tracing has refused gradients of ghosts."""
 
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """Allows it: tracing has refused to unchain ghosts."""
+
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self._inside:
             return function(*args, **kwargs)

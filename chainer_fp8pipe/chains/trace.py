@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -79,11 +79,6 @@ class Trace:
     def describe(self, source: Source) -> str:
         """What messages call a value."""
         return _describe(self.calls, source)
-
-    @functools.cached_property
-    def reads_memory(self) -> bool:
-        """Whether a call reads what an array is a part of."""
-        return any(call.reads_memory for call in self.calls)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -225,7 +220,6 @@ class _Recorder:
         self._ignored: list[tuple[int, Any]] = []
         self._parts: set[Source] = set()    # in memory of larger arrays
         self._given: tuple = ()         # to the call that is being run
-        self._strided = False
         self._once = False
 
     # --- the interceptor -----------------------------------------------------
@@ -271,7 +265,6 @@ class _Recorder:
             if label is not None:
                 self.leave_out(inputs[1], label)
             if isinstance(node, AsStrided):
-                self._strided = True
                 self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
@@ -288,6 +281,19 @@ class _Recorder:
         for leaf in nested.leaves(outputs)[0]:
             if is_ghost(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
+
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """The graph before it is on several ranks, but for a kept state.
+
+        No GhostError, which would have the link around run as one call:
+        also that call's inputs have a graph behind them.
+        """
+        if not self._inside and output.requires_grad and any(
+                output is one for call in self.calls for one in call.ghosts):
+            raise ValueError(
+                f'{user_line()}: unchain_backward() in forward would have '
+                'to cut off what other ranks compute; go on from '
+                'chainer.Variable(x.array), which has no way back, instead')
 
     @property
     def inside(self) -> bool:
@@ -342,6 +348,7 @@ class _Recorder:
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
         call.whole = self._whole(node)
+        call.reads = self._reads(node, inputs)
         hidden = []
         for name, value in attributes_of(node).items():
             found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
@@ -366,8 +373,6 @@ class _Recorder:
                 raise
             if key is not None:
                 self._memo[key] = measured
-        call.reads_memory = call.kind is AsStrided or (
-            measured.form is not None and self._strided)
         call.once = any(map(why_once, self._stack)) or (
             measured.form is not None and self._once)
         self._fill_in(call, number, measured, read, names)
@@ -383,6 +388,8 @@ class _Recorder:
         # The inputs of a call that is run as a whole are seen inside, too.
         call.inner = measured.parameters + (
             names if measured.form is not None else ())
+        call.whole += tuple(self._keeping(
+            name.rpartition('/')[0] or '/' for name in call.inner))
         call.outputs = measured.outputs
         call.forward, call.backward = measured.forward, measured.backward
         call.deferrable = measured.deferrable
@@ -445,17 +452,19 @@ class _Recorder:
         """
         arrays = {id(value) for value in attributes_of(node).values()
                   if isinstance(value, chainer.get_array_types())}
-        found: list[str | None] = []
+        found = []
         for link in self._stack:
             name = self._names.of(link)
+            if name is None:
+                continue
             if name in self._atomic:
-                found += [self._names.of(child) for child in link.links()]
-            elif name is not None and any(
-                    id(vars(link).get(persistent)) in arrays
-                    for persistent in link._persistent):
+                found += [name, *self._keeping(
+                    path for path in self._names.links
+                    if path.startswith(name.rstrip('/') + '/'))]
+            elif any(id(vars(link).get(persistent)) in arrays
+                     for persistent in link._persistent):
                 found.append(name)
-        return tuple(name for name in dict.fromkeys(found)
-                     if name is not None)
+        return tuple(dict.fromkeys(found))
 
     def _ignores(self, node: Any, inputs: tuple, measured: Measured
                  ) -> tuple[int, int | None] | None:
@@ -473,6 +482,30 @@ class _Recorder:
                                        and labels.size == array.size):
                     return label, index
         return label, None
+
+    def _keeping(self, paths: Iterable[str]) -> list[str]:
+        """Those of links that have persistent arrays."""
+        links = self._names.links
+        return [path for path in dict.fromkeys(paths) if any(
+            isinstance(vars(links[path]).get(name),
+                       chainer.get_array_types())
+            for name in links[path]._persistent)]
+
+    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
+        """Links whose persistent arrays a call is given."""
+        arrays = set()
+        for value in (*inputs, *attributes_of(node).values()):
+            array = nested.array_of(value)
+            if isinstance(array, chainer.get_array_types()) and not (
+                    is_ghost(array)):
+                arrays |= {id(array), id(array.base)}
+        if not arrays:
+            return ()
+        return tuple([
+            path for path, link in self._names.links.items()
+            if any(vars(link).get(name) is not None
+                   and id(vars(link)[name]) in arrays
+                   for name in link._persistent)])
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""
@@ -493,7 +526,7 @@ class _Recorder:
             own[name] = with_real(value)
         link = link_of(node)
         self._seen, self._given = set(), inputs
-        self._strided = self._once = False
+        self._once = False
         self._ignored = []
         self._inside += 1
         if link is not None:

@@ -41,8 +41,7 @@ class TracedCall(Call):
         ignores: The label that the function leaves out of its mean, and the
             index of the input that has the labels, None if that cannot be
             told; None: there is none.
-        reads_memory: Whether ``as_strided`` is called, which reads what an
-            array is a part of.
+        reads: Paths of links whose persistent arrays it reads or writes.
     """
 
     kind: Any = None
@@ -55,7 +54,7 @@ class TracedCall(Call):
     inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
-    reads_memory: bool = False
+    reads: tuple[str, ...] = ()
 
 
 class Shape(NamedTuple):

@@ -4,13 +4,14 @@ While there is a block of :func:`intercepting` in any thread, these of Chainer
 7.8.1 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
 (chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
-that has no ``__call__`` of its own, ``Variable.backward`` (variable.py, line
-1489), ``chainer.grad`` (function_node.py, line 1013), and the cross entropy
-that is made of several functions (functions/loss/softmax_cross_entropy.py,
-line 390), whose labels no function sees: an interceptor that has a method
-``leave_out(labels, label)`` is told of what its mean leaves out.  They act in
-the thread of the block only; the others call the originals, with another
-package's patch among them.
+that has no ``__call__`` of its own, ``Variable.backward`` and
+``unchain_backward`` (variable.py, lines 1489 and 1644), ``chainer.backward``
+(_backprop.py, line 15), ``chainer.grad`` (function_node.py, line 1013), and
+the cross entropy that is made of several functions
+(functions/loss/softmax_cross_entropy.py, line 390), whose labels no function
+sees: an interceptor that has a method ``leave_out(labels, label)`` is told of
+what its mean leaves out.  They act in the thread of the block only; the others
+call the originals, with another package's patch among them.
 
 To put them on and take them off costs some 40 us, and Python 3.13 is slower
 after several hundred times (see :class:`.Patch`); :func:`hold` saves that.
@@ -50,10 +51,18 @@ class Interceptor(Protocol):
         """
 
     def before_backward(self, outputs: Any) -> None:
-        """Gradients are asked for: ``backward`` or ``chainer.grad``.
+        """Gradients are asked for: ``backward``, ``chainer.backward`` or
+        ``chainer.grad``.
 
         Args:
             outputs: Of what; a variable or a list of them.
+        """
+
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """A graph is to be cut off: ``unchain_backward``.
+
+        Args:
+            output: Where the graph ends.
         """
 
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
@@ -163,9 +172,19 @@ def _cross_entropy(original: Any) -> Any:
     return loss
 
 
+def _unchain(original: Any) -> Any:
+    def unchain_backward(self: Any) -> Any:
+        if _thread.interceptor is not None:
+            _thread.interceptor.before_unchain(self)
+        return original(self)
+    return unchain_backward
+
+
 _ALL = (Patch(chainer.FunctionNode, 'apply', _apply),
         Patch(chainer.Link, '__call__', _call),
         Patch(chainer.Variable, 'backward', _backward),
+        Patch(chainer.Variable, 'unchain_backward', _unchain),
+        Patch(chainer, 'backward', _backward),
         Patch(chainer, 'grad', _backward),
         Patch(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
               '_double_backward_softmax_cross_entropy', _cross_entropy))

@@ -93,6 +93,9 @@ class _Unchecked:
     def before_backward(self, outputs: Any) -> None:
         """Allows it."""
 
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """Allows it."""
+
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
                   kwargs: Mapping[str, Any], original: Callable[..., Any]
                   ) -> Any:

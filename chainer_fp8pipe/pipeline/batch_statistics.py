@@ -9,7 +9,7 @@ mean and the variance of the whole batch, which follow from those of its parts
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -36,6 +36,20 @@ class BatchStatistics(chainer.LinkHook):
         self._uses: dict[Any, int] = {}
         self._before: list[tuple[Any, ...]] = []
         self._chunk = 0
+        self._here: Callable[[Any], bool] = _everything
+
+    @contextlib.contextmanager
+    def counting(self, here: Callable[[Any], bool]) -> Iterator[None]:
+        """Uses of a link inside count only if ``here(link)``.
+
+        In a partitioned Chain's forward all ranks call all links, whoever
+        normalises.
+        """
+        before, self._here = self._here, here
+        try:
+            yield
+        finally:
+            self._here = before
 
     def next_micro_batch(self, chunk: int = 0) -> None:
         """The next forward passes are of another micro-batch or chunk."""
@@ -62,16 +76,20 @@ class BatchStatistics(chainer.LinkHook):
         link = args.link
         if not _counts(link):
             return
+        if self._here(link):
+            self._note(link, _input(args))
+        self._restore()
+
+    def _note(self, link: Any, x: Any) -> None:
         # A link that normalises over several ranks knows how many there are.
         count = getattr(link, 'group_elements', 0) or (
-            _input(args).size // max(link.avg_mean.size, 1))
+            x.size // max(link.avg_mean.size, 1))
         mean = link.avg_mean.astype(numpy.float64)
         variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
         use = self._uses[link] = self._uses.get(link, -1) + 1
         self._parts.setdefault((link, self._chunk, use), []).append(
             (count, mean, variance))
         self._finetune[link] = link.N > 0
-        self._restore()
 
     def finish(self) -> None:
         """Updates the running averages of all links seen; starts anew."""
@@ -146,6 +164,10 @@ def _counts(link: Any) -> bool:
     return (isinstance(link, BatchNormalization)
             and not isinstance(link, BatchRenormalization)
             and chainer.config.train and not chainer.config.in_recomputing)
+
+
+def _everything(link: Any) -> bool:
+    return True
 
 
 def _input(args: Any) -> Any:

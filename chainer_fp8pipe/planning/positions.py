@@ -12,7 +12,7 @@ between layers, not between time steps.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .calls import Call, Source
@@ -126,7 +126,8 @@ class Assignment(NamedTuple):
 
 def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
            wanted: Sequence[Source] = (),
-           together: Sequence[Sequence[Source]] = ()) -> Assignment:
+           together: Sequence[Sequence[Source]] = (),
+           homes: Mapping[int, int] | None = None) -> Assignment:
     """The stages of a trace's calls.
 
     Args:
@@ -136,12 +137,18 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         wanted: Values that the last stage must have: the loss.
         together: Groups of values: the last stage that makes a value of a
             group must have all values of the group.
+        homes: Stages of some calls, by number, wherever these would be
+            otherwise; a call that a later stage must do is there all the
+            same.
     """
     place = positions(calls, order)
-    floating = _floating(calls)
+    homes = homes or {}
+    floating = _floating(calls, homes)
+    latest = _latest(calls, homes, len(cuts))
     stages: list[int] = []
     for number, call in enumerate(calls):
-        stage = bisect.bisect_right(cuts, place[number])
+        stage = min(max(bisect.bisect_right(cuts, place[number]),
+                        homes.get(number, 0)), latest[number])
         if call.pinned is not None:
             stage = call.pinned
         stages.append(max([stage] + [
@@ -158,12 +165,24 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
                       _holders(calls, stages))
 
 
-def _floating(calls: Sequence[Call]) -> list[bool]:
+def _latest(calls: Sequence[Call], homes: Mapping[int, int], last: int
+            ) -> list[int]:
+    """The last stage that each call may be on, for those with a home."""
+    found = [homes.get(number, last) for number in range(len(calls))]
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            found[source.call] = min(found[source.call], found[number])
+    return found
+
+
+def _floating(calls: Sequence[Call], homes: Mapping[int, int]
+              ) -> list[bool]:
     """Whether each call reads nothing but the batch, by itself or others."""
     found: list[bool] = []
-    for call in calls:
+    for number, call in enumerate(calls):
         found.append(not call.parameters and call.pinned is None
-                     and all(found[source.call] for source in call.inputs))
+                     and number not in homes and all(
+                         found[source.call] for source in call.inputs))
     return found
 
 

@@ -153,6 +153,17 @@ def test_weights_are_labels_that_count_or_samples():
     assert weights([[(-1, 1)]], [5]) == [5]
 
 
+def test_weights_are_in_one_unit_on_all_replicas():
+    """Though one of them has one micro-batch, or leaves out nothing."""
+    assert weights([[(2, 3)]], [5], 2) == [2]
+    assert weights([[(10, 0)], [(8, 0)]], [5, 4], 2) == [10, 8]
+    assert weights([[(10, 0)], [(8, 0)]], [5, 4]) == [10, 8]
+    assert weights([[(2, 3), (2, 3)]], [5], 2) == [2]
+    assert weights([[(5, 0)], [(4, 0), (4, 0)]], [5, 4], 2) == [5, 4]
+    with pytest.raises(ValueError, match='not equally many.*loss_weight'):
+        weights([[(2, 3), (5, 0)]], [5], 2)
+
+
 def test_weights_that_nobody_knows_are_an_error_with_a_remedy():
     with pytest.raises(ValueError, match='labels that the model computes '
                        'itself.*loss_weight='):

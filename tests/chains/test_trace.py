@@ -258,15 +258,12 @@ def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
     assert '(Reshape in /) is a part' in str(caught.value)
     marked = traced(Net(atomic(strided)), X)
     assert called(marked)[1] == ('strided', '/')
-    assert marked.reads_memory
 
 
 def test_an_array_of_its_own_is_strided_anywhere():
     trace = traced(Net(lambda net, h: F.as_strided(
         F.transpose(h), (6, 5), (5, 1), 0)), X)
-    assert trace.reads_memory
     assert not trace.atomic
-    assert not traced(Net(lambda net, h: h), X).reads_memory
 
 
 def test_a_large_model_is_never_in_memory():
@@ -334,6 +331,40 @@ def test_links_that_keep_running_values_stay_whole():
         'BatchRenormalizationFunction', 'BatchNormalization']
     assert all(call.whole == (call.link,) for call in trace.calls
                if call.whole)
+
+
+def test_what_reads_running_values_is_known():
+    norm = L.BatchNormalization(5)
+    net = Net(lambda net, h: net.norm(h) - norm.avg_mean[None])
+    with net.init_scope():
+        net.norm = norm
+    trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'BatchNormalization', '_ - _']
+    with chainer.using_config('train', False):
+        trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'FixedBatchNormalization', '_ - _']
+    assert {call.reads for call in trace.calls} == {(), ('/norm',)}
+    assert not any(call.whole for call in trace.calls)
+
+
+def test_running_values_inside_of_one_call_are_that_call_s():
+    class Normalising(Inner):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.norm = L.BatchNormalization(5)
+
+        def forward(self, x):
+            return Looking.forward(self, self.norm(x))
+    for between in (lambda net, h: net.late(h),
+                    atomic(lambda net, h: net.late.norm(h))):
+        net = Net(between)
+        with net.init_scope():
+            net.late = Normalising()
+        whole, = [call.whole for call in traced(net, X).calls if call.whole]
+        assert '/late/norm' in whole
 
 
 @pytest.mark.parametrize('length', [2, 5])

@@ -36,7 +36,10 @@ class Recorder:
         return original(node, inputs)
 
     def before_backward(self, outputs):
-        pass
+        self.calls.append('backward')
+
+    def before_unchain(self, output):
+        self.calls.append('unchain')
 
     def call_link(self, link, args, kwargs, original):
         self.calls.append((type(link).__name__, len(args), *kwargs))
@@ -95,6 +98,20 @@ def test_functions_that_backward_calls_are_seen(x):
         y.backward()
     assert recorder.calls
     assert numpy.array_equal(x.grad, [[2, 2]])
+
+
+@pytest.mark.parametrize(('way', 'calls'), [
+    (lambda y: y.backward(), ['backward']),
+    (lambda y: chainer.backward([y], [y]), ['backward']),
+    (lambda y: chainer.grad([y], [y]), ['backward']),
+    (lambda y: y.unchain_backward(), ['unchain'])])
+def test_ways_back_are_seen(way, calls):
+    recorder = Recorder()
+    y = F.sum(chainer.Variable(numpy.ones(2, 'f')))
+    with intercepting(recorder):
+        way(y)
+    assert [call for call in recorder.calls if call in (
+        'backward', 'unchain')] == calls
 
 
 def test_what_the_interceptor_returns_is_the_result(model, x):

@@ -82,6 +82,20 @@ def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
     assert_same_averages(parted, whole)
 
 
+def test_what_is_said_not_to_be_done_here_does_not_count():
+    here, elsewhere = (L.BatchNormalization(2) for _ in range(2))
+    statistics = BatchStatistics()
+    batch = np.ones((4, 2), 'f')
+    with chainer.using_config('train', True), statistics, (
+            statistics.counting(lambda link: link is here)):
+        here(batch)
+        elsewhere(batch, finetune=True)
+    statistics.finish()
+    np.testing.assert_allclose(here.avg_mean, .1)
+    assert elsewhere.avg_mean.tolist() == [0, 0]
+    assert elsewhere.N == 0
+
+
 def test_recomputation_and_evaluation_do_not_count():
     link = L.BatchNormalization(2)
     statistics = BatchStatistics()

@@ -71,6 +71,23 @@ def test_nothing_goes_back_to_an_earlier_stage(given):
 
 
 @few
+@given(traces_and_cuts(), st.data())
+def test_a_call_with_a_home_is_there(given, data):
+    """With what it reads before it, and what reads it after it."""
+    calls, order, cuts = given
+    number = data.draw(st.integers(0, len(calls) - 1))
+    home = data.draw(st.integers(0, len(cuts)))
+    stages = assign(calls, order, cuts, homes={number: home}).stages
+    assert stages[number] == home
+    for other, call in enumerate(calls):
+        for source in call.inputs:
+            assert stages[other] >= stages[source.call]
+    now = assign(calls, order, cuts)
+    if now.stages[number] == home and not is_floating(calls)[number]:
+        assert stages == now.stages
+
+
+@few
 @given(traces_and_cuts())
 def test_a_stage_is_what_lies_between_two_cuts(given):
     calls, order, cuts = given

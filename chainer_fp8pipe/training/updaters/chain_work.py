@@ -1,7 +1,6 @@
 """Micro-batches of a partitioned Chain: all ranks see the whole batch."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
 from ...planning.plan import Plan
 from .batch import Batch
-from .together import Opened
+from .together import Opened, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
@@ -51,7 +50,7 @@ class ChainWork:
         self.layers = 0
         self._programs: list[Program] = []
         self._last: dict[str, list[Program]] = {}
-        self._calls: list[Any] = []
+        self._calls: list[nested.Fresh] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
@@ -62,6 +61,7 @@ class ChainWork:
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
+        self._partition.passes.statistics = statistics
         return {chunk: [block] for chunk, block
                 in self._partition.blocks().items()}
 
@@ -155,9 +155,7 @@ class ChainWork:
             self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
-        self._calls = [
-            _copied(form.call) if program.trace.reads_memory else form.call
-            for form, program in zip(forms, self._programs, strict=True)]
+        self._calls = [form.call for form in forms]
         try:
             self._weights = self._weigh(
                 [labels for _, labels in found],
@@ -180,22 +178,16 @@ class ChainWork:
             return first, [], []
         return first, self._weights, self._weights
 
-    def names(self) -> list[str]:
-        """Of what the model reports."""
-        return list(dict.fromkeys(
-            name for program in self._programs for name in program.reporters))
-
-    def sums(self) -> tuple[list[float], list[float]]:
+    def sums(self) -> Sums:
         """Weighted sums of what is reported here, and the weights' sums."""
-        passes = self._partition.passes
-        sums, totals = [], []
-        for name in self.names():
-            pairs = [(weight, reports[name]) for weight, reports
-                     in zip(self._weights, passes.reports, strict=True)
-                     if name in reports]
-            sums.append(sum(weight * value for weight, value in pairs))
-            totals.append(sum(weight for weight, _ in pairs))
-        return sums, totals
+        found: Sums = {name: (0.0, 0.0) for program in self._programs
+                       for name in program.reporters}
+        for weight, reports in zip(
+                self._weights, self._partition.passes.reports, strict=True):
+            for name, value in reports.items():
+                part, whole = found[name]
+                found[name] = part + weight * value, whole + weight
+        return found
 
     def recomputed(self, now: frozenset[int]) -> frozenset[int]:
         """The chunks that run forward twice, after the plan has changed."""
@@ -335,9 +327,10 @@ class ChainWork:
         if step == 'predict':
             return [0.0] * len(sizes)
         if self._loss_weight is not None:
-            return [float(self._loss_weight(*call.args, **call.keywords))
+            return [_weight(self._loss_weight, *call.arguments())
                     for call in self._calls]
-        return weights(labels, sizes)
+        return weights(labels, sizes, self._grid.replicas
+                       if step == 'train' else 1)
 
 
 def recompute_of(model: Any, recompute: Any) -> Any:
@@ -356,14 +349,8 @@ def report(model: Any, means: dict[str, float]) -> None:
             chainer.report({name: value})
 
 
-def _copied(call: functools.partial) -> functools.partial:
-    """The call with arrays that are not parts of the batch.
-
-    ``as_strided`` reads what an array is a part of.
-    """
-    leaves, tree = nested.leaves((call.args, call.keywords))
-    args, kwargs = nested.rebuilt(tree, [leaf.copy() for leaf in leaves])
-    return functools.partial(call.func, *args, **kwargs)
+def _weight(function: Callable, args: tuple, kwargs: Any) -> float:
+    return float(function(*args, **kwargs))
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

@@ -11,7 +11,7 @@ from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place
 from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
-from .together import Opened
+from .together import Opened, Sums
 
 
 class LayerWork:
@@ -104,15 +104,12 @@ class LayerWork:
         """Nothing is to be done together before the work."""
         return ''
 
-    def names(self) -> list[str]:
-        """Of what is reported."""
-        return list(self.head.names)
-
-    def sums(self) -> tuple[list[float], list[float]]:
+    def sums(self) -> Sums:
         """Weighted sums of what is reported, and the weights' sums."""
         if self._grid.stage_index < self._grid.stages - 1:
-            return [0.0] * len(self.names()), [0.0] * len(self.names())
-        return list(self.head.sums.values()), list(self.head.totals.values())
+            return dict.fromkeys(self.head.names, (0.0, 0.0))
+        return {name: (self.head.sums[name], self.head.totals[name])
+                for name in self.head.names}
 
     def recomputed(self, now: frozenset[int]) -> frozenset[int]:
         """As before."""

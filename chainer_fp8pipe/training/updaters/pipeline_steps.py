@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 
 from ...pipeline.batch_statistics import BatchStatistics, give_up
 from ...pipeline.channels import Channels
@@ -26,7 +25,7 @@ from .batch import Batch
 from .chain_work import ChainWork
 from .layer_work import LayerWork
 from .tied_gradients import TiedGradients
-from .together import Opened, Together
+from .together import Opened, Sums, Together
 
 
 class Steps:
@@ -219,14 +218,14 @@ class Steps:
         outputs: list[Any] = []
         sizes = [end - start for start, end in bounds(opened.samples, count)]
 
-        def work() -> list[float]:
+        def work() -> Sums:
             inputs, _, _ = self._deal(opened, count, 'predict', problem)
             parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
                     outputs.extend(self._work.joined(parts, sizes,
                                                      self._model.xp))
-            return []
+            return {}
         self._close('predict', work)
         return self._hand_out(tuple(outputs), wanted)
 
@@ -234,20 +233,13 @@ class Steps:
 
     def _means(self, step: str, work: Callable[[], None]) -> dict[str, float]:
         """Does the work; gives the means of loss and metrics."""
-        names: list[str] = []
-
-        def measured() -> list[float]:
+        def measured() -> Sums:
             work()
-            names.extend(self._work.names())
-            sums, totals = self._work.sums()
-            return [*sums, *totals]
-        sums, totals = numpy.split(self._close(step, measured), 2)
-        return {name: float(part / whole) if whole else 0.0
-                for name, part, whole in zip(names, sums, totals,
-                                             strict=True)}
+            return self._work.sums()
+        return {name: part / whole if whole else 0.0 for name, (part, whole)
+                in self._close(step, measured).items()}
 
-    def _close(self, step: str, work: Callable[[], list[float]]
-               ) -> numpy.ndarray:
+    def _close(self, step: str, work: Callable[[], Sums]) -> Sums:
         try:
             found = self._together.close(step, work, self._give_up)
         except BaseException:       # on all ranks

@@ -43,6 +43,10 @@ class Opened(NamedTuple):
     progress: tuple[float, ...]
 
 
+#: Two numbers by name: a weighted sum, and the sum of the weights.
+Sums = dict[str, tuple[float, float]]
+
+
 class Together:
     """Opens and closes steps on all ranks of a grid.
 
@@ -53,6 +57,8 @@ class Together:
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
         self._broken = ''
+        #: Names that ranks have had sums for, in each kind of step.
+        self._known: dict[str, list[str]] = {}
 
     def open(self, step: str, read: Callable[[], Batch],
              entries: Mapping[str, str] | None = None) -> Opened:
@@ -106,20 +112,20 @@ class Together:
         return Opened(batch, int(header[2]), int(header[3]),
                       tuple(header[4:].tolist()))
 
-    def close(self, step: str, work: Callable[[], list[float]],
-              give_up: Callable[[str], None]) -> numpy.ndarray:
+    def close(self, step: str, work: Callable[[], Sums],
+              give_up: Callable[[str], None]) -> Sums:
         """Does the work; if it fails anywhere, raises everywhere.
 
         Args:
             step: As it was opened.
-            work: Returns numbers to be summed over the ranks, the same
-                number of them on each.  It may wait for other ranks only
-                through channels.
+            work: Returns pairs of numbers to be summed over the ranks, by
+                name; a rank may have names that others have not.  It may
+                wait for other ranks only through channels.
             give_up: Told what happened where this rank failed or another
                 one did; makes ranks that wait for this one fail too.
 
         Returns:
-            The sums, float64, the same on all ranks.
+            The sums, by all names, the same on all ranks.
 
         Raises:
             RemoteError: Another rank failed.
@@ -127,21 +133,25 @@ class Together:
         """
         scope = self._scope(step)
         error: BaseException | None = None
-        numbers: list[float] = []
+        mine: Sums = {}
         try:
-            numbers = work()
+            mine = work()
         except (Exception, SystemExit) as reason:
             error = reason
             give_up(str(reason))
             if not isinstance(reason, RemoteError):
                 show_traceback(self._grid.comm)
-        failed = numpy.array([error is not None], numpy.int32)
-        wait_until(scope.Iallreduce(MPI.IN_PLACE, failed).Test)
-        if failed[0]:
+        known = self._known.setdefault(step, [])
+        outcome = numpy.array([error is not None,
+                               not mine.keys() <= set(known)], numpy.int32)
+        wait_until(scope.Iallreduce(MPI.IN_PLACE, outcome).Test)
+        if outcome[0]:
             self._break(scope, error)
-        sums = numpy.array(numbers, numpy.float64)
-        scope.Allreduce(MPI.IN_PLACE, sums)
-        return sums
+        if outcome[1]:      # once for a name
+            known[:] = dict.fromkeys(
+                name for names in scope.allgather([*known, *mine])
+                for name in names)
+        return _summed(scope, known, mine)
 
     def _break(self, scope: MPI.Comm, error: BaseException | None) -> None:
         """Raises on all ranks what went wrong on some."""
@@ -165,6 +175,16 @@ class Together:
             return 0
         counts = self._grid.data.allgather(samples)
         return sum(counts[:self._grid.replica_index])
+
+
+def _summed(scope: MPI.Comm, names: list[str], mine: Sums) -> Sums:
+    """Sums over all ranks, of the names that one of them has."""
+    numbers = numpy.array([(*mine.get(name, (0., 0.)), name in mine)
+                           for name in names], numpy.float64)
+    scope.Allreduce(MPI.IN_PLACE, numbers)
+    return {name: (float(part), float(whole))
+            for name, (part, whole, ranks) in zip(names, numbers,
+                                                  strict=True) if ranks}
 
 
 def show_traceback(comm: MPI.Comm) -> None:

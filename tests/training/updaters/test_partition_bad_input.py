@@ -65,6 +65,26 @@ def looking(h):
     return -h
 
 
+def unchained(h):
+    h.unchain_backward()            # cut
+    return h
+
+
+def gone_back(h):
+    x = chainer.Variable(h.array)
+    chainer.backward([F.sum(x ** 2)])       # back
+    return h + x.grad
+
+
+@on_ranks(2)
+def test_ways_back_in_forward_are_refused(comm):
+    """They would end where the stage does."""
+    refused(comm, r'bad_input.py:\d+: unchain_backward\(\) in forward .* '
+            r'chainer.Variable\(x.array\)', model=Net(unchained))
+    refused(comm, r'bad_input.py:\d+: a gradient needs .*atomic',
+            model=Net(gone_back))
+
+
 @on_ranks(1, 2)
 def test_a_look_in_the_models_forward_names_the_line_and_atomic(comm):
     line = looking.__code__.co_firstlineno + 1

@@ -1,0 +1,319 @@
+"""What a model's forward changes: the batch, attributes, the graph."""
+import copy
+
+from chainer_fp8pipe import ProcessGrid
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    close,
+    give,
+    gradients,
+    observed,
+    own,
+    running,
+    serially,
+    updater_of,
+    values,
+)
+
+ORDER = [[f'/{name}/W', f'/{name}/b'] for name in 'abcd']
+
+
+def batch_of(seed=0, samples=8):
+    random = numpy.random.RandomState(seed)
+    return (random.randn(samples, 4).astype('f'),
+            random.randint(0, 3, samples).astype('i'))
+
+
+class Layers(chainer.Chain):
+    """Four layers; subclasses do something in between."""
+
+    def __init__(self):
+        super().__init__()
+        numpy.random.seed(1)
+        with self.init_scope():
+            self.a, self.b = L.Linear(4, 5), L.Linear(5, 5)
+            self.c, self.d = L.Linear(5, 5), L.Linear(5, 3)
+
+    def forward(self, x, t):
+        h = F.tanh(self.b(F.tanh(self.a(x))))
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+
+
+def plan_of(*cuts, order=ORDER, schedule='1f1b', again=False, later=0):
+    """Cuts two stages' model before these parameters."""
+    return {'format': 1, 'stages': 2, 'schedule': schedule,
+            'micro_batches': 2, 'order': order,
+            'cuts': [{'before': name, 'calls_later': later}
+                     for name in cuts],
+            'recompute': [again] * (len(cuts) + 1)}
+
+
+def cut(comm, model, *batches, plan=None, **options):
+    plan = plan or plan_of('/c/W')
+    chunks = (len(plan['cuts']) + 1) // 2
+    return updater_of(
+        comm, model, batches or [batch_of()], schedule=plan['schedule'],
+        cut={'plan': plan, 'chunks': chunks},
+        optimizer=chainer.optimizers.SGD(0.), **options)
+
+
+def compare(comm, model, updater, plain, *batches, tolerance=1e-6):
+    """Updates, without learning, have the gradients of plain Chainer."""
+    give(plain, values(comm, model))
+    for batch in batches or [batch_of()]:
+        updater.update()
+        serially(plain, copy.deepcopy(batch), 2)
+        close(gradients(comm, model), own(plain), tolerance)
+
+
+# --- the batch ---------------------------------------------------------------
+
+class Halving(Layers):
+    """Writes to what it is given."""
+
+    def forward(self, x, t):
+        x /= 2
+        return super().forward(x, t)
+
+
+@on_ranks(2)
+def test_forward_may_write_to_its_batch(comm):
+    """Which a micro-batch's other forward passes do not see."""
+    for plan in (plan_of('/c/W', again=True),
+                 plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved')):
+        batch = batch_of()
+        model = Halving()
+        updater = cut(comm, model, batch, plan=plan)
+        compare(comm, model, updater, Halving(), batch_of(), batch_of())
+        numpy.testing.assert_array_equal(batch[0], batch_of()[0])
+
+
+# --- attributes --------------------------------------------------------------
+
+class Averaging(Layers):
+    """Keeps an average of its inputs, which NumPy changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.seen = numpy.zeros(4, 'f'), [numpy.zeros(1, 'f')]
+
+    def forward(self, x, t):
+        self.mean += .5 * (x.mean(axis=0) - self.mean)
+        self.seen[0] += len(x)
+        return super().forward(x - self.mean, t) * float(
+            self.seen[0][0])
+
+
+@on_ranks(2)
+def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
+    model, plain = Averaging(), Averaging()
+    updater = cut(comm, model)
+    assert model.seen[0].tolist() == [0]        # partition() leaves no trace
+    assert model.mean.tolist() == [0] * 4
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.seen[0].tolist() == plain.seen[0].tolist() == [16]
+    numpy.testing.assert_allclose(model.mean, plain.mean)
+
+
+class Counting(Layers):
+    """Counts its calls, and what they have seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.seen = 0, numpy.zeros((), 'f')
+
+    def forward(self, x, t):
+        self.calls += 1
+        self.seen += len(x)
+        h = F.tanh(self.b(F.tanh(self.a(x)) * self.calls))
+        h = F.tanh(self.c(h) * float(self.seen)) * self.calls
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+@pytest.mark.parametrize('plan', [
+    plan_of('/c/W'), plan_of('/c/W', again=True),
+    plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved', again=True)])
+@on_ranks(2)
+def test_a_micro_batch_is_counted_once_however_often_it_runs(comm, plan):
+    """In each chunk, and again before backward."""
+    model, plain = Counting(), Counting()
+    updater = cut(comm, model, plan=plan)
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.calls == plain.calls == 4
+    assert model.seen == plain.seen == 16
+
+
+class Keeping(Layers):
+    """Goes on from what NumPy has made of the batch before."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = self.both = None
+
+    def forward(self, x, t):
+        first = h = F.tanh(self.a(x))
+        if self.kept is not None:
+            h = h + self.kept
+        h = F.tanh(self.b(h))
+        if self.both is not None:
+            h = h + self.both
+        h = F.tanh(self.c(h))
+        self.kept = h.array.copy()
+        self.both = first.array - 2 * h.array.sum(axis=1, keepdims=True)
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+@on_ranks(2)
+def test_state_may_be_made_by_numpy_on_any_stage(comm):
+    model = Keeping()
+    updater = cut(comm, model)
+    plain = [Keeping() for _ in range(2)]
+    for one in plain:
+        give(one, values(comm, model))
+    for _ in range(3):
+        updater.update()
+    for one, few in zip(plain, (slice(0, 4), slice(4, 8)), strict=True):
+        for _ in range(3):
+            one.cleargrads()
+            one(*(array[few] for array in batch_of())).backward()
+    close(gradients(comm, model), {
+        name: (grad + own(plain[1])[name]) / 2
+        for name, grad in own(plain[0]).items()})
+
+
+# --- running averages --------------------------------------------------------
+
+class Normalised(Layers):
+    """Normalises, without parameters, what it is given and what it makes."""
+
+    def __init__(self, **options):
+        super().__init__()
+        with self.init_scope():
+            self.enter = L.BatchNormalization(4, decay=.5, **_BARE)
+            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+
+    def forward(self, x, t):
+        h = self.norm(F.tanh(self.a(self.enter(x))))
+        h = F.tanh(self.c(F.tanh(self.b(h))))
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+_BARE = {'use_gamma': False, 'use_beta': False}
+
+
+def averages(comm, model):
+    """Running averages of the ranks that have them."""
+    return {key: value.copy() for key, value in running(comm, model).items()
+            if isinstance(value, numpy.ndarray)}
+
+
+@on_ranks(2)
+def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
+    """Wherever the rank's other chunk normalises."""
+    found = []
+    for plan in (plan_of('/c/W'), plan_of('/b/W', '/c/W', '/d/W',
+                                          schedule='interleaved')):
+        model = Normalised()
+        updater = cut(comm, model, plan=plan)
+        for _ in range(3):
+            updater.update()
+        found.append(averages(comm, model))
+    close(found[1], found[0])
+    x = batch_of()[0]
+    numpy.testing.assert_allclose(
+        found[0]['/enter', 'avg_mean'], x.mean(axis=0) * .875, 1e-5)
+
+
+class Late(Layers):
+    """Normalises without parameters, behind what is not always there."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+
+    def forward(self, x, t):
+        h = F.dropout(F.tanh(self.a(x)))
+        for _ in range(len(x) % 4):
+            h = F.relu(h)
+        h = F.tanh(self.b(self.norm(h)))
+        loss = F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize(('sizes', 'later', 'owner'), [
+    ((4, 4), 3, 1), ((7, 4), 5, 1), ((4, 7), 4, 0)])
+@on_ranks(2)
+def test_whatever_else_is_called_the_owner_normalises(
+        comm, sizes, later, owner):
+    """Without dropout, as in evaluation, and with less or more before it."""
+    model, plain = Late(), Late()
+    updater = cut(comm, model, *[batch_of(samples=2 * size)
+                                 for size in sizes],
+                  plan=plan_of('/a/W', later=later))
+    before = plain.norm.avg_mean, plain.norm.avg_var
+    for _ in range(2):          # both count
+        updater.update()
+        now = averages(comm, model)
+        found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
+        assert not numpy.equal(found, before).any()
+        before = found
+    assert model.partition._owners == {'/norm': owner}
+    plain.norm.avg_mean[...], plain.norm.avg_var[...] = found
+    give(plain, values(comm, model))
+    loss = observed(model, lambda: updater.evaluate(*batch_of()))['loss']
+    with chainer.using_config('train', False):
+        assert loss == pytest.approx(serially(plain, batch_of(), 2), 1e-6)
+
+
+# --- replicas ----------------------------------------------------------------
+
+class Labelling(Layers):
+    """Several labels for each sample."""
+
+    def forward(self, x, t):
+        loss = F.softmax_cross_entropy(F.stack([
+            self.d(F.tanh(self.c(self.a(x)))) * factor
+            for factor in (1, 2)], axis=2), t)
+        if x[0, 0] > 0:
+            chainer.report({'high': loss}, self)
+        else:
+            chainer.report({'low': loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+@on_ranks(2)
+def test_replicas_count_labels_though_one_ignores_none(comm, micro_batches):
+    """And report what only one of them has."""
+    x, _ = batch_of(0, 16)
+    x[:, 0] = numpy.repeat([1, -1], 8)
+    t = numpy.random.RandomState(3).randint(0, 3, (16, 2)).astype('i')
+    t[:8, 0] = -1
+    mine = slice(8 * comm.rank, 8 * comm.rank + 8)
+    grid = ProcessGrid(comm, 1)
+    model, plain = Labelling(), Labelling()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.), chainermn.create_communicator(
+            'naive', mpi_comm=grid.data)).setup(model)
+    updater = updater_of(grid, model, [(x[mine], t[mine])],
+                         optimizer=optimizer, micro_batches=micro_batches,
+                         example=(x[:4], t[:4]))
+    for _ in range(2):
+        found = observed(model, updater.update)
+        losses = [float(plain(x[few], t[few]).array)
+                  for few in (slice(0, 8), slice(8, 16))]
+        assert found == pytest.approx(
+            {'high': losses[0], 'low': losses[1]}, 1e-5)
+    serially(plain, (x, t), 1)
+    close(gradients(grid.pipeline, model), own(plain))
+    grid.free()
