@@ -7,6 +7,7 @@ run once.
 """
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +21,23 @@ from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
-    condition,
+    describe_source,
     ghost,
     is_ghost,
-    is_poison,
+    line_of,
     looked_at,
     made_up,
+    origin,
     sources,
     used_as_index,
     user_line,
 )
 from .link_state import State, frozen, saved
+from .marks import Marks
 from .measuring import Measured, Measurement, key_of, with_real
 from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
+from .poison import Level, is_poison, reading
 from .traced_call import (
     TracedCall,
     attributes_of,
@@ -115,10 +119,9 @@ class Tracer:
             recorder = _Recorder(self._names, self._memo, self._atomic,
                                  timed)
             try:
-                with condition(False) as conditions:
+                with reading(Level.LOW):
                     trace = self._once(run, recorder, state)
-                if conditions.made:
-                    self._check_conditions(run, trace, state)
+                self._check(run, recorder, state)
                 return trace
             except GhostError:
                 found = recorder.innermost()
@@ -126,27 +129,41 @@ class Tracer:
                     raise
                 self._atomic |= {found}
 
-    def _check_conditions(self, run: Callable[[], Any], trace: Trace,
-                          state: State | None) -> None:
-        """Whether a plain array is indexed by a ghost.
+    def _check(self, run: Callable[[], Any], recorder: _Recorder,
+               state: State | None) -> None:
+        """Whether a value was read that is on another rank.
+
+        Where C code reads ghosts, Python is not asked.  So the model runs
+        again on ghosts with other values in them.
 
         Raises:
-            GhostError: The model calls something else where all conditions
-                hold than where none does.
+            GhostError: A call gets something else then, or another call is
+                made; and not so on the same ghosts as before, as where a
+                model draws from a generator of its own.
         """
-        recorder = _Recorder(self._names, self._memo, self._atomic, False)
-        with condition(True):
-            other = self._once(run, recorder, state)
-        for call, now in zip(trace.calls, other.calls, strict=False):
-            if (call.kind, call.constants) != (now.kind, now.constants) or (
-                    list(call.outputs.values()) != list(
-                        now.outputs.values())):
+        for number, line in self._differences(
+                run, recorder, state, Level.VARIED).items():
+            if number not in self._differences(run, recorder, state,
+                                               Level.LOW):
                 raise GhostError(
-                    f'what {call.name} in {call.link} gets depends on a '
-                    'condition that another rank computes, such as '
-                    'x[y.array > 0]; use chainer.functions.where, or mark '
-                    'the function around it: '
+                    f'{line}: {recorder.said(number)} depends on a value or '
+                    'condition that another rank computes, and that was read '
+                    'past Chainer, such as x[y.array > 0], '
+                    'numpy.asarray(y.array) or x[...] = y.array; use '
+                    'chainer.functions, or mark the function around it: '
                     'chainer_fp8pipe.atomic(function)')
+
+    def _differences(self, run: Callable[[], Any], recorder: _Recorder,
+                     state: State | None, level: Level) -> dict[int, str]:
+        """Calls that are not as before, each with the user's line."""
+        again = _Repeat(recorder)
+        try:
+            with reading(level):
+                self._once(run, again, state)
+        except Exception as error:
+            # What it runs into it has not run into before.
+            again.differ(line_of(error))
+        return again.differences
 
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:
@@ -166,6 +183,7 @@ class Tracer:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
             recorder.refuse_ghosts(self._names.links)
+            recorder.end(dict(reporter.observation))
             touched = frozenset(
                 (path, name) for path, name in attributes.changed()
                 if name not in self._names.links[path]._params)
@@ -203,6 +221,8 @@ class _Recorder:
         self._inside = 0
         self._seen: set[str] = set()
         self._filled: list[chainer.Parameter] = []
+        self.marks = Marks()
+        self.measured: dict[int, Measured] = {}
 
     # --- the interceptor -----------------------------------------------------
 
@@ -276,6 +296,17 @@ class _Recorder:
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
+    def end(self, reports: dict[str, Any]) -> None:
+        """Notes what was reported."""
+        self.marks.end(len(self.calls), reports)
+
+    def said(self, number: int) -> str:
+        """What messages call what a call gets, or the end of the run."""
+        if number >= len(self.calls):
+            return 'what the model reports, or calls at its end,'
+        call = self.calls[number]
+        return f'what call {number} ({call.name} in {call.link}) gets'
+
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:
         """A ghost of what a link keeps from an earlier run."""
@@ -299,6 +330,7 @@ class _Recorder:
             path=tuple(self._first_call[id(link)] for link in self._stack),
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
+        self.marks.add(number, call, node, inputs)
         call.whole = self._whole(node)
         hidden = []
         for name, value in attributes_of(node).items():
@@ -322,6 +354,7 @@ class _Recorder:
                 raise
             if key is not None:
                 self._memo[key] = measured
+        self.measured[number] = measured
         self._fill_in(call, number, measured, read, names)
         call.ignores = ignored_label(node)
         self.calls.append(call)
@@ -343,6 +376,10 @@ class _Recorder:
             [source for index in measured.kept_inputs
              for source in read[index] if isinstance(source, Source)]
             + [Source(number, index) for index in measured.kept_outputs])
+        self._make_ghosts(call, number, measured)
+
+    def _make_ghosts(self, call: TracedCall, number: int, measured: Measured
+                     ) -> None:
         made = {key: ghost(value.shape, value.dtype, Source(number, key),
                            measured.modules[key], self.token)
                 for key, value in measured.outputs.items()}
@@ -369,7 +406,14 @@ class _Recorder:
                 f'{user_line()}: a value of an earlier batch or micro-batch '
                 'is used; keep state in attributes of links, or compute it '
                 'anew')
-        return sources(array)
+        found = sources(array)
+        if is_ghost(array) and not found:
+            raise GhostError(
+                f'{user_line()}: the array of {describe_source(origin(array))}'
+                ' is used, which is on one rank; use the parameter itself, or'
+                ' mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
+        return found
 
     def _link(self) -> str:
         return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
@@ -424,6 +468,47 @@ class _Recorder:
                 place_array(parameter, ghost(
                     parameter.shape, parameter.dtype,
                     self._names.of(parameter)))
+
+
+class _Repeat(_Recorder):
+    """Has the calls of a run made again, with outputs of the same shapes.
+
+    Attributes:
+        differences: Numbers of the calls that are not as they were, each
+            with the user's line.
+    """
+
+    def __init__(self, first: _Recorder) -> None:
+        super().__init__(first._names, {}, first._atomic, False)
+        self._first = first
+        self.differences: dict[int, str] = {}
+
+    def differ(self, line: str) -> None:
+        """Notes that it goes another way from here."""
+        self.differences.setdefault(len(self.calls), line)
+
+    def end(self, reports: dict[str, Any]) -> None:
+        super().end(reports)
+        if not self._first.marks.is_same(self.marks, len(self.calls)):
+            self.differ(user_line())
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self.calls)
+        call = copy.copy(self._first.calls[number])
+        again = TracedCall(
+            node.label, self._link(), kind=kind_of(node),
+            constants=constants_of(node))
+        self.marks.add(number, again, node, inputs)
+        if not self._first.marks.is_same(self.marks, number):
+            self.differ(user_line())
+            if not self._first.marks.is_alike(self.marks, number):
+                raise GhostError('the model goes another way')
+        self.calls.append(call)
+        if call.error is not None:
+            raise call.error
+        self._make_ghosts(call, number, self._first.measured[number])
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
 
 
 class _ghost_parameters:
