@@ -274,7 +274,8 @@ def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
-            _said(source, array.traced) for source in array.recipe.sources)
+            _said(source, array.traced) for source in array.recipe.sources
+            or (origin(array).source,))
     return _said(array.source, array.traced)
 
 
