@@ -446,3 +446,52 @@ def test_a_parameters_own_array_is_no_input():
         traced(Net(lambda net, h: h * net.inner.linear.b.array), X)
     with pytest.raises(GhostError, match='parameter /inner/linear/b is used'):
         traced(Net(lambda net, h: h * (net.inner.linear.b.array * 2)), X)
+
+
+def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
+    """Also where that is the values of arrays."""
+    class Longest(chainer.FunctionNode):
+        def forward(self, inputs):
+            x, lengths = inputs
+            return x[:, :lengths.max()],
+
+        def backward(self, indexes, gradients):
+            return F.pad(gradients[0], ((0, 0), (
+                0, 5 - gradients[0].shape[1])), 'constant'), None
+
+    def several(net, h):
+        made = [h[numpy.arange(6) >= place] for place in (1, 2)]
+        made += [F.split_axis(h, numpy.array([place]), 1)[0]
+                 for place in (1, 2)]
+        made += [h[True], h[1], h[:, 1:], h[:, 2:]]
+        made += [F.sum(h, axis=axis) for axis in (None, 0)]
+        made += [Longest().apply((h, numpy.full(6, length)))[0]
+                 for length in (2, 3)]
+        assert [one.shape for one in made] == [
+            (5, 5), (4, 5), (6, 1), (6, 2), (1, 6, 5), (5,), (6, 4), (6, 3),
+            (), (5,), (6, 2), (6, 3)]
+        return h
+    traced(Net(several), X)
+
+
+def test_words_do_not_make_other_calls():
+    runs = []
+
+    def embedded(net, h):
+        for word in range(4):
+            h = h + net.embed(numpy.full(6, word, 'i'))
+        return h
+    net = Net(embedded)
+    with net.init_scope():
+        net.embed = L.EmbedID(5, 5)
+    kind = F.connection.embed_id.EmbedIDFunction
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, 'forward', lambda self, inputs, original=(
+            kind.forward): runs.append(1) or original(self, inputs))
+        traced(net, X)
+    assert len(runs) == 1
+
+
+def test_an_index_of_computed_conditions_is_a_look():
+    with pytest.raises(GhostError, match='indexing by a condition'):
+        traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
