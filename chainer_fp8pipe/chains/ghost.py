@@ -150,7 +150,7 @@ def _class(base: type) -> type:
                 name.startswith('__') or name in _OPEN or name in own):
             own[name] = _shut(name)
     if base is numpy.ndarray:
-        # Else shapes could be set in place; those of real arrays stay.
+        # A shape that was set in place would be that of the ghost alone.
         own['__setattr__'] = _set_attribute
     return type('Ghost', (_Ghost, base), own)
 
@@ -350,6 +350,7 @@ _BITS[:2] = 1, 0
 
 
 def _made_up(array: Any, otherwise: bool = False) -> Any:
+    """Made-up values, or others."""
     xp = _module(array)
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME[::-1] if otherwise else _SOME,

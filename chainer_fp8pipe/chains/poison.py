@@ -35,7 +35,8 @@ _LONGEST = 1 << 20
 def reading(level: Level) -> Iterator[None]:
     """Inside, C code finds the values of a level in ghosts.
 
-    In those that are made inside; in ``LOW``, in others, too.
+    In those that are made inside; in ``LOW``, in others, too.  It is for all
+    threads: only one of them runs models.
     """
     before = _level[0]
     _set(level)

@@ -48,6 +48,10 @@ from .traced_call import (
 )
 from .whole import LinkCall, call_whole, is_marked, link_of
 
+OTHER_CALLS = (
+    'the model makes other calls each time, for the same inputs; what it '
+    'calls must depend on its inputs and on numpy.random only')
+
 
 class Trace:
     """The calls of one run of a model.
@@ -138,32 +142,40 @@ class Tracer:
 
         Raises:
             GhostError: A call gets something else then, or another call is
-                made; and not so on the same ghosts as before, as where a
-                model draws from a generator of its own.
+                made.
+            ValueError: The model makes other calls each time.
         """
-        for number, line in self._differences(
-                run, recorder, state, Level.VARIED).items():
-            if number not in self._differences(run, recorder, state,
-                                               Level.LOW):
-                raise GhostError(
-                    f'{line}: {recorder.said(number)} depends on a value or '
-                    'condition that another rank computes, and that was read '
-                    'past Chainer, such as x[y.array > 0], '
-                    'numpy.asarray(y.array) or x[...] = y.array; use '
-                    'chainer.functions, or mark the function around it: '
-                    'chainer_fp8pipe.atomic(function)')
+        found = self._repeated(run, recorder, state, Level.VARIED).differences
+        if not found:
+            return
+        # What differs for the same ghosts, too, says nothing: a model may
+        # draw from a generator of its own.  Twice, as it may take turns.
+        same = [self._repeated(run, recorder, state, Level.LOW)
+                for _ in range(2)]
+        if same[0].lost != same[1].lost:
+            raise ValueError(OTHER_CALLS)
+        for number, line in found.items():
+            if any(number in again.differences for again in same):
+                continue
+            raise GhostError(
+                f'{line}: {recorder.said(number)} depends on a value or '
+                'condition that another rank computes, and that was read '
+                'past Chainer, such as x[y.array > 0], '
+                'numpy.asarray(y.array) or x[...] = y.array; use '
+                'chainer.functions, or mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
 
-    def _differences(self, run: Callable[[], Any], recorder: _Recorder,
-                     state: State | None, level: Level) -> dict[int, str]:
-        """Calls that are not as before, each with the user's line."""
+    def _repeated(self, run: Callable[[], Any], recorder: _Recorder,
+                  state: State | None, level: Level) -> _Repeat:
+        """A run that says what is not as before."""
         again = _Repeat(recorder)
         try:
             with reading(level):
                 self._once(run, again, state)
         except Exception as error:
             # What it runs into it has not run into before.
-            again.differ(line_of(error))
-        return again.differences
+            again.differ(line_of(error), lost=True)
+        return again
 
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:
@@ -476,33 +488,39 @@ class _Repeat(_Recorder):
     Attributes:
         differences: Numbers of the calls that are not as they were, each
             with the user's line.
+        lost: Whether other calls are made from some place on.
     """
 
     def __init__(self, first: _Recorder) -> None:
         super().__init__(first._names, {}, first._atomic, False)
         self._first = first
         self.differences: dict[int, str] = {}
+        self.lost = False
 
-    def differ(self, line: str) -> None:
-        """Notes that it goes another way from here."""
+    def differ(self, line: str, lost: bool) -> None:
+        """Notes that the next call, or what comes in its place, differs."""
         self.differences.setdefault(len(self.calls), line)
+        self.lost = self.lost or lost
 
     def end(self, reports: dict[str, Any]) -> None:
         super().end(reports)
-        if not self._first.marks.is_same(self.marks, len(self.calls)):
-            self.differ(user_line())
+        self._compare(len(self.calls))
+
+    def _compare(self, number: int) -> None:
+        first = self._first.marks
+        if not first.is_same(self.marks, number):
+            self.differ(user_line(), not first.is_alike(self.marks, number))
 
     def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         number = len(self.calls)
-        call = copy.copy(self._first.calls[number])
         again = TracedCall(
             node.label, self._link(), kind=kind_of(node),
             constants=constants_of(node))
         self.marks.add(number, again, node, inputs)
-        if not self._first.marks.is_same(self.marks, number):
-            self.differ(user_line())
-            if not self._first.marks.is_alike(self.marks, number):
-                raise GhostError('the model goes another way')
+        self._compare(number)
+        if self.lost:
+            raise GhostError('the model goes another way')
+        call = copy.copy(self._first.calls[number])
         self.calls.append(call)
         if call.error is not None:
             raise call.error

@@ -1,4 +1,5 @@
 """What a trace says of a model, and what it leaves behind: nothing."""
+import itertools
 import tracemalloc
 
 from chainer_fp8pipe import atomic, deferred
@@ -422,6 +423,10 @@ def test_what_a_model_draws_itself_is_no_look():
         h = h + own.randn(6, 5).astype('f')
         return F.where(numpy.random.rand(6, 5) > .5, h, -h)
     assert len(traced(Net(noisy), X).calls) == 6
+
+    turns = itertools.cycle([F.relu, F.tanh])
+    with pytest.raises(ValueError, match='other calls each time'):
+        traced(Net(lambda net, h: next(turns)(h)), X)
 
     def noisy_and_looking(net, h):
         return READS['mask'](net, h + own.randn(6, 5).astype('f'))
