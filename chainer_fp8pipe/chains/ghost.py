@@ -428,7 +428,7 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
                      for array in arrays):
         with contextlib.suppress(IndexError, ValueError):   # 1 is no index
             other = _tried(function, arrays, tree, one, True)
-            if numpy.shape(other) != array.shape:
+            if getattr(other, 'shape', ()) != array.shape:
                 raise looked_at(one, f'the shape of the result of {name}')
     return array.shape, array.dtype, _module(array)
 
