@@ -8,6 +8,7 @@ the rank that uses the result, with the real values.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import chainer
 import numpy
 
 from ..planning.calls import Source
-from . import nested
+from . import nested, poison
 
 #: Attributes that say nothing about the data.
 _OPEN = frozenset(('shape', 'dtype', 'ndim', 'size', 'nbytes', 'itemsize',
@@ -35,11 +36,20 @@ _INTERFACES = frozenset(('__array_interface__', '__array_struct__',
 _LIKE = frozenset((numpy.zeros_like, numpy.ones_like, numpy.empty_like,
                    numpy.full_like))
 _TEXTS = frozenset((numpy.array2string, numpy.array_repr, numpy.array_str))
-_SHAPES = frozenset((numpy.shape, numpy.ndim, numpy.size))
-#: Functions whose result's shape depends on the data, or that write.
-_UNKNOWN = frozenset((numpy.nonzero, numpy.flatnonzero, numpy.argwhere,
-                      numpy.unique, numpy.array_equal, numpy.allclose,
-                      numpy.copyto, numpy.put, numpy.place, numpy.putmask))
+_SHAPES = frozenset((
+    numpy.shape, numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
+    numpy.common_type, numpy.min_scalar_type, numpy.iscomplexobj,
+    numpy.isrealobj))
+#: Functions whose result's shape depends on the data, or that write.  Found
+#: by name, as not every NumPy has all of them.
+_UNKNOWN = frozenset(getattr(numpy, name) for name in (
+    'nonzero', 'flatnonzero', 'argwhere', 'unique', 'unique_all',
+    'unique_counts', 'unique_inverse', 'unique_values', 'extract', 'compress',
+    'bincount', 'setdiff1d', 'setxor1d', 'union1d', 'intersect1d',
+    'trim_zeros', 'roots', 'polymul', 'histogram_bin_edges', 'array_equal',
+    'array_equiv', 'allclose', 'copyto', 'put', 'place', 'putmask',
+    'put_along_axis', 'fill_diagonal', 'save', 'savez', 'savez_compressed',
+    'savetxt', 'shares_memory', 'may_share_memory') if hasattr(numpy, name))
 
 
 class Recipe(NamedTuple):
@@ -80,11 +90,13 @@ class _Ghost:
             return function(_made_up(self), *args[1:], **{
                 'order': 'C', 'subok': False, **kwargs})
         if function in _SHAPES:
-            return function(_stand_in(self), *args[1:], **kwargs)
+            return function(*map(_stand_in, args), **kwargs)
         if function in _TEXTS:
             return repr(self)
         if function in _UNKNOWN:
             raise looked_at(self, f'numpy.{function.__name__}')
+        if kwargs.get('out') is not None:
+            raise looked_at(self, f'numpy.{function.__name__}(out=...)')
         return derived(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> Any:
@@ -128,14 +140,18 @@ def _class(base: type) -> type:
 
     Open attributes are the array's own, in C: every function reads shapes.
     """
-    own: dict[str, Any] = {'T': property(
-        lambda self: derived(numpy.transpose, (self,), {}))}
+    own: dict[str, Any] = {
+        'T': _property(numpy.transpose), 'mT': _property(_transposed),
+        'real': _property(numpy.real), 'imag': _property(numpy.imag)}
     for name in dir(base):
         if name in _LATER:
             own[name] = _later(name)
         elif name in _INTERFACES or not (
                 name.startswith('__') or name in _OPEN or name in own):
             own[name] = _shut(name)
+    if base is numpy.ndarray:
+        # A shape that was set in place would be that of the ghost alone.
+        own['__setattr__'] = _set_attribute
     return type('Ghost', (_Ghost, base), own)
 
 
@@ -145,10 +161,22 @@ def _later(name: str) -> Callable:
     return method
 
 
+def _property(function: Callable) -> property:
+    return property(lambda self: derived(function, (self,), {}))
+
+
+def _transposed(array: Any) -> Any:
+    return array.swapaxes(-1, -2)
+
+
 def _shut(name: str) -> property:
     def look(self: Any) -> Any:
         raise looked_at(self, f'.{name}')
     return property(look)
+
+
+def _set_attribute(self: Any, name: str, value: Any) -> None:
+    raise looked_at(self, f'.{name} = ...')
 
 
 def ghost(shape: tuple[int, ...], dtype: Any,
@@ -166,12 +194,13 @@ def ghost(shape: tuple[int, ...], dtype: Any,
     dtype = numpy.dtype(dtype)
     array: Any
     if xp is numpy:
-        array = numpy.ndarray.__new__(
-            _class(numpy.ndarray), shape, dtype, _poison(dtype), 0,
-            (0,) * len(shape))
+        memory, strides = poison.buffer(shape, dtype)
+        array = numpy.ndarray.__new__(_class(numpy.ndarray), shape, dtype,
+                                      memory, 0, strides)
     else:
         array = _device_ghost(shape, dtype, xp)
-    array.source, array.traced = source, trace
+    own = array.__dict__
+    own['source'], own['traced'] = source, trace
     return array
 
 
@@ -189,6 +218,14 @@ def sources(array: Any) -> tuple[Source, ...]:
     return (array.source,) if isinstance(array.source, Source) else ()
 
 
+def origin(array: Any) -> Any:
+    """The first ghost that a ghost is made of."""
+    while array.recipe is not None:
+        array = next(filter(is_ghost, map(nested.array_of,
+                                          array.recipe.leaves)))
+    return array
+
+
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     """A ghost of what NumPy would make of ghosts."""
     leaves, tree = nested.leaves((args, kwargs))
@@ -196,7 +233,7 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     ghosts = [nested.array_of(leaf) for leaf in leaves
               if is_ghost(nested.array_of(leaf))]
     result = ghost(shape, dtype, None, xp, ghosts[0].traced)
-    result.recipe = Recipe(function, tuple(leaves), tree, tuple(
+    result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
         dict.fromkeys(one for array in ghosts for one in sources(array))))
     return result
 
@@ -225,19 +262,10 @@ def looked_at(array: Any, what: str) -> GhostError:
         'mark the function around it: chainer_fp8pipe.atomic(function)')
 
 
-def is_poison(error: IndexError) -> bool:
-    """Whether an index was out of bounds because a ghost has no data."""
-    return any(f'index {_poison(numpy.dtype(kind))} is' in str(error)
-               for kind in 'iqIQ')
-
-
 def used_as_index(error: IndexError) -> GhostError:
     """The error for a ghost that was an index of another array."""
-    place: Any = error.__traceback__
-    while place.tb_next is not None:
-        place = place.tb_next
     return GhostError(
-        f'{_user_line(place.tb_frame)}: an index needs a value which is on '
+        f'{line_of(error)}: an index needs a value which is on '
         'another rank. Mark the function around it: '
         'chainer_fp8pipe.atomic(function), or use chainer.functions')
 
@@ -246,13 +274,22 @@ def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
-            _said(source, array.traced) for source in array.recipe.sources)
+            _said(source, array.traced) for source in array.recipe.sources
+            or (origin(array).source,))
     return _said(array.source, array.traced)
 
 
 def user_line() -> str:
     """Where the user's code is: the innermost line outside of libraries."""
     return _user_line(sys._getframe(1))
+
+
+def line_of(error: Exception) -> str:
+    """Where the user's code is in which an error came up."""
+    place: Any = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    return _user_line(place.tb_frame)
 
 
 def _user_line(frame: Any) -> str:
@@ -288,10 +325,10 @@ class _Method:
     """An array's method, by name."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.__name__ = name
 
     def __call__(self, array: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, self._name)(*args, **kwargs)
+        return getattr(array, self.__name__)(*args, **kwargs)
 
 
 _method = functools.lru_cache(None)(_Method)
@@ -301,84 +338,36 @@ def _get_item(array: Any, index: Any) -> Any:
     return array[index]
 
 
-class condition:
-    """A ``with`` block in which ghosts of conditions read as one value.
-
-    NumPy does not ask before it indexes a plain array by a ghost.
-
-    Args:
-        value: True or False.
-
-    Attributes:
-        made: How many ghosts of conditions were made inside.
-    """
-
-    def __init__(self, value: bool) -> None:
-        self._poison = numpy.full((), value)
-        self._poison.flags.writeable = False
-        self.made = 0
-
-    def __enter__(self) -> condition:
-        self._before = _conditions[0]
-        _conditions[0] = self
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _conditions[0] = self._before
-
-    def poison(self) -> numpy.ndarray:
-        """The one element of such a ghost."""
-        self.made += 1
-        return self._poison
-
-
-_conditions = [condition(False)]
-
-
-def _poison(dtype: numpy.dtype) -> numpy.ndarray:
-    return (_conditions[0].poison() if dtype.kind == 'b'
-            else _poison_of(dtype))
-
-
-@functools.lru_cache(None)
-def _poison_of(dtype: numpy.dtype) -> numpy.ndarray:
-    """What C code finds that reads a ghost all the same.
-
-    All ghosts share it: C code that writes must fail.
-    """
-    poison = numpy.zeros((), dtype)
-    if dtype.kind in 'fc':
-        poison[...] = numpy.nan
-    elif dtype.kind == 'i':
-        poison[...] = numpy.iinfo(dtype).min
-    elif dtype.kind == 'u':
-        poison[...] = numpy.iinfo(dtype).max
-    poison.flags.writeable = False
-    return poison
-
-
 def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:
     one = xp.empty((), dtype)
-    one.fill(_poison(dtype).item())
+    one.fill(poison.value(dtype))
     return xp.broadcast_to(one, shape).view(array_class=_class(xp.ndarray))
 
 
 _SOME = numpy.random.RandomState(0).uniform(.01, .1, 10007)
+_BITS = numpy.random.RandomState(0).randint(0, 2, 10007)
+_BITS[:2] = 1, 0
 
 
-def _made_up(array: Any) -> Any:
+def _made_up(array: Any, otherwise: bool = False) -> Any:
+    """Made-up values, or others."""
     xp = _module(array)
     if array.dtype.kind == 'f':
-        values = numpy.resize(_SOME, array.shape).astype(array.dtype)
+        values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
+                              array.shape).astype(array.dtype)
         if array.ndim > 1 and array.shape[-1] == array.shape[-2]:
             diagonal = numpy.arange(array.shape[-1])
             values[..., diagonal, diagonal] = .9
-        return values if xp is numpy else xp.asarray(values)
-    return xp.zeros(array.shape, array.dtype)
+    elif otherwise:
+        values = numpy.resize(_BITS, array.shape).astype(array.dtype)
+    else:
+        return xp.zeros(array.shape, array.dtype)
+    return values if xp is numpy else xp.asarray(values)
 
 
-def _stand_in(array: Any) -> numpy.ndarray:
-    return numpy.broadcast_to(numpy.zeros((), array.dtype), array.shape)
+def _stand_in(array: Any) -> Any:
+    return numpy.broadcast_to(numpy.zeros((), array.dtype),
+                              array.shape) if is_ghost(array) else array
 
 
 def _module(array: Any) -> Any:
@@ -395,32 +384,76 @@ def _result(function: Callable, leaves: list[Any], tree: Any
     arrays = [nested.array_of(leaf) for leaf in leaves]
     key: Any
     try:
-        key = None
-        # The values of a real index decide about the result's shape.
-        if (all(map(is_ghost, arrays))
-                or isinstance(function, numpy.ufunc)):
-            key = (function, nested.signature(tree), tuple(
-                (array.shape, array.dtype, type(array)) for array in arrays))
+        key = (function, nested.signature(tree), tuple(
+            (array.shape, array.dtype, type(array)) for array in arrays))
         found = _known.get(key)
     except TypeError:
         key = found = None
-    if found is None:
-        args, kwargs = nested.rebuilt(tree, [
-            _made_up(array) if is_ghost(array) else array
-            for array in arrays])
-        value = function(*args, **kwargs)
-        if isinstance(value, (tuple, list)):
-            raise GhostError(
-                f'{user_line()}: {getattr(function, "__name__", function)} '
-                'returns several arrays, of which ghosts cannot be made; use '
-                'Chainer\'s function, or chainer_fp8pipe.atomic')
-        array = numpy.asarray(value) if numpy.isscalar(value) else value
-        found = array.shape, array.dtype, _module(array)
+    # The values of a real index decide about the result's shape.
+    if found is None or not (isinstance(function, numpy.ufunc)
+                             or all(map(is_ghost, arrays))):
+        found = _found_out(function, arrays, tree, found is None)
         if key is not None:
             if len(_known) > 4096:
                 _known.clear()
             _known[key] = found
     return found
+
+
+def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
+               ) -> tuple[tuple[int, ...], Any, Any]:
+    """Shape, dtype and module of what a function makes of made-up values.
+
+    Args:
+        function: What is applied.
+        arrays: To what.
+        tree: Which holds the arrays.
+        twice: Whether to see that other values give the same.
+
+    Raises:
+        GhostError: It writes to an array, or these depend on the values.
+    """
+    one = next(filter(is_ghost, arrays))
+    name = getattr(function, '__name__', str(function))
+    value = _tried(function, arrays, tree, one, False)
+    if isinstance(value, (tuple, list)):
+        raise GhostError(
+            f'{user_line()}: {name} returns several arrays, of which ghosts '
+            'cannot be made; use Chainer\'s function, or '
+            'chainer_fp8pipe.atomic')
+    array = numpy.asarray(value) if numpy.isscalar(value) else value
+    if not isinstance(array, chainer.get_array_types()):
+        raise looked_at(one, name)
+    if twice and any(is_ghost(array) and array.dtype.kind in 'biu'
+                     for array in arrays):
+        with contextlib.suppress(IndexError, ValueError):   # 1 is no index
+            other = _tried(function, arrays, tree, one, True)
+            if getattr(other, 'shape', ()) != array.shape:
+                raise looked_at(one, f'the shape of the result of {name}')
+    return array.shape, array.dtype, _module(array)
+
+
+def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
+           otherwise: bool) -> Any:
+    args, kwargs = nested.rebuilt(tree, [
+        _made_up(array, otherwise) if is_ghost(array) else _read_only(array)
+        for array in arrays])
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        if not any(said in str(error) for said in (
+                'read-only', 'output array is not acceptable')):
+            raise
+    raise looked_at(one, 'writing to another array')
+
+
+def _read_only(array: Any) -> Any:
+    """The same array; what writes made-up values to it must fail."""
+    if not isinstance(array, numpy.ndarray):
+        return array
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _said(source: Source | str | None, trace: Any) -> str:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import tracemalloc
 import weakref
 from collections.abc import Callable, Mapping
@@ -227,11 +228,16 @@ def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
     if isinstance(node, Whole) or type(node).__name__ == 'Forget':
         return None
     own = attributes_of(node)
+    kind = kind_of(node)
+    # What Chainer's functions give has no shape that depends on an input's
+    # values, and words are others in each call of an EmbedID.
+    form = (_shape if kind.__module__.partition('.')[0] == 'chainer'
+            else _hashable)
     try:
-        return (kind_of(node), tuple(sorted(
+        return (kind, tuple(sorted(
             (name, _hashable(value)) for name, value in own.items()
             if name not in CHAINERS)),
-            tuple((x.shape, x.dtype.str, isinstance(x, chainer.Variable)
+            tuple((form(nested.array_of(x)), isinstance(x, chainer.Variable)
                    and x.requires_grad) for x in inputs),
             chainer.config.enable_backprop, chainer.config.train)
     except TypeError:
@@ -239,14 +245,26 @@ def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
+    """Equal where a call gives the same shapes; True is not 1."""
     if isinstance(value, chainer.Variable):
         value = value._data[0]
     if isinstance(value, chainer.get_array_types()):
-        return value.shape, value.dtype.str
+        # Numbers and conditions may be an index.
+        if value.dtype.kind not in 'biu' or is_ghost(value):
+            return is_ghost(value), _shape(value)
+        content = value.tobytes()
+        return _shape(value), (content if len(content) < 4096
+                               else hashlib.sha256(content).digest())
     if isinstance(value, (list, tuple)):
-        return tuple(map(_hashable, value))
+        return type(value), tuple(map(_hashable, value))
+    if isinstance(value, slice):
+        return slice, _hashable((value.start, value.stop, value.step))
     hash(value)
-    return value
+    return type(value), value
+
+
+def _shape(array: Any) -> Any:
+    return array.shape, array.dtype.str
 
 
 def _real(array: Any, factor: float = 1.0) -> Any:

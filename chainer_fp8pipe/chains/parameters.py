@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -168,6 +169,36 @@ def lazily_shaped(names: Any, recorder: Any
                   ) -> contextlib.AbstractContextManager:
     """Inside, a model's parameters get ghosts when they are initialized."""
     return creating(_ShapesOnly(names, recorder))
+
+
+def without_shapes(always: bool) -> Callable[[Callable], Callable]:
+    """Has a function of a model give parameters no shape.
+
+    A trace leaves ghosts of those that get their shape in forward; a rank
+    draws them when the model is cut.  Where it is not, they must be drawn in
+    a forward pass, as ever.
+
+    Args:
+        always: Whether also where the function returns.
+    """
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            shapeless = [
+                parameter for parameter in model.params()
+                if parameter._data[0] is None
+            ] if isinstance(model, chainer.Link) else []
+            done = False
+            try:
+                result = function(model, *args, **kwargs)
+                done = not always
+                return result
+            finally:
+                for parameter in shapeless:
+                    if not done and is_ghost(parameter._data[0]):
+                        place_array(parameter, None)
+        return call
+    return decorate
 
 
 class _Settled(Creation):

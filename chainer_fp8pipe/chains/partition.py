@@ -25,7 +25,7 @@ from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
 from .nested import Fresh
-from .parameters import draw, settle
+from .parameters import draw, settle, without_shapes
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .program import Program
@@ -38,6 +38,7 @@ _OVERHEAD = 16e6
 _PACKING = 5e-5
 
 
+@without_shapes(always=False)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
@@ -126,6 +127,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     return model
 
 
+@without_shapes(always=True)
 def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
                 micro_batches: int = 4, schedule: str = '1f1b',
                 recompute: Any = 'auto', optimizer_arrays: int = 2,

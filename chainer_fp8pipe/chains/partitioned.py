@@ -22,7 +22,7 @@ from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .program import Program, is_scalar
 from .rehearsal import Mismatch, Rehearsal
-from .trace import Trace, Tracer
+from .trace import OTHER_CALLS, Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: in which the model makes other calls.
@@ -190,10 +190,7 @@ class Partition:
                 'partition with such an example')
         labels = self._rehearse(program, form)
         if labels is None:
-            raise ValueError(
-                'the model makes other calls each time, for the same inputs; '
-                'what it calls must depend on its inputs and on '
-                'numpy.random only')
+            raise ValueError(OTHER_CALLS)
         key = form.key(mode)
         self._programs.setdefault(key, []).insert(0, program)
         del self._programs[key][_ALIKE:]

@@ -22,8 +22,8 @@ from . import nested
 from .ghost import is_ghost
 from .names import Names
 from .trace import Trace
-from .traced_call import Shape
-from .whole import Identity, LinkCall, call_whole
+from .traced_call import is_same
+from .whole import LinkCall, call_whole
 
 
 class Mismatch(Exception):
@@ -86,7 +86,7 @@ class Rehearsal:
         own = function.__dict__
         for name, value in call.constants:
             found = own.get(name)
-            if found is not value and not _is_same(found, value):
+            if found is not value and not is_same(found, value):
                 raise Mismatch
         if call.ignores is not None:
             label, index = call.ignores
@@ -168,12 +168,3 @@ def _is_alike(array: Any, expected: Any) -> bool:
             array.recipe.sources == expected and bool(expected))
     return type(expected) is tuple and len(expected) == 2 and (
         expected == (array.shape, array.dtype))
-
-
-def _is_same(value: Any, expected: Any) -> bool:
-    if type(expected) is Identity:
-        return expected == Identity(value)
-    if type(expected) is Shape:
-        return (getattr(value, 'shape', None) == expected.shape
-                and getattr(value, 'dtype', None) == expected.dtype)
-    return type(value) is type(expected) and value == expected

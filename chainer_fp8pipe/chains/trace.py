@@ -8,6 +8,7 @@ run once.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,21 +24,23 @@ from ..planning.calls import Source, Value
 from . import nested
 from .ghost import (
     GhostError,
-    condition,
     describe_source,
     ghost,
     is_ghost,
-    is_poison,
+    line_of,
     looked_at,
     made_up,
+    origin,
     sources,
     used_as_index,
     user_line,
 )
 from .link_state import State, frozen, saved
+from .marks import Marks
 from .measuring import Measured, Measurement, is_plain, key_of, with_real
 from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
+from .poison import Level, is_poison, reading
 from .recent import Recent
 from .traced_call import (
     TracedCall,
@@ -51,6 +54,10 @@ from .whole import LinkCall, Whole, call_whole, is_marked, link_of
 
 #: Calls whose figures are kept, so that equal ones need not be run again.
 _MEASURED = 4096
+
+OTHER_CALLS = (
+    'the model makes other calls each time, for the same inputs; what it '
+    'calls must depend on its inputs and on numpy.random only')
 
 
 class Trace:
@@ -126,10 +133,9 @@ class Tracer:
             recorder = _Recorder(self._names, self._memo, self._atomic,
                                  timed)
             try:
-                with condition(False) as conditions:
+                with reading(Level.LOW):
                     trace = self._once(run, recorder, state)
-                if conditions.made:
-                    self._check_conditions(run, trace, state)
+                self._check(run, recorder, state)
                 return trace
             except GhostError:
                 found = recorder.innermost()
@@ -137,27 +143,49 @@ class Tracer:
                     raise
                 self._atomic |= {found}
 
-    def _check_conditions(self, run: Callable[[], Any], trace: Trace,
-                          state: State | None) -> None:
-        """Whether a plain array is indexed by a ghost.
+    def _check(self, run: Callable[[], Any], recorder: _Recorder,
+               state: State | None) -> None:
+        """Whether a value was read that is on another rank.
+
+        Where C code reads ghosts, Python is not asked.  So the model runs
+        again on ghosts with other values in them.
 
         Raises:
-            GhostError: The model calls something else where all conditions
-                hold than where none does.
+            GhostError: A call gets something else then, or another call is
+                made.
+            ValueError: The model makes other calls each time.
         """
-        recorder = _Recorder(self._names, self._memo, self._atomic, False)
-        with condition(True):
-            other = self._once(run, recorder, state)
-        for call, now in zip(trace.calls, other.calls, strict=False):
-            if (call.kind, call.constants) != (now.kind, now.constants) or (
-                    list(call.outputs.values()) != list(
-                        now.outputs.values())):
-                raise GhostError(
-                    f'what {call.name} in {call.link} gets depends on a '
-                    'condition that another rank computes, such as '
-                    'x[y.array > 0]; use chainer.functions.where, or mark '
-                    'the function around it: '
-                    'chainer_fp8pipe.atomic(function)')
+        found = self._repeated(run, recorder, state, Level.VARIED).differences
+        if not found:
+            return
+        # What differs for the same ghosts, too, says nothing: a model may
+        # draw from a generator of its own.  Twice, as it may take turns.
+        same = [self._repeated(run, recorder, state, Level.LOW)
+                for _ in range(2)]
+        if same[0].lost != same[1].lost:
+            raise ValueError(OTHER_CALLS)
+        for number, line in found.items():
+            if any(number in again.differences for again in same):
+                continue
+            raise GhostError(
+                f'{line}: {recorder.said(number)} depends on a value or '
+                'condition that another rank computes, and that was read '
+                'past Chainer, such as x[y.array > 0], '
+                'numpy.asarray(y.array) or x[...] = y.array; use '
+                'chainer.functions, or mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
+
+    def _repeated(self, run: Callable[[], Any], recorder: _Recorder,
+                  state: State | None, level: Level) -> _Repeat:
+        """A run that says what is not as before."""
+        again = _Repeat(recorder)
+        try:
+            with reading(level):
+                self._once(run, again, state)
+        except Exception as error:
+            # What it runs into it has not run into before.
+            again.differ(line_of(error), lost=True)
+        return again
 
     def _once(self, run: Callable[[], Any], recorder: _Recorder,
               state: State | None) -> Trace:
@@ -178,6 +206,7 @@ class Tracer:
                 numpy.random.set_state(random)
             after = State.found(self._names.links, begin)
             recorder.refuse_ghosts(self._names.links)
+            recorder.end(dict(reporter.observation))
             touched = frozenset(
                 (path, name) for path, name in attributes.changed()
                 if name not in self._names.links[path]._params)
@@ -221,6 +250,8 @@ class _Recorder:
         self._parts: set[Source] = set()    # in memory of larger arrays
         self._given: tuple = ()         # to the call that is being run
         self._once = False
+        self.marks = Marks()
+        self.measured: dict[int, Measured] = {}
 
     # --- the interceptor -----------------------------------------------------
 
@@ -324,6 +355,17 @@ class _Recorder:
             if call.error is not None:
                 call.error = call.error.with_traceback(None)
 
+    def end(self, reports: dict[str, Any]) -> None:
+        """Notes what was reported."""
+        self.marks.end(len(self.calls), reports)
+
+    def said(self, number: int) -> str:
+        """What messages call what a call gets, or the end of the run."""
+        if number >= len(self.calls):
+            return 'what the model reports, or calls at its end,'
+        call = self.calls[number]
+        return f'what call {number} ({call.name} in {call.link}) gets'
+
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:
         """A ghost of what a link keeps from an earlier run."""
@@ -347,6 +389,7 @@ class _Recorder:
             path=tuple(self._first_call[id(link)] for link in self._stack),
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
+        self.marks.add(number, call, node, inputs)
         call.whole = self._whole(node)
         call.reads = self._reads(node, inputs)
         hidden = []
@@ -375,6 +418,7 @@ class _Recorder:
                 self._memo[key] = measured
         call.once = any(map(why_once, self._stack)) or (
             measured.form is not None and self._once)
+        self.measured[number] = measured
         self._fill_in(call, number, measured, read, names)
         call.ignores = self._ignores(node, inputs, measured)
         self.calls.append(call)
@@ -402,6 +446,10 @@ class _Recorder:
             [source for index in measured.kept_inputs
              for source in read[index] if isinstance(source, Source)]
             + [Source(number, index) for index in measured.kept_outputs])
+        self._make_ghosts(call, number, measured)
+
+    def _make_ghosts(self, call: TracedCall, number: int, measured: Measured
+                     ) -> None:
         made = {key: ghost(value.shape, value.dtype, Source(number, key),
                            measured.modules[key], self.token)
                 for key, value in measured.outputs.items()}
@@ -439,7 +487,14 @@ class _Recorder:
                 f'{user_line()}: a value of an earlier batch or micro-batch '
                 'is used; keep state in attributes of links, or compute it '
                 'anew')
-        return sources(array)
+        found = sources(array)
+        if is_ghost(array) and not found:
+            raise GhostError(
+                f'{user_line()}: the array of {describe_source(origin(array))}'
+                ' is used, which is on one rank; use the parameter itself, or'
+                ' mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
+        return found
 
     def _link(self) -> str:
         return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
@@ -588,6 +643,53 @@ class _Recorder:
                     f'{user_line()}: link {path} keeps a number in {name!r} '
                     'that depends on data that other ranks have not got. '
                     'Keep an array or a variable, or nothing')
+
+
+class _Repeat(_Recorder):
+    """Has the calls of a run made again, with outputs of the same shapes.
+
+    Attributes:
+        differences: Numbers of the calls that are not as they were, each
+            with the user's line.
+        lost: Whether other calls are made from some place on.
+    """
+
+    def __init__(self, first: _Recorder) -> None:
+        super().__init__(first._names, Recent(1), first._atomic, False)
+        self._first = first
+        self.differences: dict[int, str] = {}
+        self.lost = False
+
+    def differ(self, line: str, lost: bool) -> None:
+        """Notes that the next call, or what comes in its place, differs."""
+        self.differences.setdefault(len(self.calls), line)
+        self.lost = self.lost or lost
+
+    def end(self, reports: dict[str, Any]) -> None:
+        super().end(reports)
+        self._compare(len(self.calls))
+
+    def _compare(self, number: int) -> None:
+        first = self._first.marks
+        if not first.is_same(self.marks, number):
+            self.differ(user_line(), not first.is_alike(self.marks, number))
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self.calls)
+        again = TracedCall(
+            node.label, self._link(), kind=kind_of(node),
+            constants=constants_of(node))
+        self.marks.add(number, again, node, inputs)
+        self._compare(number)
+        if self.lost:
+            raise GhostError('the model goes another way')
+        call = copy.copy(self._first.calls[number])
+        self.calls.append(call)
+        if call.error is not None:
+            raise call.error
+        self._make_ghosts(call, number, self._first.measured[number])
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
 
 
 class _ghost_parameters:

@@ -10,7 +10,7 @@ import numpy
 
 from ..planning.calls import Call
 from . import nested
-from .ghost import is_ghost
+from .ghost import is_ghost, looked_at
 from .whole import Identity
 
 #: Attributes that Chainer itself sets.
@@ -20,6 +20,16 @@ CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
 
 #: Which attribute of a function is what the function runs, by class.
 _RUNS = {'Whole': 'run', 'Forget': 'func'}
+
+
+#: Arrays among a function's attributes whose values say what shape comes out.
+#: Others may have new values in each batch, for which a trace must do.
+_DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
+             'Reshape': 'shape', 'Transpose': 'axes'}
+#: What an index is among the attributes of Chainer's functions.
+_INDEX = 'slices'
+_PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
+          type(None))
 
 
 @dataclass(eq=False)
@@ -64,6 +74,49 @@ class Shape(NamedTuple):
     dtype: Any
 
 
+class Values(NamedTuple):
+    """Stands for an array whose values decide about shapes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    content: bytes
+
+    @classmethod
+    def of(cls, array: Any) -> Values:
+        """Those of an array."""
+        return cls(array.shape, array.dtype, array.tobytes())
+
+
+class Index(NamedTuple):
+    """Stands for an index; equal for those that give the same shape."""
+
+    items: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, index: Any) -> Index:
+        """Of what is in the brackets."""
+        return cls(tuple([
+            (kind, item) if (kind := type(item)) is slice or kind is int
+            else _described(item)
+            for item in (index if type(index) is tuple else (index,))]))
+
+
+def _described(item: Any) -> Any:
+    """What of an item of an index decides about the shape of the result.
+
+    Of conditions, how many hold; of numbers, how many there are.
+    """
+    if isinstance(item, list):
+        item = numpy.array(item)
+    if not isinstance(item, chainer.get_array_types()):
+        return type(item), item
+    if item.dtype.kind != 'b':
+        return item.shape, item.dtype
+    if is_ghost(item):
+        raise looked_at(item, 'indexing by a condition')
+    return item.shape, item.dtype, int(item.sum())
+
+
 def kind_of(node: Any) -> Any:
     """The class of a function; that of an old-style one, too."""
     return type(getattr(node, 'function', node))
@@ -89,25 +142,49 @@ def expected_of(x: Any) -> Any:
 def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
     """What decides about a call beside its inputs."""
     found: list[tuple[str, Any]] = []
+    deciding = _DECIDING.get(kind_of(node).__name__)
     for name, value in attributes_of(node).items():
         if name == _RUNS.get(kind_of(node).__name__):
             found.append((name, Identity(value)))
         elif name in CHAINERS:
             continue
+        elif name == _INDEX:
+            found.append((name, Index.of(value)))
         elif isinstance(value, chainer.get_array_types()):
             if not is_ghost(value):
-                found.append((name, Shape(value.shape, value.dtype)))
-        elif isinstance(value, (int, float, str, slice, numpy.dtype)) or (
+                found.append((name, Values.of(value) if name == deciding
+                              else Shape(value.shape, value.dtype)))
+        elif isinstance(value, (*_PLAIN, type)) or (
                 isinstance(value, (tuple, list)) and _is_plain(value)):
             found.append((name, copy.copy(value)))
     return tuple(found)
 
 
+def is_same(value: Any, expected: Any) -> bool:
+    """Whether an attribute is as a constant of :func:`constants_of`."""
+    kind = type(expected)
+    if kind is Index:
+        return Index.of(value) == expected
+    if kind is Identity:
+        return Identity(value) == expected
+    if kind is Shape:
+        return (getattr(value, 'shape', None) == expected.shape
+                and getattr(value, 'dtype', None) == expected.dtype)
+    if kind is Values:
+        return isinstance(value, chainer.get_array_types()) and (
+            not is_ghost(value) and Values.of(value) == expected)
+    try:
+        # The second for what is not equal to itself.
+        return type(value) is kind and bool(
+            value == expected or (value != value and expected != expected))
+    except ValueError:
+        return False                # an array in one of two tuples
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or value is Ellipsis or isinstance(
-        value, (int, float, str, slice))
+    return value is Ellipsis or isinstance(value, _PLAIN)
 
 
 def ignored_label(node: Any) -> int | None:

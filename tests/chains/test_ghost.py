@@ -12,6 +12,7 @@ from chainer_fp8pipe.chains.ghost import (
     made_up,
     sources,
 )
+from chainer_fp8pipe.chains.poison import Level, reading
 from chainer_fp8pipe.planning.calls import Source
 
 import chainer
@@ -70,7 +71,15 @@ OPERATIONS = {
     'moveaxis': lambda a, b: np.moveaxis(a, 0, 1), 'tril': lambda a, b: (
         np.tril(a)), 'flip': lambda a, b: np.flip(a, 1),
     'variable': lambda a, b: chainer.Variable(a).array * b,
+    'real': lambda a, b: a.real, 'imag': lambda a, b: a.imag,
+    'repeat each': lambda a, b: np.repeat(a, [1, 2, 1], axis=0),
+    'delete': lambda a, b: np.delete(a, 1, axis=1),
+    'along an axis': lambda a, b: np.take_along_axis(
+        a, b.argsort(axis=1), axis=1),
+    'is in': lambda a, b: np.isin(a.argmax(axis=1), [0, 2]),
 }
+if hasattr(np.ndarray, 'mT'):
+    OPERATIONS['mT'] = lambda a, b: a.mT
 
 #: What keeps the shape, to make long recipes of.
 _STEPS = [lambda x: x + 1, lambda x: x * x, np.tanh, abs, lambda x: x[::-1],
@@ -173,6 +182,14 @@ def _walk(a):
         pass
 
 
+def _set_shape(a):
+    a.shape = (4, 3)
+
+
+def _set_real(a):
+    a.real = 0
+
+
 LOOKS = {
     'float': lambda a: float(a[0, 0]), 'int': lambda a: int(a.sum()),
     'bool': lambda a: bool(a.any()), 'if': lambda a: 1 if a[0, 0] > 0 else 2,
@@ -196,6 +213,26 @@ LOOKS = {
     'data': lambda a: a.data, 'flat': lambda a: a.flat[0],
     'tofile': lambda a: a.tofile('x'), 'set shape': lambda a: a.resize(2, 6),
     'several results': lambda a: np.split(a, 3),
+    'shape =': _set_shape, 'real =': _set_real,
+    'out of a function': lambda a: np.dot(a, a.T, out=np.zeros((3, 3), 'f')),
+    'out by position': lambda a: np.clip(a, 0, 1, np.zeros((3, 4), 'f')),
+    'out of dot by position': lambda a: np.dot(a, a.T, np.zeros((3, 3), 'f')),
+    'copyto another': lambda a: np.copyto(np.zeros((3, 4), 'f'), a),
+    'place': lambda a: np.place(np.zeros((3, 4), 'f'), a > 0, [1]),
+    'diagonal': lambda a: np.fill_diagonal(a, 1),
+    'save': lambda a: np.save('x', a),
+    'extract': lambda a: np.extract(a > 0, np.ones((3, 4))),
+    'compress': lambda a: np.compress(a[0] > 0, np.ones(4)),
+    'bincount': lambda a: np.bincount(a.argmax(axis=1)),
+    'setdiff1d': lambda a: np.setdiff1d([7, 8], a.argmax(axis=1)),
+    'union1d': lambda a: np.union1d(a.argmax(axis=1), [0]),
+    'intersect1d': lambda a: np.intersect1d(a.argmax(axis=1), [0]),
+    'trim_zeros': lambda a: np.trim_zeros(a[0]),
+    'argwhere': lambda a: np.argwhere(a),
+    'as often as': lambda a: np.repeat(a[:, 0], a.argmax(axis=1)),
+    'as often as, a method': lambda a: a[:, 0].repeat(a.argmax(axis=1)),
+    'tile': lambda a: np.tile(a, a.argmax()),
+    'delete some': lambda a: np.delete(a[0], a.argmax(axis=1)),
 }
 
 
@@ -226,6 +263,51 @@ def test_nothing_can_be_written_to_it():
         np.asarray(array)[0] = 1
     with pytest.raises((GhostError, ValueError, TypeError)):
         np.random.RandomState(0).shuffle(array)
+
+
+def test_made_up_values_are_written_nowhere():
+    """A ghost's own shape is found out with them."""
+    array, found = ghost((3, 4), 'f', A), np.zeros((3, 3), 'f')
+    for write in (lambda: np.dot(array, array.T, out=found),
+                  lambda: np.dot(array, array.T, found),
+                  lambda: np.cumsum(array[:, :3], 0, None, found),
+                  lambda: np.place(found, array[:, :3] > -1, [1]),
+                  lambda: np.put_along_axis(found, array.argsort(1)[:, :1],
+                                            1, 1)):
+        with pytest.raises(GhostError):
+            write()
+    assert not found.any()
+    assert is_ghost(np.concatenate([array[:, :3], found], out=None))
+
+
+def test_types_are_told_without_the_data():
+    array = ghost((3, 4), 'f', A)
+    assert np.result_type(array, array.astype('d')) == np.float64
+    assert np.result_type('i', array) == np.float64
+    assert np.can_cast(array.dtype, 'd')
+    assert np.isrealobj(array)
+    assert not np.iscomplexobj(array)
+
+
+@pytest.mark.parametrize('dtype', 'feil?BI')
+def test_other_values_differ_from_place_to_place(dtype):
+    """And from those that are there at other times."""
+    with reading(Level.VARIED):
+        found = np.asarray(ghost((5, 7), dtype, A))
+        assert np.asarray(ghost((), dtype, A))
+        assert np.asarray(ghost((0, 3), dtype, A)).size == 0
+        assert np.ptp(np.asarray(ghost((5 << 20, 2), dtype, A))[:3].astype(
+            'd')) > 0
+    assert (np.ptp(found.astype('d'), axis=0) > 0).any()
+    assert (np.ptp(found.astype('d'), axis=1) > 0).any()
+    before = ghost((5, 7), dtype, A)
+    with reading(Level.LOW):
+        for one in (before, ghost((5, 7), dtype, A)):
+            assert (np.asarray(one) != found).any()
+            if dtype in 'fe':
+                assert np.isneginf(np.asarray(one)).all()
+    if dtype in 'fe':
+        assert np.isnan(np.asarray(before)).all()
 
 
 def test_made_up_values_fit_and_are_no_constant():

@@ -92,6 +92,42 @@ CHANGES = {
         F.sum(h), (2,) if net.heads else (3,)),
     'an array of another shape': lambda net, h: h * numpy.ones(
         (4, 3) if net.heads else (1, 3), 'f'),
+    'another split': lambda net, h: F.split_axis(
+        h, numpy.array([1 if net.heads else 2]), 1)[0],
+    'another padding': lambda net, h: F.pad(
+        h, numpy.array([[0, 0], [0, 1 if net.heads else 2]]), 'constant'),
+    'no axis': lambda net, h: F.sum(h, axis=None if net.heads else 0),
+    'True, which equals 1': lambda net, h: h[True if net.heads else 1],
+    'a number of NumPy': lambda net, h: h * numpy.float32(
+        1.5 if net.heads else 2.5),
+    'numbers of NumPy': lambda net, h: h[
+        :, :numpy.int64(1 if net.heads else 2)],
+    'another type': lambda net, h: F.cast(
+        h, numpy.float16 if net.heads else numpy.float64),
+    'more conditions that hold': lambda net, h: h[
+        numpy.arange(4) > (1 if net.heads else 2)],
+    'conditions in a list': lambda net, h: h[
+        [[True, not net.heads, False, True]]],
+    'more places': lambda net, h: h[
+        :, numpy.arange(1 if net.heads else 2)],
+    'an array for a slice': lambda net, h: h[
+        slice(0, 3) if net.heads else numpy.arange(3)],
+}
+#: Where only values differ that no shape depends on.
+VALUES = {
+    'places': lambda net, h: h[numpy.array([0, 2] if net.heads else [1, 1])],
+    'places in a list': lambda net, h: h[[[0, 2] if net.heads else [1, 1]]],
+    'as many conditions': lambda net, h: h[
+        numpy.arange(4) > 2 if net.heads else numpy.arange(4) < 1],
+    'order': lambda net, h: F.permutate(h, numpy.array(
+        [0, 1, 2, 3] if net.heads else [3, 2, 1, 0], 'i')),
+    'labels': lambda net, h: F.softmax_cross_entropy(
+        h, numpy.full(4, int(net.heads), 'i')),
+    'mask': lambda net, h: F.where(numpy.full((4, 3), net.heads), h, -h),
+    'dropped': lambda net, h: F.dropout(
+        h, mask=numpy.full((4, 3), net.heads)),
+    'no number': lambda net, h: h * float('nan'),
+    'weights': lambda net, h: h * numpy.full(3, float(net.heads), 'f'),
 }
 
 
@@ -105,6 +141,17 @@ def test_other_calls_do_not_fit(name):
     net.heads = False
     with pytest.raises(Mismatch):
         compared(net, *trace, x)
+
+
+@pytest.mark.parametrize('name', VALUES)
+def test_values_that_no_shape_depends_on_fit(name):
+    """A batch of other labels does not make a new trace."""
+    net = Coin()
+    net.change = lambda h: VALUES[name](net, h)
+    x = (numpy.ones((4, 3), 'f'),)
+    trace = traced(net, *x)
+    net.heads = False
+    compared(net, *trace, x)
 
 
 def test_arrays_of_other_values_fit():

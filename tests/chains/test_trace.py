@@ -1,4 +1,5 @@
 """What a trace says of a model, and what it leaves behind: nothing."""
+import itertools
 import tracemalloc
 import weakref
 
@@ -432,3 +433,151 @@ def test_a_plain_array_indexed_by_a_computed_condition_is_an_error():
     with pytest.raises(GhostError, match='condition that another rank'):
         Tracer(model, Names(model)).trace(
             lambda: model(numpy.ones((4, 3), 'f')))
+
+
+def _written(array, value):
+    array[...] = value
+    return array
+
+
+def _labelled(h, labels):
+    return h * F.expand_dims(F.softmax_cross_entropy(
+        h, labels, reduce='no'), 1)
+
+
+#: Ways past NumPy's functions: C code reads an array without asking it.
+READS = {
+    'asarray': lambda net, h: F.where(
+        numpy.asarray(h.array > 0, dtype=bool), h, -h),
+    'array': lambda net, h: _labelled(
+        h, numpy.array(h.array.argmax(axis=1), 'i')),
+    'buffer': lambda net, h: _labelled(
+        h, _written(numpy.zeros(6, 'i'), h.array.argmax(axis=1))),
+    'mask': lambda net, h: F.where(
+        _written(numpy.zeros(h.shape, bool), h.array > 0), h, -h),
+    'numbers': lambda net, h: h * numpy.array(h.array),
+    'compared': lambda net, h: F.where(numpy.asarray(h.array) < 0, h, -h),
+    'of one': lambda net, h: F.where(
+        numpy.full((6, 5), numpy.asarray(h.array.sum()) < -.1), h, -h),
+    'position': lambda net, h: _labelled(
+        h, numpy.asarray(h.array).argmax(axis=1).astype('i')),
+    'constant': lambda net, h: h * float(numpy.asarray(h.array).max()),
+    'branch': lambda net, h: (
+        F.tanh if numpy.asarray(h.array).max() > 0 else F.relu)(h),
+    'index': lambda net, h: h[:, numpy.asarray(h.array[0]).argsort()],
+    'unsigned': lambda net, h: _labelled(
+        h, numpy.array(h.array.argmax(axis=1).astype('B')).astype('i') % 5),
+    'later': lambda net, h: F.where(
+        (h * 2).array * numpy.array(h.array) > 0, h, -h),
+    'more calls': lambda net, h: (
+        F.relu(h) if numpy.asarray(h.array > 0).any() else h),
+    'error': lambda net, h: h * [2.][
+        int(numpy.ptp(numpy.asarray(h.array > 0).astype('i')))],
+    'report': lambda net, h: chainer.report(
+        {'share': (numpy.asarray(h.array) > 0).mean()}, net) or h,
+}
+
+
+@pytest.mark.parametrize('name', READS)
+def test_data_that_c_code_reads_are_found_by_other_data(name):
+    with pytest.raises(GhostError, match='chainer_fp8pipe.atomic') as caught:
+        traced(Net(READS[name]), X)
+    assert 'test_trace.py:' in str(caught.value)
+    assert ('reports' in str(caught.value)) == (name == 'report')
+    # The remedy.
+    traced(Net(atomic(READS[name])), X)
+
+
+def test_the_call_that_gets_what_was_read_is_named():
+    with pytest.raises(GhostError,
+                       match=r'what call 1 \(SoftmaxCrossEntropy in /\) gets'):
+        traced(Net(READS['buffer']), X)
+
+
+def test_what_a_model_draws_itself_is_no_look():
+    """From a generator of its own, and from NumPy's."""
+    own = numpy.random.RandomState(0)
+
+    def noisy(net, h):
+        h = h + own.randn(6, 5).astype('f')
+        return F.where(numpy.random.rand(6, 5) > .5, h, -h)
+    assert len(traced(Net(noisy), X).calls) == 6
+
+    turns = itertools.cycle([F.relu, F.tanh])
+    with pytest.raises(ValueError, match='other calls each time'):
+        traced(Net(lambda net, h: next(turns)(h)), X)
+
+    def noisy_and_looking(net, h):
+        return READS['mask'](net, h + own.randn(6, 5).astype('f'))
+    with pytest.raises(GhostError, match='Where in /'):
+        traced(Net(noisy_and_looking), X)
+
+
+def test_calls_are_not_run_again_to_find_looks():
+    runs = []
+
+    @atomic
+    def counted(net, h):
+        runs.append(1)
+        return h * 2
+    traced(Net(counted), X)
+    # Once for its figures, and twice to see that what it returns beside
+    # arrays does not depend on data.
+    assert len(runs) == 3
+
+
+def test_a_parameters_own_array_is_no_input():
+    with pytest.raises(GhostError, match=r'test_trace.py:\d+: the array of '
+                       'parameter /inner/linear/b is used.*atomic'):
+        traced(Net(lambda net, h: h * net.inner.linear.b.array), X)
+    with pytest.raises(GhostError, match='parameter /inner/linear/b is used'):
+        traced(Net(lambda net, h: h * (net.inner.linear.b.array * 2)), X)
+
+
+def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
+    """Also where that is the values of arrays."""
+    class Longest(chainer.FunctionNode):
+        def forward(self, inputs):
+            x, lengths = inputs
+            return x[:, :lengths.max()],
+
+        def backward(self, indexes, gradients):
+            return F.pad(gradients[0], ((0, 0), (
+                0, 5 - gradients[0].shape[1])), 'constant'), None
+
+    def several(net, h):
+        made = [h[numpy.arange(6) >= place] for place in (1, 2)]
+        made += [F.split_axis(h, numpy.array([place]), 1)[0]
+                 for place in (1, 2)]
+        made += [h[True], h[1], h[:, 1:], h[:, 2:]]
+        made += [F.sum(h, axis=axis) for axis in (None, 0)]
+        made += [Longest().apply((h, numpy.full(6, length)))[0]
+                 for length in (2, 3)]
+        assert [one.shape for one in made] == [
+            (5, 5), (4, 5), (6, 1), (6, 2), (1, 6, 5), (5,), (6, 4), (6, 3),
+            (), (5,), (6, 2), (6, 3)]
+        return h
+    traced(Net(several), X)
+
+
+def test_words_do_not_make_other_calls():
+    runs = []
+
+    def embedded(net, h):
+        for word in range(4):
+            h = h + net.embed(numpy.full(6, word, 'i'))
+        return h
+    net = Net(embedded)
+    with net.init_scope():
+        net.embed = L.EmbedID(5, 5)
+    kind = F.connection.embed_id.EmbedIDFunction
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, 'forward', lambda self, inputs, original=(
+            kind.forward): runs.append(1) or original(self, inputs))
+        traced(net, X)
+    assert len(runs) == 1
+
+
+def test_an_index_of_computed_conditions_is_a_look():
+    with pytest.raises(GhostError, match='indexing by a condition'):
+        traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)

@@ -1,10 +1,17 @@
 """Initial values that a link gives its parameters in its first forward."""
-from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    choose_grid,
+    deferred,
+    partition,
+)
+from chainer_fp8pipe.planning.cuts import DoesNotFit
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
+import pytest
 
 from tests.ranks import on_ranks
 
@@ -42,3 +49,57 @@ def test_a_recurrent_link_without_input_size_draws_its_own_weights(comm):
     for name in '/lstm/upward/W', '/lstm/lateral/W':
         assert 0.2 < found[name].std() * numpy.sqrt(8) < 2, name
     assert found['/lstm/upward/b'].tolist() == [0, 0, 1, 0] * 8
+
+
+def _looking(x, t):
+    return F.sum(x) * float(x.array.max())
+
+
+def _lazy(loss=F.softmax_cross_entropy):
+    return L.Classifier(chainer.Sequential(
+        L.Linear(None, 5), L.BatchNormalization(axis=0), L.Linear(5, 4)),
+        loss)
+
+
+@pytest.mark.parametrize('wrong', ['fits nowhere', 'looks', 'no plan'])
+@on_ranks(1, 2)
+def test_a_model_that_was_not_cut_gets_its_shapes_as_ever(comm, wrong):
+    model = _lazy(_looking if wrong == 'looks' else F.softmax_cross_entropy)
+    shapeless = _shapeless(model)
+    with pytest.raises((DoesNotFit, ValueError)):
+        partition(model, (X, T), comm, micro_batches=2,
+                  memory='1 kB' if wrong == 'fits nowhere' else None,
+                  plan={'format': 0} if wrong == 'no plan' else None)
+    _is_whole(model, shapeless)
+
+
+@pytest.mark.parametrize('deferring', [False, True])
+@on_ranks(2)
+def test_to_choose_a_grid_leaves_a_model_without_its_shapes(comm, deferring):
+    if deferring:
+        with deferred():
+            model = _lazy()
+    else:
+        model = _lazy()
+    shapeless = _shapeless(model)
+    grid = choose_grid(model, (X, T), comm, micro_batches=2, show=False)
+    _is_whole(model, shapeless)
+    # And what it is for.
+    partition(_lazy(), (X, T), grid, micro_batches=2)
+
+
+def _shapeless(model):
+    return {name for name, parameter in model.namedparams()
+            if not parameter.is_initialized}
+
+
+def _is_whole(model, shapeless):
+    """It has the shapes that it had, and runs."""
+    assert shapeless == _shapeless(model)
+    assert len(shapeless) == 3
+    model.lossfun = F.softmax_cross_entropy
+    assert numpy.isfinite(model(X, T).array)
+    weights = model.predictor[0].W.array
+    assert type(weights) is numpy.ndarray
+    assert weights.shape == (5, 8)
+    assert numpy.std(weights) > .1
