@@ -143,7 +143,7 @@ class Chunk:
         tapes: list[AnyTape] = []
         wanted = None
         for block in self.blocks:
-            with blame(block.name, micro_batch), unchecked():
+            with blame(block.name, micro_batch):
                 tape, arrays = block.record(micro_batch, arrays, wanted,
                                             place)
             tapes.append(tape)
