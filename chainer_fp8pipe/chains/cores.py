@@ -12,7 +12,7 @@ import numpy
 
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
-from ..planning.sharing import Cores
+from ..planning.shared_cores import Cores
 from .profile import clock_of
 
 #: Differs between machines, and not between containers or network

@@ -17,6 +17,7 @@ import numpy
 
 from ..intercept.function_calls import intercepting
 from ..planning.calls import Source
+from .call_recorder import CallRecorder, Repeat, describe
 from .ghost import (
     GhostError,
     ghost,
@@ -29,7 +30,6 @@ from .names import Names, reporter_of
 from .parameters import has_shape, lazily_shaped, place_array
 from .poison import Level, reading
 from .recent import Recent
-from .recorder import Recorder, Repeat, describe
 from .traced_call import (
     TracedCall,
 )
@@ -113,7 +113,7 @@ class Tracer:
             GhostError: The model's own forward looks at computed data.
         """
         while True:
-            recorder = Recorder(self._names, self._memo, self._atomic,
+            recorder = CallRecorder(self._names, self._memo, self._atomic,
                                  timed)
             try:
                 with reading(Level.LOW):
@@ -126,7 +126,7 @@ class Tracer:
                     raise
                 self._atomic |= {found}
 
-    def _check(self, run: Callable[[], Any], recorder: Recorder,
+    def _check(self, run: Callable[[], Any], recorder: CallRecorder,
                state: State | None) -> None:
         """Whether a value was read that is on another rank.
 
@@ -158,7 +158,7 @@ class Tracer:
                 'chainer.functions, or mark the function around it: '
                 'chainer_fp8pipe.atomic(function)')
 
-    def _repeated(self, run: Callable[[], Any], recorder: Recorder,
+    def _repeated(self, run: Callable[[], Any], recorder: CallRecorder,
                   state: State | None, level: Level) -> Repeat:
         """A run that says what is not as before."""
         again = Repeat(recorder)
@@ -170,7 +170,7 @@ class Tracer:
             again.differ(line_of(error), lost=True)
         return again
 
-    def _once(self, run: Callable[[], Any], recorder: Recorder,
+    def _once(self, run: Callable[[], Any], recorder: CallRecorder,
               state: State | None) -> Trace:
         reporter = reporter_of(self._names)
         with saved(self._names.links) as attributes, \
@@ -203,7 +203,7 @@ class Tracer:
 class _ghost_parameters:
     """Inside, every parameter with a shape is a ghost."""
 
-    def __init__(self, names: Names, recorder: Recorder) -> None:
+    def __init__(self, names: Names, recorder: CallRecorder) -> None:
         self._names = names
 
     def __enter__(self) -> None:

@@ -21,7 +21,7 @@ from .intervals import Intervals
 from .plan import Plan, ends_of
 from .positions import Order
 from .search import search
-from .sharing import Cores, shared_step
+from .shared_cores import Cores, shared_step
 from .sizes import said_bytes
 
 #: Bytes of an element between replicas, by the codec.

@@ -7,7 +7,7 @@ from chainer_fp8pipe.planning.layouts import (
     table,
 )
 from chainer_fp8pipe.planning.positions import order_of
-from chainer_fp8pipe.planning.sharing import Cores
+from chainer_fp8pipe.planning.shared_cores import Cores
 
 import pytest
 

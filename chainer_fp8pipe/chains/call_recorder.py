@@ -54,7 +54,7 @@ class Token:
         return describe(self._calls, source)
 
 
-class Recorder:
+class CallRecorder:
     """Numbers the calls of one run; runs each alone.
 
     Args:
@@ -483,7 +483,7 @@ class Recorder:
                     'Keep an array or a variable, or nothing')
 
 
-class Repeat(Recorder):
+class Repeat(CallRecorder):
     """Has the calls of a run made again, with outputs of the same shapes.
 
     Attributes:
@@ -492,7 +492,7 @@ class Repeat(Recorder):
         lost: Whether other calls are made from some place on.
     """
 
-    def __init__(self, first: Recorder) -> None:
+    def __init__(self, first: CallRecorder) -> None:
         super().__init__(first._names, Recent(1), first._atomic, False)
         self._first = first
         self.differences: dict[int, str] = {}

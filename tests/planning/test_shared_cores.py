@@ -1,7 +1,7 @@
 """Ranks on common cores: as the simulator where nobody is disturbed."""
 from chainer_fp8pipe.pipeline.schedule import make_schedule
 from chainer_fp8pipe.pipeline.simulator import Costs, Link, simulate
-from chainer_fp8pipe.planning.sharing import Cores, shared_step
+from chainer_fp8pipe.planning.shared_cores import Cores, shared_step
 
 import pytest
 from hypothesis import given
