@@ -26,12 +26,13 @@ from .ghost import (
 )
 from .link_state import saved
 from .marks import Marks
-from .measuring import Measured, Measurement, is_plain, key_of, with_real
+from .measuring import Measured, Measurement, key_of, with_real
 from .names import Names
 from .parameters import place_array
 from .poison import is_poison
 from .recent import Recent
 from .traced_call import (
+    PLAIN,
     TracedCall,
     attributes_of,
     constants_of,
@@ -466,7 +467,7 @@ class CallRecorder:
                         for path, name in attributes.changed()}
                 found.append((returned, {
                     key: repr(value) for key, value in kept.items()
-                    if is_plain(value)}))
+                    if isinstance(value, PLAIN)}))
         (returned, kept), (others, later) = found
         if returned != others:
             raise GhostError(

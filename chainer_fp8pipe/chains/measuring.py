@@ -5,7 +5,7 @@ import copy
 import hashlib
 import tracemalloc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -21,6 +21,7 @@ from .ghost import (
 from .profile import clock_of
 from .traced_call import (
     CHAINERS,
+    PLAIN,
     attributes_of,
     kind_of,
 )
@@ -172,8 +173,7 @@ class Measurement:
     def _backward_of(self, node: Any, indexes: tuple[int, ...],
                      outs: tuple) -> None:
         with chainer.using_config('enable_backprop', False):
-            node.backward(indexes, tuple([chainer.Variable(
-                out.xp.full(out.shape, .01, out.dtype)) for out in outs]))
+            node.backward(indexes, tuple(_gradients(outs)))
 
     def _arguments(self, factor: float = 1.0) -> tuple:
         return tuple(
@@ -188,8 +188,13 @@ class Measurement:
         roots = [out for out in outs if out.requires_grad
                  and out.dtype.kind == 'f' and out.creator_node is not None]
         if roots:
-            chainer.backward(roots, [chainer.Variable(
-                out.xp.full(out.shape, .01, out.dtype)) for out in roots])
+            chainer.backward(roots, _gradients(roots))
+
+
+def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
+    """Made up, of outputs."""
+    return [chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
+            for out in outs]
 
 
 def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
@@ -280,19 +285,13 @@ def _constants(tree: Any) -> list[str]:
     """Numbers and texts in the tree of a result, and its form."""
     kind, content = tree
     if kind == 'constant':
-        return [repr(content) if is_plain(content)
+        return [repr(content) if isinstance(content, PLAIN)
                 else type(content).__name__]
     if kind == 'leaf':
         return ['leaf']
     items = ([item for _, item in content] if kind is dict else content)
     return [kind.__name__, *(
         one for item in items for one in _constants(item))]
-
-
-def is_plain(value: Any) -> bool:
-    """Whether it is a number, a text or None."""
-    return value is None or isinstance(value, (int, float, str,
-                                               numpy.generic))
 
 
 def with_real(value: Any) -> Any:

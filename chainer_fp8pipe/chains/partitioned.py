@@ -317,7 +317,7 @@ class Partition:
 
     @contextlib.contextmanager
     def _undone_by_errors(self) -> Iterator[None]:
-        """Who has what is as it was if an error leaves the block."""
+        """An error in the block leaves the notes of who has what as before."""
         before = dict(vars(self))
         before['_used'] = {chunk: set(names)
                            for chunk, names in self._used.items()}
@@ -342,7 +342,8 @@ class Partition:
         self._note_keepers(program)
 
     def _note_keepers(self, program: Program) -> None:
-        self._keepers |= program.keepers
+        # Another one, as an error may put the former back.
+        self._keepers = {**self._keepers, **program.keepers}
         me = self.grid.stage_index
         self._owners = {name: chunk % self.plan.stages
                         for name, chunk in self._keepers.items()}

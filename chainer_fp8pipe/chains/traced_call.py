@@ -28,8 +28,9 @@ _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
              'Reshape': 'shape', 'Transpose': 'axes'}
 #: What an index is among the attributes of Chainer's functions.
 _INDEX = 'slices'
-_PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
-          type(None))
+#: Values that are compared by themselves.
+PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
+         type(None))
 
 
 @dataclass(eq=False)
@@ -154,7 +155,7 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
             if not is_ghost(value):
                 found.append((name, Values.of(value) if name == deciding
                               else Shape(value.shape, value.dtype)))
-        elif isinstance(value, (*_PLAIN, type)) or (
+        elif isinstance(value, (*PLAIN, type)) or (
                 isinstance(value, (tuple, list)) and _is_plain(value)):
             found.append((name, copy.copy(value)))
     return tuple(found)
@@ -184,7 +185,7 @@ def is_same(value: Any, expected: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is Ellipsis or isinstance(value, _PLAIN)
+    return value is Ellipsis or isinstance(value, PLAIN)
 
 
 def ignored_label(node: Any) -> int | None:

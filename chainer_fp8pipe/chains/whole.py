@@ -9,7 +9,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import current
-from ..pipeline.backprop import Backprop
+from ..pipeline.backprop import Backprop, added
 from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
@@ -113,16 +113,11 @@ class Whole(chainer.FunctionNode):
         """Goes through the graph of the forward pass, once."""
         variables, outputs = self._kept
         self._kept = None
-        starts: dict[Any, Any] = {}
-        for output, gradient in zip(outputs, gradients, strict=True):
-            if gradient is not None and isinstance(
-                    output, chainer.Variable) and output.requires_grad:
-                node, array = output.node, gradient.array
-                # May be the same variable twice.
-                starts[node] = (starts[node] + array if node in starts
-                                else array)
         inner = Backprop({}, _leave)
-        inner.run(starts)
+        inner.run(added(
+            (output.node, None if gradient is None else gradient.array)
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if isinstance(output, chainer.Variable)))
         return tuple(
             None if index >= len(self._given)
             else _variable(inner.leaves.get(variables[index].node))

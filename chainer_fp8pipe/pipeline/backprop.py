@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -139,7 +139,7 @@ class Backprop:
                gradients: tuple) -> None:
         """Adds up what a function's own backward gives."""
         inputs = function.inputs
-        lists = {inputs[index]: self._list(inputs[index])
+        lists = {inputs[index]: self._gradients.setdefault(inputs[index], [])
                  for index in indexes}
         if is_watched(function):
             _watched_step(function, tuple(indexes), gradients, lists)
@@ -159,13 +159,6 @@ class Backprop:
                 self._uses[node] -= 1
                 if self._uses[node] == 0:
                     self._hand_over(node)
-
-    def _list(self, node: Any) -> list[Any]:
-        """The gradients of a node so far."""
-        found = self._gradients.get(node)
-        if found is None:
-            found = self._gradients[node] = []
-        return found
 
     # --- leaves --------------------------------------------------------------
 
@@ -187,6 +180,21 @@ class Backprop:
         for node in tuple(self._gradients):
             if node not in waiting:
                 self._hand_over(node)
+
+
+def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """What a pass starts with: the sum of each node's gradients.
+
+    Args:
+        pairs: Of a variable's node and an array, None where there is no
+            gradient; a node may come twice.
+    """
+    starts: dict[Any, Any] = {}
+    for node, gradient in pairs:
+        if gradient is not None and node.requires_grad:
+            starts[node] = (starts[node] + gradient if node in starts
+                            else gradient)
+    return starts
 
 
 def _watched_step(function: Any, indexes: tuple[int, ...], gradients: tuple,

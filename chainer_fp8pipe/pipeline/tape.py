@@ -12,7 +12,7 @@ from typing import Any
 import chainer
 
 from . import linear as plain_linear
-from .backprop import Backprop, Clock
+from .backprop import Backprop, Clock, added
 from .gradient_sums import GradientSums
 from .layers import as_variables
 
@@ -78,16 +78,8 @@ class Tape:
                 parameters, by passes inside of functions.
             defer: Leave out what :meth:`backward_weight` can do later.
         """
-        starts: dict[Any, Any] = {}
-        for node, gradient in zip(self._outputs, gradients, strict=True):
-            if gradient is not None and node.requires_grad:
-                # May be the same variable twice.
-                starts[node] = (starts[node] + gradient if node in starts
-                                else gradient)
-        if not starts:
-            return (None,) * len(self._inputs)
         backprop = Backprop(self._uses, sums.take, defer, self._clock)
-        backprop.run(starts)
+        backprop.run(added(zip(self._outputs, gradients, strict=True)))
         if defer:
             self._pass = backprop
         return tuple(backprop.leaves.get(node) for node in self._inputs)
