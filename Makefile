@@ -52,7 +52,8 @@ extras = $(if $(filter mpich,$(MPI)),mpich$(comma))$(1)
 comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
-    constraints.txt $(wildcard chainer_fp8pipe/*/*.c chainer_fp8pipe/*/*.h)
+    constraints.txt $(wildcard $(addprefix \
+    chainer_fp8pipe/,*/*.c */*.h */*/*.c */*/*.h))
 DEMO := $(VENV)/.demo-$(MPI)
 TEST := $(VENV)/.test-$(MPI)
 

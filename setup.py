@@ -39,9 +39,9 @@ setup(
             extra_compile_args=OF_LOOPS,
         ),
         Extension(
-            'chainer_fp8pipe.images._jpeg',
-            sources=['chainer_fp8pipe/images/_jpeg.c'],
-            depends=[f'chainer_fp8pipe/images/jpeg_{part}.h'
+            'chainer_fp8pipe.images.jpeg._jpeg',
+            sources=['chainer_fp8pipe/images/jpeg/_jpeg.c'],
+            depends=[f'chainer_fp8pipe/images/jpeg/jpeg_{part}.h'
                      for part in ('bits', 'huffman', 'header', 'index',
                                   'cut')],
             extra_compile_args=['-O3'],

@@ -2,8 +2,9 @@
 
     python benchmarks/allreduce_model.py
 
-evaluates ``chainer_fp8pipe.allreduce.model``; nothing is measured but the
-rates of one core, which are read from the table of ``kernels.py``.
+evaluates ``chainer_fp8pipe.planning.allreduce.prediction``; nothing is
+measured but the rates of one core, which are read from the table of
+``kernels.py``.
 """
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from chainer_fp8pipe.allreduce.cluster import Cluster
-from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
-from chainer_fp8pipe.allreduce.demand import (
+from chainer_fp8pipe.planning.allreduce.cluster import Cluster
+from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
+from chainer_fp8pipe.planning.allreduce.demand import (
     compose_demand,
     direct_demand,
     ring_demand,
     torus2d_demand,
 )
-from chainer_fp8pipe.allreduce.model import estimate, total_seconds
+from chainer_fp8pipe.planning.allreduce.prediction import (
+    estimate,
+    total_seconds,
+)
 
 from environment import describe, write_json
 

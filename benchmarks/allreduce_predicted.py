@@ -19,13 +19,13 @@ import pathlib
 import statistics
 import sys
 
-from chainer_fp8pipe.allreduce import choice
-from chainer_fp8pipe.allreduce.cluster import Cluster
-from chainer_fp8pipe.allreduce.codec_costs import CodecCosts
-from chainer_fp8pipe.allreduce.model import total_seconds
+from chainer_fp8pipe.allreduce import standard_plans
 from chainer_fp8pipe.allreduce.plan import aggregator
 from chainer_fp8pipe.allreduce.planned import Framing
-from chainer_fp8pipe.allreduce.simulation import simulate
+from chainer_fp8pipe.planning.allreduce.cluster import Cluster
+from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
+from chainer_fp8pipe.planning.allreduce.prediction import total_seconds
+from chainer_fp8pipe.planning.allreduce.simulation import simulate
 
 from allreduce_ranks import FEW, UPDATES
 from environment import describe
@@ -101,12 +101,13 @@ def _plans(data, case):
     if algorithm == 'aggregator':
         return (aggregator(workers, 1),)
     if algorithm == 'torus2d':
-        return choice.torus((3, 3), [[rank] for rank in range(workers)])
+        return standard_plans.torus(
+            (3, 3), [[rank] for rank in range(workers)])
     if data['network'] == 'two-level' and case['options'].get(
             'two_level') != 'no':
-        return choice.two_level('direct', algorithm, [
+        return standard_plans.two_level('direct', algorithm, [
             [rank, rank + 1] for rank in range(0, workers, 2)])
-    return choice.one_level(algorithm, workers)
+    return standard_plans.one_level(algorithm, workers)
 
 
 def _hosts(data, case, ranks):

@@ -19,8 +19,8 @@ import time
 from chainer_fp8pipe.allreduce import Statistics
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.communicators import aggregation
-from chainer_fp8pipe.communicators.composition import Nodes, make_algorithm
+from chainer_fp8pipe.communicators import aggregator_ranks
+from chainer_fp8pipe.communicators.algorithms import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
@@ -157,7 +157,7 @@ def _aggregated(case, everyone, workers, link):
     while not begun.Test():
         time.sleep(10e-3)
     made = _case(case)
-    communicator = aggregation.divide(
+    communicator = aggregator_ranks.divide(
         everyone, made.codec, make_options(made.codec, made.arguments()))
     if communicator is None:    # this rank has served
         return None

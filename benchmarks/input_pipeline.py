@@ -31,7 +31,7 @@ import tempfile
 import time
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decode import create_decoder
+from chainer_fp8pipe.images.decoding.decode import create_decoder
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 
 import numpy

@@ -15,7 +15,7 @@ import argparse
 
 from chainer_fp8pipe.allreduce.frames import Frames
 from chainer_fp8pipe.allreduce.plan import Kind, ring
-from chainer_fp8pipe.allreduce.program import program
+from chainer_fp8pipe.allreduce.rank_plan import program
 from chainer_fp8pipe.allreduce.sums import FORMS, WideSums, WireSums
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
 

@@ -5,7 +5,7 @@ import contextlib
 import gc
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import chainer

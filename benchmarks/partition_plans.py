@@ -9,12 +9,12 @@ import time
 
 from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
-from chainer_fp8pipe.chains.trace import Tracer
-from chainer_fp8pipe.planning.cuts import Task, best_cut, evaluate
-from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.plan import Plan
-from chainer_fp8pipe.planning.positions import order_of
-from chainer_fp8pipe.planning.search import search
+from chainer_fp8pipe.chains.tracing.trace import Tracer
+from chainer_fp8pipe.planning.partition.cuts import Task, best_cut, evaluate
+from chainer_fp8pipe.planning.partition.intervals import Intervals
+from chainer_fp8pipe.planning.partition.partition_plan import Plan
+from chainer_fp8pipe.planning.partition.positions import order_of
+from chainer_fp8pipe.planning.partition.search import search
 
 import chainer
 import chainer.functions as F

@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 from chainer_fp8pipe.chains.ghost import GhostError
 from chainer_fp8pipe.chains.names import Names, parameters_of
-from chainer_fp8pipe.chains.trace import Tracer
+from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.mpi.link_speed import measure_links
-from chainer_fp8pipe.planning.cuts import Task, Wire, least_memory
-from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.positions import order_of
+from chainer_fp8pipe.planning.partition.cuts import Task, Wire, least_memory
+from chainer_fp8pipe.planning.partition.intervals import Intervals
+from chainer_fp8pipe.planning.partition.positions import order_of
 
 import chainer
 import numpy

@@ -15,10 +15,10 @@ import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
-from chainer_fp8pipe.chains.trace import Tracer
-from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.plan import Plan
-from chainer_fp8pipe.planning.positions import order_of
+from chainer_fp8pipe.chains.tracing.trace import Tracer
+from chainer_fp8pipe.planning.partition.intervals import Intervals
+from chainer_fp8pipe.planning.partition.partition_plan import Plan
+from chainer_fp8pipe.planning.partition.positions import order_of
 
 import chainer
 import numpy

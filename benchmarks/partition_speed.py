@@ -6,7 +6,7 @@ import sys
 import chainer_fp8pipe
 from chainer_fp8pipe import Divisible, ProcessGrid
 from chainer_fp8pipe.chains.partition import predict_layouts
-from chainer_fp8pipe.planning.layouts import GRADIENT_BYTES, table
+from chainer_fp8pipe.planning.partition.layouts import GRADIENT_BYTES, table
 
 import chainer
 import chainer.functions as F

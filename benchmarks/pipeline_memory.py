@@ -65,7 +65,7 @@ def megabytes(numbers):
 
 def measure(path):
     """What each rank does; rank 0 writes the rows."""
-    from chainer_fp8pipe.pipeline.checker import check
+    from chainer_fp8pipe.planning.schedules.schedule_checker import check
 
     from mpi4py import MPI
     comm = MPI.COMM_WORLD

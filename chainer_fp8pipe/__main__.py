@@ -18,8 +18,8 @@ from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
 from .intercept.communicator_creation import creating
 from .intercept.training_objects import substituting
-from .mpi.abort import abort_on_exception, end_all_ranks
-from .pipeline.schedule import SCHEDULES
+from .mpi.failure.abort import abort_on_exception, end_all_ranks
+from .pipeline.schedules.schedule import SCHEDULES
 from .planning.sizes import parse_bytes
 from .training.unmodified import Options, PipelineJob, Refusal, refuse_all
 

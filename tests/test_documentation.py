@@ -18,9 +18,12 @@ from chainer_fp8pipe.communicators.options import (
     Fp8Options,
 )
 from chainer_fp8pipe.compat import PATCHES
-from chainer_fp8pipe.pipeline.checker import check
-from chainer_fp8pipe.pipeline.schedule import SCHEDULES, make_schedule
-from chainer_fp8pipe.pipeline.splitting import RECOMPUTE
+from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
+from chainer_fp8pipe.pipeline.schedules.schedule import (
+    SCHEDULES,
+    make_schedule,
+)
+from chainer_fp8pipe.planning.schedules.schedule_checker import check
 
 import numpy
 import pytest

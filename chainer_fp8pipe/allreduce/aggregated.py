@@ -20,12 +20,12 @@ from mpi4py import MPI
 
 from ..codecs import Codec
 from ..codecs.relay import Recipe
-from ..mpi.abort import end_all_ranks
+from ..mpi.failure.abort import end_all_ranks
+from ..report.statistics import Statistics
 from .executor import PARTS
 from .job import Job
 from .plan import Plan
 from .planned import Framing, Planned
-from .statistics import Statistics
 
 # Recipes that an aggregator remembers; there is one for each bucket.
 _REMEMBERED = 256

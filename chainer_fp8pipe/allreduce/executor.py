@@ -9,12 +9,12 @@ from mpi4py import MPI
 from ..codecs.compiled import IN_PYTHON, Compiled
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG
+from ..report.statistics import Statistics
 from . import _executor
 from .frames import Frames, piece_bounds
 from .job import Job
 from .plan import Kind, Plan
-from .program import Program, program
-from .statistics import Statistics
+from .rank_plan import Program, program
 from .sums import in_wire_format, shrink
 from .uncompiled import Uncompiled, site_name
 

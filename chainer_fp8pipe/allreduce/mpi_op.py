@@ -7,7 +7,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from .base import Algorithm
+from .piecewise import Algorithm
 
 
 class MpiOp(Algorithm):

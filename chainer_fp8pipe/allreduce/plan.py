@@ -3,8 +3,8 @@
 The vector is cut into *blocks*.  A plan is one list of actions per rank: a
 reduce-scatter, after which every block's sum lies with its owner, and an
 all-gather that brings it back to everybody.  Nothing here knows MPI: a plan
-is run by :mod:`.executor`, proved by :mod:`.checker`, and its cost is
-predicted by :mod:`.model`.
+is run by :mod:`.executor`, proved by :mod:`.plan_checker`, and its cost is
+predicted by :mod:`.prediction`.
 
 Plans are put together: :func:`compose` runs one inside groups of ranks and
 another between them.  Two levels of a cluster are that, and so is each half

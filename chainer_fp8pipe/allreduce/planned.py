@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
 from ..mpi.forever import keep_forever
+from ..report.statistics import Statistics
 from .executor import PARTS, Executor
 from .job import Job
 from .plan import Plan
-from .statistics import Statistics
 from .sums import in_wire_format
 
 

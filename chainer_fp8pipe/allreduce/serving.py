@@ -8,10 +8,10 @@ from mpi4py import MPI
 
 from ..codecs.relay import Kept, Recipe
 from ..mpi.waiting import BRIEF, Pauses
+from ..report.statistics import Statistics
 from .aggregated import Leave, Order, Setup
 from .job import Job
 from .planned import Planned
-from .statistics import Statistics
 
 _IDLE = 1e-3        # seconds to sleep at most while there are no orders
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy
 
 from ..codecs import Codec, Tensors
-from .base import Algorithm
+from .piecewise import Algorithm
 
 
 class TwoLevel:

@@ -11,7 +11,7 @@ import numpy
 
 from .frames import Frames
 from .job import Job
-from .program import Program, Step
+from .rank_plan import Program, Step
 from .sums import Sums, make_sums
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..mpi.abort import abort_on_exception
+from ..mpi.failure.abort import abort_on_exception
 from .allreduce import Case, as_json, measure, table
 
 _DESCRIPTION = """

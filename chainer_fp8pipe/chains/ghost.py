@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ..planning.calls import Source
-from . import nested, poison
+from ..planning.partition.calls import Source
+from . import nested
+from .tracing import poison
 
 #: Attributes that say nothing about the data.
 _OPEN = frozenset(('shape', 'dtype', 'ndim', 'size', 'nbytes', 'itemsize',

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from ..mpi.agreement import raise_together
 from ..mpi.broadcast import receive_array, send_array
 from .ghost import ghost
-from .parameters import settle
+from .valueless_parameters import settle
 
 _PICKLE = MPI.pickle        # as for messages
 _PLAIN = ('t', 'enabled', '_use_fp32_update')

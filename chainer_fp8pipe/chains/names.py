@@ -6,7 +6,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..planning.calls import Parameter
+from ..planning.partition.calls import Parameter
 
 #: Between the path of a link and the name of what was reported for the link.
 OBSERVER = '\0/'

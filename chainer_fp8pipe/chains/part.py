@@ -12,15 +12,15 @@ from ..intercept.function_calls import intercepting
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
 from ..pipeline.tape import Arrays, Tape
-from ..planning.calls import Source
+from ..planning.partition.calls import Source
 from . import nested
 from .ghost import ghost
-from .link_state import Attribute, State, saved
 from .names import Names, reporter_of
-from .parameters import settled
-from .profile import Laps
-from .program import Program
+from .profiling.laps import Laps
 from .run import Run
+from .staged_trace import Program
+from .tracing.link_state import Attribute, State, saved
+from .valueless_parameters import settled
 
 #: The number, in place of a call's, for what Python draws between calls.
 _BETWEEN = (1 << 31) - 1

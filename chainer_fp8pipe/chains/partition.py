@@ -7,29 +7,35 @@ from typing import Any
 import chainer
 import numpy
 
-from ..mpi.abort import abort_on_exception
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.abort import abort_on_exception
+from ..mpi.grid import ProcessGrid
 from ..mpi.link_speed import measure_exchange, measure_links
-from ..pipeline.grid import ProcessGrid
-from ..pipeline.once import once
-from ..pipeline.schedule import make_schedule
-from ..planning.cuts import DoesNotFit, Task, Wire
-from ..planning.layouts import GRADIENT_BYTES, Layout, Ranks, layouts, table
-from ..planning.plan import Plan, load_plan
-from ..planning.positions import order_of
-from ..planning.search import search
+from ..mpi.once import once
+from ..pipeline.schedules.schedule import make_schedule
+from ..planning.partition.cuts import DoesNotFit, Task, Wire
+from ..planning.partition.layouts import (
+    GRADIENT_BYTES,
+    Layout,
+    Ranks,
+    layouts,
+    table,
+)
+from ..planning.partition.partition_plan import Plan, load_plan
+from ..planning.partition.positions import order_of
+from ..planning.partition.search import search
 from ..planning.sizes import parse_bytes
-from .adapting import Adapter
-from .cores import measure_cores
 from .ghost import is_ghost
 from .moving import take_away
 from .names import Names, parameters_of
 from .nested import Fresh
-from .parameters import draw, settle, without_shapes
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .program import Program
-from .trace import Trace, Tracer
+from .profiling.core_sharing import measure_cores
+from .profiling.replanning import Adapter
+from .staged_trace import Program
+from .tracing.trace import Trace, Tracer
+from .valueless_parameters import draw, settle, without_shapes
 
 #: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
 #: Python's objects of a graph.

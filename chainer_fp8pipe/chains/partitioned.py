@@ -9,20 +9,19 @@ from typing import Any
 
 import chainer
 
-from ..intercept import array_memory, function_calls
-from ..intercept import parameters as parameter_creation
+from ..intercept import array_memory, function_calls, initial_values
 from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
-from ..planning.plan import Plan
+from ..planning.partition.partition_plan import Plan
 from . import nested
 from .ghost import is_ghost
-from .link_state import State
 from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
-from .program import Program, is_scalar
 from .rehearsal import Mismatch, Rehearsal
-from .trace import OTHER_CALLS, Trace, Tracer
+from .staged_trace import Program, is_scalar
+from .tracing.link_state import State
+from .tracing.trace import OTHER_CALLS, Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: in which the model makes other calls.
@@ -105,7 +104,7 @@ class Partition:
         self.place(program)
         function_calls.hold(self)
         array_memory.hold(self)
-        parameter_creation.hold(self)
+        initial_values.hold(self)
 
     @property
     def chunks(self) -> range:

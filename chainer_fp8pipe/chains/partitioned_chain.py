@@ -8,9 +8,9 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import current
-from ..planning.plan import Plan
+from ..planning.partition.partition_plan import Plan
+from .cut_table import table
 from .partitioned import Partition
-from .table import table
 
 
 class PartitionedChain:

@@ -21,9 +21,9 @@ from chainer.function import FunctionAdapter
 from . import nested
 from .ghost import is_ghost
 from .names import Names
-from .trace import Trace
-from .traced_call import is_same
-from .whole import LinkCall, call_whole
+from .tracing.trace import Trace
+from .tracing.traced_call import is_same
+from .tracing.whole_call import LinkCall, call_whole
 
 
 class Mismatch(Exception):

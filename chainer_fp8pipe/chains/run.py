@@ -10,12 +10,12 @@ import numpy
 from ..intercept import unchecked_calls
 from ..intercept.function_calls import suspended
 from ..pipeline.randomness import Place, at
-from ..planning.calls import Source
+from ..planning.partition.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
-from .trace import Trace
-from .traced_call import TracedCall, attributes_of, kind_of
-from .whole import LinkCall, call_whole, link_of
+from .tracing.trace import Trace
+from .tracing.traced_call import TracedCall, attributes_of, kind_of
+from .tracing.whole_call import LinkCall, call_whole, link_of
 
 
 class Diverged(RuntimeError):

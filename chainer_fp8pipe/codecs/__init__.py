@@ -1,6 +1,6 @@
 """Gradients to bytes and back: ``float32``, ``float16`` and fp8 by ratio."""
-from .base import Codec
 from .cast import Cast
+from .codec import Codec
 from .fp8_ratio import Fp8Ratio
 from .tensors import Tensors
 from .warm_up import WarmUp

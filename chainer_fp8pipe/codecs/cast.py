@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 
-from .base import Codec
+from .codec import Codec
 from .compiled import FLOAT32, Compiled, compile_tensors
 from .staging import download, output, upload
 from .tensors import Tensors, array_module

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import fp8
-from .base import Codec
+from .codec import Codec
 from .compiled import FP8, Compiled, compile_tensors, places
 from .residuals import Residuals
 from .scales import Scales

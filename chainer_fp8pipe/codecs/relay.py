@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import fp8
-from .base import Codec
 from .cast import Cast
+from .codec import Codec
 from .compiled import RELAY, Compiled, compile_sizes
 from .fp8_ratio import Fp8Ratio
 from .residuals import Residuals

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import numpy
 
-from .base import Codec
 from .cast import Cast
+from .codec import Codec
 
 
 class WarmUp:

@@ -14,13 +14,17 @@ from mpi4py import MPI
 from ..allreduce import Statistics
 from ..codecs import Cast, Codec, Fp8Ratio, WarmUp
 from ..codecs.fp8_ratio import TensorReport
+from ..exchange.model_state import ModelStates
+from ..exchange.parameter_checks import (
+    SAME_MODEL,
+    describe,
+    distinct_parameters,
+)
 from ..mpi.agreement import Signature, agree
-from .averaging import Averaging, Final
-from .composition import Nodes, make_algorithm
-from .model_state import ModelStates
+from ..overlap.exchange_thread import Overlap, threads_are_allowed
+from .algorithms import Nodes, make_algorithm
 from .options import ExchangeOptions, Fp8Options
-from .overlap import Overlap, threads_are_allowed
-from .parameters import SAME_MODEL, describe, distinct_parameters
+from .reducer import Averaging, Final
 
 
 class CodecCommunicator(MpiCommunicatorBase):

@@ -6,9 +6,9 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
-from ..mpi.abort import abort_on_exception
-from ..mpi.witness import watch
-from . import aggregation
+from ..mpi.failure.abort import abort_on_exception
+from ..mpi.failure.witness import watch
+from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options
 
@@ -65,7 +65,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         raise TypeError("mpi_comm must be an mpi4py communicator, not "
                         f'{mpi_comm!r}')
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
-    aggregation.refuse_aggregators(mpi_comm)
+    aggregator_ranks.refuse_aggregators(mpi_comm)
     if name in FAMILIES:
         return _create(mpi_comm, name, options)
     unknown = sorted(set(options) - set(CHAINERMN[name]))
@@ -82,18 +82,18 @@ def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
     options = make_options(name, given)
     workers = mpi_comm.size
     if options.algorithm == 'aggregator':
-        aggregation.refuse_parts(mpi_comm)
+        aggregator_ranks.refuse_parts(mpi_comm)
         workers -= options.aggregators
     watch(mpi_comm, f'aggregator {mpi_comm.rank - workers}'
           if mpi_comm.rank >= workers else '')
     if workers == mpi_comm.size:
         return CodecCommunicator(mpi_comm, name, options)
     try:
-        communicator = aggregation.divide(mpi_comm, name, options)
-    except aggregation.UnfitOptions:    # aggregators have left all the same
-        aggregation.remember_aggregators(mpi_comm, workers)
+        communicator = aggregator_ranks.divide(mpi_comm, name, options)
+    except aggregator_ranks.UnfitOptions:       # aggregators have left
+        aggregator_ranks.remember_aggregators(mpi_comm, workers)
         raise
     if communicator is None:
         raise SystemExit(0)
-    aggregation.remember_aggregators(mpi_comm, workers)
+    aggregator_ranks.remember_aggregators(mpi_comm, workers)
     return communicator

@@ -8,13 +8,13 @@ from .._on_demand import on_demand
 _HOMES = {
     'Batch': 'chainer_fp8pipe.images.batch',
     'CenterCrop': 'chainer_fp8pipe.images.transforms',
-    'ImageError': 'chainer_fp8pipe.images.errors',
+    'ImageError': 'chainer_fp8pipe.images.bad_image',
     'ImageFolder': 'chainer_fp8pipe.images.folder',
     'ImageIterator': 'chainer_fp8pipe.images.iterator',
     'Normalise': 'chainer_fp8pipe.images.normalisation',
     'RandomResizedCrop': 'chainer_fp8pipe.images.transforms',
     'batch_arrays': 'chainer_fp8pipe.images.batch',
-    'create_decoder': 'chainer_fp8pipe.images.decode',
+    'create_decoder': 'chainer_fp8pipe.images.decoding.decode',
 }
 
 __all__ = [*_HOMES]

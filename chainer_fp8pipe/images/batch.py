@@ -6,7 +6,7 @@ from typing import Any
 import chainer
 import numpy
 
-from .pinned import PinnedMemory
+from .workers.pinned import PinnedMemory
 
 
 class Batch(list):

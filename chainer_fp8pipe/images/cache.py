@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy
 
-from .locks import FileLock
-from .segment import Segment
+from .workers.locks import FileLock
+from .workers.segment import Segment
 
 _USED = 0       # header: bytes that are given out
 _HEADER = 8

@@ -10,12 +10,12 @@ import chainer
 import numpy
 
 from .cache import Cache
-from .decode import Decoder, create_decoder
+from .decoding.decode import Decoder, create_decoder
 from .iterator import ImageIterator
-from .memory import available_bytes, total_bytes
-from .ranks import ranks_of
+from .process_group import ranks_of
 from .reading import CacheKind, Reader, kept_bytes
 from .transforms import Transform
+from .workers.memory import available_bytes, total_bytes
 
 _KINDS = None, 'memory', 'decoded'
 _ON_ERROR = 'skip', 'raise'
@@ -55,9 +55,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             counted, and named in the log (``'skip'``), or it is an error
             (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
             which nothing is left takes an image of another of the rank's.
-        decoder: What
-            :func:`~chainer_fp8pipe.images.decode.create_decoder` makes, or
-            its name.
+        decoder: What :func:`~.decode.create_decoder` makes, or its name.
 
     Attributes:
         classes: Their names; the index is the label.

@@ -8,13 +8,13 @@ import chainer
 import numpy
 
 from . import shards
+from .bad_image import ImageError
 from .batch import Batch
-from .errors import ImageError
-from .loading import Failure, Loader, Request
 from .reading import Reader
 from .skipping import Skipped
-from .slots import Outcome
 from .substitute import first_usable
+from .workers.batch_ring import Outcome
+from .workers.loading import Failure, Loader, Request
 
 
 class ImageIterator(chainer.dataset.Iterator):

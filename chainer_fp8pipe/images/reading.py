@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 
 import numpy
 
+from .bad_image import ImageError
 from .cache import Cache
-from .decode import Decoder, IndexingDecoder
-from .errors import ImageError
-from .jpeg_index import JpegIndex
-from .resizing import crop_and_resize
-from .table import FileTable
+from .decoding.decode import Decoder, IndexingDecoder
+from .decoding.resizing import crop_and_resize
+from .file_list import FileTable
+from .jpeg.jpeg_index import JpegIndex
 from .transforms import Crop, Transform
 
 #: What a cache keeps: the files' bytes, the whole images' pixels, nothing.

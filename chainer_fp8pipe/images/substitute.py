@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import numpy
 
-from .loading import Loaded, Loader, Request
 from .reading import Reader
-from .slots import Outcome
+from .workers.batch_ring import Outcome
+from .workers.loading import Loaded, Loader, Request
 
 
 def first_usable(reader: Reader, epoch: int, samples: Iterable[int]

@@ -18,7 +18,7 @@ from chainer import backend
 from chainer.backends import cuda
 from chainer.functions.normalization import batch_normalization
 
-from .channels import Channels
+from .channel_sums import Channels
 
 
 class Whole(NamedTuple):

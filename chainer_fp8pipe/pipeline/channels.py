@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from .channel import Receiver, Sender
-from .once import once
-from .schedule import Action, Kind
+from ..channel.channel import Receiver, Sender
+from ..mpi.once import once
+from .schedules.schedule import Action, Kind
 from .tape import Arrays
 
 

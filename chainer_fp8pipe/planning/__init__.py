@@ -7,10 +7,10 @@ loaded when first asked for.
 from .._on_demand import on_demand
 
 _HOMES = {
-    'DoesNotFit': 'chainer_fp8pipe.planning.cuts',
-    'Plan': 'chainer_fp8pipe.planning.plan',
-    'load_plan': 'chainer_fp8pipe.planning.plan',
-    'plot_plan': 'chainer_fp8pipe.planning.plot',
+    'DoesNotFit': 'chainer_fp8pipe.planning.partition.cuts',
+    'Plan': 'chainer_fp8pipe.planning.partition.partition_plan',
+    'load_plan': 'chainer_fp8pipe.planning.partition.partition_plan',
+    'plot_plan': 'chainer_fp8pipe.planning.partition.partition_plot',
 }
 
 __all__ = [*_HOMES]

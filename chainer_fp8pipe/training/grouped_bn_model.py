@@ -9,11 +9,11 @@ from typing import Any
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
+from ..links.divisible.lazy import Lazy
+from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
-from ..links.lazy import Lazy
-from ..links.sharing import things_used
-from ..mpi.abort import abort_on_exception
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.abort import abort_on_exception
 from ..mpi.group import Group
 from ..mpi.groups import ranks_of, split_groups
 

@@ -47,7 +47,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         repeat: Go on after the first epoch.
         shuffle: Another order in each epoch; otherwise the data set's.
         seed: Of the order; the same on all ranks.
-        grid: A :class:`~chainer_fp8pipe.pipeline.grid.ProcessGrid`, instead
+        grid: A :class:`~chainer_fp8pipe.mpi.grid.ProcessGrid`, instead
             of ``replica_index`` and ``replicas``.
 
     Attributes:

@@ -2,8 +2,11 @@
 import argparse
 import os
 
-from chainer_fp8pipe.pipeline.schedule import SCHEDULES, make_schedule
-from chainer_fp8pipe.pipeline.splitting import RECOMPUTE
+from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
+from chainer_fp8pipe.pipeline.schedules.schedule import (
+    SCHEDULES,
+    make_schedule,
+)
 
 from models import NETWORKS
 from mpi4py import MPI

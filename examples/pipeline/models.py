@@ -4,7 +4,8 @@ Their layers are ``lazy``: a rank builds those that it owns and no others.
 """
 import functools
 
-from chainer_fp8pipe.links import Divisible, Dropout, lazy
+from chainer_fp8pipe.links import Divisible, Dropout
+from chainer_fp8pipe.links.divisible import lazy
 
 import chainer.functions as F
 import chainer.links as L

@@ -4,9 +4,9 @@ import os
 from collections import defaultdict
 from statistics import fmean, median
 
-from chainer_fp8pipe.pipeline.checker import check
-from chainer_fp8pipe.pipeline.events import Event, idle_share
-from chainer_fp8pipe.pipeline.simulator import Costs, simulate
+from chainer_fp8pipe.planning.schedules.schedule_checker import check
+from chainer_fp8pipe.planning.schedules.simulator import Costs, simulate
+from chainer_fp8pipe.report.events import Event, idle_share
 
 _ACCURACY = 'validation/main/accuracy'
 

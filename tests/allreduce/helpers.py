@@ -4,7 +4,7 @@ from chainer_fp8pipe.allreduce import (
     Planned,
     Statistics,
     TwoLevel,
-    choice,
+    standard_plans,
 )
 from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.sums import FORMS
@@ -50,12 +50,12 @@ def nodes_of(size, node):
 def plans(name, size, node=2):
     """The plans of an algorithm without ``_FORM``."""
     if name.startswith('torus'):
-        return choice.torus(torus_shape(size, 0),
+        return standard_plans.torus(torus_shape(size, 0),
                             nodes_of(size, node))
     if name.startswith('two_level'):
         inside, between = name.split('_')[2:4]
-        return choice.two_level(inside, between, nodes_of(size, node))
-    return choice.one_level(name.partition('_')[0], size)
+        return standard_plans.two_level(inside, between, nodes_of(size, node))
+    return standard_plans.one_level(name.partition('_')[0], size)
 
 
 def make(name, comm, node=2):

@@ -2,7 +2,7 @@
 import gc
 import itertools
 
-from chainer_fp8pipe.allreduce import Statistics, choice, serving
+from chainer_fp8pipe.allreduce import Statistics, serving, standard_plans
 from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
 from chainer_fp8pipe.allreduce.job import Job
 from chainer_fp8pipe.allreduce.plan import aggregator, compose
@@ -46,7 +46,7 @@ def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
         return None
     plan = aggregator(workers // inner, aggregators)
     if inner > 1:
-        plan = compose(choice.LEVELS['direct'](inner), plan,
+        plan = compose(standard_plans.LEVELS['direct'](inner), plan,
                        lambda member, node: node * inner + member, True)
     algorithm = Aggregated(everyone, (plan,), Statistics(), Framing(
         frame_bytes, frames_in_flight, form), seed)

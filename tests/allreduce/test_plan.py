@@ -1,7 +1,6 @@
 """Plans give the mean, with the bytes and steps that their papers count."""
 from fractions import Fraction
 
-from chainer_fp8pipe.allreduce.checker import check
 from chainer_fp8pipe.allreduce.plan import (
     Action,
     Kind,
@@ -11,7 +10,8 @@ from chainer_fp8pipe.allreduce.plan import (
     ring,
     torus2d,
 )
-from chainer_fp8pipe.allreduce.traffic import Form
+from chainer_fp8pipe.planning.allreduce.plan_checker import check
+from chainer_fp8pipe.planning.allreduce.traffic import Form
 
 import numpy
 import pytest

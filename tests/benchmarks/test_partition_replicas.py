@@ -20,9 +20,9 @@ def in_benchmarks(code):
 
 
 _MODEL = '''
-from chainer_fp8pipe.planning.cuts import Task, Wire, evaluate
-from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.positions import order_of
+from chainer_fp8pipe.planning.partition.cuts import Task, Wire, evaluate
+from chainer_fp8pipe.planning.partition.intervals import Intervals
+from chainer_fp8pipe.planning.partition.positions import order_of
 from partition_replicas import Setting, compared, step_seconds
 from tests.planning.traces import chain
 
@@ -51,7 +51,7 @@ def test_a_call_that_dominates_gets_more_replicas():
     """Parameters are where it is not, so that replicas of all are slow."""
     said = in_benchmarks(
         'SECONDS, PARAMETERS = (.8, .1, .1), 4\n' + _MODEL + '''
-from chainer_fp8pipe.planning.calls import Parameter
+from chainer_fp8pipe.planning.partition.calls import Parameter
 name = list(parameters)[-1]
 parameters[name] = Parameter((5_000_000,), parameters[name].dtype)
 intervals = Intervals(calls, order_of(calls), parameters)

@@ -12,8 +12,8 @@ from chainer_fp8pipe.chains.ghost import (
     made_up,
     sources,
 )
-from chainer_fp8pipe.chains.poison import Level, reading
-from chainer_fp8pipe.planning.calls import Source
+from chainer_fp8pipe.chains.tracing.poison import Level, reading
+from chainer_fp8pipe.planning.partition.calls import Source
 
 import chainer
 import numpy as np

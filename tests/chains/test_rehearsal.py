@@ -3,7 +3,7 @@ from traceback import walk_tb
 
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
-from chainer_fp8pipe.chains.trace import Tracer
+from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.intercept.function_calls import intercepting
 
 import chainer

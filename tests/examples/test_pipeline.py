@@ -10,9 +10,9 @@ import sys
 import time
 from types import SimpleNamespace
 
-from chainer_fp8pipe.pipeline.events import Event, chrome_trace
-from chainer_fp8pipe.pipeline.schedule import make_schedule
-from chainer_fp8pipe.pipeline.simulator import Costs, simulate
+from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.planning.schedules.simulator import Costs, simulate
+from chainer_fp8pipe.report.events import Event, chrome_trace
 
 import chainer
 import chainer.functions as F

@@ -4,7 +4,7 @@ import sys
 import threading
 
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.segment import Segment
+from chainer_fp8pipe.images.workers.segment import Segment
 
 import numpy
 import pytest
@@ -117,7 +117,7 @@ def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
 WRITER = """
 import sys
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.segment import Segment
+from chainer_fp8pipe.images.workers.segment import Segment
 cache = Cache(Segment(int(sys.argv[1])), 400)
 for index in range(400):
     cache.put((index * int(sys.argv[2])) % 400, b'%d,' % index * 50)
@@ -139,7 +139,7 @@ def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
 KILLED = """
 import os, signal, sys
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.segment import Segment
+from chainer_fp8pipe.images.workers.segment import Segment
 cache = Cache(Segment(int(sys.argv[1])), 2)
 cache._lock.__enter__()
 os.kill(os.getpid(), signal.SIGKILL)

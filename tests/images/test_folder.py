@@ -2,7 +2,7 @@ import itertools
 
 import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.images import ImageFolder, folder
-from chainer_fp8pipe.images.errors import ImageError
+from chainer_fp8pipe.images.bad_image import ImageError
 
 import chainer
 import numpy

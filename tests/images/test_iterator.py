@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import chainer_fp8pipe  # noqa: F401
-from chainer_fp8pipe.images import ImageFolder, libturbojpeg
-from chainer_fp8pipe.images.decode import create_decoder
-from chainer_fp8pipe.images.errors import ImageError
+from chainer_fp8pipe.images import ImageFolder
+from chainer_fp8pipe.images.bad_image import ImageError
+from chainer_fp8pipe.images.decoding import libturbojpeg
+from chainer_fp8pipe.images.decoding.decode import create_decoder
 
 import chainer
 import numpy
@@ -372,7 +373,7 @@ def test_a_loop_of_iterators_opens_no_more_and_more_files(root):
 
 def test_workers_import_neither_chainer_nor_mpi(iterate):
     subprocess.run([sys.executable, '-c', (
-        'import sys, chainer_fp8pipe.images.worker as worker\n'
+        'import sys, chainer_fp8pipe.images.workers.worker as worker\n'
         'import chainer_fp8pipe.images.transforms\n'
         'assert worker.Reader\n'
         "assert not {'chainer', 'mpi4py', 'cupy'} & set(sys.modules)")],

@@ -1,12 +1,12 @@
 import os
 
-from chainer_fp8pipe.images import libturbojpeg
+from chainer_fp8pipe.images.bad_image import ImageError
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.decode import create_decoder
-from chainer_fp8pipe.images.errors import ImageError
-from chainer_fp8pipe.images.jpeg_index import JpegIndex
+from chainer_fp8pipe.images.decoding import libturbojpeg
+from chainer_fp8pipe.images.decoding.decode import create_decoder
+from chainer_fp8pipe.images.file_list import find_images
+from chainer_fp8pipe.images.jpeg.jpeg_index import JpegIndex
 from chainer_fp8pipe.images.reading import Reader, kept_bytes
-from chainer_fp8pipe.images.table import find_images
 
 import numpy
 import pytest

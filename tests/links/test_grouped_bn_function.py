@@ -1,4 +1,4 @@
-from chainer_fp8pipe.links import channels
+from chainer_fp8pipe.links import channel_sums
 from chainer_fp8pipe.links.grouped_bn_function import (
     GroupedBatchNormalization,
     join,
@@ -46,7 +46,7 @@ def test_who_refuses_is_named():
     ((9, 7, 40, 50), (0, 2))])
 @pytest.mark.parametrize('block', [1, 1000, 1 << 16, 1 << 30])
 def test_blocks_change_nothing(monkeypatch, shape, axis, block):
-    monkeypatch.setattr(channels, '_BLOCK', block)
+    monkeypatch.setattr(channel_sums, '_BLOCK', block)
     random = np.random.RandomState(0)
     x = (random.randn(*shape) + 50).astype('f')
     gy = (random.randn(*shape) + 1).astype('f')

@@ -1,5 +1,5 @@
 """A simulated step with the events that a measured one has."""
-from chainer_fp8pipe.pipeline.events import Event
+from chainer_fp8pipe.report.events import Event
 
 
 def as_measured(schedule, timeline):

@@ -2,10 +2,10 @@
 from .communication_report import CommunicationReport
 from .compression_report import CompressionReport
 from .follow_epochs import FollowEpochs
+from .model_file import save_whole_model
 from .moving_average import MovingAverage
 from .pipeline_timeline import PipelineTimeline
 from .snapshot import Snapshot, find_snapshots, resume
-from .whole_model import save_whole_model
 
 __all__ = ['CommunicationReport', 'CompressionReport', 'FollowEpochs',
            'MovingAverage', 'PipelineTimeline', 'Snapshot', 'find_snapshots',

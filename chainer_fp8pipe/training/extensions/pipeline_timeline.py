@@ -13,7 +13,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...pipeline.events import Event, chrome_trace
+from ...report.events import Event, chrome_trace
 
 
 class PipelineTimeline(extension.Extension):
@@ -72,7 +72,7 @@ class PipelineTimeline(extension.Extension):
         with open(f'{path}.json', 'w') as file:
             json.dump(chrome_trace(events), file)
         try:
-            from ...pipeline.plot import plot_timeline
+            from ...report.timeline_plot import plot_timeline
             plot_timeline(events, f'{path}.png', self._title
                           or self._describe())
         except ImportError as error:

@@ -23,7 +23,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree, raise_together
-from ...pipeline.ranks import all_ranks
+from ...mpi.ranks import all_ranks
 from . import snapshot_file, snapshot_transfer
 from .job_state import (
     MODEL,

@@ -1,7 +1,7 @@
 """Hooks of Chainer's optimizers: large batches, mixed precision."""
 from .divergence import StopWhenDiverged
 from .lars import LARS
-from .schedule import Schedule
+from .rate_schedule import Schedule
 from .update_rules import is_weight
 from .weight_decay import WeightDecay
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from ...mpi.abort import end_all_ranks
+from ...mpi.failure.abort import end_all_ranks
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0

@@ -11,18 +11,18 @@ from ...chains import nested
 from ...chains.names import OBSERVER
 from ...chains.part import ChainPart
 from ...chains.partitioned import Form
-from ...chains.program import Program
 from ...chains.rehearsal import weights
+from ...chains.staged_trace import Program
 from ...mpi.agreement import Signature, agree
 from ...mpi.broadcast import broadcast_arrays
+from ...mpi.grid import ProcessGrid
 from ...pipeline.channels import Channels
-from ...pipeline.grid import ProcessGrid
 from ...pipeline.loss import LossHead
+from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
-from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
-from ...planning.plan import Plan
-from .batch import Batch
+from ...planning.partition.partition_plan import Plan
+from .step_batch import Batch
 from .together import Opened, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '

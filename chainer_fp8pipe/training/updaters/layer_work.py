@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from ...mpi.grid import ProcessGrid
 from ...pipeline.channels import Channels
-from ...pipeline.grid import ProcessGrid
 from ...pipeline.layer_block import LayerBlock
 from ...pipeline.loss import LossHead
+from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
-from ...pipeline.splitting import bounds
 from ...pipeline.tape import Arrays
 from .together import Opened, Sums
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...pipeline.grid import ProcessGrid
+from ...mpi.grid import ProcessGrid
 
 
 def layout_problem(model: Any, grid: ProcessGrid) -> str:

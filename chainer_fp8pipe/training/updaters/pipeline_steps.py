@@ -8,22 +8,26 @@ from typing import Any
 
 import chainer
 
+from ...mpi.grid import ProcessGrid
 from ...pipeline.batch_statistics import BatchStatistics, give_up
 from ...pipeline.channels import Channels
 from ...pipeline.chunk import Chunk
-from ...pipeline.executor import Executor
 from ...pipeline.gradient_sums import GradientSums
-from ...pipeline.grid import ProcessGrid
 from ...pipeline.layers import blame
 from ...pipeline.loss import LossHead
+from ...pipeline.micro_batches import bounds, recomputed
 from ...pipeline.randomness import Place, preserved
-from ...pipeline.recorder import Recorder
-from ...pipeline.schedule import Schedule, forward_schedule, make_schedule
-from ...pipeline.splitting import bounds, recomputed
+from ...pipeline.schedules.schedule import (
+    Schedule,
+    forward_schedule,
+    make_schedule,
+)
+from ...pipeline.stage_executor import Executor
 from ...pipeline.tape import Arrays
-from .batch import Batch
+from ...report.recorder import Recorder
 from .chain_work import ChainWork
 from .layer_work import LayerWork
+from .step_batch import Batch
 from .tied_gradients import TiedGradients
 from .together import Opened, Sums, Together
 

@@ -16,17 +16,17 @@ from chainermn.optimizers import (
 )
 
 from ...chains.partitioned_chain import PartitionedChain
-from ...mpi.abort import abort_on_exception
 from ...mpi.agreement import Signature, agree, raise_together
-from ...pipeline.grid import ProcessGrid
-from ...pipeline.once import once
-from ...planning.plan import load_plan
-from .batch import Batch, split_target, whole_batch
+from ...mpi.failure.abort import abort_on_exception
+from ...mpi.grid import ProcessGrid
+from ...mpi.once import once
+from ...planning.partition.partition_plan import load_plan
 from .chain_work import ChainWork, recompute_of, report
 from .following_iterator import FollowingIterator, progress
 from .layer_work import LayerWork
 from .layout import layout_problem
 from .pipeline_steps import Steps
+from .step_batch import Batch, split_target, whole_batch
 from .whole_model import decide_together, decisions
 
 
@@ -43,7 +43,7 @@ class PipelineUpdater(StandardUpdater):
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
-    schedules of :mod:`chainer_fp8pipe.pipeline.schedule`.
+    schedules of :mod:`chainer_fp8pipe.pipeline.schedules.schedule`.
 
     Args:
         iterator: Gives batches on the ranks of the first stage; elsewhere it
@@ -164,7 +164,7 @@ class PipelineUpdater(StandardUpdater):
 
     @property
     def schedule(self) -> Any:
-        """The :class:`~chainer_fp8pipe.pipeline.schedule.Schedule`."""
+        """The :class:`~.schedules.schedule.Schedule`."""
         return self._steps.schedule
 
     @property

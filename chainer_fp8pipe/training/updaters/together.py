@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
+from ...channel.errors import RemoteError
 from ...mpi.agreement import Signature, agree
+from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
-from ...pipeline.errors import RemoteError
-from ...pipeline.grid import ProcessGrid
-from .batch import Batch
+from .step_batch import Batch
 
 _STEPS = ('train', 'evaluate', 'predict')
 _READ, _ENDED, _FAILED = range(3)

@@ -5,7 +5,7 @@ other ranks have: what a snapshot brings back can be compared with a serial
 run bit for bit.
 """
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.pipeline.grid import ProcessGrid
+from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.iterators import ReplicaIterator
 
 import chainer

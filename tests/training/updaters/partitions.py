@@ -1,7 +1,7 @@
 """Partitioned models, and what plain Chainer makes of the same ones."""
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.pipeline.splitting import bounds
+from chainer_fp8pipe.pipeline.micro_batches import bounds
 
 import chainer
 import numpy

@@ -1,6 +1,6 @@
 """Stages times replicas, against serial Chainer on the whole batch."""
 import chainer_fp8pipe
-from chainer_fp8pipe.pipeline.grid import ProcessGrid
+from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.iterators import ReplicaIterator
 from chainer_fp8pipe.training.updaters import PipelineUpdater
 

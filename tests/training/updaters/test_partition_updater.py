@@ -6,8 +6,8 @@ from traceback import walk_tb
 
 from chainer_fp8pipe import create_communicator, deferred
 from chainer_fp8pipe.chains import partitioned
-from chainer_fp8pipe.pipeline.grid import ProcessGrid
-from chainer_fp8pipe.pipeline.splitting import bounds
+from chainer_fp8pipe.mpi.grid import ProcessGrid
+from chainer_fp8pipe.pipeline.micro_batches import bounds
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 
 import chainer

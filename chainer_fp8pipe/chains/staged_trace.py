@@ -1,0 +1,141 @@
+"""What the ranks do for one form of input: a trace and its stages."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import chainer
+
+from ..planning.partition.calls import Source
+from ..planning.partition.partition_plan import Plan
+from ..planning.partition.positions import Assignment, assign
+from . import nested
+from .ghost import describe_source, is_ghost, sources
+from .tracing.link_state import State
+from .tracing.trace import Trace
+
+
+class Program:
+    """A trace, and which chunk does what of it.
+
+    Args:
+        trace: Of the model.
+        plan: Where the model is cut.
+        state: What links had before the run that was traced.
+        live: Whether a later run reads what this one leaves in links.
+        keepers: Chunks of links that keep running values, as earlier
+            programs have it; None: this is the first one.
+
+    Attributes:
+        stages: The chunk of each call.
+        incoming: For each chunk the values that it receives.
+        outgoing: For each chunk the values that it sends on; of the last
+            one the values that the model returned.
+        wanted: For each chunk the values to keep of its calls.
+        reporters: Which chunk knows each reported value, by its name.
+        holders: Chunks that use a parameter, by its path.
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
+        inner: Paths of parameters that calls read inside of themselves.
+        after: What links keep for the next run; None: nothing.
+
+    Raises:
+        ValueError: The model returns something else than variables, or a
+            link's calls would be apart.
+    """
+
+    def __init__(self, trace: Trace, plan: Plan, state: State | None,
+                 live: bool, keepers: Mapping[str, int] | None = None
+                 ) -> None:
+        self.trace, self.state = trace, state
+        self.form, results = _results(trace)
+        together = [*map(_sources_of, trace.reports.values()),
+                    *(trace.state.sources() if live else [])]
+
+        def assigned(homes: dict[int, int]) -> Assignment:
+            return assign(trace.calls, plan.order, plan.cuts, results,
+                          together, homes)
+
+        keepers = keepers or {}
+        self.keepers = self._keepers(assigned(self._homes(keepers)).stages)
+        keepers = {**self.keepers, **keepers}
+        assignment = assigned(self._homes(keepers))
+        self.stages, self.holders = assignment.stages, assignment.holders
+        self._check(keepers)
+        last = len(plan.cuts)
+        crossing = assignment.crossing
+        self.incoming = ((), *crossing)
+        self.outgoing = (*crossing, results)
+        self.results = results
+        self.reporters = {
+            name: max([self.stages[source.call]
+                       for source in _sources_of(value)],
+                      default=self.stages[trace.inside[name]]
+                      if name in trace.inside else last)
+            for name, value in trace.reports.items()}
+        self.after = (trace.state.placed(
+            lambda source: self.stages[source.call]) if live else None)
+        self.inner = frozenset(name for call in trace.calls
+                               for name in call.inner)
+        self.wanted = tuple(self._wanted(chunk)
+                            for chunk in range(last + 1))
+
+    def wants_gradient(self, source: Source) -> bool:
+        """Whether the gradient of a value is of use."""
+        value = self.trace.calls[source.call].outputs[source.output]
+        return value.wants and value.dtype.kind == 'f'
+
+    def _wanted(self, chunk: int) -> frozenset[Source]:
+        found = {source for sources_ in self.outgoing for source in sources_}
+        for value in self.trace.reports.values():
+            found.update(_sources_of(value))
+        return frozenset(source for source in found
+                         if self.stages[source.call] == chunk)
+
+    def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
+        """The chunks of the calls that links' running values go into."""
+        return {number: keepers[name]
+                for number, call in enumerate(self.trace.calls)
+                for name in (*call.whole, *call.reads) if name in keepers}
+
+    def _keepers(self, stages: Sequence[int]) -> dict[str, int]:
+        chunks: dict[str, int] = {}
+        for call, stage in zip(self.trace.calls, stages, strict=True):
+            for name in call.whole:
+                chunks[name] = max(stage, chunks.get(name, 0))
+        return chunks
+
+    def _check(self, keepers: Mapping[str, int]) -> None:
+        for call, stage in zip(self.trace.calls, self.stages, strict=True):
+            for name in (*call.whole, *call.reads):
+                if keepers.get(name, stage) != stage:
+                    raise ValueError(
+                        f'the calls of link {name}, which keeps running '
+                        'values, would be on two ranks for inputs of this '
+                        'form; make the partition with such an example')
+
+
+def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
+    """The form of what a model returned, and where it comes from."""
+    leaves, tree = nested.leaves(trace.result)
+    found: list[Source] = []
+    for leaf in leaves:
+        array = nested.array_of(leaf)
+        if not is_ghost(array) or not isinstance(array.source, Source):
+            said = (describe_source(array) if is_ghost(array)
+                    else 'an array that no function of Chainer has made')
+            raise ValueError(f'the model returned {said}; it must return '
+                             'what Chainer\'s functions give')
+        found.append(array.source)
+    return tree, tuple(found)
+
+
+def _sources_of(value: Any) -> Sequence[Source]:
+    array = nested.array_of(value)
+    return [source for source in sources(array)
+            if isinstance(source, Source)] if is_ghost(array) else []
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it can be a loss."""
+    return isinstance(value, chainer.Variable) and value.size == 1

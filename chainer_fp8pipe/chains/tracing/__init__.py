@@ -1,0 +1,1 @@
+"""One run of a model, written down call by call."""

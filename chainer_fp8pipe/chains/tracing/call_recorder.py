@@ -1,0 +1,545 @@
+"""Writes down the calls of one run of a model, each of which is run alone."""
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import chainer
+from chainer.functions.array.as_strided import AsStrided
+
+from ...pipeline.chunk import why_once
+from ...planning.partition.calls import Source, Value
+from .. import nested
+from ..ghost import (
+    GhostError,
+    describe_source,
+    ghost,
+    is_ghost,
+    looked_at,
+    made_up,
+    origin,
+    sources,
+    used_as_index,
+    user_line,
+)
+from ..names import Names
+from ..recent import Recent
+from ..valueless_parameters import place_array
+from .link_state import saved
+from .marks import Marks
+from .measuring import Measured, Measurement, key_of, with_real
+from .poison import is_poison
+from .traced_call import (
+    PLAIN,
+    TracedCall,
+    attributes_of,
+    constants_of,
+    expected_of,
+    ignored_label,
+    kind_of,
+)
+from .whole_call import LinkCall, Whole, call_whole, link_of
+
+
+class Token:
+    """Stands for the trace in its ghosts, which come before it."""
+
+    trace: Any = None
+
+    def __init__(self, calls: list[TracedCall]) -> None:
+        self._calls = calls
+
+    def describe(self, source: Source) -> str:
+        return describe(self._calls, source)
+
+
+class CallRecorder:
+    """Numbers the calls of one run; runs each alone.
+
+    Args:
+        names: Of the model's links and parameters.
+        memo: Figures of calls that were run before.
+        atomic: Paths of the links that are run as one call.
+        timed: Whether calls are timed.
+
+    Attributes:
+        calls: What was called.
+        token: Stands for the trace.
+        reported: The call inside of which something was reported, by name.
+        marks: What each call was given, to be compared with another run.
+        measured: The figures of each call.
+    """
+
+    def __init__(self, names: Names, memo: Recent[Measured],
+                 atomic: frozenset[str], timed: bool) -> None:
+        self.calls: list[TracedCall] = []
+        self.token = Token(self.calls)
+        self._names, self._memo, self._atomic = names, memo, atomic
+        self._timed = timed
+        self._stack: list[chainer.Link] = []
+        self._deepest: list[str] | None = None
+        self._first_call: dict[int, int] = {}
+        self._inside = 0
+        self._seen: set[str] = set()
+        self._filled: list[chainer.Parameter] = []
+        self.reported: dict[str, int] = {}
+        self._ignored: list[tuple[int, Any]] = []
+        self._parts: set[Source] = set()    # in memory of larger arrays
+        self._given: tuple = ()         # to the call that is being run
+        self._once = False
+        self.marks = Marks()
+        self.measured: dict[int, Measured] = {}
+
+    # --- the interceptor -----------------------------------------------------
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if self._inside:
+            self._once |= bool(why_once(link))
+            return original(link, *args, **kwargs)
+        self._stack.append(link)
+        try:
+            if self._names.of(link) in self._atomic:
+                return self.call_whole(LinkCall(link, original), args, kwargs)
+            return original(link, *args, **kwargs)
+        except GhostError:
+            self._note_look()
+            raise
+        except IndexError as error:
+            # NumPy reads the index of an array of its own past a ghost.
+            if not is_poison(error):
+                raise
+            self._note_look()
+            raise used_as_index(error) from None
+        finally:
+            self._stack.pop()
+
+    def _note_look(self) -> None:
+        """Keeps the links around the first look at data."""
+        if self._deepest is None:
+            self._deepest = [name for name in map(self._names.of, self._stack)
+                             if name is not None]
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda node: self.calls[-1].form)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        if self._inside:
+            self._watch(inputs)
+            label = ignored_label(node)
+            if label is not None:
+                self.leave_out(inputs[1], label)
+            if isinstance(node, AsStrided):
+                self._refuse_parts(self._given)
+            return original(node, inputs)
+        return self._traced(node, inputs, original)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Notes it inside of a call; a rehearsal sees it elsewhere."""
+        if self._inside:
+            self._ignored.append((label, nested.array_of(labels)))
+
+    def before_backward(self, outputs: Any) -> None:
+        """Ghosts have no graph."""
+        if self._inside:
+            return
+        for leaf in nested.leaves(outputs)[0]:
+            if is_ghost(nested.array_of(leaf)):
+                raise looked_at(nested.array_of(leaf), 'a gradient')
+
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """The graph before it is on several ranks, but for a kept state.
+
+        No GhostError, which would have the link around run as one call:
+        also that call's inputs have a graph behind them.
+        """
+        if not self._inside and output.requires_grad and any(
+                output is one for call in self.calls for one in call.ghosts):
+            raise ValueError(
+                f'{user_line()}: unchain_backward() in forward would have '
+                'to cut off what other ranks compute; go on from '
+                'chainer.Variable(x.array), which has no way back, instead')
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is being run."""
+        return bool(self._inside)
+
+    def innermost(self) -> str | None:
+        """The link to run as one call after a look at data; None: none."""
+        for name in reversed(self._deepest or []):
+            if name not in self._atomic:
+                return name if name != '/' else None
+        return None
+
+    def refuse_ghosts(self, links: Mapping[str, chainer.Link]) -> None:
+        """Raises an error for a persistent value that is a ghost."""
+        for path, link in links.items():
+            for name in link._persistent:
+                value = vars(link).get(name)
+                if is_ghost(nested.array_of(value)):
+                    self._deepest = [path]
+                    raise GhostError(
+                        f'link {path} sets its persistent {name!r} to '
+                        f'{value!r}, so that the link cannot be cut')
+
+    def drop_tracebacks(self) -> None:
+        """Errors that the model has caught keep its batch no longer."""
+        for call in self.calls:
+            if call.error is not None:
+                call.error = call.error.with_traceback(None)
+
+    def end(self, reports: dict[str, Any]) -> None:
+        """Notes what was reported."""
+        self.marks.end(len(self.calls), reports)
+
+    def said(self, number: int) -> str:
+        """What messages call what a call gets, or the end of the run."""
+        if number >= len(self.calls):
+            return 'what the model reports, or calls at its end,'
+        call = self.calls[number]
+        return f'what call {number} ({call.name} in {call.link}) gets'
+
+    def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
+            xp: Any, link: str) -> Any:
+        """A ghost of what a link keeps from an earlier run."""
+        number = len(self.calls)
+        value = Value(shape, dtype, False)
+        array = ghost(shape, dtype, Source(number, 0), xp, self.token)
+        self.calls.append(TracedCall(
+            'state', link, outputs={0: value}, pinned=stage,
+            ghosts=(chainer.Variable(array, requires_grad=False),)))
+        return array
+
+    # --- one call ------------------------------------------------------------
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self.calls)
+        for link in self._stack:
+            self._first_call.setdefault(id(link), number)
+        read: list[Any] = [self._read(x) for x in inputs]
+        call = TracedCall(
+            node.label, self._link(), kind=kind_of(node),
+            path=tuple(self._first_call[id(link)] for link in self._stack),
+            expected=tuple(map(expected_of, inputs)),
+            constants=constants_of(node))
+        self.marks.add(number, call, node, inputs)
+        call.whole = self._whole(node)
+        call.reads = self._reads(node, inputs)
+        hidden = []
+        for name, value in attributes_of(node).items():
+            found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
+                     if is_ghost(nested.array_of(leaf))]
+            if found:
+                hidden.append(name)
+                read += [sources(array) for array in found]
+        call.hidden = tuple(hidden)
+        call.inputs, names = _split(read)
+        if call.kind is AsStrided:
+            self._refuse_parts(inputs)
+        key = key_of(node, inputs, hidden)
+        measured = self._memo.get(key) if key is not None else None
+        if measured is None:
+            try:
+                measured = self._run(node, inputs, original)
+            except GhostError:
+                raise
+            except Exception as error:
+                call.error, call.parameters = error, names
+                self.calls.append(call)
+                raise
+            if key is not None:
+                self._memo[key] = measured
+        call.once = any(map(why_once, self._stack)) or (
+            measured.form is not None and self._once)
+        self.measured[number] = measured
+        self._fill_in(call, number, measured, read, names)
+        call.ignores = self._ignores(node, inputs, measured)
+        self.calls.append(call)
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def _fill_in(self, call: TracedCall, number: int, measured: Measured,
+                 read: list[tuple], names: tuple[str, ...]) -> None:
+        call.parameters = tuple(dict.fromkeys((*names,
+                                               *measured.parameters)))
+        # The inputs of a call that is run as a whole are seen inside, too.
+        call.inner = measured.parameters + (
+            names if measured.form is not None else ())
+        call.whole += tuple(self._keeping(
+            name.rpartition('/')[0] or '/' for name in call.inner))
+        call.outputs = measured.outputs
+        call.forward, call.backward = measured.forward, measured.backward
+        call.deferrable = measured.deferrable
+        call.kept, call.temporary = measured.kept, measured.temporary
+        call.draws, call.form = measured.draws, measured.form
+        inside = not self._parts.isdisjoint(call.inputs)
+        self._parts.update(Source(number, index) for index in (
+            measured.views if inside else measured.parts))
+        call.retained = tuple(
+            [source for index in measured.kept_inputs
+             for source in read[index] if isinstance(source, Source)]
+            + [Source(number, index) for index in measured.kept_outputs])
+        self._make_ghosts(call, number, measured)
+
+    def _make_ghosts(self, call: TracedCall, number: int, measured: Measured
+                     ) -> None:
+        made = {key: ghost(value.shape, value.dtype, Source(number, key),
+                           measured.modules[key], self.token)
+                for key, value in measured.outputs.items()}
+        call.ghosts = tuple(
+            chainer.Variable(made[key], requires_grad=value.wants)
+            for key, value in measured.outputs.items()
+            if isinstance(key, int))
+        call.attributes = {key: array for key, array in made.items()
+                           if isinstance(key, str)}
+
+    def _refuse_parts(self, inputs: tuple) -> None:
+        """Another rank would get a part without what is around it."""
+        for array in map(nested.array_of, inputs):
+            if is_ghost(array) and (array.recipe is not None
+                                    or array.source in self._parts):
+                raise GhostError(
+                    f'{user_line()}: as_strided reads the memory of which '
+                    f'{describe_source(array)} is a part, and another rank '
+                    'has the part alone. Mark the function around both: '
+                    'chainer_fp8pipe.atomic(function)')
+
+    def _read(self, x: Any) -> tuple:
+        """The sources of an input; names of parameters among them."""
+        if isinstance(x, chainer.Parameter):
+            name = self._names.of(x)
+            if name is None:
+                raise ValueError(
+                    f'{user_line()}: the model uses a parameter that is not '
+                    'among its own; register it in init_scope')
+            return (name,)
+        array = nested.array_of(x)
+        if is_ghost(array) and array.traced is not self.token and (
+                array.traced is not None):
+            raise ValueError(
+                f'{user_line()}: a value of an earlier batch or micro-batch '
+                'is used; keep state in attributes of links, or compute it '
+                'anew')
+        found = sources(array)
+        if is_ghost(array) and not found:
+            raise GhostError(
+                f'{user_line()}: the array of {describe_source(origin(array))}'
+                ' is used, which is on one rank; use the parameter itself, or'
+                ' mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
+        return found
+
+    def _link(self) -> str:
+        return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
+
+    def _whole(self, node: Any) -> tuple[str, ...]:
+        """Links whose calls must not be apart.
+
+        Those that are run as one call, and those whose running averages the
+        function writes to.
+        """
+        arrays = {id(value) for value in attributes_of(node).values()
+                  if isinstance(value, chainer.get_array_types())}
+        found = []
+        for link in self._stack:
+            name = self._names.of(link)
+            if name is None:
+                continue
+            if name in self._atomic:
+                found += [name, *self._keeping(
+                    path for path in self._names.links
+                    if path.startswith(name.rstrip('/') + '/'))]
+            elif any(id(vars(link).get(persistent)) in arrays
+                     for persistent in link._persistent):
+                found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    def _ignores(self, node: Any, inputs: tuple, measured: Measured
+                 ) -> tuple[int, int | None] | None:
+        """A label that is left out of a mean, and which input has labels."""
+        if measured.form is None:
+            label = ignored_label(node)
+            return None if label is None else (label, 1)
+        if not self._ignored:
+            return None
+        label, labels = self._ignored[0]
+        if len({id(array) for _, array in self._ignored}) == 1:
+            for index, x in enumerate(inputs):
+                array = nested.array_of(x)
+                if array is labels or (labels.base is array
+                                       and labels.size == array.size):
+                    return label, index
+        return label, None
+
+    def _keeping(self, paths: Iterable[str]) -> list[str]:
+        """Those of links that have persistent arrays."""
+        links = self._names.links
+        return [path for path in dict.fromkeys(paths) if any(
+            isinstance(vars(links[path]).get(name),
+                       chainer.get_array_types())
+            for name in links[path]._persistent)]
+
+    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
+        """Links whose persistent arrays a call is given."""
+        arrays = set()
+        for value in (*inputs, *attributes_of(node).values()):
+            array = nested.array_of(value)
+            if isinstance(array, chainer.get_array_types()) and not (
+                    is_ghost(array)):
+                arrays |= {id(array), id(array.base)}
+        if not arrays:
+            return ()
+        return tuple([
+            path for path, link in self._names.links.items()
+            if any(vars(link).get(name) is not None
+                   and id(vars(link)[name]) in arrays
+                   for name in link._persistent)])
+
+    def _watch(self, inputs: tuple) -> None:
+        """Notes the parameters that a call reads inside of itself."""
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                name = self._names.of(x)
+                if name is not None:
+                    self._seen.add(name)
+                if is_ghost(x._data[0]):
+                    place_array(x, made_up(x._data[0]))
+                    self._filled.append(x)
+
+    def _run(self, node: Any, inputs: tuple, original: Callable) -> Measured:
+        """Runs a call on made-up values; keeps figures only."""
+        own = attributes_of(node)
+        before = dict(own)
+        for name, value in before.items():
+            own[name] = with_real(value)
+        link = link_of(node)
+        self._seen, self._given = set(), inputs
+        self._once = False
+        self._ignored = []
+        self._inside += 1
+        if link is not None:
+            self._watch(tuple(link.params()))
+        measurement = Measurement(node, inputs, original, self._timed)
+        whole = isinstance(node, Whole)
+        try:
+            if whole:
+                self._refuse_values(measurement)
+            with saved(self._names.links if whole else {}), \
+                    self._noting_reports():
+                return measurement.run(lambda: tuple(sorted(self._seen)))
+        finally:
+            self._inside -= 1
+            while self._filled:
+                parameter = self._filled.pop()
+                place_array(parameter, ghost(
+                    parameter.shape, parameter.dtype,
+                    self._names.of(parameter)))
+
+
+    @contextlib.contextmanager
+    def _noting_reports(self) -> Iterator[None]:
+        """Notes what is reported inside of the call."""
+        seen = chainer.reporter.get_current_reporter().observation
+        before = dict(seen)
+        yield
+        self.reported.update({
+            name: len(self.calls) for name, value in seen.items()
+            if before.get(name) is not value})
+
+    def _refuse_values(self, measurement: Measurement) -> None:
+        """Python would get numbers that only one rank knows.
+
+        Raises:
+            GhostError: What a whole function returns beside arrays, or keeps
+                in attributes, depends on data.
+        """
+        found = []
+        for factor in (1.0, -37.0):
+            with saved(self._names.links) as attributes:
+                returned = measurement.constants(factor)
+                kept = {(path, name): vars(self._names.links[path])[name]
+                        for path, name in attributes.changed()}
+                found.append((returned, {
+                    key: repr(value) for key, value in kept.items()
+                    if isinstance(value, PLAIN)}))
+        (returned, kept), (others, later) = found
+        if returned != others:
+            raise GhostError(
+                f'{user_line()}: what {self._link()} returns beside arrays '
+                f'({", ".join(set(returned) - set(others))}) depends on '
+                'data that other ranks have not got. Return a variable, or '
+                'mark a function around its use, too: '
+                'chainer_fp8pipe.atomic(function)')
+        for path, name in kept:
+            if kept[path, name] != later.get((path, name)):
+                raise GhostError(
+                    f'{user_line()}: link {path} keeps a number in {name!r} '
+                    'that depends on data that other ranks have not got. '
+                    'Keep an array or a variable, or nothing')
+
+
+class Repeat(CallRecorder):
+    """Has the calls of a run made again, with outputs of the same shapes.
+
+    Attributes:
+        differences: Numbers of the calls that are not as they were, each
+            with the user's line.
+        lost: Whether other calls are made from some place on.
+    """
+
+    def __init__(self, first: CallRecorder) -> None:
+        super().__init__(first._names, Recent(1), first._atomic, False)
+        self._first = first
+        self.differences: dict[int, str] = {}
+        self.lost = False
+
+    def differ(self, line: str, lost: bool) -> None:
+        """Notes that the next call, or what comes in its place, differs."""
+        self.differences.setdefault(len(self.calls), line)
+        self.lost = self.lost or lost
+
+    def end(self, reports: dict[str, Any]) -> None:
+        super().end(reports)
+        self._compare(len(self.calls))
+
+    def _compare(self, number: int) -> None:
+        first = self._first.marks
+        if not first.is_same(self.marks, number):
+            self.differ(user_line(), not first.is_alike(self.marks, number))
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self.calls)
+        again = TracedCall(
+            node.label, self._link(), kind=kind_of(node),
+            constants=constants_of(node))
+        self.marks.add(number, again, node, inputs)
+        self._compare(number)
+        if self.lost:
+            raise GhostError('the model goes another way')
+        call = copy.copy(self._first.calls[number])
+        self.calls.append(call)
+        if call.error is not None:
+            raise call.error
+        self._make_ghosts(call, number, self._first.measured[number])
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+
+def describe(calls: Sequence[TracedCall], source: Source) -> str:
+    """What messages call a value."""
+    call = calls[source.call]
+    return f'call {source.call} ({call.name} in {call.link})'
+
+
+def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
+                                           tuple[str, ...]]:
+    every = [one for several in read for one in several]
+    return (tuple(one for one in every if isinstance(one, Source)),
+            tuple(dict.fromkeys(one for one in every
+                                if isinstance(one, str))))

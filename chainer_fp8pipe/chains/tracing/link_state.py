@@ -1,0 +1,283 @@
+"""What links keep in attributes from one forward pass to the next.
+
+A recurrent layer keeps its hidden state.  A pipeline takes several
+micro-batches forward before the first comes back, and each of them goes on
+from its own state; the gradient ends there, as after Chainer's
+``unchain_backward``.
+"""
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+
+from ...planning.partition.calls import Source
+from .. import nested
+from ..ghost import is_ghost, sources
+
+_OWN = frozenset(('_params', '_persistent', '_children'))
+_ABSENT: Any = object()
+#: What may be changed inside of a tuple.
+_CHANGING = (list, dict, set, tuple, collections.deque, chainer.Variable,
+             *chainer.get_array_types())
+Links = Mapping[str, chainer.Link]
+
+
+Attribute = tuple[str, str]     # path of a link, name
+
+
+class saved:
+    """A ``with`` block after which links are as they were before.
+
+    Args:
+        links: By path.
+        only: The attributes to look after; None: all of them.
+    """
+
+    def __init__(self, links: Links,
+                 only: Iterable[Attribute] | None = None) -> None:
+        self._links = links
+        self._only = None if only is None else set(only)
+
+    def __enter__(self) -> saved:
+        return self.note()
+
+    def __exit__(self, *_: Any) -> None:
+        self.put_back()
+
+    def note(self) -> saved:
+        """Notes what there is now."""
+        names = self._only if self._only is not None else {
+            (path, name) for path, link in self._links.items()
+            for name in vars(link) if name not in _OWN}
+        self._before: dict[Attribute, Any] = {}
+        for path, name in names:
+            link = self._links[path]
+            value = vars(link).get(name, _ABSENT)
+            self._before[path, name] = (
+                value if name in link._params else _noted(value))
+        return self
+
+    def put_back(self) -> None:
+        """Has links as they were when it was noted, as often as asked."""
+        for path, name in self._after():
+            if (path, name) not in self._before:
+                del vars(self._links[path])[name]
+        for (path, name), before in self._before.items():
+            own = vars(self._links[path])
+            if before is _ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = _put_back(before)
+
+    def changed(self) -> frozenset[Attribute]:
+        """The attributes that are not as they were."""
+        return frozenset(
+            (path, name) for path, name in self._after()
+            if _is_changed(self._before.get((path, name), _ABSENT),
+                           vars(self._links[path])[name]))
+
+    def _after(self) -> list[Attribute]:
+        if self._only is not None:
+            return [(path, name) for path, name in self._only
+                    if name in vars(self._links[path])]
+        return [(path, name) for path, link in self._links.items()
+                for name in vars(link) if name not in _OWN]
+
+
+def frozen(links: Links) -> dict[tuple[str, str], Any]:
+    """The attributes that a forward pass may set, as they are now."""
+    return {(path, name): value for path, link in links.items()
+            for name, value in vars(link).items()
+            if name not in _OWN and name not in link._params
+            and name not in link._persistent
+            and not isinstance(value, chainer.Link)}
+
+
+class Leaf(NamedTuple):
+    """A value in a link's attribute.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        xp: ``numpy`` or ``cupy``.
+        is_variable: Whether it is a variable, not an array.
+        sources: The calls' outputs that it is made of; (): what it is made
+            of is on all stages.
+        stage: Which stage keeps it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    xp: Any
+    is_variable: bool
+    sources: tuple[Source, ...]
+    stage: int = 0
+
+
+class Entry(NamedTuple):
+    """An attribute that a forward pass has set.
+
+    Attributes:
+        link: Path of the link.
+        name: Of the attribute.
+        tree: Of its value.
+        leaves: The values in it.
+    """
+
+    link: str
+    name: str
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+
+class State:
+    """What a forward pass leaves in attributes, as ghosts.
+
+    Args:
+        entries: The attributes.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
+        self.entries = entries
+
+    @classmethod
+    def found(cls, links: Links, begin: Mapping[tuple[str, str], Any]
+              ) -> State:
+        """Finds attributes that calls have set since the beginning."""
+        entries = []
+        for (path, name), value in frozen(links).items():
+            if begin.get((path, name)) is value:
+                continue
+            leaves, tree = nested.leaves(value)
+            arrays = list(map(nested.array_of, leaves))
+            if not any(map(is_ghost, arrays)):
+                continue
+            entries.append(Entry(path, name, tree, tuple(
+                Leaf(tuple(array.shape), array.dtype,
+                     chainer.backend.get_array_module(array),
+                     isinstance(leaf, chainer.Variable), _sources(array))
+                for leaf, array in zip(leaves, arrays, strict=True))))
+        return cls(tuple(entries))
+
+    def placed(self, stages: Callable[[Source], int]) -> State:
+        """The same with the stage of each leaf: of its last source."""
+        return State(tuple(entry._replace(leaves=tuple(
+            leaf._replace(stage=max(map(stages, leaf.sources), default=0))
+            for leaf in entry.leaves)) for entry in self.entries))
+
+    def sources(self) -> list[tuple[Source, ...]]:
+        """What each leaf is made of."""
+        return [leaf.sources for entry in self.entries
+                for leaf in entry.leaves]
+
+    def only(self, wanted: set[int]) -> State:
+        """The entries with these numbers."""
+        return State(tuple(entry for number, entry
+                           in enumerate(self.entries) if number in wanted))
+
+    def put(self, links: Links, pin: Callable[..., Any]) -> None:
+        """Sets the attributes to what ``pin`` makes of the leaves."""
+        for entry in self.entries:
+            values = []
+            for leaf in entry.leaves:
+                value = pin(leaf.shape, leaf.dtype, leaf.stage, leaf.xp,
+                            entry.link)
+                values.append(chainer.Variable(value, requires_grad=False)
+                              if leaf.is_variable else value)
+            setattr(links[entry.link], entry.name,
+                    nested.rebuilt(entry.tree, values))
+
+    def signature(self) -> Any:
+        """Equal for states from which a model makes the same calls."""
+        return tuple((entry.link, entry.name, repr(entry.tree), tuple(
+            (leaf.shape, str(leaf.dtype), leaf.stage)
+            for leaf in entry.leaves)) for entry in self.entries)
+
+
+def _sources(array: Any) -> tuple[Source, ...]:
+    return tuple(source for source in sources(array)
+                 if isinstance(source, Source))
+
+
+class _Noted(NamedTuple):
+    """An object that may be changed in place, and what was in it."""
+
+    value: Any
+    content: Any
+
+
+def _noted(value: Any) -> Any:
+    """What a forward pass may change in place, with what is in it.
+
+    Other values are themselves: Python can only put another one in their
+    place.
+    """
+    if isinstance(value, chainer.get_array_types()):
+        # What cannot be written to may be large: a file in memory, say.
+        if is_ghost(value) or not getattr(value.flags, 'writeable', True):
+            return value
+        return _Noted(value, value.copy())
+    if isinstance(value, chainer.Variable):
+        if isinstance(value, chainer.Parameter):
+            return value
+        return _Noted(value, _noted(value._data[0]))
+    if isinstance(value, dict):
+        return _Noted(value, {key: _noted(item)
+                              for key, item in value.items()})
+    if isinstance(value, (list, collections.deque)):
+        return _Noted(value, list(map(_noted, value)))
+    if isinstance(value, tuple) and any(isinstance(item, _CHANGING)
+                                        for item in value):
+        return _Noted(value, list(map(_noted, value)))
+    if isinstance(value, set):
+        return _Noted(value, copy.copy(value))
+    return value
+
+
+def _put_back(before: Any) -> Any:
+    """The same object as before, with what it had in it."""
+    if not isinstance(before, _Noted):
+        return before
+    value, content = before
+    if isinstance(value, chainer.get_array_types()):
+        value[...] = content
+    elif isinstance(value, chainer.Variable):
+        value._data[0] = _put_back(content)
+    elif isinstance(value, tuple):
+        for item in content:
+            _put_back(item)
+    elif isinstance(value, dict):
+        value.clear()
+        for key, item in content.items():
+            value[key] = _put_back(item)
+    elif isinstance(value, set):
+        value.clear()
+        value.update(content)
+    else:
+        value.clear()
+        value.extend(map(_put_back, content))
+    return value
+
+
+def _is_changed(before: Any, now: Any) -> bool:
+    """Whether there is another value, or another one in it."""
+    if not isinstance(before, _Noted):
+        return now is not before
+    value, content = before
+    if now is not value:
+        return True
+    if isinstance(value, chainer.get_array_types()):
+        return bool((now != content).any())
+    if isinstance(value, chainer.Variable):
+        return _is_changed(content, value._data[0])
+    if isinstance(value, set):
+        return bool(value != content)
+    if isinstance(value, dict):
+        return list(value) != list(content) or any(
+            _is_changed(content[key], value[key]) for key in content)
+    return len(value) != len(content) or any(
+        map(_is_changed, content, value))

@@ -1,0 +1,222 @@
+"""Parameters without values: yet to be drawn, or on another rank."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy
+from chainer.initializers import generate_array
+
+from ..intercept.function_calls import current, suspended
+from ..intercept.initial_values import Creation, creating
+from .ghost import ghost, is_ghost
+
+
+def place_array(parameter: chainer.Parameter, array: Any) -> None:
+    """Sets a parameter's array, a ghost or none at all."""
+    parameter._data[0] = array
+    parameter._node._update_data_info(array)
+    if is_ghost(array):
+        parameter._grad = None
+
+
+def has_shape(parameter: chainer.Parameter) -> bool:
+    """Whether a trace has found the shape of a parameter without values."""
+    return is_ghost(parameter._data[0])
+
+
+class Deferred(chainer.Parameter):
+    """A parameter that is drawn when its array is first asked for."""
+
+    _draw_from: tuple[int, int]
+    _draw_dtype: Any
+
+    @property
+    def raw_array(self) -> Any:
+        """The array; draws it, unless a trace asks."""
+        if is_ghost(self._data[0]) and current() is None:
+            draw(self)
+        return self._data[0]
+
+    def initialize(self, shape: Any) -> None:
+        """Draws values for a shape that is known only now."""
+        super().initialize(shape)       # a trace, or another `deferred`
+        if not is_ghost(self._data[0]):
+            place_array(self, ghost(_shape(shape), self._data[0].dtype))
+            draw(self)
+
+    def __copy__(self) -> Any:
+        return self._copy_to(Deferred.__new__(Deferred))
+
+
+class _Deferring(Creation):
+    """Makes parameters without values."""
+
+    creates = True
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._numbers = seed, itertools.count(1)
+
+    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
+        self._mark(parameter)
+        if shape is not None:
+            self._without_values(parameter, shape)
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        # Of a copy with values of its own (Link.repeat).
+        self._mark(parameter)
+        self._without_values(parameter, shape)
+        return True
+
+    def _mark(self, parameter: chainer.Parameter) -> None:
+        parameter._draw_from = self._seed, next(self._numbers)
+        parameter._draw_dtype = chainer.config.dtype
+        if type(parameter) is chainer.Parameter:
+            parameter.__class__ = Deferred
+
+    def _without_values(self, parameter: chainer.Parameter, shape: Any
+                        ) -> None:
+        parameter._grad_initializer = None
+        place_array(parameter, ghost(
+            _shape(shape), chainer.get_dtype(
+                getattr(parameter.initializer, 'dtype', None)),
+            'that is yet to be drawn', parameter._initial_device.xp))
+
+
+@contextlib.contextmanager
+def deferred(seed: int = 0) -> Iterator[None]:
+    """Links that are made inside have parameters without values.
+
+    ::
+
+        with deferred(seed=0):
+            model = L.Classifier(MyChain())
+
+    takes no memory for the parameters.  :func:`partition` has each rank draw
+    its own; without it, a parameter is drawn when it is first used.  Values
+    depend on the seed and on how many parameters were made before, not on
+    the rank.  What a constructor itself draws from NumPy's generator is
+    seeded, too; the generator gets its state back.  A parameter that is made
+    of an array has this array at once.
+
+    Args:
+        seed: Of the initial values.
+    """
+    before = numpy.random.get_state()
+    numpy.random.seed([seed & 0xffffffff, 0])
+    try:
+        with creating(_Deferring(seed)):
+            yield
+    finally:
+        numpy.random.set_state(before)
+
+
+def draw(parameter: chainer.Parameter) -> None:
+    """Gives a parameter its initial values, for its shape as it is known.
+
+    One that was not made in :func:`deferred` draws from NumPy's generator
+    as it stands.
+    """
+    array = parameter._data[0]
+    draw_from = getattr(parameter, '_draw_from', None)
+    state = numpy.random.get_state()
+    if draw_from is not None:
+        numpy.random.seed([number & 0xffffffff for number in draw_from])
+    device = parameter._initial_device
+    try:
+        with suspended(), chainer.using_config(
+                'dtype', getattr(parameter, '_draw_dtype', array.dtype)):
+            values = generate_array(parameter.initializer, array.shape,
+                                    device.xp, device=device)
+    finally:
+        if draw_from is not None:
+            numpy.random.set_state(state)
+    settle(parameter, values)
+
+
+def settle(parameter: chainer.Parameter, values: Any) -> None:
+    """Gives a parameter values; nothing is drawn later."""
+    place_array(parameter, values)
+    if type(parameter) is Deferred:
+        parameter.__class__ = chainer.Parameter
+    parameter._grad = None
+
+
+class _ShapesOnly(Creation):
+    """Parameters that get their shape in forward get that and no values."""
+
+    def __init__(self, names: Any, recorder: Any) -> None:
+        self._names, self._recorder = names, recorder
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        name = self._names.of(parameter)
+        if name is None or self._recorder.inside:
+            return False            # the link does it itself
+        if parameter._data[0] is None:
+            self._names.shaped.append(name)
+        place_array(parameter, ghost(
+            _shape(shape), chainer.get_dtype(
+                getattr(parameter.initializer, 'dtype', None)), name,
+            parameter._initial_device.xp))
+        return True
+
+
+def lazily_shaped(names: Any, recorder: Any
+                  ) -> contextlib.AbstractContextManager:
+    """Inside, a model's parameters get ghosts when they are initialized."""
+    return creating(_ShapesOnly(names, recorder))
+
+
+def without_shapes(always: bool) -> Callable[[Callable], Callable]:
+    """Has a function of a model give parameters no shape.
+
+    A trace leaves ghosts of those that get their shape in forward; a rank
+    draws them when the model is cut.  Where it is not, they must be drawn in
+    a forward pass, as ever.
+
+    Args:
+        always: Whether also where the function returns.
+    """
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            shapeless = [
+                parameter for parameter in model.params()
+                if parameter._data[0] is None
+            ] if isinstance(model, chainer.Link) else []
+            done = False
+            try:
+                result = function(model, *args, **kwargs)
+                done = not always
+                return result
+            finally:
+                for parameter in shapeless:
+                    if not done and is_ghost(parameter._data[0]):
+                        place_array(parameter, None)
+        return call
+    return decorate
+
+
+class _Settled(Creation):
+    """Keeps the values and ghosts that parameters have."""
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        return parameter._data[0] is not None
+
+
+def settled() -> contextlib.AbstractContextManager:
+    """Inside, links do not draw again what a rank has, or has not.
+
+    A link that has been traced, but not run, believes that its parameters
+    are yet to get their shape.
+    """
+    return creating(_Settled())
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    return (tuple(shape) if isinstance(shape, (tuple, list))
+            else (int(shape),))

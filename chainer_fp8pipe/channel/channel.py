@@ -1,0 +1,262 @@
+"""Arrays from one rank to another, with one message per transfer.
+
+Shapes and dtypes travel in a message of their own, and only when they differ
+from those before; it is followed by the arrays that it describes.
+
+A receiver has receives posted ahead: two while it waits, one while its rank
+computes, never more than messages of arrays are still to come.  Their buffers
+are large enough for arrays as last described and for a frame (see
+:mod:`.headers`); the length tells which of them came, as the sender sees to it
+that no frame is as long as the arrays would be.
+
+When a description is read, one receive has been posted with a buffer of the
+old size already, and all others are posted later.  So if the arrays do not
+fit into a buffer of the old size, the sender puts a filler between: a frame
+that says nothing.  (MPI delivers messages in the order in which they were
+sent, to receives in the order in which they were posted.)
+
+After a failure a channel cannot be used again.  Each side says that it gives
+up, its sender by ``fail``, its receiver by ``cancel``, and whoever waits for
+it gets a :class:`.RemoteError`; nobody waits for messages that were under
+way.  A new start needs new channels, on a duplicate of the communicator.
+What was under way stays with MPI, and not every MPI_Finalize survives that:
+end the job by MPI_Abort, as an exception that nobody catches does.
+"""
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from ..mpi.forever import keep_forever
+from ..mpi.waiting import wait_until
+from .channel_end import ChannelEnd
+from .errors import RemoteError
+from .headers import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
+from .packing import pack
+from .posted_receive import PostedReceive, withdraw
+from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
+
+_AHEAD = 2      # receives posted at a time, at most
+
+
+class Sender(ChannelEnd):
+    """Sends tuples of arrays to the :class:`Receiver` of another rank.
+
+    Args:
+        comm: The ranks.  To make the first channel of a communicator, all
+            its ranks must make one.
+        dest: Who receives.
+        tag: Which of the channels from this rank to ``dest`` it is.
+        codec: ``None``: arrays cross as they are; ``'fp8'``: arrays of
+            float16, float32 and float64 cross as fp8, see
+            :mod:`.fp8_wire`.
+
+    Raises:
+        ValueError: The codec is unknown or the tag is out of range.
+    """
+
+    def __init__(self, comm: MPI.Comm, dest: int, tag: int,
+                 codec: str | None = None) -> None:
+        super().__init__(comm, dest, tag, codec)
+        self._leaving: deque[tuple[MPI.Request, Any]] = deque()
+        weakref.finalize(self, keep_forever, self._leaving)
+        self._failed = False
+
+    def send(self, arrays: Sequence[Any]) -> None:
+        """Starts to send and returns at once.
+
+        Args:
+            arrays: NumPy or CuPy arrays of any shape and of any dtype of
+                plain numbers, bytes or text, and None.  NumPy arrays must
+                not be changed before :meth:`flush`.
+
+        Raises:
+            RuntimeError: :meth:`fail` was called before.
+            TypeError: Something cannot be sent; nothing was.
+        """
+        if self._failed:
+            raise RuntimeError(
+                f'the channel to rank {self._peer} was closed by a failure')
+        layout = self._layout
+        if layout is None or not layout.fits(arrays):
+            layout = Layout(describe(arrays, self._codec))
+        wire = pack(layout, arrays)
+        if layout is not self._layout:
+            self._send_description(layout)
+        self._start(wire)
+
+    def flush(self) -> None:
+        """Waits until all that was sent has left.
+
+        Arrays may be changed then.
+
+        Raises:
+            RemoteError: The receiver gave up.
+        """
+        wait_until(self._is_flushed)
+
+    def fail(self, text: str) -> None:
+        """Sends an error instead of arrays and returns at once.
+
+        The receiver gets what was sent before, and then raises ``text`` as
+        :class:`.RemoteError`.  Nothing can be sent afterwards.
+        """
+        if not self._failed:
+            self._failed = True
+            self._send_text(FAILURE, text.encode(errors='replace'))
+
+    def _send_description(self, layout: Layout) -> None:
+        self._send_text(DESCRIPTION, encode_specs(layout.specs))
+        too_large = layout.size > max(self._size, FRAME)
+        self._layout = layout
+        if too_large:
+            self._send_text(FILLER, b'')
+
+    def _send_text(self, kind: int, text: bytes) -> None:
+        for frame in frames(kind, text, self._size):
+            self._start(frame)
+
+    def _start(self, wire: Any) -> None:
+        request = self._comm.Isend([wire, MPI.BYTE], self._peer,
+                                   self._forward)
+        if not self._have_left() or not request.Test():
+            self._leaving.append((request, wire))
+            self._mark(busy=True)
+
+    def _have_left(self) -> bool:
+        leaving = self._leaving
+        while leaving and leaving[0][0].Test():
+            leaving.popleft()
+            if not leaving:
+                self._mark(busy=False)
+        return not leaving
+
+    def _is_flushed(self) -> bool:
+        status = MPI.Status()
+        if not self._comm.Iprobe(self._peer, self._back, status):
+            return self._have_left()
+        keep_forever(tuple(self._leaving))
+        self._leaving.clear()
+        self._mark(busy=False)
+        text = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
+        self._comm.Recv([text, MPI.BYTE], self._peer, self._back)
+        raise RemoteError(text.tobytes().decode())
+
+
+class Receiver(ChannelEnd):
+    """Receives what the :class:`Sender` of another rank sends.
+
+    Args:
+        comm: As the sender's.
+        source: Who sends.
+        tag: As the sender's.
+        codec: As the sender's.
+        xp: ``numpy`` or ``cupy``: of which kind the arrays shall be,
+            whatever they are where they come from.
+
+    Raises:
+        ValueError: The codec is unknown or the tag is out of range.
+    """
+
+    def __init__(self, comm: MPI.Comm, source: int, tag: int,
+                 codec: str | None = None, xp: Any = numpy) -> None:
+        super().__init__(comm, source, tag, codec)
+        self._xp = xp
+        self._expected = 0
+        self._posted: deque[PostedReceive] = deque()
+        weakref.finalize(self, withdraw, self._posted)
+        self._status = MPI.Status()
+        self._assembly = Assembly()
+        self._failure: str | None = None
+
+    def expect(self, count: int) -> None:
+        """So many more messages will come.
+
+        Called before they come, it saves a copy of each.
+        """
+        self._expected += count
+        self._post()
+
+    def receive(self) -> tuple[Any, ...]:
+        """Waits for the next message.
+
+        Returns:
+            Its arrays, which are the caller's to keep and to change, and
+            None where there was none.  Arrays without gaps keep the order
+            of their axes in memory; others come in C order.
+
+        Raises:
+            RemoteError: The sender failed; the message is what it said.
+            RuntimeError: No more messages are expected.
+            ValueError: The sender has another codec.
+        """
+        if self._failure is not None:
+            raise RemoteError(self._failure)
+        if not self._expected:
+            raise RuntimeError(
+                f'no message from rank {self._peer} is expected: say how '
+                'many will come with expect() first')
+        while True:
+            self._post()
+            posted = self._posted.popleft()
+            size = self._wait(posted.request)
+            if self._layout and size == self._layout.size:
+                self._expected -= 1
+                return posted.arrays(self._layout)
+            self._read(posted.frame(size))
+
+    def cancel(self, text: str = '') -> None:
+        """Gives up what is still expected, and tells the sender.
+
+        Args:
+            text: Why; the sender's ``flush`` raises it.
+        """
+        self._withdraw()
+        text = text or f'rank {self._comm.rank} gave up receiving'
+        wire = text.encode(errors='replace')
+        keep_forever((self._comm.Isend([wire, MPI.BYTE], self._peer,
+                                       self._back), wire))
+
+    def _post(self) -> None:
+        """Posts receives until there are as many as there should be."""
+        while len(self._posted) < min(self._expected, _AHEAD):
+            self._posted.append(PostedReceive(
+                self._comm, self._peer, self._forward, self._layout,
+                self._xp))
+            self._mark(busy=True)
+
+    def _withdraw(self) -> None:
+        self._expected = 0
+        withdraw(self._posted)
+        self._mark(busy=False)
+
+    def _wait(self, request: MPI.Request) -> int:
+        """Bytes of the message, when it is there."""
+        status = self._status
+        wait_until(lambda: request.Test(status))
+        if not self._posted:
+            self._mark(busy=False)
+        return status.Get_count(MPI.BYTE)
+
+    def _read(self, frame: bytes) -> None:
+        whole = self._assembly.add(frame)
+        if whole is None:
+            return
+        kind, text = whole
+        if kind == FILLER:
+            return
+        if kind == FAILURE:
+            self._withdraw()
+            self._failure = text.decode()
+            raise RemoteError(self._failure)
+        specs = decode_specs(text)
+        if not crosses_as(specs, self._codec):
+            raise ValueError(
+                f'rank {self._peer} does not send as this rank receives, '
+                f'with codec {self._codec!r}; give all ranks the same codec')
+        self._layout = Layout(specs)

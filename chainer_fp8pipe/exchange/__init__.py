@@ -1,0 +1,1 @@
+"""The mean of a model's gradients over all ranks: buckets and their queue."""

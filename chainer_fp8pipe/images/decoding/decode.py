@@ -1,0 +1,209 @@
+"""Encoded images to pixels: only the part, and the size, that are needed."""
+from __future__ import annotations
+
+import abc
+import logging
+import threading
+from typing import Any, Protocol, runtime_checkable
+
+import numpy
+
+from ..jpeg.jpeg_index import JpegIndex, Part
+from ..transforms import Crop
+from . import libturbojpeg, resizing
+from .header import USUAL_FRAMES, Header, check_pixels, read_header
+from .pillow import decode_with_pillow
+from .resizing import (
+    box_within,
+    check_box,
+    crop_and_resize,
+    mirrored,
+    resize,
+    shrink_for,
+)
+
+_log = logging.getLogger(__name__)
+
+#: As Pillow has it: a quarter of a gigabyte of pixels.
+MAX_PIXELS = 89_478_485
+
+_WHOLE = '-whole'
+_NAMES = [base + end for base in ('turbojpeg', 'pillow')
+          for end in ('', _WHOLE)]
+_told = threading.Event()
+
+
+class Decoder(Protocol):
+    """What turns the bytes of one file into pixels."""
+
+    @property
+    def name(self) -> str:
+        """What :func:`create_decoder` makes the same of; never 'auto'."""
+
+    def size(self, data: bytes) -> tuple[int, int]:
+        """Width and height, in pixels, from the header alone.
+
+        Raises:
+            ImageError: The file is not an image that can be used.
+        """
+
+    def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
+        """Does what ``plan`` says.
+
+        Returns:
+            Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be
+        read-only.
+
+        Raises:
+            ImageError: The file is not an image that can be used.
+            ValueError: ``plan.box`` is not inside the image.
+        """
+
+
+@runtime_checkable
+class IndexingDecoder(Decoder, Protocol):
+    """A decoder that decodes a part faster if it has seen the file before."""
+
+    def index(self, data: bytes) -> JpegIndex | None:
+        """What makes later parts of this file faster; None if nothing does.
+
+        Nothing is raised for a file that cannot be used.
+        """
+
+    def decode_indexed(self, data: bytes | memoryview, index: JpegIndex,
+                       plan: Crop) -> numpy.ndarray:
+        """As :meth:`decode`, and with the same result, with an index."""
+
+
+def create_decoder(name: str = 'auto',
+                   max_pixels: int = MAX_PIXELS) -> Decoder:
+    """Makes a decoder of JPEG and PNG files.
+
+    Args:
+        name: ``'turbojpeg'`` decodes with libjpeg-turbo 3 no more than the
+            part that is needed.  ``'pillow'`` decodes the whole image with
+            Pillow, but not more finely than needed.  ``'auto'`` is the
+            former where its library is there, and otherwise the latter,
+            which it says once in the log.  ``'turbojpeg-whole'`` and
+            ``'pillow-whole'`` decode the whole image and then crop and
+            resize it: what the others are compared with.
+        max_pixels: Images of more pixels are errors.
+
+    Returns:
+        A decoder, which several threads may use at a time.
+
+    Raises:
+        ValueError: There is no such decoder.
+        RuntimeError: ``'turbojpeg'`` was asked for and is not there.
+    """
+    if name == 'auto':
+        name = 'turbojpeg' if libturbojpeg.library() else 'pillow'
+        _tell_what_is_missing()
+    if name not in _NAMES:
+        raise ValueError(f'no decoder {name!r}; there are '
+                         f'{", ".join(["auto", *_NAMES])}')
+    base = name.removesuffix(_WHOLE)
+    if base == 'turbojpeg' and libturbojpeg.library() is None:
+        raise RuntimeError(
+            f'the decoder {name!r} needs libturbojpeg 3: install '
+            "chainer_fp8pipe[images], or use the decoder 'pillow'")
+    kind = _Turbo if base == 'turbojpeg' else _Pillow
+    return kind(name, max_pixels)
+
+
+class _Base(abc.ABC):
+    """Checks every file in the same way, whatever decodes it."""
+
+    def __init__(self, name: str, max_pixels: int) -> None:
+        self.name, self._max_pixels = name, max_pixels
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return create_decoder, (self.name, self._max_pixels)
+
+    def size(self, data: bytes) -> tuple[int, int]:
+        return self._header(data)[:2]
+
+    def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
+        header = self._header(data)
+        check_box(plan, header.width, header.height)
+        if not self.name.endswith(_WHOLE):
+            return self._decode(data, header, plan)
+        whole = Crop((0, 0, header.width, header.height),
+                     (header.height, header.width))
+        return crop_and_resize(self._decode(data, header, whole), plan)
+
+    def _header(self, data: bytes) -> Header:
+        return read_header(data, self._max_pixels)
+
+    @abc.abstractmethod
+    def _decode(self, data: bytes, header: Header,
+                plan: Crop) -> numpy.ndarray:
+        """The pixels of a file whose header has been read."""
+
+
+class _Pillow(_Base):
+    def _decode(self, data: bytes, header: Header,
+                plan: Crop) -> numpy.ndarray:
+        return decode_with_pillow(data, header.kind, plan)
+
+
+class _Turbo(_Base):
+    """libjpeg-turbo for usual JPEGs, Pillow for what it does not decode."""
+
+    def __init__(self, name: str, max_pixels: int) -> None:
+        super().__init__(name, max_pixels)
+        self._local = threading.local()
+
+    def _decode(self, data: bytes, header: Header,
+                plan: Crop) -> numpy.ndarray:
+        pixels = None
+        # Four components are CMYK, for which it has no conversion.
+        if header.frame in USUAL_FRAMES and header.bits == 8 \
+                and header.components in (1, 3):
+            shrink = shrink_for(plan)
+            pixels = self._decompressor().decode(
+                data, header.width, header.height, plan.box, shrink)
+        if pixels is None:
+            return decode_with_pillow(data, header.kind, plan)
+        return _made(pixels, plan, shrink)
+
+    def index(self, data: bytes) -> JpegIndex | None:
+        whole = self.name.endswith(_WHOLE)
+        return None if whole else JpegIndex.of(data)
+
+    def decode_indexed(self, data: bytes | memoryview, index: JpegIndex,
+                       plan: Crop) -> numpy.ndarray:
+        check_pixels(*index.size, self._max_pixels)
+        check_box(plan, *index.size)
+        shrink = shrink_for(plan)
+        part = (index.cut(data, plan.box, shrink)
+                or Part(data, *index.size, plan.box))
+        pixels = self._decompressor().decode(*part, shrink)
+        if pixels is None:
+            return self.decode(bytes(data), plan)
+        return _made(pixels, plan, shrink)
+
+    def _decompressor(self) -> libturbojpeg.Decompressor:
+        if not hasattr(self._local, 'decompressor'):
+            self._local.decompressor = libturbojpeg.Decompressor()
+        return self._local.decompressor
+
+
+def _made(pixels: numpy.ndarray, plan: Crop, shrink: int) -> numpy.ndarray:
+    """What ``plan`` makes of the part's pixels, shrunk while decoding."""
+    left, top = plan.box[0] // shrink, plan.box[1] // shrink
+    return mirrored(resize(pixels, plan.size, box_within(
+        plan, shrink, left, top)), plan)
+
+
+def _tell_what_is_missing() -> None:
+    """Says once which fast libraries are not there."""
+    missing = [what for what, there in (
+        ('libturbojpeg 3 (decoding)', libturbojpeg.library()),
+        ('cykooz-resizer (resizing)', resizing.FAST)) if not there]
+    if missing and not _told.is_set():
+        _told.set()
+        _log.warning(
+            'images are decoded and resized without %s, by Pillow, which is '
+            "slower: pip install 'chainer_fp8pipe[images]'",
+            ' and '.join(missing))

@@ -1,0 +1,68 @@
+"""Decodes any JPEG or PNG with Pillow."""
+from __future__ import annotations
+
+import io
+
+import numpy
+
+try:
+    from PIL import Image
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+except ImportError as error:
+    raise ImportError('images are decoded with Pillow: '
+                      "pip install 'chainer_fp8pipe[images]'") from error
+
+from ..bad_image import ImageError
+from ..transforms import Crop
+from .resizing import box_within, mirrored, resize, shrink_for
+
+# These and not Image.open, which tries every format it knows and has a limit
+# of its own on the number of pixels.
+_FILES = {'JPEG': JpegImageFile, 'PNG': PngImageFile}
+
+
+def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
+    """Decodes the whole image, then crops and resizes.
+
+    A JPEG that is at least twice as large as needed, both ways, is shrunk as
+    it is decoded.
+
+    Args:
+        data: The file.
+        kind: ``'JPEG'`` or ``'PNG'``.
+        plan: What is to be made of it; the box is inside the image.
+
+    Returns:
+        Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be
+        read-only.
+
+    Raises:
+        ImageError: If the file is damaged.
+    """
+    left, top, width, height = plan.box
+    shrink = shrink_for(plan) if kind == 'JPEG' else 1
+    try:
+        image = _FILES[kind](io.BytesIO(data))
+        if shrink > 1:
+            image.draft(None, (image.width // shrink, image.height // shrink))
+        pixels = _rgb(image)
+    except MemoryError:
+        raise
+    except Exception as error:      # the kinds that Pillow raises are many
+        raise ImageError('', f'cannot be decoded: {error}') from error
+    if shrink == 1:
+        pixels = pixels[top:top + height, left:left + width]
+    return mirrored(resize(pixels, plan.size, box_within(plan, shrink)),
+                    plan)
+
+
+def _rgb(image: Image.Image) -> numpy.ndarray:
+    """(H, W, 3) uint8: grey tripled, ink as light, transparency ignored."""
+    image.load()
+    if image.mode.startswith('I'):
+        # 16 bits of grey; Pillow's own conversion cuts off all above 255.
+        grey = (numpy.asarray(image) >> 8).astype(numpy.uint8)
+        return numpy.repeat(grey[:, :, None], 3, axis=2)
+    return numpy.asarray(image if image.mode == 'RGB'
+                         else image.convert('RGB'))

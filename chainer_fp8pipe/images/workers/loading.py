@@ -1,0 +1,156 @@
+"""Batches of samples: read ahead by workers, or here when they are wanted."""
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import numpy
+
+from ..reading import Reader
+from .batch_ring import Layout, Outcome, Slot, Slots
+from .pinned import PinnedMemory
+from .segment import Segment
+from .worker import read_into
+from .workers import Workers
+
+# Slots that the training may hold: the batch that it is given, and the one
+# before, which a loop's variable still names.  Of more it gets copies.
+_HELD = 2
+
+
+class Request(NamedTuple):
+    """Samples that make one batch.
+
+    Attributes:
+        epoch: Which their random numbers belong to.
+        indices: int64, shape (samples,).
+    """
+
+    epoch: int
+    indices: numpy.ndarray
+
+
+class Failure(NamedTuple):
+    """A sample that could not be read: which, how it failed, and why."""
+
+    sample: int
+    outcome: Outcome
+    reason: str
+
+
+class Loaded(NamedTuple):
+    """What came of a request.
+
+    Attributes:
+        images: Shape (good samples, C, H, W).
+        good: bool, shape (samples,): which samples these are.
+        failures: The others.
+    """
+
+    images: numpy.ndarray
+    good: numpy.ndarray
+    failures: list[Failure]
+
+
+class Loader:
+    """Reads batches in the order in which they are requested.
+
+    Args:
+        reader: What samples are read with.
+        capacity: Samples of a batch at most.
+        workers: Processes; 0 reads in this one, when a batch is taken.
+        requests: How many may be open at a time.
+
+    Attributes:
+        pinned: Sends batches to a GPU from the memory that they are in.
+    """
+
+    def __init__(self, reader: Reader, capacity: int, workers: int,
+                 requests: int) -> None:
+        assert reader.transform is not None
+        self._reader = reader
+        layout = Layout(requests + _HELD, capacity, reader.transform.shape,
+                        numpy.dtype(reader.transform.dtype))
+        self._slots = Slots(Segment.create(layout.total_bytes), layout)
+        self._free = deque(range(layout.slots))
+        self._held: set[int] = set()
+        self.pinned = PinnedMemory(self._slots.segment)
+        self._open: deque[tuple[int, Slot, int]] = deque()
+        self._workers = (Workers(workers, reader, self._slots) if workers
+                         else None)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process number of each worker."""
+        return self._workers.pids if self._workers else []
+
+    @property
+    def requests(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def request(self, request: Request) -> None:
+        """Has a batch read."""
+        number = self._free.popleft()
+        slot = self._slots[number]
+        count = len(request.indices)
+        slot.epoch[0] = request.epoch
+        slot.indices[:count] = request.indices
+        self._open.append((number, slot, count))
+        if self._workers:
+            self._workers.submit(number, count,
+                                 int(self._slots.generation[0]))
+
+    def take(self) -> Loaded:
+        """The batch that was requested first.
+
+        Raises:
+            RuntimeError: A worker has died.
+        """
+        number, slot, count = self._open[0]
+        if self._workers:
+            self._workers.wait(number)
+        else:
+            for place in range(count):
+                read_into(slot, place, self._reader)
+        self._open.popleft()
+        good = slot.outcomes[:count] == Outcome.DONE
+        failures = [Failure(int(slot.indices[place]),
+                            Outcome(slot.outcomes[place]),
+                            slot.message(place))
+                    for place in numpy.flatnonzero(~good).tolist()]
+        return Loaded(self._hand_out(number, slot, good), good, failures)
+
+    def cancel(self) -> None:
+        """Gives up all requests."""
+        self._slots.generation[0] += 1
+        while self._open:
+            number, _, _ = self._open.popleft()
+            if self._workers:
+                self._workers.wait(number)
+            self._free.append(number)
+
+    def close(self) -> None:
+        """Ends the workers; batches that were taken stay as they are."""
+        if self._workers:
+            self._workers.close()
+        self.pinned.release()
+        self._slots.segment.close()
+
+    def _hand_out(self, number: int, slot: Slot, good: numpy.ndarray
+                  ) -> numpy.ndarray:
+        """The good images of a slot, which is free when they are gone."""
+        if len(self._held) == _HELD or not good.all():
+            self._free.append(number)
+            return slot.images[:len(good)][good]
+        self._held.add(number)
+        # Parts of this array refer to it, not to what it is a part of.
+        weakref.finalize(slot.images, _give_back, number, self._held,
+                         self._free).atexit = False
+        return slot.images[:len(good)]
+
+
+def _give_back(number: int, held: set[int], free: deque[int]) -> None:
+    held.discard(number)
+    free.append(number)

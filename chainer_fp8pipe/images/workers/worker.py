@@ -1,0 +1,136 @@
+"""A process that reads samples for a rank.
+
+The rank starts ``python -m chainer_fp8pipe.images.workers.worker`` and sends
+what the process needs through its standard input.  The process imports
+neither Chainer nor MPI, and is a new one, not a fork: ranks have threads, and
+memory that the network card knows.  Its tasks and results cross two pipes that
+all workers of a rank share; pixels stay in shared memory.
+
+It ends when the rank does, however that ends: then nobody can write to the
+pipe of tasks any more.
+"""
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import traceback
+from typing import NamedTuple
+
+from ..bad_image import ImageError
+from ..cache import Cache
+from ..file_list import TableHandle
+from ..reading import CacheKind, Reader
+from .batch_ring import Layout, Outcome, Slot, Slots
+from .segment import Segment
+
+_PATIENCE = 1.0         # seconds between looks at who the parent is
+
+
+class Task(NamedTuple):
+    """Samples of one batch that a worker reads.
+
+    Attributes:
+        generation: Void if it is not the present one.
+        slot: Where they go.
+        first: The first one's place in the slot.
+        samples: How many there are.
+    """
+
+    generation: int
+    slot: int
+    first: int
+    samples: int
+
+    def pack(self) -> bytes:
+        """As it crosses a pipe; small enough to cross in one piece."""
+        return _RECORD.pack(*self)
+
+
+_RECORD = struct.Struct('=qqqq')
+RECORD_BYTES = _RECORD.size
+
+
+def unpack(data: bytes) -> list[Task]:
+    """The tasks in what came through a pipe."""
+    return [Task(*numbers) for numbers in _RECORD.iter_unpack(data)]
+
+
+class Setting(NamedTuple):
+    """What a worker must know; file descriptors are inherited."""
+
+    parent: int
+    tasks: int
+    results: int
+    table: TableHandle
+    slots: int
+    layout: Layout
+    kind: CacheKind
+    cache: int | None
+    seed: int
+    means: bytes            # pickled: the transform and the decoder
+
+
+def main() -> None:
+    """Reads the setting, then does tasks until the rank is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the rank decides
+    setting = Setting(*pickle.load(sys.stdin.buffer))
+    table = setting.table.open()
+    transform, decoder = pickle.loads(setting.means)
+    cache = (None if setting.cache is None
+             else Cache(Segment(setting.cache), len(table)))
+    reader = Reader(table, transform, decoder, setting.kind, cache,
+                    setting.seed)
+    slots = Slots(Segment(setting.slots), setting.layout)
+    while data := _next(setting):
+        for task in unpack(data):
+            _perform(task, reader, slots)
+            try:
+                os.write(setting.results, task.pack())
+            except BrokenPipeError:
+                return
+
+
+def _next(setting: Setting) -> bytes:
+    """Waits for a task; b'' if the rank is gone."""
+    while True:
+        select.select([setting.tasks], [], [], _PATIENCE)
+        try:
+            return os.read(setting.tasks, RECORD_BYTES)
+        except BlockingIOError:         # another worker was faster
+            # Somebody may have inherited the pipe from the rank.
+            if os.getppid() != setting.parent:
+                return b''
+
+
+def _perform(task: Task, reader: Reader, slots: Slots) -> None:
+    slot = slots[task.slot]
+    for place in range(task.first, task.first + task.samples):
+        if slots.generation[0] != task.generation:
+            return
+        read_into(slot, place, reader)
+
+
+def read_into(slot: Slot, place: int, reader: Reader) -> None:
+    """Reads the sample of one place of a slot; nothing is raised."""
+    try:
+        reader.read(int(slot.indices[place]), int(slot.epoch[0]),
+                    slot.images[place])
+    except ImageError as error:
+        slot.outcomes[place] = Outcome.IMAGE
+        slot.set_message(place, error.reason)
+    except OSError as error:
+        slot.outcomes[place] = Outcome.FILE
+        slot.set_message(place, f'{type(error).__name__}: {error}')
+    except Exception:
+        slot.outcomes[place] = Outcome.OTHER
+        slot.set_message(place, traceback.format_exc())
+    else:
+        slot.outcomes[place] = Outcome.DONE
+
+
+if __name__ == '__main__':
+    main()

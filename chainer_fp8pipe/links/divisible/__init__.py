@@ -1,0 +1,1 @@
+"""``Divisible``: a model of numbered layers that can be cut into stages."""

@@ -1,0 +1,160 @@
+"""How many layers each chunk of a model gets."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import chainer
+
+from ...mpi.ranks import all_ranks
+from ...pipeline.layers import LayerError, layer_name
+from ...planning.even_parts import partition
+from .layer_slots import Slots
+from .lazy import Lazy
+from .measurement import Measurement, measure
+from .shared_parameters import things_used
+
+_BALANCES = ('parameters', 'layers', 'time')
+
+
+def chunk_counts(model: Slots, stages: int, chunks: int,
+                 balance: str | Sequence[int], comm: Any, example: Any
+                 ) -> tuple[list[int], list[int | None] | None]:
+    """The number of layers of each chunk, in the model's order.
+
+    Returns:
+        The counts, and the layers' numbers of parameters if they had to be
+        found out.
+
+    Raises:
+        ValueError: It cannot be cut so; on all ranks.
+    """
+    if operator.index(chunks) < 1:
+        raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
+    total, parts = len(model.numbered_slots()), stages * chunks
+    if total < parts:
+        raise ValueError(
+            f'{model!r} has {total} layers, too few for '
+            + (f'{stages} ranks' if chunks == 1 else
+               f'the {parts} chunks of {stages} ranks with {chunks} each')
+            + '; use fewer ranks, or more and smaller layers')
+    if not isinstance(balance, str):
+        return _given(balance, parts, total), None
+    if balance not in _BALANCES:
+        raise ValueError(
+            f'unknown balance {balance!r}; valid are '
+            f'{", ".join(map(repr, _BALANCES))} and a list of the number of '
+            'layers of each chunk')
+    if balance == 'layers':
+        return partition([1] * total, parts), None
+    if balance == 'time':
+        found = _on_first_rank(comm, lambda: measure(model, example, True))
+        return (partition([one.seconds for one in found], parts),
+                [one.parameters for one in found])
+    counts = count_parameters(model)
+    if None in counts:
+        counts = _completed(model, counts, comm, example)
+    return partition([count or 0 for count in counts], parts), counts
+
+
+def count_parameters(model: Slots) -> list[int | None]:
+    """Number of parameters of each layer; None where it is not known yet.
+
+    Shared ones count where they are first.  A lazy layer is built, counted
+    and thrown away; one of equal ones is enough.
+    """
+    made: dict[Hashable, list[int | None]] = {}
+    seen: set[int] = set()
+    counts = []
+    for number, slot in model.numbered_slots():
+        sizes: list[int | None] = []
+        for thing in _own_things(slot):
+            if id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, chainer.Parameter):
+                sizes.append(_size(thing))
+            elif isinstance(thing, Lazy) and thing.layer is None:
+                if thing.key not in made:
+                    made[thing.key] = _sizes(thing.make(model.seed, number))
+                sizes.extend(made[thing.key])
+        counts.append(None if None in sizes else sum(filter(None, sizes)))
+    return counts
+
+
+def _own_things(slot: Any) -> list[Any]:
+    if isinstance(slot, Lazy) and slot.layer is None:
+        return [slot]
+    # A function may use parameters, but does not hold them.
+    return things_used(slot) if isinstance(slot, (Lazy, chainer.Link)) else []
+
+
+def _size(parameter: chainer.Parameter) -> int | None:
+    return None if parameter.array is None else parameter.array.size
+
+
+def _sizes(layer: Any) -> list[int | None]:
+    if not isinstance(layer, chainer.Link):
+        return []
+    return [_size(parameter) for parameter
+            in {id(one): one for one in layer.params()}.values()]
+
+
+def _completed(model: Slots, counts: list[int | None], comm: Any,
+               example: Any) -> list[int | None]:
+    """The counts with what an example tells."""
+    def found_out() -> list[Measurement]:
+        if example is None:
+            number = counts.index(None)
+            name = layer_name(*model.numbered_slots()[number])
+            raise ValueError(
+                f'{name} gets the shape of its parameters from its first '
+                'input only; give it all sizes, or call stage with '
+                "example=..., balance='layers' or the number of layers of "
+                'each chunk')
+        return measure(model, example, False)
+
+    found = _on_first_rank(comm, found_out)
+    return [one.parameters if count is None else count
+            for count, one in zip(counts, found, strict=True)]
+
+
+def _given(balance: Sequence[int], parts: int, total: int) -> list[int]:
+    counts = [operator.index(count) for count in balance]
+    if len(counts) != parts or min(counts) < 1 or sum(counts) != total:
+        raise ValueError(
+            f'balance={counts} does not fit: it must be {parts} numbers of '
+            f'layers, one for each chunk, all 1 or more and {total} together')
+    return counts
+
+
+def _on_first_rank(comm: Any, action: Callable[[], list[Measurement]]
+                   ) -> list[Measurement]:
+    """What rank 0 finds; all ranks must cut at the same places.
+
+    Raises:
+        ValueError: ``action`` raised it there; on all ranks.
+        LayerError: ``action`` raised something else; on all ranks.
+    """
+    everyone = all_ranks(comm)
+    broadcast = getattr(everyone, 'bcast', None)
+    if everyone.size == 1:
+        return action()
+    if broadcast is None:
+        raise ValueError(
+            'all ranks must get the same cut, so measuring takes a '
+            'communicator that can broadcast, such as '
+            f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
+    answer: tuple[list[Measurement], str, type[Exception]] | None = None
+    cause = None
+    if everyone.rank == 0:
+        try:
+            answer = action(), '', LayerError
+        except Exception as error:      # the ranks that wait must hear of it
+            kind = ValueError if isinstance(error, ValueError) else LayerError
+            answer, cause = ([], str(error), kind), error
+    found, problem, kind = broadcast(answer)
+    if problem:
+        raise kind(f'on rank 0, {problem}') from cause
+    return found

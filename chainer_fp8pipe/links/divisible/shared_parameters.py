@@ -1,0 +1,120 @@
+"""Finds links and parameters that two layers have in common."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
+
+import chainer
+
+from ...pipeline.layers import Layer, layer_name
+from .layer_slots import Slots
+from .lazy import Lazy
+
+
+def check_cut(layers: Iterable[Layer],
+              owner: Callable[[int], Hashable]) -> None:
+    """A layer that stands at two places must not be cut in two.
+
+    Args:
+        layers: All of the model; nothing is built.
+        owner: From a layer's index to who gets it.
+
+    Raises:
+        ValueError: Two owners' layers use one link, parameter or array; the
+            message names both layers.
+    """
+    first: dict[int, tuple[int, Any]] = {}
+    for index, layer in layers:
+        for thing in things_used(layer):
+            other, other_layer = first.setdefault(id(thing), (index, layer))
+            if owner(other) != owner(index):
+                raise ValueError(
+                    f'{layer_name(other, other_layer)} and '
+                    f'{layer_name(index, layer)} share {_said(thing)} and '
+                    'cannot be cut apart: each side would train its own '
+                    'copy; cut so that both are on one rank, or give one of '
+                    'them parameters of its own')
+
+
+def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
+    """Links, parameters and their arrays that a layer uses.
+
+    Those of its own and, as far as can be seen, those that a function finds
+    in its closure, its defaults, its bound arguments, its object or by name
+    in its module.  A lazy layer that is not built yet is one of them.
+
+    Args:
+        layer: A layer, or a container of such.
+        model: Not looked into, and neither is a model whose layer this is:
+            a function may refer to it.
+    """
+    found: list[Any] = []
+    # Things are kept alive here, as an id is free again after a death.
+    waiting = [layer]
+    seen = {id(model)}
+    for item in waiting:
+        if id(item) in seen or item is not layer and _is_around(item, layer):
+            continue
+        seen.add(id(item))
+        if isinstance(item, (Lazy, chainer.Link, chainer.Parameter)):
+            found.append(item)
+        if isinstance(item, chainer.Parameter) and item.array is not None:
+            found.append(item.array)
+        waiting.extend(_inside(item))
+    return found
+
+
+def _is_around(item: Any, layer: Any) -> bool:
+    return isinstance(item, Slots) and any(
+        slot is layer for _, slot in item.numbered_slots())
+
+
+def _inside(item: Any) -> Iterator[Any]:
+    if isinstance(item, Lazy):
+        yield from ((item.factory, item.args, item.kwargs)
+                    if item.layer is None else [item.layer])
+    elif isinstance(item, chainer.Link):
+        yield from (vars(item)[name] for name in sorted(item._params))
+        # children() would build lazy layers, and has no functions.
+        yield from ((slot for _, slot in item.numbered_slots())
+                    if isinstance(item, Slots) else item
+                    if isinstance(item, chainer.Sequential)
+                    else item.children())
+    elif isinstance(item, functools.partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, types.MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, types.FunctionType):
+        yield from (item.__defaults__, item.__kwdefaults__)
+        yield from _free_variables(item)
+    elif isinstance(item, dict):
+        yield from item.values()
+    elif isinstance(item, (tuple, list, set, frozenset)):
+        yield from item
+    elif callable(item) and not isinstance(item, type):
+        yield from getattr(item, '__dict__', {}).values()
+        yield type(item).__call__
+
+
+def _free_variables(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        # A variable may have no value yet.
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, (Lazy, chainer.Link, chainer.Parameter)):
+            yield value
+
+
+def _said(thing: Any) -> str:
+    if isinstance(thing, chainer.Parameter):
+        return f'the parameter {thing.name or ""}'.rstrip()
+    if isinstance(thing, Lazy):
+        return f'the layer {thing!r}'
+    if isinstance(thing, chainer.Link):
+        return f'the link {type(thing).__name__}'
+    return f'an array of parameters {thing.shape}'

@@ -1,0 +1,1 @@
+"""Ranks that fail: the others end, and the one that failed is named."""

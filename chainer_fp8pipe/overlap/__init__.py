@@ -1,0 +1,1 @@
+"""Exchanges that go on beside backward and the next forward."""

@@ -1,0 +1,1 @@
+"""Predicts all-reduces, and proves that their plans are right."""

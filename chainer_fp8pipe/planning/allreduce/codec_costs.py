@@ -1,0 +1,100 @@
+"""A codec in numbers, and for how long the steps of a plan keep a rank busy.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...allreduce.plan import Kind
+from ...allreduce.rank_plan import Step
+from .cluster import Cluster
+from .traffic import Form
+
+
+@dataclass(frozen=True)
+class CodecCosts:
+    """Bytes of an element, and elements per second of one rank.
+
+    What is never done, or takes no time, has an infinite rate.
+
+    Attributes:
+        wire_bytes: Of contributions and results.
+        partial_bytes: Of partial sums.
+        encode: Gradients into the wire.
+        add: A contribution that arrived to a sum.
+        add_partial: A partial sum that arrived to a sum.
+        add_own: This rank's own contribution to a sum.
+        pack: A sum into the form in which it travels.
+        mean: Encoding the mean.
+        decode: The wire into gradients.
+        by_frame: Both are done frame by frame, beside the exchange; if not,
+            before it and after it.
+    """
+
+    wire_bytes: int
+    partial_bytes: int
+    encode: float = math.inf
+    add: float = math.inf
+    add_partial: float = math.inf
+    add_own: float = math.inf
+    pack: float = math.inf
+    mean: float = math.inf
+    decode: float = math.inf
+    by_frame: bool = False
+
+    def bytes_of(self, form: Form) -> int:
+        """Bytes of an element in a message."""
+        return (self.partial_bytes if form is Form.PARTIAL
+                else self.wire_bytes)
+
+    @property
+    def first(self) -> float:
+        """Seconds per element before the first step of a chunk."""
+        return 1 / self.encode if self.by_frame else 0.0
+
+    @property
+    def last(self) -> float:
+        """Seconds per element after the last step of a chunk."""
+        return 1 / self.decode if self.by_frame else 0.0
+
+
+class StepCosts:
+    """For how long steps keep a rank busy."""
+
+    def __init__(self, cluster: Cluster, codec: CodecCosts) -> None:
+        self.codec = codec
+        self._message = cluster.message_cost
+        self._byte = cluster.byte_cost
+
+    def seconds(self, step: Step, elements: int,
+                contributes: bool) -> float:
+        """Of one step.
+
+        Args:
+            step: Of a plan.
+            elements: Of its message.
+            contributes: The rank has a contribution of its own.
+        """
+        kind, codec = step.action.kind, self.codec
+        if not elements:
+            return 0.0
+        if kind is Kind.ENCODE:
+            return 0.0 if step.fresh else elements / codec.mean
+        form = form_of(step)
+        seconds = (self._message
+                   + elements * codec.bytes_of(form) * self._byte)
+        if kind is Kind.SEND_PARTIAL and form is Form.PARTIAL:
+            seconds += elements / codec.pack
+        elif kind is Kind.RECEIVE_PARTIAL:
+            seconds += elements / (codec.add_partial if form is Form.PARTIAL
+                                   else codec.add)
+            if step.fresh and contributes:
+                seconds += elements / codec.add_own
+        return seconds
+
+
+def form_of(step: Step) -> Form:
+    """Of a step that sends or receives."""
+    if step.action.kind in (Kind.SEND_RESULT, Kind.RECEIVE_RESULT):
+        return Form.RESULT
+    return Form.PARTIAL if step.summed else Form.CONTRIBUTION

@@ -1,0 +1,166 @@
+"""Proves that a plan is an all-reduce, and counts what it sends.
+
+Every rank's actions are carried out on symbols, see :mod:`.contents`.
+"""
+from __future__ import annotations
+
+import collections
+from fractions import Fraction
+from typing import NamedTuple
+
+from ...allreduce.plan import Action, Kind, Plan
+from .contents import Contents, PlanError, Value, describe, wrong
+from .traffic import NO_TRAFFIC, Form, Report, Traffic
+
+__all__ = ['PlanError', 'check']
+
+_SENDS = (Kind.SEND_PARTIAL, Kind.SEND_RESULT)
+_SENT_BY = {Kind.RECEIVE_PARTIAL: Kind.SEND_PARTIAL,
+            Kind.RECEIVE_RESULT: Kind.SEND_RESULT}
+_GATHER = (Kind.SEND_RESULT, Kind.RECEIVE_RESULT)
+
+
+def check(plan: Plan) -> Report:
+    """Proves that every worker ends with the mean of all contributions.
+
+    Sends never block, a rank that receives waits, and messages from one rank
+    to another do not overtake each other.
+
+    Raises:
+        PlanError: One of that is not so.  The message names the rank and
+            the action.
+    """
+    _check_numbers(plan)
+    run = _Run(plan)
+    while not all([run.advance(rank) for rank in range(plan.ranks)]):
+        if not run.progress:
+            raise PlanError(run.deadlock())
+        run.progress = False
+    run.check_end()
+    return Report({pair: run.sent[pair] for pair in sorted(run.sent)},
+                  max(run.steps))
+
+
+class _Message(NamedTuple):
+    action: Action
+    values: tuple[Value, ...]
+    step: int
+
+
+class _Run:
+    """The state of all ranks.
+
+    Attributes:
+        progress: Something was done.
+        sent: By (source, target), then by form.
+        steps: Per rank, messages in the longest chain that it waited for.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        ranks = range(plan.ranks)
+        self.progress = False
+        self.sent: dict[tuple[int, int], dict[Form, Traffic]] = {}
+        self.steps = [0] * plan.ranks
+        self._plan = plan
+        self._actions = [plan.actions(rank) for rank in ranks]
+        self._positions = [0] * plan.ranks
+        self._contents = [Contents(plan, rank) for rank in ranks]
+        self._messages: dict[tuple[int, int], collections.deque[_Message]] = (
+            collections.defaultdict(collections.deque))
+
+    def advance(self, rank: int) -> bool:
+        """Does what ``rank`` can do now; true if it is through."""
+        actions = self._actions[rank]
+        while self._positions[rank] < len(actions):
+            action = actions[self._positions[rank]]
+            if action.kind in _SENDS:
+                self._send(rank, action)
+            elif action.kind is Kind.ENCODE:
+                self._encode(rank, action)
+            elif self._messages[action.peer, rank]:
+                self._receive(rank, action)
+            else:
+                return False
+            self._positions[rank] += 1
+            self.progress = True
+        return True
+
+    def deadlock(self) -> str:
+        """A sentence that names who waits for what."""
+        waits = [f'rank {rank} waits at {describe(actions[position])}'
+                 for rank, (actions, position) in enumerate(zip(
+                     self._actions, self._positions, strict=True))
+                 if position < len(actions)]
+        return (f'plan {self._plan.name!r} comes to a deadlock: '
+                + ', '.join(waits))
+
+    def check_end(self) -> None:
+        """Nothing is left over, and every worker has everything."""
+        for (source, target), messages in self._messages.items():
+            for message in messages:
+                raise wrong(source, message.action, 'is not received by '
+                            f'rank {target}')
+        for rank in range(self._plan.workers):
+            for block in self._contents[rank].lacking():
+                raise PlanError(
+                    f'rank {rank}: {Kind.RECEIVE_RESULT.value!r} (block '
+                    f'{block}) is missing, or its {Kind.ENCODE.value!r}')
+
+    def _send(self, rank: int, action: Action) -> None:
+        form, values = self._contents[rank].send(action)
+        self._messages[rank, action.peer].append(
+            _Message(action, values, self.steps[rank] + 1))
+        forms = self.sent.setdefault((rank, action.peer), {})
+        forms[form] = forms.get(form, NO_TRAFFIC).and_(Traffic(
+            1, Fraction(action.stop - action.start, self._plan.blocks)))
+
+    def _receive(self, rank: int, action: Action) -> None:
+        message = self._messages[action.peer, rank].popleft()
+        sent = message.action
+        if (sent.kind, sent.start, sent.stop) != (
+                _SENT_BY[action.kind], action.start, action.stop):
+            raise wrong(rank, action, f'is where rank {action.peer} has '
+                        f'{describe(sent)}')
+        self.steps[rank] = max(self.steps[rank], message.step)
+        contents = self._contents[rank]
+        if action.kind is Kind.RECEIVE_PARTIAL:
+            contents.add(action, message.values)
+        else:
+            contents.receive_result(action, message.values)
+
+    def _encode(self, rank: int, action: Action) -> None:
+        # Those that come after the reduce-scatter make the results.
+        final = self._positions[rank] >= len(self._plan.reduce[rank])
+        self._contents[rank].encode(action, final)
+
+
+def _check_numbers(plan: Plan) -> None:
+    """Numbers are in their ranges, and actions in their half."""
+    for name in 'reduce', 'owned', 'gather':
+        parts = len(getattr(plan, name))
+        if parts != plan.ranks:
+            raise PlanError(f'plan {plan.name!r} has {plan.ranks} ranks but '
+                            f'{name!r} of {parts}')
+    if not 1 <= plan.workers <= plan.ranks:
+        raise PlanError(f'plan {plan.name!r} has {plan.workers} workers '
+                        f'among {plan.ranks} ranks')
+    for rank in range(plan.ranks):
+        for action in plan.reduced(rank):
+            _check_action(plan, rank, action, False)
+        for action in plan.gather[rank]:
+            _check_action(plan, rank, action, True)
+
+
+def _check_action(plan: Plan, rank: int, action: Action,
+                  gather: bool) -> None:
+    if (action.kind in _GATHER) != gather:
+        half = 'all-gather' if gather else 'reduce-scatter'
+        raise wrong(rank, action, f'does not belong into the {half}')
+    if not 0 <= action.start < action.stop <= plan.blocks:
+        raise wrong(rank, action, f'is not within {plan.blocks} blocks')
+    if action.kind is Kind.ENCODE:
+        if action.peer < 1:
+            raise wrong(rank, action, 'is the mean of nothing')
+    elif action.peer == rank or not 0 <= action.peer < plan.ranks:
+        raise wrong(rank, action, f'is not with another one of {plan.ranks} '
+                    'ranks')

@@ -1,0 +1,43 @@
+"""From the calls of a model to a plan, and what a plan costs."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .calls import Call, Parameter
+from .cuts import Cut, Task, best_cut, evaluate
+from .intervals import Intervals
+from .partition_plan import Plan, Predicted, ends_of
+from .positions import Order
+
+
+def search(calls: Sequence[Call], order: Order,
+           parameters: Mapping[str, Parameter], task: Task) -> Plan:
+    """The plan with the shortest step.
+
+    Args:
+        calls: Of a trace, with their times and bytes.
+        order: Of the model's parameters, as :func:`.order_of` gives it.
+        parameters: Shapes and dtypes, by path.
+        task: Ranks, schedule, memory limit.
+
+    Raises:
+        DoesNotFit: There is none under the memory limit.
+        ValueError: The model cannot be cut into so many parts.
+    """
+    intervals = Intervals(calls, order, parameters)
+    cut = best_cut(intervals, task)
+    return Plan(order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
+                task.stages, cut.recompute, task.micro_batches,
+                task.schedule, _predicted(cut))
+
+
+def predict(calls: Sequence[Call], plan: Plan,
+            parameters: Mapping[str, Parameter], task: Task) -> Predicted:
+    """What is expected of a plan for these calls."""
+    intervals = Intervals(calls, plan.order, parameters)
+    return _predicted(evaluate(intervals, task, ends_of(
+        plan.cuts, intervals.starts)))
+
+
+def _predicted(cut: Cut) -> Predicted:
+    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)

@@ -1,0 +1,1 @@
+"""Predicts the steps of pipelines, and proves that schedules end."""

@@ -1,0 +1,1 @@
+"""What ranks did when, and how much they sent."""

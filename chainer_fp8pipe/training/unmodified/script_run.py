@@ -1,0 +1,268 @@
+"""A script that knows nothing of ranks, run on all of them."""
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chainer
+import chainermn
+import numpy
+from chainer.dataset import convert
+from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
+
+from ...chains.partition import partition
+from ...mpi.grid import ProcessGrid
+from ...pipeline.randomness import preserved
+from ..updaters.pipeline_updater import PipelineUpdater
+from . import checks, files
+from .dividing import DividingIterator, ReceivingIterator
+from .extensions import adapted
+from .refusal import Refusal, refuse_together, refusing
+from .triggers import follow_rank_0
+
+
+class Options(NamedTuple):
+    """How a model is divided.
+
+    Attributes:
+        pipeline: Ranks of one pipeline.
+        micro_batches: Into how many each replica's batch is cut.
+        memory: What a rank may use, such as ``'2 GiB'``; None: no limit.
+        schedule: As for :class:`PipelineUpdater`.
+    """
+
+    pipeline: int
+    micro_batches: int
+    memory: str | None
+    schedule: str
+
+    @property
+    def chunks(self) -> int:
+        """Of each rank."""
+        return 2 if self.schedule == 'interleaved' else 1
+
+
+class PipelineJob:
+    """Has a script's ``StandardUpdater`` be a :class:`PipelineUpdater`.
+
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    ranks run the script; what the ranks would do differently (initial values,
+    the order of the data, a validation set drawn by chance) is done as on
+    rank 0, and what is printed or written comes from rank 0.
+
+    Args:
+        comm: All ranks.
+        options: From the command line.
+        make_communicator: Gives that of the replicas, for mpi4py's.
+
+    Attributes:
+        updater: The script's; None before it has made one.
+        grid: Of the ranks; None before.
+    """
+
+    def __init__(self, comm: MPI.Comm, options: Options,
+                 make_communicator: Callable[[MPI.Comm], Any]) -> None:
+        self.comm, self._options = comm, options
+        self._make_communicator = make_communicator
+        self.updater: PipelineUpdater | None = None
+        self.grid: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The model that was cut; None before."""
+        return self.updater and self.updater.get_optimizer('main').target
+
+    def finish(self) -> None:
+        """At the end of the script.
+
+        Raises:
+            Refusal: No pipeline was made.
+        """
+        if self.updater is None:
+            raise Refusal(
+                'the script has made no chainer.training.StandardUpdater, so '
+                'there was nothing to train as a pipeline')
+
+    # --- what the script makes ----------------------------------------------
+
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        if isinstance(updater, PipelineUpdater):    # it is being made here
+            original(updater, *args, **kwargs)
+            return
+        kind = type(updater)
+        if kind is not StandardUpdater:
+            raise Refusal(
+                f'the script trains with a {kind.__name__}; a pipeline needs '
+                'chainer.training.updaters.StandardUpdater itself')
+        if self.updater is not None:
+            raise Refusal('the script makes a second updater; a pipeline '
+                          'trains one model with one updater')
+        bound = inspect.signature(original).bind(updater, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        given.update(given.pop('kwargs'))
+        self._build(updater, given)
+
+    def make_trainer(self, original: Callable, trainer: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        updater = args[0] if args else kwargs.get('updater')
+        if updater is not self.updater or updater is None:
+            raise Refusal(
+                f'the Trainer gets a {type(updater).__name__}; a pipeline '
+                'needs chainer.training.updaters.StandardUpdater')
+        original(trainer, *args, **kwargs)
+        trainer.out = self.comm.bcast(trainer.out)
+
+    def extend(self, original: Callable, trainer: Any, extension: Any,
+               *args: Any, **kwargs: Any) -> None:
+        found = adapted(extension, self)
+        if found is not None:
+            original(trainer, found, *args, **kwargs)
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        follow_rank_0(trainer, self.comm)
+        original(trainer, *args, **kwargs)
+
+    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
+                       **kwargs: Any) -> None:
+        original(evaluator, *args, **kwargs)
+        target = evaluator.get_all_targets().get('main')
+        if evaluator.eval_func is not None and not checks.is_model(
+                evaluator.eval_func, target):
+            raise Refusal(
+                'the Evaluator has an eval_func of its own; a pipeline '
+                'evaluates the model that it trains: leave eval_func out')
+        evaluator.eval_func = self._evaluation(target)
+        if self.comm.rank:
+            evaluator._progress_bar = False
+
+    def evaluate(self, original: Callable, evaluator: Any) -> Any:
+        # Sets that were divided by chance differ between ranks; triggers
+        # must not.
+        return self.comm.bcast(original(evaluator))
+
+    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        files.save(self, original, file, obj, *args, **kwargs)
+
+    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        files.load(self, original, file, obj, *args, **kwargs)
+
+    # --- details ------------------------------------------------------------
+
+    def warn(self, text: str) -> None:
+        """Says something on rank 0."""
+        if self.comm.rank == 0:
+            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
+
+    def _build(self, updater: Any, given: dict[str, Any]) -> None:
+        options, comm = self._options, self.comm
+        replicas = comm.size // options.pipeline
+
+        def check() -> tuple[Any, Any, int]:
+            iterator = checks.the_iterator(given['iterator'])
+            optimizer = checks.the_optimizer(given['optimizer'], replicas)
+            checks.check_loss(given['loss_func'], optimizer.target)
+            return iterator, optimizer, checks.samples_of(
+                iterator.batch_size, options.micro_batches, replicas)
+        iterator, optimizer, samples = refuse_together(comm, check)
+        model = optimizer.target
+        device = given['device']
+        if device is not None:
+            device = chainer.get_device(device)
+            model.to_device(device)
+        input_device = given.get('input_device')
+        input_device = (device if input_device is None
+                        else chainer.get_device(input_device))
+        self.grid = ProcessGrid(comm, pipeline=options.pipeline)
+        with refusing():
+            partition(
+                model, self._example(iterator, samples, given['converter'],
+                                     input_device),
+                self.grid, memory=options.memory,
+                micro_batches=options.micro_batches,
+                schedule=options.schedule, chunks=options.chunks,
+                optimizer_arrays=_arrays_of(optimizer))
+        if comm.rank == 0:
+            print(model, file=sys.stderr)
+        # The optimizer needs no second setup, which would drop its hooks:
+        # each rank's parameters are those that it was set up with, with
+        # their update rules, and the model names no others now.
+        if replicas > 1:
+            optimizer = chainermn.create_multi_node_optimizer(
+                optimizer, self._make_communicator(self.grid.data))
+            iterator = self._divided(iterator)
+        updater.__class__ = PipelineUpdater
+        with refusing():
+            PipelineUpdater.__init__(
+                updater, iterator, optimizer, self.grid,
+                micro_batches=options.micro_batches,
+                schedule=options.schedule, converter=given['converter'],
+                seed=self._seed(), auto_new_epoch=given['auto_new_epoch'])
+        updater._device, updater._input_device = device, input_device
+        updater.loss_scale = given['loss_scale']
+        if updater.loss_scale is not None:
+            optimizer.set_loss_scale(updater.loss_scale)
+        self.updater = updater
+
+    def _example(self, iterator: Any, samples: int, converter: Callable,
+                 device: Any) -> Any:
+        """A micro-batch: the first examples of rank 0's data set.
+
+        Not of the iterator: a batch that was taken from it would be missing
+        in the training, and those that read ahead in other processes cannot
+        be copied.
+        """
+        def read() -> list | None:
+            if self.comm.rank:
+                return None
+            state = random.getstate()
+            with preserved():       # a data set may draw from the generators
+                found = [iterator.dataset[place] for place in range(
+                    min(samples, len(iterator.dataset)))]
+            random.setstate(state)
+            return found
+        examples = self.comm.bcast(refuse_together(self.comm, read))
+        return convert._call_converter(converter, examples, device)
+
+    def _divided(self, iterator: Any) -> Any:
+        if self.grid.stage_index:
+            return iterator         # not used
+        if self.grid.replica_index:
+            return ReceivingIterator(self.grid.data)
+        return DividingIterator(iterator, self.grid.data)
+
+    def _seed(self) -> int:
+        """Of dropout: another one where the script is seeded otherwise."""
+        with preserved():
+            return self.comm.bcast(int(numpy.random.randint(1 << 31)))
+
+    def _evaluation(self, target: Any) -> Callable:
+        """What an ``Evaluator`` calls; it may be made before the updater."""
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if self.updater is None:
+                return target(*args, **kwargs)
+            if target is not self.model:
+                raise Refusal(
+                    f'the Evaluator looks at a {type(target).__name__} that '
+                    'is not the model which the optimizer was set up with; a '
+                    'pipeline evaluates the model that it trains')
+            return self.updater.evaluate(*args, **kwargs)
+        return evaluate
+
+
+def _arrays_of(optimizer: Any) -> int:
+    """How many arrays of a parameter's size the optimizer keeps."""
+    rule = optimizer.create_update_rule()
+    parameter = chainer.Parameter(numpy.zeros(1, numpy.float32))
+    parameter.grad = numpy.zeros(1, numpy.float32)
+    rule._init_states(parameter)
+    return sum(isinstance(value, numpy.ndarray) and value.shape == (1,)
+               for value in rule.state.values())

@@ -1,0 +1,94 @@
+"""Messages between nodes, while their sender or receiver computes."""
+from chainer_fp8pipe.channel.channel_end import far_ranks
+
+import pytest
+
+from tests.ranks import on_ranks, run_script
+
+# The rank that computes makes no call of MPI until it sees that the other
+# one is done.
+SCRIPT = '''
+import pathlib, sys, time
+from chainer_fp8pipe.channel.channel import Receiver, Sender
+from chainer_fp8pipe.channel.channel_end import far_ranks
+import numpy
+from mpi4py import MPI
+
+comm, done = MPI.COMM_WORLD, pathlib.Path(sys.argv[2])
+if far_ranks(comm) != {1 - comm.rank}:
+    sys.exit('this MPI does not take one node for two')
+sender, receiver = Sender(comm, 1, 0), Receiver(comm, 0, 0)
+arrays = numpy.arange(2 ** 20), numpy.ones((3, 5))
+
+
+def compute():
+    end = time.monotonic() + 20
+    while not done.exists() and time.monotonic() < end:
+        numpy.ones(10 ** 5).sum()
+    print('in time' if done.exists() else 'too late')
+
+
+if comm.rank == 0:
+    sender.send(arrays)         # so that the next has no description
+    sender.flush()
+    comm.Barrier()
+    sender.send(arrays)
+    if sys.argv[1] == 'sender':
+        compute()
+    sender.flush()
+    if sys.argv[1] == 'receiver':
+        done.touch()
+else:
+    receiver.expect(2)          # the second is posted before it is sent
+    receiver.receive()
+    comm.Barrier()
+    if sys.argv[1] == 'receiver':
+        compute()
+    for one, other in zip(receiver.receive(), arrays):
+        numpy.testing.assert_array_equal(one, other)
+    if sys.argv[1] == 'sender':
+        done.touch()
+'''
+
+
+@pytest.mark.parametrize('who', ['sender', 'receiver'])
+def test_a_large_message_moves_while_one_side_computes(
+        tmp_path, monkeypatch, who):
+    # MPICH takes each rank for a node of its own, and talks over TCP.
+    monkeypatch.setenv('MPIR_CVAR_NOLOCAL', '1')
+    monkeypatch.setenv('UCX_TLS', 'tcp,self')
+    script = tmp_path / 'script.py'
+    script.write_text(SCRIPT)
+    result = run_script(2, script, who, tmp_path / 'done')
+    if 'does not take one node for two' in result.stderr:
+        pytest.skip('needs MPICH')
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split('\n')[0] == 'in time'
+
+
+@on_ranks(1, 4)
+def test_ranks_of_one_node_are_not_far(comm):
+    assert far_ranks(comm) == frozenset()
+    # Its duplicates know, so that this is no collective call.
+    duplicate = comm.Dup()
+    if comm.rank == 0:
+        assert far_ranks(duplicate) == frozenset()
+    comm.Barrier()
+    duplicate.Free()
+
+
+def test_far_ranks_are_those_of_other_nodes(tmp_path, monkeypatch):
+    monkeypatch.setenv('MPIR_CVAR_ODD_EVEN_CLIQUES', '1')   # two nodes
+    script = tmp_path / 'script.py'
+    script.write_text('''
+from chainer_fp8pipe.channel.channel_end import far_ranks
+from mpi4py import MPI
+all_far = MPI.COMM_WORLD.gather(sorted(far_ranks(MPI.COMM_WORLD)))
+if MPI.COMM_WORLD.rank == 0:
+    print(all_far)
+''')
+    result = run_script(4, script)
+    assert result.returncode == 0, result.stderr
+    if '[[], [], [], []]' in result.stdout:
+        pytest.skip('needs MPICH')
+    assert '[[1, 3], [0, 2], [1, 3], [0, 2]]' in result.stdout

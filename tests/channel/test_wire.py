@@ -1,0 +1,112 @@
+"""The description of a message and where its arrays lie."""
+import struct
+
+from chainer_fp8pipe.channel.wire import (
+    Layout,
+    Spec,
+    crosses_as,
+    decode_specs,
+    describe,
+    encode_specs,
+)
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+DTYPES = ['<f2', '<f4', '<f8', '>f4', '|b1', '|i1', '<u8', '<c8', '<U3',
+          '|S5', '<M8[ns]']
+
+
+@st.composite
+def specs(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 2 ** 40), max_size=6)))
+    order = draw(st.none() | st.permutations(range(len(shape))).map(tuple))
+    return Spec(shape, draw(st.sampled_from(DTYPES)), order or None,
+                draw(st.booleans()))
+
+
+@given(st.lists(st.none() | specs(), max_size=8).map(tuple))
+def test_specs_survive_their_bytes(wanted):
+    assert decode_specs(encode_specs(wanted)) == wanted
+
+
+def test_a_description_is_plain_bytes():
+    """Count; kind, dtype's length, axes, 0; dtype; axes.  And a None."""
+    arrays = (numpy.zeros((3, 5), numpy.float16), None)
+    assert encode_specs(describe(arrays, None)) == (
+        struct.pack('<I', 2) + struct.pack('<BBBB', 1, 3, 2, 0) + b'<f2'
+        + struct.pack('<QQ', 3, 5) + struct.pack('<BBBB', 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(('array', 'order'), [
+    (numpy.zeros((2, 3, 4)), None),
+    (numpy.zeros((2, 3, 4)).T, (2, 1, 0)),
+    (numpy.zeros((2, 3, 4)).transpose(0, 2, 1), (0, 2, 1)),
+    (numpy.zeros((2, 3, 4)).transpose(1, 2, 0), (2, 0, 1)),
+    (numpy.zeros((2, 3, 8))[..., ::2], None),
+    (numpy.zeros((2, 3))[::-1], None),
+    (numpy.broadcast_to(numpy.zeros(3), (2, 3)), None),
+    (numpy.zeros((0, 3)).T, None),
+    (numpy.zeros(()), None),
+])
+def test_the_order_of_axes_is_the_one_in_memory(array, order):
+    (spec,) = describe([array], None)
+    assert spec.order == order
+
+
+def test_arrays_start_at_64_bytes_and_do_not_overlap():
+    arrays = [numpy.zeros(5, 'f4'), None, numpy.zeros((0, 3)),
+              numpy.array(1, 'i2'), numpy.zeros((3, 7), 'f8')]
+    layout = Layout(describe(arrays, None))
+    assert layout.places == [slice(0, 20), slice(20, 20), slice(20, 20),
+                             slice(64, 66), slice(128, 296)]
+    assert layout.size == 296
+
+
+def test_fp8_takes_one_byte_per_float_and_four_per_array():
+    arrays = [numpy.zeros((3, 5), 'f4'), numpy.zeros(7, 'f2'),
+              numpy.zeros((2, 2)), numpy.zeros(3, 'i4'),
+              numpy.zeros(3, 'c8'), numpy.zeros((4, 0), 'f4')]
+    layout = Layout(describe(arrays, 'fp8'))
+    assert [place.stop - place.start for place in layout.places] == [
+        4 + 15, 4 + 7, 4 + 4, 12, 24, 0]
+
+
+@pytest.mark.parametrize(('arrays', 'same'), [
+    ((numpy.ones((2, 3), 'f4'), None), True),
+    ((numpy.ones((4, 6), 'f4')[::2, ::2], None), True),
+    ((numpy.zeros((2, 3), 'f4', order='F'), None), False),
+    ((numpy.zeros((3, 2), 'f4'), None), False),
+    ((numpy.zeros((2, 3), 'i4'), None), False),
+    ((None, numpy.zeros((2, 3), 'f4')), False),
+    ((numpy.zeros((2, 3), 'f4'),), False),
+    ((numpy.zeros((2, 3), 'f4'), numpy.zeros(1)), False),
+    ((3.0, None), False),
+])
+def test_a_layout_knows_what_it_fits(arrays, same):
+    layout = Layout(describe((numpy.zeros((2, 3), 'f4'), None), None))
+    assert layout.fits(arrays) is same
+
+
+@pytest.mark.parametrize(('bad', 'name'), [
+    (3.0, 'float'), ([1.0], 'list'), ('text', 'str')])
+def test_something_that_is_no_array_is_named(bad, name):
+    with pytest.raises(TypeError, match=f'array 1 of a message.*{name}'):
+        describe((numpy.zeros(2), bad), None)
+
+
+@pytest.mark.parametrize('dtype', [object, [('a', 'f4')]])
+def test_dtypes_that_are_more_than_plain_elements_are_refused(dtype):
+    with pytest.raises(TypeError, match='dtype .*cannot be sent'):
+        describe((numpy.zeros(2, dtype),), None)
+
+
+def test_specs_tell_the_codec_that_made_them():
+    for arrays in [(numpy.zeros(2, 'f4'), None), (numpy.zeros(2, 'f2'),)]:
+        for codec in (None, 'fp8'):
+            for other in (None, 'fp8'):
+                made = describe(arrays, codec)
+                assert crosses_as(made, other) == (codec == other)
+    assert crosses_as(describe((numpy.zeros(2, 'i4'),), None), 'fp8')

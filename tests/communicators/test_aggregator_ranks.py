@@ -1,0 +1,336 @@
+"""Communicators some of whose ranks only sum."""
+import signal
+
+from chainer_fp8pipe import ProcessGrid, create_communicator
+from chainer_fp8pipe.communicators import CodecCommunicator, aggregator_ranks
+from chainer_fp8pipe.communicators.options import make_options
+
+import numpy
+import pytest
+
+from tests.ranks import on_ranks, run_script
+
+from .helpers import Model, bits, mean_gradients, set_gradients
+
+#: See test_codec_communicator.
+TOLERANCE = {'float32': 1e-5, 'float16': 6e-3, 'fp8': 0.9}
+
+
+def divide(comm, name, aggregators=1, **given):
+    """The workers' communicator; None on an aggregator that is done.
+
+    As ``create_communicator``, which would end the process.
+    """
+    if name.startswith('fp8'):
+        given.setdefault('warmup', 1)
+    return aggregator_ranks.divide(comm, name, make_options(name, {
+        'algorithm': 'aggregator', 'aggregators': aggregators, **given}))
+
+
+def train(communicator, steps=3):
+    """Mean gradients of some steps, as bytes."""
+    model, found = Model(), []
+    for step in range(steps):
+        set_gradients(model, communicator.rank, step)
+        communicator.multi_node_mean_grad(model)
+        found.append(bits(model))
+        for key, mean in mean_gradients(communicator.size, step).items():
+            numpy.testing.assert_allclose(
+                dict(model.namedparams())[key].grad, mean, rtol=0,
+                atol=TOLERANCE[communicator.name])
+    everyone = communicator.mpi_comm.allgather(found)
+    assert all(other == found for other in everyone)
+    return found
+
+
+# --- training --------------------------------------------------------------
+
+@pytest.mark.parametrize('name', TOLERANCE)
+@on_ranks(2, 3, 5, 7)
+def test_workers_are_a_communicator_of_their_own_and_get_the_mean(comm,
+                                                                  name):
+    for aggregators in {1, min(3, comm.size - 1)}:
+        communicator = divide(comm, name, aggregators)
+        workers = comm.size - aggregators
+        assert (communicator is None) == (comm.rank >= workers)
+        if communicator:
+            assert (communicator.rank, communicator.size) == (
+                comm.rank, workers)
+            assert communicator.mpi_comm.allreduce(1) == workers
+            train(communicator)
+            communicator.finalize()
+
+
+@pytest.mark.parametrize('options', [
+    {'partial_sums': 'wire'}, {'partial_sums': 'float16'},
+    {'frame_bytes': 0}, {'frame_bytes': 64, 'frames_in_flight': 2},
+    {'rounding': 'truncate'}, {'rounding': 'stochastic'},
+    {'error_feedback': False}, {'period': 1}, {'warmup': 0},
+    {'ranks_per_node': 2}, {'ranks_per_node': 2, 'inside': 'ring'}])
+@on_ranks(5)
+def test_every_option_works_and_gives_the_same_bits_again(comm, options):
+    results = []
+    for _ in range(2):
+        communicator = divide(comm, 'fp8', 1, **options)
+        if communicator:
+            results.append(train(communicator, 4))
+            communicator.finalize()
+    assert results[1:] == results[:1] * (comm.rank < 4)
+
+
+@on_ranks(6)
+def test_two_levels_send_a_group_s_mean_to_the_aggregators_only(comm):
+    """1/2 + 1/2 in a node of two; half a vector goes to the aggregators."""
+    communicator = divide(comm, 'float32', 2, ranks_per_node=2)
+    if communicator:
+        model = Model(shapes=((8000,),))
+        set_gradients(model, comm.rank)
+        communicator.multi_node_mean_grad(model)
+        assert communicator.statistics.bytes_sent == 3 * 4 * 8000 / 2
+        communicator.finalize()
+
+
+@on_ranks(4)
+def test_two_models_do_not_mix(comm):
+    communicator = divide(comm, 'fp8', warmup=0)
+    if not communicator:
+        return
+    models = Model(), Model()
+    for step in range(6):
+        for model, factor in zip(models, (1e3, 1e-3), strict=True):
+            for name, gradient in set_gradients(
+                    model, comm.rank, step).items():
+                dict(model.namedparams())[name].grad[...] = gradient * factor
+            communicator.multi_node_mean_grad(model)
+            for key, mean in mean_gradients(3, step).items():
+                numpy.testing.assert_allclose(
+                    dict(model.namedparams())[key].grad, mean * factor,
+                    rtol=0, atol=1.5 * factor)
+    communicator.finalize()
+
+
+@on_ranks(3)
+def test_a_gradient_that_is_not_finite_is_named(comm):
+    communicator = divide(comm, 'fp8')
+    if not communicator:
+        return
+    model = Model()
+    set_gradients(model, comm.rank)
+    if comm.rank == 1:
+        model.p3.grad[123] = numpy.nan
+    with pytest.raises(RuntimeError, match='of /p3 is not finite in float32 '
+                       'on rank 1'):
+        communicator.multi_node_mean_grad(model)
+    train(communicator)
+    communicator.finalize()
+
+
+# --- what is refused -------------------------------------------------------
+
+@on_ranks(3)
+def test_other_options_on_an_aggregator_are_an_error_on_all(comm):
+    with pytest.raises(ValueError, match='period=100.*on rank 0 but.*'
+                       'period=7.* on rank 2'):
+        divide(comm, 'fp8', period=7 if comm.rank == 2 else 100)
+
+
+@on_ranks(2)
+def test_the_class_itself_makes_no_aggregators(comm):
+    with pytest.raises(ValueError, match='these 2 ranks have no aggregators.*'
+                       'create_communicator'):
+        CodecCommunicator(comm, 'float32', make_options('float32', {
+            'algorithm': 'aggregator'}))
+
+
+@on_ranks(2)
+def test_another_algorithm_on_one_rank_is_an_error_on_all(comm):
+    given = {} if comm.rank else {'algorithm': 'aggregator'}
+    with pytest.raises(ValueError, match='aggregator.*on rank 0 but.*'
+                       'direct.* on rank 1'):
+        create_communicator('float32', comm, **given)
+
+
+@pytest.mark.parametrize('aggregators', [3, 10])
+@on_ranks(3)
+def test_a_worker_must_be_left(comm, aggregators):
+    with pytest.raises(ValueError, match=f'aggregators={aggregators} leaves '
+                       'no worker of 3 ranks.*at most aggregators=2'):
+        divide(comm, 'fp8', aggregators)
+
+
+@on_ranks(1)
+def test_one_rank_is_not_enough(comm):
+    with pytest.raises(ValueError, match='needs 2 ranks at least'):
+        divide(comm, 'fp8')
+
+
+@pytest.mark.parametrize('algorithm', ['direct', 'mpi_op'])
+@on_ranks(2)
+def test_aggregators_go_with_their_algorithm_only(comm, algorithm):
+    with pytest.raises(ValueError, match='aggregators=1 does not go with '
+                       f"algorithm='{algorithm}'"):
+        create_communicator('fp8', comm, algorithm=algorithm, aggregators=1)
+
+
+@on_ranks(4)
+def test_options_that_do_not_fit_the_workers_let_aggregators_go(comm):
+    """Two to a node were right for all four ranks; three are left."""
+    if comm.rank == 3:
+        assert divide(comm, 'fp8', ranks_per_node=2) is None
+    else:
+        with pytest.raises(ValueError, match='ranks_per_node=2 does not '
+                           'divide the 3 ranks'):
+            divide(comm, 'fp8', ranks_per_node=2)
+
+
+@on_ranks(4)
+def test_a_part_of_the_workers_is_made_without_aggregators(comm):
+    communicator = divide(comm, 'fp8')
+    if not communicator:
+        return
+    with pytest.raises(ValueError, match='serve all 3 workers.*'
+                       r'comm\.mpi_comm\.Split\(color, key\)'):
+        communicator.split(comm.rank % 2, comm.rank)
+    with pytest.raises(ValueError, match='all ranks: .*works with '
+                       r'aggregators.*finalize\(\)'):
+        divide(communicator.mpi_comm, 'fp8')
+    part = create_communicator(
+        'float32', communicator.mpi_comm.Split(comm.rank % 2))
+    assert part.size == (1 if comm.rank == 1 else 2)
+    train(part)
+    communicator.finalize()
+
+
+@on_ranks(3)
+def test_ranks_that_sum_cannot_be_in_another_communicator(comm):
+    with pytest.MonkeyPatch.context() as patch:     # in the ranks' process
+        patch.setattr(aggregator_ranks, '_aggregators', set())
+        _refused(comm)
+
+
+def _refused(comm):
+    if comm.rank == 2:
+        with pytest.raises(SystemExit) as left:
+            create_communicator('fp8', comm, algorithm='aggregator')
+        assert left.value.code == 0
+        return
+    communicator = create_communicator('fp8', comm, algorithm='aggregator')
+    for name in ('float32', 'naive'):
+        with pytest.raises(ValueError, match='rank 2 of the job only sums.*'
+                           'mpi_comm=comm.mpi_comm'):
+            create_communicator(name, comm)
+    second = create_communicator('float32', communicator.mpi_comm)
+    assert second.size == 2
+    communicator.finalize()
+
+
+# --- programs --------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys
+import chainer_fp8pipe, chainer, chainermn, numpy
+import chainer.functions as F
+import chainer.links as L
+from mpi4py import MPI
+world = MPI.COMM_WORLD.rank
+if world == {dying} and {dying} > 1:    # an aggregator, soon
+    import threading, time
+    threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+comm = chainer_fp8pipe.create_communicator(
+    'fp8', algorithm='aggregator', aggregators=1, warmup=2)
+model = chainer.Sequential(L.Linear(20, 10), L.Linear(10, 1))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(0.01), comm).setup(model)
+x = numpy.random.RandomState(comm.rank).rand(8, 20).astype('f')
+for step in range({steps}):
+    optimizer.update(lambda: F.mean_squared_error(model(x), x[:, :1]))
+    if step == 5 and world == {dying}:
+        {how}
+same = comm.mpi_comm.allgather(model[0].W.array.tobytes())
+if comm.rank == 0:
+    print(comm.size, 'workers,', len(set(same)), 'model')
+{end}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(end='', dying=-1, how='pass', steps=10, before=()):
+        path = tmp_path / 'script.py'
+        path.write_text(SCRIPT.format(end=end, dying=dying, how=how,
+                                      steps=steps))
+        return run_script(3, *before, path, timeout=60)
+    return run
+
+
+@pytest.mark.parametrize('end', [
+    '', 'comm.finalize()', 'MPI.Finalize()', 'del comm, optimizer'])
+def test_a_program_ends_well_on_all_ranks(run, end):
+    done = run(end)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0, '2 workers, 1 model\n', '')
+
+
+@pytest.mark.parametrize('end', [
+    'sys.exit(3)', 'sys.exit(3 if comm.rank == 0 else 0)',
+    'sys.exit(3 if comm.rank else 0)'])
+def test_the_programs_exit_code_survives(run, end):
+    done = run(end)
+    assert (done.returncode, done.stderr) == (3, '')
+
+
+def test_the_command_line_runs_it_too(run):
+    done = run(before=['-m', 'chainer_fp8pipe', 'run'])
+    assert (done.returncode, done.stdout) == (0, '2 workers, 1 model\n')
+
+
+def test_a_worker_that_fails_ends_the_job_and_is_named(run):
+    done = run(dying=1, how="raise ValueError('so it goes')")
+    assert done.returncode != 0
+    assert 'rank 1 of 3 failed' in done.stderr
+    assert 'ValueError: so it goes' in done.stderr
+
+
+def test_an_aggregator_that_fails_ends_the_job_and_is_named(run):
+    done = run(dying=0, how="""
+        from chainer_fp8pipe.allreduce import aggregated
+        aggregated._working[0]._everyone.Send(b'no order', 2)""", steps=100)
+    assert done.returncode != 0
+    assert 'rank 2 of 3 failed' in done.stderr
+    assert 'serving.py' in done.stderr
+
+
+@pytest.mark.parametrize('dying', [0, 1])
+def test_a_worker_that_is_killed_ends_the_job(run, dying):
+    done = run(dying=dying, how='os.kill(os.getpid(), signal.SIGKILL)')
+    assert done.returncode != 0
+    assert str(int(signal.SIGKILL)) in done.stdout + done.stderr
+
+
+def test_an_aggregator_that_is_killed_ends_the_job(run):
+    done = run(dying=2, steps=10 ** 9)
+    assert done.returncode != 0
+    assert str(int(signal.SIGKILL)) in done.stdout + done.stderr
+
+
+def test_a_program_that_ends_in_the_middle_of_an_exchange_is_an_error(run):
+    done = run(dying=0, steps=6, how="""
+        from chainer_fp8pipe.allreduce import aggregated
+        from chainer_fp8pipe.allreduce.job import Job
+        from chainer_fp8pipe.codecs import Cast, Tensors
+        big = numpy.zeros(10 ** 7, 'f')
+        aggregated._working[0].submit(Job(Cast('float32'), Tensors(
+            ['a'], [big], [big]), big, 0, big.size))
+        sys.exit(0)""")
+    assert done.returncode != 0
+    assert 'rank 0 of 3 left in the middle of an all-reduce' in done.stderr
+
+
+@on_ranks(4)
+def test_the_data_axis_of_a_grid_cannot_lose_ranks(comm):
+    """A pipeline would wait for the stages of another for ever."""
+    grid = ProcessGrid(comm, pipeline=2)
+    with pytest.raises(ValueError, match='needs all ranks.* 2 of 4; leave '
+                       'mpi_comm out'):
+        create_communicator('fp8', grid.data, algorithm='aggregator')
+    grid.free()

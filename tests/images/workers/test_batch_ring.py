@@ -1,0 +1,49 @@
+from chainer_fp8pipe.images.workers.batch_ring import Layout, Slots
+from chainer_fp8pipe.images.workers.segment import Segment
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def arrays(slot):
+    return [slot.epoch, slot.indices, slot.outcomes, slot._messages,
+            slot.images]
+
+
+@settings(max_examples=50, deadline=None)
+@given(slots=st.integers(1, 4), capacity=st.integers(1, 9),
+       side=st.integers(1, 20),
+       dtype=st.sampled_from(['uint8', 'float16', 'float32']))
+def test_no_two_arrays_of_a_ring_share_a_byte(slots, capacity, side, dtype):
+    layout = Layout(slots, capacity, (3, side, 2 * side), numpy.dtype(dtype))
+    ring = Slots(Segment.create(layout.total_bytes), layout)
+    found = [ring.generation]
+    for number in range(slots):
+        found += arrays(ring[number])
+    ranges = sorted((array.ctypes.data, array.ctypes.data + array.nbytes)
+                    for array in found)
+    assert all(stop <= start for (_, stop), (start, _)
+               in zip(ranges, ranges[1:], strict=False))
+    assert ranges[-1][1] - ranges[0][0] <= layout.total_bytes
+    assert ring[0].images.shape == (capacity, 3, side, 2 * side)
+    for array in found:
+        assert array.ctypes.data % array.itemsize == 0
+
+
+@pytest.mark.parametrize('text', ['', 'short', 'ä' * 100])
+def test_a_message_is_read_back(text):
+    layout = Layout(1, 2, (3, 2, 2), numpy.dtype('u1'))
+    slot = Slots(Segment.create(layout.total_bytes), layout)[0]
+    slot.set_message(1, 'something longer that was here before' * 9)
+    slot.set_message(1, text)
+    assert slot.message(1) == text
+    assert slot.message(0) == ''
+
+
+def test_of_a_long_message_the_end_is_kept():
+    layout = Layout(1, 1, (3, 2, 2), numpy.dtype('u1'))
+    slot = Slots(Segment.create(layout.total_bytes), layout)[0]
+    slot.set_message(0, 'x' * 5000 + 'KeyError')
+    assert slot.message(0).endswith('xxKeyError')

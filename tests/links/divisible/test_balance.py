@@ -1,0 +1,215 @@
+
+from chainer_fp8pipe.links import Divisible, Dropout
+from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links.divisible.balance import count_parameters
+from chainer_fp8pipe.pipeline.layers import LayerError
+from chainer_fp8pipe.planning.even_parts import partition
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from tests.ranks import on_ranks
+
+from ..helpers import Rank, bits, linears, stages
+
+
+def sizes(part):
+    return [end - start for start, end in part.layout]
+
+
+def wide(*widths):
+    """Linear layers of these many weights, without biases, as lazies."""
+    return Divisible(*[lazy(L.Linear, width, 1, nobias=True)
+                       for width in widths])
+
+
+def test_parameters_are_the_measure_unless_said_otherwise():
+    parts = stages(lambda: wide(8, 1, 1, 1, 1, 4), 3)
+    assert {part.layout for part in parts} == {((0, 1), (1, 5), (5, 6))}
+
+
+def test_layers_can_be_the_measure():
+    assert sizes(wide(100, 1, 1, 1).stage(Rank(0, 2), balance='layers')) == [
+        2, 2]
+
+
+def test_counts_can_be_given_for_every_chunk_in_order():
+    part = wide(1, 1, 1, 1, 1).stage(Rank(1, 2), balance=(1, 2, 1, 1),
+                                     chunks=2)
+    assert part.bounds == ((1, 3), (4, 5))
+
+
+@pytest.mark.parametrize('balance', [
+    [5], [2, 2], [2, 2, 1], [5, 0], [6, -1], []])
+def test_counts_that_do_not_fit_are_an_error(balance):
+    with pytest.raises(ValueError, match=(
+            '2 numbers of layers, one for each chunk, all 1 or more and 5 '
+            'together')):
+        wide(1, 1, 1, 1, 1).stage(Rank(0, 2), balance=balance)
+
+
+def test_an_unknown_measure_is_an_error_that_lists_the_known():
+    with pytest.raises(ValueError, match=(
+            "unknown balance 'memory'.*'parameters', 'layers', 'time' and a "
+            'list')):
+        wide(1, 1).stage(Rank(0, 2), balance='memory')
+
+
+def test_counting_builds_equal_lazy_layers_once_and_keeps_none():
+    made = []
+
+    def factory(width):
+        made.append(width)
+        return L.Linear(width, 1)
+
+    model = Divisible(*[lazy(factory, width) for width in (3, 5, 3, 3, 5)])
+    assert count_parameters(model) == [4, 6, 4, 4, 6]
+    assert made == [3, 5]
+    model.stage(Rank(1, 5))
+    assert [getattr(slot, 'layer', slot) is not None
+            for _, slot in model.numbered_slots()] == [
+        False, True, False, False, False]
+
+
+def test_arguments_that_cannot_be_compared_are_counted_one_by_one():
+    model = Divisible(*[lazy(L.Linear, 3, 2, initialW=np.zeros((2, 3), 'f'))
+                        for _ in range(2)])
+    assert count_parameters(model) == [8, 8]
+
+
+def test_what_is_shared_counts_where_it_is_first():
+    link, later = L.Linear(2, 2), lazy(L.Linear, 3, 3)
+    tied = L.Linear(2, 2)
+    with tied.init_scope():
+        tied.W = link.W
+    model = Divisible(link, later, link, tied, later, F.relu, link.forward)
+    assert count_parameters(model) == [6, 12, 0, 2, 0, 0, 0]
+    model[1]
+    assert count_parameters(model) == [6, 12, 0, 2, 0, 0, 0]
+
+
+def test_models_inside_are_counted_but_not_built():
+    inner = Divisible(lazy(L.Linear, 2, 2), L.Linear(2, 2))
+    model = Divisible(chainer.Chain(a=inner), lazy(Divisible, L.Linear(1, 1)))
+    assert count_parameters(model) == [12, 2]
+    assert '?' in str(inner)
+
+
+def test_counting_draws_no_random_numbers_of_the_users():
+    np.random.seed(2)
+    expected = np.random.rand()
+    np.random.seed(2)
+    wide(3, 4).stage(Rank(0, 2))
+    assert np.random.rand() == expected
+
+
+def test_a_tail_without_parameters_can_be_cut():
+    model = Divisible(L.Linear(9, 9), F.relu, F.relu, F.relu)
+    assert sizes(model.stage(Rank(0, 4))) == [1, 1, 1, 1]
+    assert sum(sizes(model.stage(Rank(0, 3)))) == 4
+
+
+def convolutional():
+    return Divisible(L.Convolution2D(None, 4, 3), F.relu,
+                     lazy(L.Linear, None, 5), Dropout(0.5))
+
+
+EXAMPLE = np.ones((2, 3, 6, 6), np.float32)
+
+
+def test_shapes_that_come_with_the_input_take_an_example():
+    with pytest.raises(ValueError, match=(
+            r'layer 0 \(Convolution2D\) gets the shape of its parameters '
+            'from its first input only; .*example=')):
+        convolutional().stage(Rank(0, 1))
+    part = convolutional().stage(Rank(0, 1), chunks=2, example=EXAMPLE)
+    # 3 * 4 * 9 + 4 and 4 * 16 * 5 + 5
+    assert '112' in str(part)
+    assert '325' in str(part)
+    assert sizes(part) == [2, 2]
+
+
+@pytest.mark.parametrize('balance', ['time', 'parameters'])
+def test_measuring_leaves_the_model_alone(balance):
+    model = convolutional()
+    np.random.seed(4)
+    expected = np.random.rand()
+    np.random.seed(4)
+    part = model.stage(Rank(0, 1), balance, example=EXAMPLE)
+    assert np.random.rand() == expected
+    assert model[0].W.array is None
+    part(EXAMPLE)
+    untouched = convolutional()
+    untouched(EXAMPLE)
+    assert bits(part) == bits(untouched)
+
+
+def test_ranks_that_cannot_tell_each_other_cannot_measure():
+    with pytest.raises(ValueError, match='can broadcast.*a Rank cannot'):
+        convolutional().stage(Rank(0, 2), 'time', example=EXAMPLE)
+
+
+def plain(x):
+    return x
+
+
+@pytest.mark.parametrize('of', ['mpi4py', 'ChainerMN', 'ProcessGrid'])
+@pytest.mark.parametrize('balance', ['time', 'parameters'])
+@on_ranks(2, 4)
+def test_all_ranks_cut_where_rank_0_says(comm, of, balance):
+    """Nobody else measures; on a grid, rank 0 does so for all pipelines."""
+    ran = []
+
+    def noted(x):
+        ran.append(x)
+        return x
+
+    everyone = comm
+    if of == 'ChainerMN':
+        import chainermn
+        comm = chainermn.create_communicator('naive', mpi_comm=comm)
+    if of == 'ProcessGrid':
+        from chainer_fp8pipe.mpi.grid import ProcessGrid
+        comm = ProcessGrid(comm, pipeline=2)
+    model = Divisible(noted, lazy(L.Linear, None, 3), *[plain] * 4)
+    part = model.stage(
+        comm, balance, example=None if everyone.rank else EXAMPLE)
+    assert set(everyone.allgather(part.layout)) == {part.layout}
+    assert bool(ran) == (everyone.rank == 0)
+    if of == 'ProcessGrid':
+        assert part.bounds[0] == part.layout[comm.stage_index]
+        comm.free()
+
+
+@on_ranks(2)
+def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
+    def fails(x):
+        raise KeyError('no')
+
+    def attempt(message, example, *layers, error=LayerError,
+                balance='time'):
+        with pytest.raises(error, match=message):
+            Divisible(*layers).stage(comm, balance, example=example)
+
+    attempt('on rank 0, there is no input to measure with',
+            EXAMPLE if comm.rank else None, plain, plain, error=ValueError)
+    attempt(r'on rank 0, layer 1 \(Linear\) gets the shape',
+            EXAMPLE if comm.rank else None, plain, L.Linear(None, 2),
+            error=ValueError, balance='parameters')
+    attempt(r"on rank 0, layer 1 \(fails\), while it was measured: "
+            "KeyError: 'no'", EXAMPLE, plain, fails)
+    attempt(r'on rank 0, layer 0 \(fails\) cannot be built', EXAMPLE,
+            lazy(fails, 3), plain)
+
+
+def test_the_cut_is_the_best_there_is():
+    widths = [5, 1, 3, 3, 3, 9, 2]
+    assert sizes(wide(*widths).stage(Rank(0, 3))) == partition(widths, 3)
+
+
+def test_a_part_counts_what_it_has():
+    part = Divisible(*linears(4)).stage(Rank(1, 2))
+    assert part.count_params() == 12

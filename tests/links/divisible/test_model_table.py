@@ -1,0 +1,133 @@
+import functools
+
+from chainer_fp8pipe.links import Divisible, Dropout
+from chainer_fp8pipe.links.divisible import lazy
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+from ..helpers import Rank
+
+
+def deep(pairs=32):
+    model = Divisible()
+    for _ in range(pairs):
+        model.append(lazy(L.Linear, 100, 100))
+        model.append(F.relu)
+    return model
+
+
+def lines(model):
+    return [' '.join(line.split()) for line in str(model).splitlines()]
+
+
+def test_a_small_model_has_a_line_for_each_layer():
+    model = Divisible(
+        lazy(L.Linear, 2, 3), F.relu, L.Linear(3, 2),
+        functools.partial(F.leaky_relu, slope=0.1), Dropout(0.2),
+        lambda x: x, chainer.Chain(a=L.Linear(2, 2)), L.Linear(None, 2))
+    assert lines(model) == [
+        'Divisible: 8 layers, 14 parameters and more',
+        '0 lazy(Linear, 2, 3) ?',
+        '1 relu',
+        '2 Linear(in_size=3, out_size=2, nobias=False) 8',
+        '3 leaky_relu(slope=0.1)',
+        '4 Dropout(ratio=0.2)',
+        '5 <lambda>',
+        '6 Chain 6',
+        '7 Linear(in_size=None, out_size=2, nobias=False) ?']
+    model[0]
+    assert lines(model)[1] == (
+        '0 Linear(in_size=2, out_size=3, nobias=False) 9')
+
+
+def test_what_repeats_itself_is_shown_once():
+    model = Divisible(F.tanh, *deep(), L.Linear(100, 10))
+    assert lines(model) == [
+        'Divisible: 66 layers, 324,210 parameters',
+        '0 tanh',
+        '1 Linear(in_size=100, out_size=100, nobias=False) 10,100',
+        '2 relu',
+        '... the same again, 32 times in all, to layer 64',
+        '65 Linear(in_size=100, out_size=10, nobias=False) 1,010']
+    assert all(len(line) <= 79 for line in str(model).splitlines())
+
+
+def test_a_stage_shows_where_every_layer_is_and_its_own_mark():
+    class Net(Divisible):
+        pass
+
+    part = Net(*deep(2)).stage(Rank(1, 2))
+    assert lines(part) == [
+        'Net: layers 2 to 3 of 4, 20,200 parameters',
+        'stage 0, rank 0: layers 0 to 1, 10,100 parameters',
+        '0 lazy(Linear, 100, 100) 10,100'
+        if 'lazy' in str(part).splitlines()[2] else
+        '0 Linear(in_size=100, out_size=100, nobias=False) 10,100',
+        '1 relu',
+        '=> stage 1, rank 1 (here): layers 2 to 3, 10,100 parameters',
+        '2 Linear(in_size=100, out_size=100, nobias=False) 10,100',
+        '3 relu']
+
+
+def test_a_stage_of_many_layers_stays_short():
+    part = deep().stage(Rank(2, 4))
+    assert len(lines(part)) == 1 + 4 * 4
+    assert lines(part)[9] == (
+        '=> stage 2, rank 2 (here): layers 32 to 47, 80,800 parameters')
+
+
+def test_chunks_are_shown_in_the_models_order():
+    titles = [line for line in lines(deep(8).stage(Rank(1, 2), chunks=2))
+              if 'chunk' in line]
+    assert titles == [
+        'chunk 0 on stage 0, rank 0: layers 0 to 3, 20,200 parameters',
+        '=> chunk 1 on stage 1, rank 1 (here): layers 4 to 7, 20,200 '
+        'parameters',
+        'chunk 2 on stage 0, rank 0: layers 8 to 11, 20,200 parameters',
+        '=> chunk 3 on stage 1, rank 1 (here): layers 12 to 15, 20,200 '
+        'parameters']
+
+
+def test_a_grid_has_stages_but_not_ranks():
+    class Grid(Rank):
+        stage_index, stages = 0, 2
+
+    assert lines(deep(2).stage(Grid(1, 4)))[1].startswith(
+        '=> stage 0 (here): layers 0 to 1')
+
+
+def test_a_divided_model_shows_what_is_elsewhere():
+    part = Divisible(L.Linear(1, 1), F.relu, F.tanh, F.elu).divide(1, 3)
+    assert lines(part) == [
+        'Divisible: layers 1 to 2 of 4, 2 parameters',
+        'elsewhere: layer 0, 2 parameters',
+        '0 Linear(in_size=1, out_size=1, nobias=False) 2',
+        '=> here: layers 1 to 2, 0 parameters', '1 relu', '2 tanh',
+        'elsewhere: layer 3, 0 parameters', '3 elu']
+
+
+def test_what_is_at_two_places_counts_once():
+    link = L.Linear(1, 1)
+    assert lines(Divisible(link, link))[0] == (
+        'Divisible: 2 layers, 2 parameters')
+
+
+def test_long_descriptions_are_cut():
+    model = Divisible(functools.partial(F.relu, 'x' * 100))
+    assert str(model).splitlines()[1].endswith('...')
+
+
+def test_models_without_layers_and_without_knowledge_can_be_shown():
+    assert str(Divisible()) == 'Divisible: 0 layers, 0 parameters'
+    assert lines(Divisible(lazy(L.Linear, 1, 1)))[0] == (
+        'Divisible: 1 layer, parameters not counted yet')
+    assert repr(Divisible(F.relu)[:0]) == '<Divisible: no layers of 1>'
+    assert str(Divisible(F.relu)[:0])
+
+
+def test_repr_is_short():
+    part = deep().stage(Rank(0, 2), chunks=2)
+    assert repr(part) == (
+        '<Divisible: layers 0 to 15 and layers 32 to 47 of 64>')

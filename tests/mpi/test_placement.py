@@ -1,0 +1,147 @@
+from collections import Counter
+
+from chainer_fp8pipe.mpi.placement import axis_bytes, place
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@st.composite
+def jobs(draw):
+    """Nodes of ranks, in any order, and a number of stages."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+    ranks = [node for node, size in enumerate(sizes) for _ in range(size)]
+    stages = draw(st.sampled_from(
+        [n for n in range(1, len(ranks) + 1) if len(ranks) % n == 0]))
+    return draw(st.permutations(ranks)), stages
+
+
+@given(jobs(), st.sampled_from(['pipeline', 'data', 'auto']))
+@settings(deadline=None)
+def test_every_rank_has_one_place(job, inside):
+    nodes, stages = job
+    placement = place(nodes, stages, inside)
+    assert len(placement.ranks) == stages
+    assert {len(row) for row in placement.ranks} == {len(nodes) // stages}
+    assert sorted(sum(placement.ranks, ())) == list(range(len(nodes)))
+
+
+@given(jobs(), st.sampled_from(['pipeline', 'data']))
+@settings(deadline=None)
+def test_as_many_lines_as_possible_stay_inside_a_node(job, inside):
+    """The most that there can be is a count of whole lines per node."""
+    nodes, stages = job
+    placement = place(nodes, stages, inside)
+    lines = (list(zip(*placement.ranks, strict=True))
+             if inside == 'pipeline' else placement.ranks)
+    length = len(lines[0])
+    assert sum(len({nodes[rank] for rank in line}) == 1
+               for line in lines) == sum(
+        size // length for size in Counter(nodes).values())
+
+
+@given(jobs())
+@settings(deadline=None)
+def test_the_ranks_of_a_node_are_neighbours_in_a_pipeline(job):
+    nodes, stages = job
+    for line in zip(*place(nodes, stages, 'pipeline').ranks, strict=True):
+        seen = [nodes[rank] for rank in line]
+        assert seen == sorted(seen)
+
+
+@given(jobs(), st.integers(0, 100), st.integers(0, 100))
+@settings(deadline=None)
+def test_auto_sends_no_more_between_nodes_than_either_axis_inside(
+        job, pipeline_bytes, data_bytes):
+    def crossing(inside):
+        placement = place(*job, inside, pipeline_bytes, data_bytes)
+        return sum(between for _, between in placement.moved(
+            pipeline_bytes, data_bytes).values())
+    assert crossing('auto') == min(crossing('pipeline'), crossing('data'))
+
+
+TWO_NODES = [0, 0, 1, 1]
+
+
+def test_a_pipeline_stays_inside_a_node_by_default():
+    placement = place(TWO_NODES, 2)
+    assert placement.inside == 'pipeline'
+    assert placement.ranks == ((0, 2), (1, 3))      # stages by replicas
+    assert (placement.pipeline_crossings, placement.data_crossings) == (0, 2)
+
+
+def test_nodes_count_and_not_the_order_of_ranks():
+    assert place([0, 1, 0, 1], 2).ranks == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(('pipeline_bytes', 'data_bytes', 'inside'), [
+    (10, 4, 'pipeline'), (4, 10, 'data')])
+def test_the_axis_that_moves_more_stays_inside(
+        pipeline_bytes, data_bytes, inside):
+    placement = place(TWO_NODES, 2, 'auto', pipeline_bytes, data_bytes)
+    assert placement.inside == inside
+    assert placement.ranks == {'pipeline': ((0, 2), (1, 3)),
+                               'data': ((0, 1), (2, 3))}[inside]
+
+
+def test_replicas_stay_inside_where_only_they_fit():
+    """8 stages do not fit into nodes of 4; 2 replicas do."""
+    nodes = [rank // 4 for rank in range(16)]
+    placement = place(nodes, 8)
+    assert placement.inside == 'data'
+    assert (placement.pipeline_crossings, placement.data_crossings) == (6, 0)
+
+
+def test_a_pipeline_as_far_as_possible_where_neither_fits():
+    nodes = [rank // 2 for rank in range(16)]
+    placement = place(nodes, 4)
+    assert placement.inside == 'pipeline'
+    # Each of the 4 pipelines is on 2 nodes, next to each other once.
+    assert placement.pipeline_crossings == 4
+
+
+def test_uneven_nodes_join_what_is_left_over():
+    # Nodes of 5 and 4 ranks, pipelines of 3: one inside each, 2 + 1 left.
+    placement = place([0] * 5 + [1] * 4, 3)
+    assert placement.ranks == ((0, 3, 5), (1, 4, 6), (2, 8, 7))
+    assert placement.pipeline_crossings == 1
+
+
+def test_rests_that_fit_together_are_joined():
+    # 2, 2, 1 and 1 ranks, pipelines of 3: two nodes each, not three.
+    placement = place([0, 0, 1, 1, 2, 3], 3)
+    assert placement.ranks == ((0, 2), (1, 3), (4, 5))
+    assert placement.pipeline_crossings == 2
+
+
+def test_what_moves_is_counted_over_all_ranks():
+    """2 stages, 2 replicas: each moves 6 resp. 5 bytes, counted by hand.
+
+    Two pipelines move 6 each.  An all-reduce over 2 replicas sends twice
+    each half model, and there are two of those.
+    """
+    inside = place(TWO_NODES, 2, 'pipeline').moved(6, 5)
+    assert inside == {'pipeline': (12, 0), 'data': (10, 10)}
+    outside = place(TWO_NODES, 2, 'data').moved(6, 5)
+    assert outside == {'pipeline': (12, 12), 'data': (10, 0)}
+    assert place([0], 1).moved(6, 5) == {'pipeline': (0, 0), 'data': (0, 0)}
+
+
+def test_bytes_are_estimated_from_a_models_numbers():
+    assert axis_bytes([100, 10], parameters=1000, samples=8,
+                      activation_itemsize=2, gradient_itemsize=1) == {
+        'pipeline_bytes': 2 * 8 * 110 * 2, 'data_bytes': 1000}
+
+
+def test_a_table_of_64_ranks_fits_on_a_terminal():
+    table = place([rank // 8 for rank in range(64)], 8).table()
+    assert len(table) == 9
+    assert max(map(len, table)) < 80
+    assert table[0].split() == ['stage', '\\', 'replica', *'01234567']
+    assert table[2].split() == [
+        '1', '1@0', '9@1', '17@2', '25@3', '33@4', '41@5', '49@6', '57@7']
+    long = place([0] * 64, 2).table()
+    assert len(long) == 33
+    assert long[0].split() == ['replica', '\\', 'stage', '0', '1']
+    assert long[-1].split() == ['31', '62@0', '63@0']

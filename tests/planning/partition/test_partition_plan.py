@@ -1,0 +1,96 @@
+"""A plan outlives the program that made it, and can be edited."""
+import json
+
+from chainer_fp8pipe.planning.partition.partition_plan import (
+    Plan,
+    Predicted,
+    ends_of,
+    load_plan,
+)
+from chainer_fp8pipe.planning.partition.positions import Position
+
+import pytest
+
+ORDER = (('/a/W', '/a/b'), ('/c',), ('/d/W',))
+PLAN = Plan(ORDER, (Position(1, 0), Position(1, 2), Position(2, 0)), 2,
+            (True, False, False, True), 8, 'interleaved',
+            Predicted(.5, (.1, .2, .1, .1), (1e6, 2e6), (10., 20., 30.)))
+
+
+def edited(**changes):
+    return {**PLAN.as_dict(), **changes}
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path):
+    path = str(tmp_path / 'plan.json')
+    PLAN.save(path)
+    assert load_plan(path) == PLAN
+    assert load_plan(json.loads(json.dumps(PLAN.as_dict()))) == PLAN
+    assert load_plan(PLAN) is PLAN
+
+
+def test_a_parameter_belongs_to_the_chunk_that_begins_at_or_before_it():
+    assert PLAN.homes() == {'/a/W': 0, '/a/b': 0, '/c': 1, '/d/W': 3}
+    assert PLAN.chunks == 2
+
+
+def test_a_cut_is_moved_by_naming_another_parameter():
+    data = edited(stages=1, recompute=[False, False],
+                  cuts=[{'before': '/a/b', 'calls_later': 3}])
+    assert load_plan(data).cuts == (Position(0, 3),)
+    data['cuts'][0] = {'before': '/d/W', 'calls_later': 0}
+    assert load_plan(data).cuts == (Position(2, 0),)
+
+
+def test_what_was_predicted_may_be_left_out():
+    data = PLAN.as_dict()
+    del data['predicted']
+    assert load_plan(data).predicted == Predicted()
+
+
+@pytest.mark.parametrize(('changes', 'message'), [
+    ({'format': 2}, 'a plan of format 2; this version reads format 1'),
+    ({'cuts': [{'before': '/x', 'calls_later': 0}]},
+     'cuts before /x, which is not in its order of parameters'),
+    ({'cuts': PLAN.as_dict()['cuts'][::-1]}, 'in the order of parameters'),
+    ({'cuts': [PLAN.as_dict()['cuts'][0]] * 3}, 'in the order of parameter'),
+    ({'stages': 3}, '4 chunks cannot be on 3 stages equally'),
+    ({'stages': 0}, '4 chunks cannot be on 0 stages equally'),
+    ({'recompute': [True]}, 'recompute has 1 entries for 4 chunks'),
+    ({'cuts': [{'before': '/c'}]}, "plan is no plan: KeyError.*'calls_later'"),
+    ({'cuts': 3}, 'the plan is no plan: TypeError'),
+    ({'predicted': {'colour': 1}}, 'the plan is no plan: TypeError.*colour'),
+])
+def test_a_plan_that_contradicts_itself_says_how(changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_plan(edited(**changes))
+
+
+@pytest.mark.parametrize('name', list(PLAN.as_dict())[:-1])
+def test_a_missing_entry_is_named(name):
+    data = PLAN.as_dict()
+    del data[name]
+    with pytest.raises(ValueError, match=f'no plan: KeyError.*{name}'):
+        load_plan(data)
+
+
+@pytest.mark.parametrize('text', ['', '{', 'cuts: []'])
+def test_a_file_that_is_no_json_is_named(text, tmp_path):
+    path = tmp_path / 'plan.json'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r'plan.json is no JSON: '):
+        load_plan(str(path))
+
+
+@pytest.mark.parametrize('text', ['[]', '3', '"plan"', 'null'])
+def test_a_file_with_something_else_is_named(text, tmp_path):
+    path = tmp_path / 'plan.json'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r'plan.json is no plan: '):
+        load_plan(str(path))
+
+
+def test_cuts_become_ends_of_atoms():
+    starts = [Position(0, 0), Position(0, 1), Position(1, 0), Position(2, 0)]
+    assert ends_of((Position(0, 1), Position(1, 5)), starts) == (1, 3, 4)
+    assert ends_of((), starts) == (4,)

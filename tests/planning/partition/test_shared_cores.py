@@ -1,0 +1,78 @@
+"""Ranks on common cores: as the simulator where nobody is disturbed."""
+from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.planning.partition.shared_cores import Cores, shared_step
+from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+SCHEDULES = st.sampled_from(['gpipe', '1f1b', 'zero_bubble'])
+NO_WIRE = Link(0.0, float('inf'), [0.0] * 7)
+
+
+def rows(stages, replicas):
+    """Ranks stage by stage."""
+    return [range(stage * replicas, (stage + 1) * replicas)
+            for stage in range(stages)]
+
+
+@given(SCHEDULES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3),
+       st.data())
+def test_ranks_with_cores_of_their_own_are_as_fast_as_simulated(
+        name, stages, parts, replicas, data):
+    seconds = st.integers(0, 9).map(float)
+    costs = [Costs(*(data.draw(seconds) for _ in range(4)))
+             for _ in range(stages)]
+    link = Link(data.draw(seconds), 1.0,
+                [data.draw(seconds) for _ in range(stages - 1)])
+    schedule = make_schedule(name, stages, parts)
+    ranks = rows(stages, replicas)
+    found = shared_step(schedule, costs, link, ranks, Cores(
+        tuple(range(stages * replicas))))
+    assert found == pytest.approx(
+        simulate(schedule, costs, link).step_time)
+
+
+def step(stages, replicas, parts, cores):
+    costs = [Costs(1.0, 2.0, 0.0)] * stages
+    link = Link(0.0, float('inf'), [0.0] * (stages - 1))
+    return shared_step(make_schedule('1f1b', stages, parts), costs, link,
+                       rows(stages, replicas), cores)
+
+
+def test_ranks_on_one_core_share_it():
+    one = Cores((0, 0, 0, 0), 1.0, (4.0,))
+    assert step(1, 4, 1, one) == pytest.approx(4 * 3)
+    # There is no bubble where a waiting rank leaves the core to others.
+    assert step(4, 1, 4, one) == pytest.approx(4 * 4 * 3)
+
+
+def test_a_pipeline_is_slower_alone_than_its_share():
+    """Two cores for four ranks: replicas use both all the time."""
+    two = Cores((0, 0, 0, 0), 1.0, (2.0,))
+    assert step(1, 4, 1, two) == pytest.approx(2 * 3)
+    assert 2 * 3 < step(4, 1, 4, two) / 4 < 4 * 3
+
+
+def test_what_shares_a_core_matters():
+    """Both first stages on one core: the other core is idle at first."""
+    apart, together = (step(2, 2, 2, Cores(pools, 1.0, (2.0, 2.0)))
+                       for pools in ((0, 1, 0, 1), (0, 0, 1, 1)))
+    assert apart < together
+
+
+def test_a_call_is_never_faster_than_alone():
+    slow = Cores((0, 1), 1.5, (1.2, 1.0))
+    assert step(1, 2, 1, slow) == pytest.approx(1.5 * 3)
+    assert slow.slowdown(0, 1) == 1.5
+    assert Cores((0, 0), 1.0, (3.0,)).slowdown(0, 2) == 3.0
+
+
+def test_ranks_that_wait_for_each_other_are_an_error():
+    schedule = make_schedule('1f1b', 2, 1)
+    backwards = type(schedule)('none', 2, 1, 1, (
+        schedule.actions[0][::-1], schedule.actions[1]))
+    with pytest.raises(ValueError, match='wait for each other'):
+        shared_step(backwards, [Costs(1.0, 1.0, 0.0)] * 2, NO_WIRE,
+                    rows(2, 1), Cores((0, 1)))
