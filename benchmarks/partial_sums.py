@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from chainer_fp8pipe.allreduce.frames import Frames
-from chainer_fp8pipe.allreduce.plan import Kind, ring
+from chainer_fp8pipe.allreduce.plan import Opcode, ring
 from chainer_fp8pipe.allreduce.rank_plan import program
 from chainer_fp8pipe.allreduce.sums import FORMS, WideSums, WireSums
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
@@ -100,9 +100,9 @@ def bytes_sent(ranks: int, form: str) -> float:
     """Per rank and element, from the plan."""
     total = 0
     for step in program(ring(ranks), 0).steps:
-        if step.action.kind is Kind.SEND_PARTIAL and step.summed:
+        if step.action.kind is Opcode.SEND_PARTIAL and step.summed:
             total += BYTES[form]
-        elif step.action.kind in (Kind.SEND_PARTIAL, Kind.SEND_RESULT):
+        elif step.action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
             total += 1
     return total / ranks
 

@@ -10,9 +10,13 @@ import time
 from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.tracing.trace import Tracer
-from chainer_fp8pipe.planning.partition.cuts import Task, best_cut, evaluate
+from chainer_fp8pipe.planning.partition.cuts import (
+    CutProblem,
+    best_cut,
+    evaluate,
+)
 from chainer_fp8pipe.planning.partition.intervals import Intervals
-from chainer_fp8pipe.planning.partition.partition_plan import Plan
+from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
 from chainer_fp8pipe.planning.partition.positions import order_of
 from chainer_fp8pipe.planning.partition.search import search
 
@@ -52,7 +56,7 @@ def _predicted(intervals, stages, most):
     count = math.comb(intervals.count - 1, stages - 1)
     if count > most:
         return {'cuts': 0, 'reason': f'more than {most} cuts'}
-    task = Task(stages, _PARTS)
+    task = CutProblem(stages, _PARTS)
     every = [evaluate(intervals, task, (*ends, intervals.count)).seconds
              for ends in itertools.combinations(
                  range(1, intervals.count), stages - 1)]
@@ -83,7 +87,7 @@ def _as_run(comm, name, job):
     if comm.rank == 0:      # whose times count
         plan = search(trace.calls, order_of(
             trace.calls, list(names.parameters)), parameters_of(names),
-            Task(2, _PARTS)).as_dict()
+            CutProblem(2, _PARTS)).as_dict()
     plan = comm.bcast(plan)
     order = tuple(map(tuple, plan['order']))
     starts = Intervals(trace.calls, order, parameters_of(names)).starts
@@ -91,7 +95,8 @@ def _as_run(comm, name, job):
     for start in starts[1:]:
         numpy.random.seed(0)
         model = case.make()
-        given = Plan(order, (start,), 2, (False, False), _PARTS, '1f1b')
+        given = PartitionPlan(order, (start,), 2,
+                              (False, False), _PARTS, '1f1b')
         partition(model, example, comm, micro_batches=_PARTS, plan=given)
         steps.append(reported(trained(model, batch, comm, _PARTS)))
         chosen.append(given.as_dict()['cuts'] == plan['cuts'])
@@ -150,7 +155,7 @@ def plan(comm, job, rows):
             start = time.perf_counter()
             order = order_of(trace.calls, list(names.parameters))
             search(trace.calls, order, parameters_of(names),
-                   dataclasses.replace(Task(2, _PARTS), stages=stages))
+                   dataclasses.replace(CutProblem(2, _PARTS), stages=stages))
             plans[str(stages)] = time.perf_counter() - start
         rows.add({'model': name, 'calls': calls,
                   'different': len(tracer._memo), **seconds, 'plan': plans},

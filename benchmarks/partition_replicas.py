@@ -32,7 +32,11 @@ from chainer_fp8pipe.chains.ghost import GhostError
 from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.mpi.link_speed import measure_links
-from chainer_fp8pipe.planning.partition.cuts import Task, Wire, least_memory
+from chainer_fp8pipe.planning.partition.cuts import (
+    CutProblem,
+    Wire,
+    least_memory,
+)
 from chainer_fp8pipe.planning.partition.intervals import Intervals
 from chainer_fp8pipe.planning.partition.positions import order_of
 
@@ -183,7 +187,7 @@ class _Search:
         self._empty = numpy.tril(numpy.ones(self._compute.shape, bool))
         # With SGD: values and sums of gradients.
         self._limit = setting.memory and setting.memory * least_memory(
-            intervals, Task(1, parts, copies=2., recompute=False))
+            intervals, CutProblem(1, parts, copies=2., recompute=False))
 
     def best(self, layouts, beyond=None):
         """The layout with the shortest step.

@@ -17,7 +17,7 @@ from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.planning.partition.intervals import Intervals
-from chainer_fp8pipe.planning.partition.partition_plan import Plan
+from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
 from chainer_fp8pipe.planning.partition.positions import order_of
 
 import chainer
@@ -494,6 +494,6 @@ def _every_cut(model, example):
             lambda: model(*example), timed=False)
     order = order_of(trace.calls, list(names.parameters))
     starts = Intervals(trace.calls, order, parameters_of(names)).starts
-    return [Plan(order, (start,), 2, (False, False), _PARTS,
+    return [PartitionPlan(order, (start,), 2, (False, False), _PARTS,
                  '1f1b').as_dict()
             for start in itertools.islice(starts, 1, None)]

@@ -379,7 +379,7 @@ def hooked(monkeypatch, tmp_path):
         run()
         module.value += 1
 
-    patch = _hook.Patch(
+    patch = _hook.ImportPatch(
         'hooked_module', '1', 'it is one too few', 'value = 1',
         lambda: True, apply)
     _hook.install({patch.module: patch})

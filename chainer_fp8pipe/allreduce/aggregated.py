@@ -19,7 +19,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec
-from ..codecs.relay import Recipe
+from ..codecs.relay import CodecRecipe
 from ..mpi.failure.abort import end_all_ranks
 from ..report.statistics import Statistics
 from .executor import PARTS
@@ -55,7 +55,7 @@ class Order(NamedTuple):
     total: int
     codec: int
     slot: int
-    recipe: Recipe | None
+    recipe: CodecRecipe | None
     gone: tuple[int, ...]
 
 
@@ -63,7 +63,7 @@ class Leave(NamedTuple):
     """The last message."""
 
 
-class Workers(MPI.Intracomm):
+class WorkerComm(MPI.Intracomm):
     """The workers of a communicator whose last ranks are aggregators.
 
     Attributes:
@@ -90,12 +90,12 @@ class Orders:
             weakref.WeakKeyDictionary())
         self._numbered = 0
         self._gone: list[int] = []
-        self._slots: dict[Recipe, int] = {}
+        self._slots: dict[CodecRecipe, int] = {}
         self._recipes = 0
 
     def order(self, job: Job) -> None:
         """Orders the aggregators' part of a job."""
-        recipe = Recipe.of(job.codec, job.tensors, job.start, job.stop)
+        recipe = CodecRecipe.of(job.codec, job.tensors, job.start, job.stop)
         slot = self._slots.get(recipe)
         new = slot is None
         if slot is None:

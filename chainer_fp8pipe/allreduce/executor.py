@@ -13,8 +13,8 @@ from ..report.statistics import Statistics
 from . import _executor
 from .frames import Frames, piece_bounds
 from .job import Job
-from .plan import Kind, Plan
-from .rank_plan import Program, program
+from .plan import Opcode, Plan
+from .rank_plan import RankPlan, program
 from .sums import in_wire_format, shrink
 from .uncompiled import Uncompiled, site_name
 
@@ -22,8 +22,8 @@ from .uncompiled import Uncompiled, site_name
 _LARGEST = (1 << 31) // 4 - 1
 # The numbers that compiled code has for them.
 _KINDS = {kind: number for number, kind in enumerate((
-    Kind.SEND_PARTIAL, Kind.RECEIVE_PARTIAL, Kind.ENCODE, Kind.SEND_RESULT,
-    Kind.RECEIVE_RESULT))}
+    Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
+    Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
 
 #: Into how many parts a job may be divided that goes in a bit at a time.
 PARTS = 64
@@ -167,7 +167,7 @@ class Executor:
             self.work(LONG, BRIEF)
 
     def _lanes(self, start: int, stop: int, itemsize: int
-               ) -> list[tuple[Program, Frames]]:
+               ) -> list[tuple[RankPlan, Frames]]:
         """How plans share a range, and into what frames they cut it."""
         bounds = piece_bounds(start, stop, len(self._plans))
         frame = max(1, min(self._frame_bytes // itemsize,
@@ -177,7 +177,7 @@ class Executor:
                     self._plans, self._programs, bounds[:-1], bounds[1:],
                     strict=True)]
 
-    def _handle(self, job: Job, lanes: list[tuple[Program, Frames]]
+    def _handle(self, job: Job, lanes: list[tuple[RankPlan, Frames]]
                 ) -> _executor.Job:
         if not 0 <= job.start <= job.stop <= job.wire.size or (
                 job.encodes and job.tensors.size != job.wire.size):
@@ -204,13 +204,13 @@ class Executor:
             shrink=shrink(dtype, workers), tensors=of.tensors,
             scales=of.scales, findings=of.findings, shares=len(self._plans))
 
-    def _residuals(self, job: Job, lane: int, part: Program, frames: Frames
+    def _residuals(self, job: Job, lane: int, part: RankPlan, frames: Frames
                    ) -> numpy.ndarray:
         """By site and tensor, where the codec keeps what means lose."""
         if not job.compiled or in_wire_format(self._form, job.codec):
             return numpy.zeros(0, numpy.int64)
         actions = [step.action for step in part.steps
-                   if step.action.kind is Kind.ENCODE and not step.fresh]
+                   if step.action.kind is Opcode.ENCODE and not step.fresh]
         return numpy.array([
             job.codec.residuals_of_means(
                 job.compiled, job.tensors, site_name(lane, site),
@@ -228,7 +228,7 @@ class Executor:
             job.conclude()
 
 
-def _lane(plan: Plan, part: Program) -> tuple:
+def _lane(plan: Plan, part: RankPlan) -> tuple:
     return (tuple((_KINDS[step.action.kind], *step.action[1:], step.summed,
                    step.fresh) for step in part.steps),
             plan.blocks, part.held, part.contributes)

@@ -2,7 +2,7 @@
 """
 from __future__ import annotations
 
-from .plan import Action
+from .plan import Instruction
 
 
 class Frames:
@@ -37,7 +37,7 @@ class Frames:
         start = min(start + chunk * self.frame, stop)
         return slice(start, min(start + self.frame, stop))
 
-    def owned(self, action: Action) -> tuple[int, int]:
+    def owned(self, action: Instruction) -> tuple[int, int]:
         """The range of the fused vector that an action's blocks are."""
         return self.bounds[action.start], self.bounds[action.stop]
 

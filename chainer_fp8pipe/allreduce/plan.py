@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
-class Kind(enum.Enum):
+class Opcode(enum.Enum):
     """What a rank does with some blocks."""
 
     SEND_PARTIAL = 'send a partial sum'
@@ -29,7 +29,7 @@ class Kind(enum.Enum):
     RECEIVE_RESULT = 'receive the result'
 
 
-class Action(NamedTuple):
+class Instruction(NamedTuple):
     """One step of one rank.
 
     ``SEND_PARTIAL`` sends what the rank has received of these blocks so far
@@ -38,13 +38,13 @@ class Action(NamedTuple):
     these blocks from then on is that.
     """
 
-    kind: Kind
+    kind: Opcode
     peer: int           # the other rank; for ENCODE, how many were summed
     start: int          # first block
     stop: int           # last block plus one
 
 
-Actions = tuple[Action, ...]
+Actions = tuple[Instruction, ...]
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -81,7 +81,7 @@ class Plan:
     def reduced(self, rank: int) -> Actions:
         """The reduce-scatter with the encoding of the means."""
         return (*self.reduce[rank],
-                *(Action(Kind.ENCODE, self.summed, start, stop)
+                *(Instruction(Opcode.ENCODE, self.summed, start, stop)
                   for start, stop in self.owned[rank]))
 
 
@@ -98,11 +98,11 @@ def direct(ranks: int) -> Plan:
         after = [(rank + step) % ranks for step in range(1, ranks)]
         before = after[::-1]    # in the order in which they send to us
         reduce.append((
-            *(_block(Kind.SEND_PARTIAL, peer, peer) for peer in after),
-            *(_block(Kind.RECEIVE_PARTIAL, peer, rank) for peer in before)))
+            *(_block(Opcode.SEND_PARTIAL, peer, peer) for peer in after),
+            *(_block(Opcode.RECEIVE_PARTIAL, peer, rank) for peer in before)))
         gather.append((
-            *(_block(Kind.SEND_RESULT, peer, rank) for peer in after),
-            *(_block(Kind.RECEIVE_RESULT, peer, peer) for peer in before)))
+            *(_block(Opcode.SEND_RESULT, peer, rank) for peer in after),
+            *(_block(Opcode.RECEIVE_RESULT, peer, peer) for peer in before)))
     return _one_block_each('direct', reduce, gather)
 
 
@@ -118,12 +118,12 @@ def ring(ranks: int) -> Plan:
         partial, result = [], []
         for step in range(ranks - 1):
             partial += [
-                _block(Kind.SEND_PARTIAL, after, (before - step) % ranks),
-                _block(Kind.RECEIVE_PARTIAL, before,
+                _block(Opcode.SEND_PARTIAL, after, (before - step) % ranks),
+                _block(Opcode.RECEIVE_PARTIAL, before,
                        (before - 1 - step) % ranks)]
             result += [
-                _block(Kind.SEND_RESULT, after, (rank - step) % ranks),
-                _block(Kind.RECEIVE_RESULT, before, (before - step) % ranks)]
+                _block(Opcode.SEND_RESULT, after, (rank - step) % ranks),
+                _block(Opcode.RECEIVE_RESULT, before, (before - step) % ranks)]
         reduce.append(tuple(partial))
         gather.append(tuple(result))
     return _one_block_each('ring', reduce, gather)
@@ -138,16 +138,16 @@ def aggregator(workers: int, aggregators: int) -> Plan:
     """
     every = range(workers)
     reduce = [tuple(
-        _block(Kind.SEND_PARTIAL, workers + block, block)
+        _block(Opcode.SEND_PARTIAL, workers + block, block)
         for block in _rotated(aggregators, worker)) for worker in every]
     gather = [tuple(
-        _block(Kind.RECEIVE_RESULT, workers + block, block)
+        _block(Opcode.RECEIVE_RESULT, workers + block, block)
         for block in _rotated(aggregators, worker)) for worker in every]
     for block in range(aggregators):
         reduce.append(tuple(
-            _block(Kind.RECEIVE_PARTIAL, worker, block) for worker in every))
+            _block(Opcode.RECEIVE_PARTIAL, worker, block) for worker in every))
         gather.append(tuple(
-            _block(Kind.SEND_RESULT, worker, block) for worker in every))
+            _block(Opcode.SEND_RESULT, worker, block) for worker in every))
     owned: list[Ranges] = [()] * workers
     owned += [((block, block + 1),) for block in range(aggregators)]
     return Plan('aggregator', workers + aggregators, workers, aggregators,
@@ -180,15 +180,15 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
         raise ValueError(f'{inner.name!r} cannot be the inner plan: of its '
                          f'{inner.ranks} ranks {inner.workers} are workers')
     if not encode_between and any(
-            action.kind is Kind.ENCODE
+            action.kind is Opcode.ENCODE
             for actions in outer.reduce for action in actions):
         raise ValueError(f'{outer.name!r} encodes means on its way; what it '
                          'is given must be means too (encode_between=True)')
     workers = inner.ranks * outer.workers
     servers = outer.ranks - outer.workers
-    reduce: list[list[Action]] = [[] for _ in range(workers + servers)]
+    reduce: list[list[Instruction]] = [[] for _ in range(workers + servers)]
     owned: list[list[tuple[int, int]]] = [[] for _ in reduce]
-    gather: list[list[Action]] = [[] for _ in reduce]
+    gather: list[list[Instruction]] = [[] for _ in reduce]
 
     def rank(member: int, group: int) -> int:
         if group >= outer.workers:
@@ -258,8 +258,8 @@ def _one_block_each(name: str, reduce: Sequence[Actions],
                 tuple(gather))
 
 
-def _block(kind: Kind, peer: int, block: int) -> Action:
-    return Action(kind, peer, block, block + 1)
+def _block(kind: Opcode, peer: int, block: int) -> Instruction:
+    return Instruction(kind, peer, block, block + 1)
 
 
 def _rotated(count: int, first: int) -> list[int]:
@@ -267,10 +267,10 @@ def _rotated(count: int, first: int) -> list[int]:
 
 
 def _moved(actions: Actions, factor: int, offset: int,
-           peer_of: Callable[[int], int]) -> list[Action]:
+           peer_of: Callable[[int], int]) -> list[Instruction]:
     """The same actions of other ranks, on other blocks."""
-    return [Action(action.kind,
-                   action.peer if action.kind is Kind.ENCODE
+    return [Instruction(action.kind,
+                   action.peer if action.kind is Opcode.ENCODE
                    else peer_of(action.peer),
                    action.start * factor + offset,
                    action.stop * factor + offset) for action in actions]

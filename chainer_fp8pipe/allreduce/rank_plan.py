@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from .plan import Action, Kind, Plan
+from .plan import Instruction, Opcode, Plan
 
 
 class Step(NamedTuple):
@@ -16,13 +16,13 @@ class Step(NamedTuple):
         fresh: Nothing has been added to these blocks on this rank before.
     """
 
-    action: Action
+    action: Instruction
     summed: bool
     fresh: bool
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class RankPlan:
     """The steps of one rank.
 
     Attributes:
@@ -36,26 +36,26 @@ class Program:
     contributes: bool
 
 
-def program(plan: Plan, rank: int) -> Program:
+def program(plan: Plan, rank: int) -> RankPlan:
     """The part of ``rank``."""
     steps = []
     held: set[int] = set()
     incoming = {peer: iter(_sums_sent(plan, peer, rank)) for peer in {
         action.peer for action in plan.actions(rank)
-        if action.kind is Kind.RECEIVE_PARTIAL}}
+        if action.kind is Opcode.RECEIVE_PARTIAL}}
     touched: set[int] = set()
     for action in plan.actions(rank):
         blocks = range(action.start, action.stop)
         known = touched.intersection(blocks)
         summed = bool(known)
-        if action.kind is Kind.RECEIVE_PARTIAL:
+        if action.kind is Opcode.RECEIVE_PARTIAL:
             summed = next(incoming[action.peer])
             touched.update(blocks)
             held.update(blocks)
-        elif action.kind is Kind.ENCODE:
+        elif action.kind is Opcode.ENCODE:
             touched.difference_update(blocks)
         steps.append(Step(action, summed, not known))
-    return Program(tuple(steps), tuple(sorted(held)),
+    return RankPlan(tuple(steps), tuple(sorted(held)),
                    rank < plan.workers)
 
 
@@ -65,10 +65,10 @@ def _sums_sent(plan: Plan, rank: int, peer: int) -> list[bool]:
     found = []
     for action in plan.actions(rank):
         blocks = range(action.start, action.stop)
-        if action.kind is Kind.RECEIVE_PARTIAL:
+        if action.kind is Opcode.RECEIVE_PARTIAL:
             touched.update(blocks)
-        elif action.kind is Kind.ENCODE:
+        elif action.kind is Opcode.ENCODE:
             touched.difference_update(blocks)
-        elif action.kind is Kind.SEND_PARTIAL and action.peer == peer:
+        elif action.kind is Opcode.SEND_PARTIAL and action.peer == peer:
             found.append(bool(touched.intersection(blocks)))
     return found

@@ -6,7 +6,7 @@ import pickle
 import numpy
 from mpi4py import MPI
 
-from ..codecs.relay import Kept, Recipe
+from ..codecs.relay import CodecRecipe, RelayState
 from ..mpi.waiting import BRIEF, Pauses
 from ..report.statistics import Statistics
 from .aggregated import Leave, Order, Setup
@@ -59,8 +59,8 @@ class _Service:
                                 setup.framing)
         self._seed = setup.seed, everyone.rank
         self._inbox = inbox
-        self._recipes: dict[int, Recipe] = {}
-        self._kept: dict[int, Kept] = {}
+        self._recipes: dict[int, CodecRecipe] = {}
+        self._kept: dict[int, RelayState] = {}
         self._wires = _Wires()
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class _Service:
         recipe = order.recipe or self._recipes[order.slot]
         self._recipes[order.slot] = recipe
         codec, tensors = recipe.make(
-            self._kept.setdefault(order.codec, Kept()), *self._seed)
+            self._kept.setdefault(order.codec, RelayState()), *self._seed)
         dtype = codec.wire_dtype
         memory = self._wires.take(order.length * dtype.itemsize,
                                   order.total * dtype.itemsize)

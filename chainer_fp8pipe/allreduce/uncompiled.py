@@ -11,7 +11,7 @@ import numpy
 
 from .frames import Frames
 from .job import Job
-from .rank_plan import Program, Step
+from .rank_plan import RankPlan, Step
 from .sums import Sums, make_sums
 
 
@@ -25,7 +25,7 @@ class Uncompiled:
         workers: How many ranks contribute.
     """
 
-    def __init__(self, job: Job, lanes: Sequence[tuple[Program, Frames]],
+    def __init__(self, job: Job, lanes: Sequence[tuple[RankPlan, Frames]],
                  form: str, workers: int) -> None:
         # Its handle has this object; gradients should not wait for the
         # garbage collector.

@@ -18,8 +18,8 @@ from .ghost import ghost
 from .names import Names, reporter_of
 from .profiling.laps import Laps
 from .run import Run
-from .staged_trace import Program
-from .tracing.link_state import Attribute, State, saved
+from .staged_trace import StagedTrace
+from .tracing.link_state import Attribute, LinkState, saved
 from .valueless_parameters import settled
 
 #: The number, in place of a call's, for what Python draws between calls.
@@ -38,7 +38,7 @@ class Passes:
 
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self._programs: list[Program] = []
+        self._programs: list[StagedTrace] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
         #: Times the calls of training; None: nothing is timed.
@@ -47,7 +47,7 @@ class Passes:
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
-        self._after: State | None = None
+        self._after: LinkState | None = None
         #: What each micro-batch's first run on this rank has found.
         self._found: dict[int, saved] = {}
         self._marks: dict[Any, tuple[Any, Any]] = {}
@@ -55,7 +55,7 @@ class Passes:
         #: Of batch normalisations; None: nobody asks for them.
         self.statistics: BatchStatistics | None = None
 
-    def begin(self, step: str, programs: list[Program],
+    def begin(self, step: str, programs: list[StagedTrace],
               calls: list[Callable[[], Any]]) -> None:
         """Starts a step.
 
@@ -113,7 +113,7 @@ class Passes:
         self._found = {}
         self._programs, self._calls, self._after = [], [], None
 
-    def program(self, micro_batch: int) -> Program:
+    def program(self, micro_batch: int) -> StagedTrace:
         """Of a micro-batch."""
         return self._programs[micro_batch]
 
@@ -146,7 +146,7 @@ class Passes:
         self._reporter.observation = {}
         return run
 
-    def _counting(self, program: Program, chunk: int
+    def _counting(self, program: StagedTrace, chunk: int
                   ) -> contextlib.AbstractContextManager[None]:
         """Links that normalise elsewhere have no statistics here."""
         if self.statistics is None:
@@ -155,7 +155,7 @@ class Passes:
             lambda link: program.keepers.get(
                 self.names.of(link) or '', chunk) == chunk)
 
-    def put_ghosts(self, program: Program) -> None:
+    def put_ghosts(self, program: StagedTrace) -> None:
         """Gives links the state of a trace."""
         if program.state:
             calls = iter(program.trace.calls)
@@ -173,14 +173,14 @@ class Passes:
         """Names of what the present forward pass has reported."""
         return set(self._reporter.observation)
 
-    def untouched(self, program: Program) -> saved:
+    def untouched(self, program: StagedTrace) -> saved:
         """Gives links their attributes back, whatever forward sets."""
         return saved(self.names.links,
                      program.trace.touched | _state_of(program))
 
     @contextlib.contextmanager
     def _state(self, micro_batch: int, chunk: int,
-               program: Program) -> Iterator[None]:
+               program: StagedTrace) -> Iterator[None]:
         """Sets what links keep to what this micro-batch's run left.
 
         What Python counts in attributes is counted once per micro-batch: its
@@ -199,7 +199,7 @@ class Passes:
                 self._restore(program, self._before[micro_batch], chunk)
             yield
 
-    def _counted(self, program: Program) -> set[Attribute]:
+    def _counted(self, program: StagedTrace) -> set[Attribute]:
         """Attributes that forward sets, but for those that calls make.
 
         A link that finds its persistent arrays in its first call does so
@@ -211,7 +211,7 @@ class Passes:
                 if name not in links[path]._persistent
                 or vars(links[path]).get(name) is not None}
 
-    def _restore(self, program: Program, values: dict[Source, Any],
+    def _restore(self, program: StagedTrace, values: dict[Source, Any],
                  chunk: int) -> None:
         """Gives links their state: real here, a ghost of it elsewhere."""
         state, calls = program.state, iter(program.trace.calls)
@@ -223,7 +223,7 @@ class Passes:
             return values[ghost.source] if stage == chunk else ghost
         state.put(self.names.links, pin)
 
-    def _keep(self, after: State, into: dict[Source, Any],
+    def _keep(self, after: LinkState, into: dict[Source, Any],
               chunk: int, run: Run) -> None:
         """Keeps the arrays that this chunk has, by their next number."""
         number = 0
@@ -304,7 +304,7 @@ def between_calls(place: Place
     return at(place._replace(layer=_BETWEEN))
 
 
-def _state_of(program: Program) -> set[Attribute]:
+def _state_of(program: StagedTrace) -> set[Attribute]:
     """Attributes of links that hold what calls have made."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)

@@ -13,15 +13,15 @@ from ..mpi.grid import ProcessGrid
 from ..mpi.link_speed import measure_exchange, measure_links
 from ..mpi.once import once
 from ..pipeline.schedules.schedule import make_schedule
-from ..planning.partition.cuts import DoesNotFit, Task, Wire
+from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
 from ..planning.partition.layouts import (
     GRADIENT_BYTES,
-    Layout,
-    Ranks,
+    GridLayout,
+    Placement,
     layouts,
     table,
 )
-from ..planning.partition.partition_plan import Plan, load_plan
+from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of
 from ..planning.partition.search import search
 from ..planning.sizes import parse_bytes
@@ -33,7 +33,7 @@ from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .profiling.core_sharing import measure_cores
 from .profiling.replanning import Adapter
-from .staged_trace import Program
+from .staged_trace import StagedTrace
 from .tracing.trace import Trace, Tracer
 from .valueless_parameters import draw, settle, without_shapes
 
@@ -84,9 +84,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
         plan: Where to cut, as an earlier run has saved it with
             ``model.plan.save('plan.json')``: the file's path, what is in
-            the file, or a :class:`~chainer_fp8pipe.planning.Plan`; None:
-            the best cut is searched for.  What the first rank is given
-            counts; others may leave it out.
+            the file, or a :class:`~chainer_fp8pipe.planning.PartitionPlan`;
+            None: the best cut is searched for.  What the first rank is
+            given counts; others may leave it out.
         profile: After so many updates, the first of which is not counted,
             the plan is made again with the times that calls take in
             training, and parameters move to other ranks if a step is faster
@@ -111,13 +111,13 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     call = Fresh(model, *_arguments(example))
     names, tracer, trace = _traced(model, call, grid, error=ValueError)
     raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
-    task = Task(grid.stages, micro_batches, schedule, chunks, limit,
+    task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
                 _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
                 _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
     live = raise_together(grid.comm, lambda: reads_state(
         tracer, trace, call), error=ValueError)
-    program = raise_together(grid.comm, lambda: Program(
+    program = raise_together(grid.comm, lambda: StagedTrace(
         trace, found, None, live), error=ValueError)
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
@@ -185,7 +185,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
                     memory: Any = None, micro_batches: int = 4,
                     schedule: str = '1f1b', recompute: Any = 'auto',
                     optimizer_arrays: int = 2, codec: str = 'fp8'
-                    ) -> list[Layout]:
+                    ) -> list[GridLayout]:
     """All factorisations of the ranks, the fastest first; on all ranks.
 
     Arguments and errors are those of :func:`choose_grid`.
@@ -196,7 +196,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
         'optimizer_arrays': optimizer_arrays, 'codec': codec})
     call = Fresh(model, *_arguments(example))
     names, _, trace = _traced(model, call, whole, error=ValueError)
-    task = Task(whole.stages, micro_batches, schedule, 1, limit,
+    task = CutProblem(whole.stages, micro_batches, schedule, 1, limit,
                 _copies(optimizer_arrays), recompute, _wire(whole.comm),
                 _OVERHEAD)
     ranks = _ranks(model, names, call, whole, codec)
@@ -207,7 +207,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
 
 
 def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
-           codec: str) -> Ranks:
+           codec: str) -> Placement:
     """What ranks lose to each other, as it is measured."""
     def work() -> None:
         # The calls themselves, and Python between them; nothing is known of
@@ -217,7 +217,7 @@ def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
             Tracer(model, names).trace(call)
     cores = measure_cores(whole.comm, model.device, work)
     speed = measure_exchange(whole.comm)
-    return Ranks(whole.placement.nodes, cores,
+    return Placement(whole.placement.nodes, cores,
                  Wire(speed.latency, speed.bandwidth), GRADIENT_BYTES[codec])
 
 
@@ -326,8 +326,8 @@ def _traced(model: Any, call: Any, grid: ProcessGrid,
     return names, tracer, trace
 
 
-def _plan(names: Names, trace: Trace, task: Task, given: Any,
-          grid: ProcessGrid) -> Plan:
+def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
+          grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
     comm = grid.comm
 
@@ -352,7 +352,7 @@ def _plan(names: Names, trace: Trace, task: Task, given: Any,
     return load_plan(answer[0])
 
 
-def _check_plan(plan: Plan, names: Names, task: Task) -> None:
+def _check_plan(plan: PartitionPlan, names: Names, task: CutProblem) -> None:
     if plan.stages != task.stages:
         raise ValueError(f'the plan is for {plan.stages} stages, and there '
                          f'are {task.stages}')

@@ -12,15 +12,15 @@ import chainer
 from ..intercept import array_memory, function_calls, initial_values
 from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
-from ..planning.partition.partition_plan import Plan
+from ..planning.partition.partition_plan import PartitionPlan
 from . import nested
 from .ghost import is_ghost
 from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .rehearsal import Mismatch, Rehearsal
-from .staged_trace import Program, is_scalar
-from .tracing.link_state import State
+from .staged_trace import StagedTrace, is_scalar
+from .tracing.link_state import LinkState
 from .tracing.trace import OTHER_CALLS, Trace, Tracer
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
@@ -45,7 +45,7 @@ class Form:
     """
 
     def __init__(self, function: Callable, args: tuple,
-                 kwargs: dict[str, Any], state: State | None,
+                 kwargs: dict[str, Any], state: LinkState | None,
                  place: Place) -> None:
         self.call = nested.Fresh(function, args, kwargs)
         self.state, self._place = state, place
@@ -83,7 +83,7 @@ class Partition:
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
-                 plan: Plan, grid: Any, program: Program) -> None:
+                 plan: PartitionPlan, grid: Any, program: StagedTrace) -> None:
         self.names, self.plan, self.grid = names, plan, grid
         self.trace = program.trace
         self.tracer = tracer
@@ -93,7 +93,7 @@ class Partition:
         self.optimizer: Any = None
         self.adapter: Any = None
         self.device = model.device
-        self._programs: collections.OrderedDict[Any, list[Program]] = (
+        self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
         #: Which chunk has the calls of a link that keeps running values.
@@ -131,7 +131,8 @@ class Partition:
              for name in self.used[chunk]})
             for chunk in self.chunks}
 
-    def rehearsed(self, mode: str, form: Form) -> tuple[Program, Any] | None:
+    def rehearsed(self, mode: str, form: Form
+                 ) -> tuple[StagedTrace, Any] | None:
         """What to do with a micro-batch, if such a one was traced before.
 
         Args:
@@ -148,7 +149,7 @@ class Partition:
                 return program, labels
         return None
 
-    def known(self, mode: str, form: Form, digest: str) -> Program | None:
+    def known(self, mode: str, form: Form, digest: str) -> StagedTrace | None:
         """The program that another rank has found by a rehearsal.
 
         All ranks ask for each micro-batch, one after the other, so that they
@@ -168,7 +169,7 @@ class Partition:
                 return program
         return None
 
-    def traced(self, mode: str, form: Form) -> tuple[Program, Any]:
+    def traced(self, mode: str, form: Form) -> tuple[StagedTrace, Any]:
         """What to do with a micro-batch of a new kind.
 
         Args:
@@ -198,7 +199,7 @@ class Partition:
             self._programs.popitem(last=False)
         return program, labels
 
-    def _rehearse(self, program: Program, form: Form) -> Any:
+    def _rehearse(self, program: StagedTrace, form: Form) -> Any:
         rehearsal = Rehearsal(program.trace, self.names)
         try:
             with self.passes.untouched(program), form.seeded(), \
@@ -214,13 +215,13 @@ class Partition:
             return None
         return rehearsal.labels
 
-    def _program(self, mode: str, trace: Trace, state: State | None,
-                 call: Callable) -> Program:
+    def _program(self, mode: str, trace: Trace, state: LinkState | None,
+                 call: Callable) -> StagedTrace:
         if mode != 'predict':
             check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
-        program = Program(trace, self.plan, state, self.live_state[mode],
+        program = StagedTrace(trace, self.plan, state, self.live_state[mode],
                           self._keepers)
         if not program.keepers.keys() <= self._keepers.keys():
             # Programs that only read these links' values may do so elsewhere.
@@ -228,7 +229,7 @@ class Partition:
             self._note_keepers(program)
         return program
 
-    def missing(self, program: Program) -> set[tuple[str, int]]:
+    def missing(self, program: StagedTrace) -> set[tuple[str, int]]:
         """Parameters that a chunk needs whose rank has not got them.
 
         Returns:
@@ -258,7 +259,7 @@ class Partition:
             move(self.grid.pipeline, self.names.parameters, before,
                  self.ranks, self.optimizer)
 
-    def describe(self, program: Program) -> None:
+    def describe(self, program: StagedTrace) -> None:
         """Notes what crosses in training, for the table."""
         calls = program.trace.calls
         self.crossing = [
@@ -272,7 +273,7 @@ class Partition:
         """Of a parameter, wherever it is."""
         return self._bytes[name]
 
-    def replan(self, plan: Plan, trace: Trace, optimizer: Any) -> int:
+    def replan(self, plan: PartitionPlan, trace: Trace, optimizer: Any) -> int:
         """Cuts the model elsewhere; call it on all ranks of the pipeline.
 
         Args:
@@ -288,7 +289,7 @@ class Partition:
                 as it was.
         """
         before, owners = self.ranks, self._owners
-        program = Program(trace, plan, None, self.live_state['train'])
+        program = StagedTrace(trace, plan, None, self.live_state['train'])
         with self._undone_by_errors():
             self.plan = plan
             self.place(program)
@@ -328,7 +329,7 @@ class Partition:
 
     # --- who has what --------------------------------------------------------
 
-    def place(self, program: Program) -> None:
+    def place(self, program: StagedTrace) -> None:
         """Says which rank has what, by the calls of training."""
         homes = self.plan.homes()
         self._used: dict[int, set[str]] = {
@@ -340,7 +341,7 @@ class Partition:
         self._note_ranks()
         self._note_keepers(program)
 
-    def _note_keepers(self, program: Program) -> None:
+    def _note_keepers(self, program: StagedTrace) -> None:
         # Another one, as an error may put the former back.
         self._keepers = {**self._keepers, **program.keepers}
         me = self.grid.stage_index

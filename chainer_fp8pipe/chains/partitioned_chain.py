@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import current
-from ..planning.partition.partition_plan import Plan
+from ..planning.partition.partition_plan import PartitionPlan
 from .cut_table import table
 from .partitioned import Partition
 
@@ -23,7 +23,7 @@ class PartitionedChain:
     partition: Partition
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PartitionPlan:
         """Where the model is cut."""
         return self.partition.plan
 

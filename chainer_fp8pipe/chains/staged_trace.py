@@ -7,15 +7,15 @@ from typing import Any
 import chainer
 
 from ..planning.partition.calls import Source
-from ..planning.partition.partition_plan import Plan
+from ..planning.partition.partition_plan import PartitionPlan
 from ..planning.partition.positions import Assignment, assign
 from . import nested
 from .ghost import describe_source, is_ghost, sources
-from .tracing.link_state import State
+from .tracing.link_state import LinkState
 from .tracing.trace import Trace
 
 
-class Program:
+class StagedTrace:
     """A trace, and which chunk does what of it.
 
     Args:
@@ -44,7 +44,8 @@ class Program:
             link's calls would be apart.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, state: State | None,
+    def __init__(self, trace: Trace, plan: PartitionPlan,
+                 state: LinkState | None,
                  live: bool, keepers: Mapping[str, int] | None = None
                  ) -> None:
         self.trace, self.state = trace, state

@@ -29,7 +29,7 @@ def has_shape(parameter: chainer.Parameter) -> bool:
     return is_ghost(parameter._data[0])
 
 
-class Deferred(chainer.Parameter):
+class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
     _draw_from: tuple[int, int]
@@ -50,7 +50,7 @@ class Deferred(chainer.Parameter):
             draw(self)
 
     def __copy__(self) -> Any:
-        return self._copy_to(Deferred.__new__(Deferred))
+        return self._copy_to(DeferredParameter.__new__(DeferredParameter))
 
 
 class _Deferring(Creation):
@@ -76,7 +76,7 @@ class _Deferring(Creation):
         parameter._draw_from = self._seed, next(self._numbers)
         parameter._draw_dtype = chainer.config.dtype
         if type(parameter) is chainer.Parameter:
-            parameter.__class__ = Deferred
+            parameter.__class__ = DeferredParameter
 
     def _without_values(self, parameter: chainer.Parameter, shape: Any
                         ) -> None:
@@ -141,7 +141,7 @@ def draw(parameter: chainer.Parameter) -> None:
 def settle(parameter: chainer.Parameter, values: Any) -> None:
     """Gives a parameter values; nothing is drawn later."""
     place_array(parameter, values)
-    if type(parameter) is Deferred:
+    if type(parameter) is DeferredParameter:
         parameter.__class__ = chainer.Parameter
     parameter._grad = None
 

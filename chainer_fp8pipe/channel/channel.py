@@ -39,7 +39,13 @@ from .errors import RemoteError
 from .headers import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
 from .packing import pack
 from .posted_receive import PostedReceive, withdraw
-from .wire import Layout, crosses_as, decode_specs, describe, encode_specs
+from .wire import (
+    MessageLayout,
+    crosses_as,
+    decode_specs,
+    describe,
+    encode_specs,
+)
 
 _AHEAD = 2      # receives posted at a time, at most
 
@@ -84,7 +90,7 @@ class Sender(ChannelEnd):
                 f'the channel to rank {self._peer} was closed by a failure')
         layout = self._layout
         if layout is None or not layout.fits(arrays):
-            layout = Layout(describe(arrays, self._codec))
+            layout = MessageLayout(describe(arrays, self._codec))
         wire = pack(layout, arrays)
         if layout is not self._layout:
             self._send_description(layout)
@@ -110,7 +116,7 @@ class Sender(ChannelEnd):
             self._failed = True
             self._send_text(FAILURE, text.encode(errors='replace'))
 
-    def _send_description(self, layout: Layout) -> None:
+    def _send_description(self, layout: MessageLayout) -> None:
         self._send_text(DESCRIPTION, encode_specs(layout.specs))
         too_large = layout.size > max(self._size, FRAME)
         self._layout = layout
@@ -259,4 +265,4 @@ class Receiver(ChannelEnd):
             raise ValueError(
                 f'rank {self._peer} does not send as this rank receives, '
                 f'with codec {self._codec!r}; give all ranks the same codec')
-        self._layout = Layout(specs)
+        self._layout = MessageLayout(specs)

@@ -7,7 +7,7 @@ import numpy
 from mpi4py import MPI
 
 from .progress import progress
-from .wire import Layout
+from .wire import MessageLayout
 
 CODECS = (None, 'fp8')
 
@@ -37,7 +37,7 @@ class ChannelEnd:
         # MPI's tags: of the channel, and of what its receiver has to say.
         self._forward, self._back = 2 * tag, 2 * tag + 1
         self._far = peer in far_ranks(comm)
-        self._layout: Layout | None = None
+        self._layout: MessageLayout | None = None
 
     @property
     def _size(self) -> int:

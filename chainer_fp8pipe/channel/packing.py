@@ -9,10 +9,10 @@ import numpy
 from ..codecs.staging import download, empty_wire, upload_now
 from ..codecs.tensors import array_module
 from . import fp8_wire
-from .wire import Layout, Spec
+from .wire import MessageLayout, Spec
 
 
-def pack(layout: Layout, arrays: Sequence[Any]) -> numpy.ndarray:
+def pack(layout: MessageLayout, arrays: Sequence[Any]) -> numpy.ndarray:
     """What MPI shall send.
 
     Args:
@@ -43,7 +43,7 @@ def pack(layout: Layout, arrays: Sequence[Any]) -> numpy.ndarray:
     return wire
 
 
-def unpack(layout: Layout, wire: numpy.ndarray,
+def unpack(layout: MessageLayout, wire: numpy.ndarray,
            xp: Any) -> tuple[Any, ...]:
     """The arrays of a message.
 

@@ -12,7 +12,7 @@ from ..codecs.staging import empty_wire
 from ..mpi.forever import keep_forever
 from .headers import FRAME
 from .packing import shaped, unpack
-from .wire import Layout
+from .wire import MessageLayout
 
 
 class PostedReceive:
@@ -33,7 +33,7 @@ class PostedReceive:
     __slots__ = ('_layout', '_views', '_wire', '_xp', 'request')
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int,
-                 layout: Layout | None, xp: Any) -> None:
+                 layout: MessageLayout | None, xp: Any) -> None:
         self._xp, self._layout = xp, layout
         self._views: tuple[Any, ...] | None = None
         if layout and layout.bare and layout.size >= FRAME and xp is numpy:
@@ -50,7 +50,7 @@ class PostedReceive:
         """What has come, if it is a frame of so many bytes."""
         return self._bytes()[:size].tobytes()
 
-    def arrays(self, layout: Layout) -> tuple[Any, ...]:
+    def arrays(self, layout: MessageLayout) -> tuple[Any, ...]:
         """What has come, if it is arrays of this layout."""
         if self._views is not None and layout is self._layout:
             return self._views

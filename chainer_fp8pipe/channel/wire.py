@@ -52,7 +52,7 @@ class Spec(NamedTuple):
 Specs = tuple[Spec | None, ...]
 
 
-class Layout:
+class MessageLayout:
     """Where the arrays of a message lie: in their order, at 64-byte offsets.
 
     Args:

@@ -25,7 +25,7 @@ from .tensors import Tensors
 _LARGEST = numpy.float32(1e38)
 
 
-class Part(NamedTuple):
+class RelayedTensor(NamedTuple):
     """A tensor, or what of it lies in a job's range.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class CodecRecipe:
     """What a rank without a model must know of a codec for one job.
 
     Attributes:
@@ -54,11 +54,11 @@ class Recipe:
     codec: str
     rounding: str = ''
     error_feedback: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RelayedTensor, ...] = ()
 
     @classmethod
     def of(cls, codec: Codec, tensors: Tensors, start: int, stop: int
-           ) -> Recipe:
+           ) -> CodecRecipe:
         """The recipe of a codec for ``[start, stop)`` of its update."""
         if not isinstance(codec, Fp8Ratio):
             return cls(codec.name)
@@ -68,11 +68,12 @@ class Recipe:
             unit = codec.quantile_of(name) / tensors.loss_scale
             if size != tensors.gradients[index].size:
                 name = f'{name}[{part.start}:{part.stop}]'
-            parts.append(Part(name, size, unit))
+            parts.append(RelayedTensor(name, size, unit))
         return cls(codec.name, codec.rounding, codec.error_feedback,
                    tuple(parts))
 
-    def make(self, kept: Kept, seed: int, rank: int) -> tuple[Codec, Tensors]:
+    def make(self, kept: RelayState, seed: int, rank: int
+            ) -> tuple[Codec, Tensors]:
         """The codec for the next job of those that share ``kept``.
 
         Args:
@@ -96,7 +97,7 @@ class Recipe:
                      error_feedback=self.error_feedback), tensors
 
 
-class Kept:
+class RelayState:
     """What remains from one job of a codec to the next.
 
     Attributes:
@@ -128,14 +129,14 @@ class Relay(Fp8Ratio):
 
     Args:
         kept: What remains from the jobs before, and is to remain.
-        units: By part, see :class:`Part`.
+        units: By part, see :class:`RelayedTensor`.
         rounding: As :class:`.Fp8Ratio`.
         error_feedback: As there.
         seed: As there.
         rank: This rank.
     """
 
-    def __init__(self, kept: Kept, units: Mapping[str, float], *,
+    def __init__(self, kept: RelayState, units: Mapping[str, float], *,
                  rounding: str, error_feedback: bool, seed: int,
                  rank: int) -> None:
         super().__init__(rounding=rounding, error_feedback=error_feedback,

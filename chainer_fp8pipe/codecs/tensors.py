@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy
 
 
-class Overlap(NamedTuple):
+class TensorRange(NamedTuple):
     """The part of one tensor that lies inside a range of the fused vector."""
 
     tensor: int         # which one
@@ -46,7 +46,7 @@ class Tensors:
         self.size = self.offsets[-1]
         self.xp = array_module(*self.gradients)
 
-    def overlaps(self, start: int, stop: int) -> Iterator[Overlap]:
+    def overlaps(self, start: int, stop: int) -> Iterator[TensorRange]:
         """The non-empty parts of tensors inside ``[start, stop)``."""
         first = max(bisect.bisect_right(self.offsets, start) - 1, 0)
         for index in range(first, len(self.names)):
@@ -56,7 +56,7 @@ class Tensors:
                 break
             if low < high:
                 offset = self.offsets[index]
-                yield Overlap(index, slice(low - offset, high - offset),
+                yield TensorRange(index, slice(low - offset, high - offset),
                               slice(low - start, high - start))
 
 

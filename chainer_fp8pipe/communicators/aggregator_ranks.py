@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from mpi4py import MPI
 
-from ..allreduce.aggregated import Workers, dismiss, has_aggregators
+from ..allreduce.aggregated import WorkerComm, dismiss, has_aggregators
 from ..allreduce.serving import serve
 from ..mpi.agreement import Signature, agree
 from .codec_communicator import CodecCommunicator
@@ -32,7 +32,7 @@ class AggregatedCommunicator(CodecCommunicator):
         options: As there.
     """
 
-    def __init__(self, mpi_comm: Workers, name: str,
+    def __init__(self, mpi_comm: WorkerComm, name: str,
                  options: ExchangeOptions) -> None:
         super().__init__(mpi_comm, name, options)
         self._owns_mpi_comm = True
@@ -83,7 +83,7 @@ def divide(mpi_comm: MPI.Comm, name: str, options: ExchangeOptions
         everyone.Split(MPI.UNDEFINED)
         serve(everyone)
         return None
-    workers = Workers(everyone.Split(0, everyone.rank))
+    workers = WorkerComm(everyone.Split(0, everyone.rank))
     workers.everyone = everyone
     try:
         return AggregatedCommunicator(workers, name, options)

@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..allreduce import MpiOp, Planned, Statistics, TwoLevel, standard_plans
-from ..allreduce.aggregated import Aggregated, Workers
+from ..allreduce.aggregated import Aggregated, WorkerComm
 from ..allreduce.plan import Plan, aggregator, compose
 from ..allreduce.planned import Framing
 from ..mpi.shapes import torus_shape
@@ -100,7 +100,7 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
 
 def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
                 nodes: Nodes, statistics: Statistics) -> Aggregated:
-    everyone = comm.everyone if isinstance(comm, Workers) else None
+    everyone = comm.everyone if isinstance(comm, WorkerComm) else None
     if everyone is None:
         raise ValueError(
             f'these {comm.size} ranks have no aggregators; '

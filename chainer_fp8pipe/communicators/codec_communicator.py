@@ -21,10 +21,10 @@ from ..exchange.parameter_checks import (
     distinct_parameters,
 )
 from ..mpi.agreement import Signature, agree
-from ..overlap.exchange_thread import Overlap, threads_are_allowed
+from ..overlap.exchange_thread import ExchangeThread, threads_are_allowed
 from .algorithms import Nodes, make_algorithm
 from .options import ExchangeOptions, Fp8Options
-from .reducer import Averaging, Final
+from .reducer import Final, Reducer
 
 
 class CodecCommunicator(MpiCommunicatorBase):
@@ -58,7 +58,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             mpi_comm, options, isinstance(options, Fp8Options),
             Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
             self.statistics)
-        self._averaging = Averaging(
+        self._averaging = Reducer(
             mpi_comm, options, self._algorithm, self._models, self.statistics,
             _overlap(mpi_comm, options, self.statistics))
 
@@ -221,11 +221,11 @@ def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
 
 
 def _overlap(comm: MPI.Comm, options: ExchangeOptions,
-             statistics: Statistics) -> Overlap | None:
+             statistics: Statistics) -> ExchangeThread | None:
     if not options.overlap:
         return None
     if threads_are_allowed(comm):
-        return Overlap(options.bucket_bytes, statistics)
+        return ExchangeThread(options.bucket_bytes, statistics)
     if comm.rank == 0:
         warnings.warn(
             'MPI does not allow threads to call it at the same time (it was '

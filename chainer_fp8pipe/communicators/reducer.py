@@ -21,8 +21,8 @@ from ..exchange.nonfinite import everywhere, must_be_finite
 from ..exchange.parameter_checks import SAME_MODEL
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, agree
-from ..overlap.bucket_sender import Early
-from ..overlap.exchange_thread import Overlap
+from ..overlap.bucket_sender import BucketSender
+from ..overlap.exchange_thread import ExchangeThread
 from ..overlap.late import Late, Sent
 from .options import NEXT_FORWARD, ExchangeOptions
 
@@ -45,7 +45,7 @@ class _Outcome(NamedTuple):
     seconds: float          # that the exchange took
 
 
-class Averaging:
+class Reducer:
     """What a communicator does to average gradients.
 
     Args:
@@ -59,7 +59,7 @@ class Averaging:
 
     def __init__(self, comm: MPI.Comm, options: ExchangeOptions,
                  algorithm: Any, models: ModelStates, statistics: Statistics,
-                 overlap: Overlap | None) -> None:
+                 overlap: ExchangeThread | None) -> None:
         self._comm = comm
         self._options = options
         self._algorithm = algorithm
@@ -166,7 +166,7 @@ class Averaging:
     # --- before -------------------------------------------------------------
 
     def _begin_to_agree(self, state: ModelState, gradients: Gradients,
-                        early: Early | None, stage: str
+                        early: BucketSender | None, stage: str
                         ) -> Callable[[], None]:
         """Returns what raises if the ranks are not in agreement."""
         # A rank resumed from another snapshot must not go unseen.
@@ -197,7 +197,7 @@ class Averaging:
                 raise
         return settle
 
-    def _withdraw(self, early: Early, failed: bool = False) -> bool:
+    def _withdraw(self, early: BucketSender, failed: bool = False) -> bool:
         """Ends what has begun of an update that is not to be.
 
         A rank may have sent what others have not: they send zeros in its
@@ -224,7 +224,7 @@ class Averaging:
     # --- the exchange -------------------------------------------------------
 
     def _averaged(self, state: ModelState, gradients: Gradients,
-                  early: Early | None, settle: Callable[[], None] | None
+                  early: BucketSender | None, settle: Callable[[], None] | None
                   ) -> _Outcome:
         """One mean of all gradients, in place.
 
@@ -267,7 +267,8 @@ class Averaging:
                 sent.append(Sent(part, transfer))
         return sent
 
-    def _send_rest(self, gradients: Gradients, early: Early) -> list[Sent]:
+    def _send_rest(self, gradients: Gradients, early: BucketSender
+                  ) -> list[Sent]:
         """Sends what has not been sent early; returns all."""
         assert early.exchange
         parts = [gradients.part(names) for names in early.buckets]
@@ -300,7 +301,8 @@ class Averaging:
         """Updates return before their exchange is over."""
         return bool(self._overlap) and self._options.overlap == NEXT_FORWARD
 
-    def _defer(self, state: ModelState, gradients: Gradients, early: Early,
+    def _defer(self, state: ModelState, gradients: Gradients,
+               early: BucketSender,
                sent: list[Sent], settle: Callable[[], None]) -> None:
         """Lets parameters be waited for when they are wanted."""
         assert self._overlap
@@ -311,7 +313,7 @@ class Averaging:
                     self._statistics, settle)
         early.defer(gradients.parameters, late.finish)
 
-    def _learn(self, early: Early, seconds: float,
+    def _learn(self, early: BucketSender, seconds: float,
                settle: Callable[[], None]) -> None:
         """Lets buckets be sent early from now on, and in what order.
 
@@ -342,7 +344,7 @@ class Averaging:
             return
         self._reckon(early, is_first)
 
-    def _reckon(self, early: Early, is_first: bool) -> None:
+    def _reckon(self, early: BucketSender, is_first: bool) -> None:
         """Chooses the order of buckets, the same on all ranks."""
         # A rank that is late with its first gradient has less time between
         # that and the next: the longest of these times are not those that

@@ -17,7 +17,7 @@ class CompatWarning(UserWarning):
 
 
 @dataclasses.dataclass
-class Patch:
+class ImportPatch:
     """What one module of Chainer needs on a current stack.
 
     ``apply(module, run)`` calls ``run()`` to execute the module's own code;
@@ -113,7 +113,7 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def install(patches: dict[str, Patch]) -> None:
+def install(patches: dict[str, ImportPatch]) -> None:
     """Patches the modules already imported, and those that will be."""
     if version('chainer') not in (None, CHAINER):
         warnings.warn(

@@ -22,15 +22,16 @@ from collections.abc import Iterator
 
 import numpy
 
-from ._hook import Patch, version
+from ._hook import ImportPatch, version
 
-PATCHES: dict[str, Patch] = {}
+PATCHES: dict[str, ImportPatch] = {}
 
 
 def _patch(module, lines, cause, expects, needed):
-    """Decorates the ``apply`` of a :class:`Patch` and registers it."""
+    """Decorates the ``apply`` of a :class:`ImportPatch` and registers it."""
     def register(apply):
-        PATCHES[module] = Patch(module, lines, cause, expects, needed, apply)
+        PATCHES[module] = ImportPatch(
+            module, lines, cause, expects, needed, apply)
         return apply
     return register
 

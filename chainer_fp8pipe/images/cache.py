@@ -26,7 +26,7 @@ _RESERVED = -1  # in place of a start: somebody is writing the sample
 _ALIGNMENT = 16
 
 
-class Kept(NamedTuple):
+class CachedFile(NamedTuple):
     """What was kept of a file: not copies, read-only.
 
     The memory stays as long as these are there, even after
@@ -73,13 +73,13 @@ class Cache:
         """Bytes that are left of the budget."""
         return self.budget - int(self._header[_USED])
 
-    def get(self, index: int) -> Kept | None:
+    def get(self, index: int) -> CachedFile | None:
         """What :meth:`put` kept of a sample; None if it did not."""
         start, size, extra, _ = self._entry(index)
         if start <= 0:
             return None
         view = self.segment.view(start, size).toreadonly()
-        return Kept(view[:size - extra], view[size - extra:])
+        return CachedFile(view[:size - extra], view[size - extra:])
 
     def get_pixels(self, index: int) -> numpy.ndarray | None:
         """What :meth:`put_pixels` kept of a sample: not a copy, read-only."""

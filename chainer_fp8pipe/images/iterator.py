@@ -74,8 +74,8 @@ class ImageIterator(chainer.dataset.Iterator):
         self.is_new_epoch: bool
         self._previous: float
         # Of the loader's requests: where they lead, and this rank's samples.
-        self._steps: deque[tuple[shards.Step, numpy.ndarray]] = deque()
-        self._start(shards.Position(), False, -1.0)
+        self._steps: deque[tuple[shards.GlobalBatch, numpy.ndarray]] = deque()
+        self._start(shards.EpochPosition(), False, -1.0)
 
     @property
     def epoch(self) -> int:
@@ -134,7 +134,7 @@ class ImageIterator(chainer.dataset.Iterator):
         Raises:
             RuntimeError: It was finalized, or a worker has died.
         """
-        self._start(shards.Position(), False, -1.0)
+        self._start(shards.EpochPosition(), False, -1.0)
 
     def finalize(self) -> None:
         """Ends the workers and frees the memory; the iterator is over."""
@@ -166,13 +166,13 @@ class ImageIterator(chainer.dataset.Iterator):
         used = int(serializer('current_position', self.current_position))
         new = bool(serializer('is_new_epoch', self.is_new_epoch))
         previous = float(serializer('previous_epoch_detail', self._previous))
-        position = shards.Position(epoch, used)
+        position = shards.EpochPosition(epoch, used)
         if position != self._position:
             self._start(position, new, previous)
         self.is_new_epoch, self._previous = new, previous
         self._skipped.serialize(serializer)
 
-    def _start(self, position: shards.Position, new: bool,
+    def _start(self, position: shards.EpochPosition, new: bool,
                previous: float) -> None:
         """Goes on at a position."""
         try:
@@ -207,7 +207,7 @@ class ImageIterator(chainer.dataset.Iterator):
         self.is_new_epoch = not step.after.used
         return Batch(images, self._reader.table.labels[used], loader.pinned)
 
-    def _substitute(self, step: shards.Step
+    def _substitute(self, step: shards.GlobalBatch
                     ) -> tuple[numpy.ndarray, numpy.ndarray]:
         """A batch of one image from elsewhere in this rank's epoch."""
         found = first_usable(self._reader, step.epoch, (
@@ -232,7 +232,7 @@ class ImageIterator(chainer.dataset.Iterator):
         self._requested = step.after
         loader.request(Request(step.epoch, indices))
 
-    def _indices(self, step: shards.Step) -> numpy.ndarray:
+    def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
         """This rank's samples of a step."""
         if self._order[0] != step.epoch:
             self._order = step.epoch, shards.epoch_order(

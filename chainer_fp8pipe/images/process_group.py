@@ -8,13 +8,13 @@ from .cache import Cache
 from .file_list import FileTable, find_images
 
 if TYPE_CHECKING:
-    from .shared_folder import Ranks
+    from .shared_folder import FolderRanks
 
 
 class Alone:
     """A rank that asks nobody.
 
-    It does alone what :class:`~.shared_folder.Ranks` does with all.
+    It does alone what :class:`~.shared_folder.FolderRanks` does with all.
 
     Args:
         rank: This one.
@@ -43,7 +43,7 @@ class Alone:
         return Cache.create(samples, budget)
 
 
-def ranks_of(shard: Any) -> Ranks | Alone:
+def ranks_of(shard: Any) -> FolderRanks | Alone:
     """What ``shard`` means: a communicator, (index, count), or None."""
     if shard is None:
         return Alone()
@@ -52,9 +52,9 @@ def ranks_of(shard: Any) -> Ranks | Alone:
     # Not before it is wanted: the import starts MPI.
     from mpi4py import MPI
 
-    from .shared_folder import Ranks
+    from .shared_folder import FolderRanks
     comm = getattr(shard, 'mpi_comm', shard)
     if not isinstance(comm, MPI.Comm):
         raise TypeError(f'shard={shard!r} is neither a communicator nor '
                         '(index, count)')
-    return Ranks(comm)
+    return FolderRanks(comm)

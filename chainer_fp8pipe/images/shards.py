@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy
 
 
-class Position(NamedTuple):
+class EpochPosition(NamedTuple):
     """How far the ranks together are.
 
     Attributes:
@@ -31,7 +31,7 @@ class Position(NamedTuple):
     used: int = 0
 
 
-class Step(NamedTuple):
+class GlobalBatch(NamedTuple):
     """One global batch.
 
     Attributes:
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     epoch: int
     start: int
     stop: int
-    after: Position
+    after: EpochPosition
 
 
 def epoch_order(samples: int, seed: int, epoch: int,
@@ -78,8 +78,8 @@ def check(samples: int, ranks: int) -> None:
                          f'the {ranks} ranks; use at most {samples} ranks')
 
 
-def next_step(position: Position, samples: int, batch: int,
-              ranks: int) -> Step:
+def next_step(position: EpochPosition, samples: int, batch: int,
+              ranks: int) -> GlobalBatch:
     """The global batch at a position.
 
     Args:
@@ -99,13 +99,13 @@ def next_step(position: Position, samples: int, batch: int,
             f'less than one for each of the {ranks} ranks; finish it with as '
             'many ranks as it was begun with')
     stop = position.used + -(-rest // batches_left(rest, batch, ranks))
-    after = (Position(position.epoch + 1) if stop == samples
-             else Position(position.epoch, stop))
-    return Step(position.epoch, position.used, stop, after)
+    after = (EpochPosition(position.epoch + 1) if stop == samples
+             else EpochPosition(position.epoch, stop))
+    return GlobalBatch(position.epoch, position.used, stop, after)
 
 
-def others(step: Step, samples: int, batch: int,
-           ranks: int) -> Iterator[Step]:
+def others(step: GlobalBatch, samples: int, batch: int,
+           ranks: int) -> Iterator[GlobalBatch]:
     """The other steps of an epoch: those behind one, then those before it.
 
     Args:
@@ -118,7 +118,7 @@ def others(step: Step, samples: int, batch: int,
     while position.epoch == step.epoch:
         yield (other := next_step(position, samples, batch, ranks))
         position = other.after
-    position = Position(step.epoch)
+    position = EpochPosition(step.epoch)
     # Where other ranks began the epoch, its first steps were not these, and
     # the last of them may reach into the step.
     while position.used < step.start and position.epoch == step.epoch:
@@ -126,7 +126,7 @@ def others(step: Step, samples: int, batch: int,
         position = other.after
 
 
-def part(step: Step, rank: int, ranks: int) -> slice:
+def part(step: GlobalBatch, rank: int, ranks: int) -> slice:
     """Where a rank's samples of a step are in the order of the epoch."""
     size = step.stop - step.start
     return slice(step.start + size * rank // ranks,

@@ -18,7 +18,7 @@ from .workers.segment import Segment
 _log = logging.getLogger(__name__)
 
 
-class Ranks:
+class FolderRanks:
     """The ranks that share a folder's images.
 
     An exception that nobody catches, on any rank, ends the job from then on.

@@ -15,7 +15,7 @@ _BLOCK = 1 << 16
 _LONGEST = 4096
 
 
-class Channels:
+class ChannelView:
     """An input as an array of shape (outer, channels, inner).
 
     Statistics are over the first and the last axis.  On a CPU it is gone

@@ -6,8 +6,7 @@ from typing import Any
 import chainer
 from chainer.utils import argument
 
-from .grouped_bn_function import GroupedBatchNormalization as _function
-from .grouped_bn_function import refusal
+from .grouped_bn_function import GroupedBatchNormalizationFunction, refusal
 
 
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
@@ -57,7 +56,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         # A forward pass that is made again changes no running statistics.
         averages = {} if chainer.config.in_recomputing else {
             'mean': self.avg_mean, 'var': self.avg_var}
-        function = _function(
+        function = GroupedBatchNormalizationFunction(
             self.group, eps=self.eps, axis=self.axis, **averages,
             decay=1 - 1 / number if finetune else self.decay)
         result = self._apply(function, x)
@@ -66,7 +65,8 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         self.group_elements = function.elements
         return result
 
-    def _apply(self, function: _function, x: Any) -> chainer.Variable:
+    def _apply(self, function: GroupedBatchNormalizationFunction, x: Any
+               ) -> chainer.Variable:
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
         try:

@@ -18,10 +18,10 @@ from chainer import backend
 from chainer.backends import cuda
 from chainer.functions.normalization import batch_normalization
 
-from .channel_sums import Channels
+from .channel_sums import ChannelView
 
 
-class Whole(NamedTuple):
+class GroupStatistics(NamedTuple):
     """Statistics of a group's whole batch.
 
     Attributes:
@@ -42,7 +42,7 @@ def refusal(channels: int) -> numpy.ndarray:
     return numbers
 
 
-def join(everyone: numpy.ndarray) -> Whole:
+def join(everyone: numpy.ndarray) -> GroupStatistics:
     """The whole's statistics of the parts'.
 
     Args:
@@ -68,10 +68,11 @@ def join(everyone: numpy.ndarray) -> Whole:
                          'leave out batches that are empty on all ranks')
     mean = (counts * means).sum(axis=0) / total
     square = (squares + counts * (means - mean) ** 2).sum(axis=0)
-    return Whole(int(total), mean, square / total)
+    return GroupStatistics(int(total), mean, square / total)
 
 
-class GroupedBatchNormalization(batch_normalization.BatchNormalization):
+class GroupedBatchNormalizationFunction(
+        batch_normalization.BatchNormalization):
     """What ``chainer.functions.batch_normalization`` is, for a group.
 
     One message forward and one backward, and the latter only if the gradient
@@ -104,7 +105,7 @@ class GroupedBatchNormalization(batch_normalization.BatchNormalization):
         """``y`` in the shape and dtype of ``x``."""
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
-        view = self._view = Channels(x, gamma, self.axis)
+        view = self._view = ChannelView(x, gamma, self.axis)
         shift = self._shift = view.centre(x)
         local = _cpu(shift).astype(numpy.float64)
         count = max(view.elements, 1)       # a rank may have no samples
@@ -151,7 +152,7 @@ class GroupedBatchNormalization(batch_normalization.BatchNormalization):
                            slope * self._off - scale * gbeta, gy, scale)
         return gx, *shares
 
-    def _update(self, whole: Whole, shape: tuple[int, ...]) -> None:
+    def _update(self, whole: GroupStatistics, shape: tuple[int, ...]) -> None:
         if self.running_mean is None:
             return
         # Chainer's running variance is the unbiased one.
@@ -167,7 +168,7 @@ class GroupedBatchNormalization(batch_normalization.BatchNormalization):
 class _Gradient(chainer.FunctionNode):
     """The backward pass, as a function of its own, as Chainer has it."""
 
-    def __init__(self, function: GroupedBatchNormalization, of_x: bool
+    def __init__(self, function: GroupedBatchNormalizationFunction, of_x: bool
                  ) -> None:
         self._function = function
         self._of_x = of_x

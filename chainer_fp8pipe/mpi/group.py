@@ -12,7 +12,7 @@ from .waiting import wait_until
 
 
 @dataclasses.dataclass
-class State:
+class GroupState:
     """What is kept with a communicator, and freed with it."""
 
     #: Its groups, each made once: MPI libraries have room for some 2,000.
@@ -22,7 +22,7 @@ class State:
     problem: str = ''
 
 
-def _free(comm: Any, key: int, state: State) -> None:
+def _free(comm: Any, key: int, state: GroupState) -> None:
     for group in state.groups.values():
         group.Free()
 
@@ -30,11 +30,11 @@ def _free(comm: Any, key: int, state: State) -> None:
 _STATE = MPI.Comm.Create_keyval(delete_fn=_free)
 
 
-def state_of(comm: MPI.Comm) -> State:
+def state_of(comm: MPI.Comm) -> GroupState:
     """This communicator's, new at the first call."""
     state: Any = comm.Get_attr(_STATE)
     if state is None:
-        state = State()
+        state = GroupState()
         comm.Set_attr(_STATE, state)
     return state
 

@@ -44,7 +44,7 @@ _ORIGINAL = chainer.UpdateRule.update, chainer.UpdateRule.update_core
 Action = Callable[[Any, Any], object]
 
 
-class Ranged:
+class BlockwiseUpdate:
     """What an optimizer does with one parameter, as its gradient comes.
 
     The result is that of doing it once with all elements, to the last bit,

@@ -19,17 +19,17 @@ from ..exchange.parameter_checks import (
 )
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
-from .deferred_update import Deferred, Use
-from .in_flight import Update
-from .last_backward import Passes
-from .ready_times import Finals
+from .deferred_update import DeferredUpdate, Use
+from .in_flight import InFlight
+from .last_backward import LastBackward
+from .ready_times import ReadyTimes
 from .send_order import Slice, finished_first, needed_first
 
 _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
            'another backward pass; pass overlap=False to create_communicator')
 
 
-class Early:
+class BucketSender:
     """Sends buckets of one model as soon as their gradients are final.
 
     The thread of the backward pass calls :meth:`begin` and :meth:`final`,
@@ -61,15 +61,15 @@ class Early:
         self._wake = wake
         self._sizes: dict[str, int] = {}
         self._bucket_of: dict[str, int] = {}
-        self._passes = Passes()
-        self._finals = Finals()
+        self._passes = LastBackward()
+        self._finals = ReadyTimes()
         self.buckets: tuple[Bucket, ...] = ()
         self.order: list[Slice] = []
         self.exchange: Exchange | None = None
         self.ready = False
-        self.update = Update()
+        self.update = InFlight()
         self.failure = ''
-        self.deferred: Deferred | None = None
+        self.deferred: DeferredUpdate | None = None
         self.seconds = 0.0
         self._parameters: Mapping[str, chainer.Parameter] = {}
 
@@ -109,7 +109,7 @@ class Early:
             missing[number] = set(self.buckets[number])
         if missing:
             # Arrays, which no look can make wait in the exchange's thread.
-            self.update = Update(
+            self.update = InFlight(
                 {name: parameter.array
                  for name, parameter in parameters.items()},
                 loss_scale, missing)
@@ -243,7 +243,7 @@ class Early:
         """Takes notice of the parameters, which are not what they were."""
         self.ready = False
         self._sizes = dict(sizes)
-        self._finals = Finals()
+        self._finals = ReadyTimes()
         self.buckets = self._state.buckets(sizes, self._limit)
         self.order = list(map(Slice, range(len(self.buckets))))
         self._bucket_of = {name: number
@@ -291,9 +291,9 @@ class Early:
 
     def defer(self, parameters: Mapping[str, chainer.Parameter],
               finish: Callable[[str, Use | None], None]) -> None:
-        """The update goes on when somebody looks; see :class:`.Deferred`."""
+        """The update goes on at an access; see :class:`.DeferredUpdate`."""
         self._parameters = self.parameters()
-        self.deferred = Deferred(parameters, finish)
+        self.deferred = DeferredUpdate(parameters, finish)
         self._wake()        # the thread has the rest to do
 
     def complete(self) -> None:
@@ -306,7 +306,7 @@ class Early:
         """The update is over."""
         self._passes.averaged()
         self.update.thaw()
-        self.update = Update()
+        self.update = InFlight()
 
     def fill(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.

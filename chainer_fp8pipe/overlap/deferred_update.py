@@ -22,7 +22,7 @@ from chainer.optimizer import Hyperparameter
 
 from ..intercept.access import keeper_of, mark, unmark
 from ..intercept.updates import ask_first, ask_no_more
-from .blockwise_update import Action, Ranged, is_elementwise, is_large
+from .blockwise_update import Action, BlockwiseUpdate, is_elementwise, is_large
 
 #: Is given the first and the last element plus one of a range of a parameter,
 #: and the parameter's gradient, laid flat; whether it has used any of it now.
@@ -39,14 +39,14 @@ _ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                optimizer_hooks.GradientLARS)
 
 
-class Deferred:
+class DeferredUpdate:
     """One update of a model, parameter by parameter.
 
     Args:
         parameters: By name, those whose gradients are on their way.
         finish: Waits for the gradient of the parameter of this name, and
             writes it; may meanwhile give what is there of it to the other
-            argument, if that is not None (see :meth:`.Ranged.update`).
+            argument, if that is not None (:meth:`.BlockwiseUpdate.update`).
     """
 
     def __init__(self, parameters: Mapping[str, chainer.Parameter],
@@ -56,7 +56,7 @@ class Deferred:
                          for name, parameter in parameters.items()}
         self._to_do: dict[str, list[tuple[Any, Action]]] = {}
         self._elementwise: set[str] = set()
-        self._ranged: dict[str, Ranged] = {}
+        self._ranged: dict[str, BlockwiseUpdate] = {}
         self._rules: dict[str, Any] = {}
         self._failed: dict[str, BaseException] = {}
         self._busy: set[str] = set()
@@ -150,7 +150,7 @@ class Deferred:
             rule = self._rules[name]
             if any(other is not rule for other, _ in self._to_do[name]):
                 return None     # a second optimizer's update of one mean
-            ranged = self._ranged[name] = Ranged(
+            ranged = self._ranged[name] = BlockwiseUpdate(
                 parameter, rule, [action for _, action in self._to_do[name]])
 
         def use(start: int, stop: int, gradient: Any) -> bool:
@@ -251,7 +251,7 @@ def _update(present: Mapping[str, Any], rule: Any,
         vars(rule).update(own)
 
 
-def deferred(model: chainer.Link) -> Deferred | None:
+def deferred(model: chainer.Link) -> DeferredUpdate | None:
     """The update of a model that somebody has to look at; None: there is none.
     """
     return next(filter(None, map(keeper_of, model.params())), None)

@@ -17,13 +17,13 @@ from ..allreduce import Statistics
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
 from ..mpi.forever import keep_forever
-from .bucket_sender import Early
+from .bucket_sender import BucketSender
 
 # Seconds between two looks when there is nothing to do.
 _PAUSE = 100e-6
 
 
-class Overlap:
+class ExchangeThread:
     """What of a communicator's exchanges takes place during backward.
 
     Thread and main thread take turns: while the main thread averages
@@ -37,9 +37,9 @@ class Overlap:
     def __init__(self, limit: int, statistics: Statistics) -> None:
         self._limit = limit
         self._statistics = statistics
-        self._models: list[Early] = []
-        self._ended: list[Early] = []
-        self._known: weakref.WeakKeyDictionary[chainer.Link, Early] = (
+        self._models: list[BucketSender] = []
+        self._ended: list[BucketSender] = []
+        self._known: weakref.WeakKeyDictionary[chainer.Link, BucketSender] = (
             weakref.WeakKeyDictionary())
         self._turn = threading.Lock()
         self._main_waits = False
@@ -47,17 +47,17 @@ class Overlap:
         self._leave = False
         self._thread: threading.Thread | None = None
 
-    def of(self, model: chainer.Link, state: ModelState) -> Early:
+    def of(self, model: chainer.Link, state: ModelState) -> BucketSender:
         """The early part of this model's exchanges; watched from now on."""
         early = self._known.get(model)
         if early is None:
-            early = Early(model, state, self._limit, self._wake)
+            early = BucketSender(model, state, self._limit, self._wake)
             self._known[model] = early
             self._models.append(early)
             ready_gradients.watch(early)
         return early
 
-    def known(self, model: chainer.Link) -> Early | None:
+    def known(self, model: chainer.Link) -> BucketSender | None:
         """The same; None if the model has not been averaged yet."""
         return self._known.get(model)
 
@@ -84,7 +84,7 @@ class Overlap:
         self._models.clear()
         self._known.clear()
 
-    def close(self) -> list[Early]:
+    def close(self) -> list[BucketSender]:
         """Ends the thread, whatever is on its way.
 
         Returns the early parts of all models there have been.

@@ -17,7 +17,7 @@ from .send_order import Slice
 
 
 @dataclasses.dataclass
-class Update:
+class InFlight:
     """What is known of the update that is under way.
 
     Attributes:

@@ -5,7 +5,7 @@ import collections
 from collections.abc import Hashable
 
 
-class Passes:
+class LastBackward:
     """Learns it from one mean to the next.
 
     Between two means of a model's gradients there may be several passes:

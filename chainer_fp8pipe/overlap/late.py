@@ -9,9 +9,9 @@ from ..codecs import Codec, Tensors
 from ..exchange.exchange import Exchange, Transfer
 from ..exchange.gradients import Gradients
 from ..exchange.nonfinite import here
-from .bucket_sender import Early
+from .bucket_sender import BucketSender
 from .deferred_update import Use
-from .exchange_thread import Overlap
+from .exchange_thread import ExchangeThread
 
 
 class Sent(NamedTuple):
@@ -38,7 +38,8 @@ class Late:
         settle: Raises if the ranks are not in agreement on this update.
     """
 
-    def __init__(self, early: Early, overlap: Overlap, exchange: Exchange,
+    def __init__(self, early: BucketSender, overlap: ExchangeThread,
+                 exchange: Exchange,
                  codec: Codec, sent: Sequence[Sent], gradients: Gradients,
                  must_be_finite: bool, statistics: Statistics,
                  settle: Callable[[], None]) -> None:

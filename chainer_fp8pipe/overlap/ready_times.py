@@ -14,7 +14,7 @@ FIRST = 5
 KEPT = 20
 
 
-class Finals:
+class ReadyTimes:
     """Times of one model's backward passes.
 
     A backward pass takes longer beside an exchange than without one, and

@@ -15,7 +15,7 @@ from .tape import Arrays
 _RECEIVE = (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT)
 
 
-class Executor:
+class StageExecutor:
     """What one rank of a pipeline does in one step.
 
     Args:

@@ -8,7 +8,7 @@ from .._on_demand import on_demand
 
 _HOMES = {
     'DoesNotFit': 'chainer_fp8pipe.planning.partition.cuts',
-    'Plan': 'chainer_fp8pipe.planning.partition.partition_plan',
+    'PartitionPlan': 'chainer_fp8pipe.planning.partition.partition_plan',
     'load_plan': 'chainer_fp8pipe.planning.partition.partition_plan',
     'plot_plan': 'chainer_fp8pipe.planning.partition.partition_plot',
 }

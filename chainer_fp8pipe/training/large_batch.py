@@ -9,7 +9,7 @@ from typing import Any
 
 import chainer
 
-from .hooks import LARS, Schedule, StopWhenDiverged, WeightDecay
+from .hooks import LARS, RateSchedule, StopWhenDiverged, WeightDecay
 from .learning_rate import Decay, LearningRate
 
 
@@ -75,7 +75,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                         decay)
     weights = (LARS(lars_coefficient, weight_decay) if lars
                else WeightDecay(weight_decay))
-    hooks = [Schedule(rate, samples), weights, StopWhenDiverged()]
+    hooks = [RateSchedule(rate, samples), weights, StopWhenDiverged()]
     hyperparam.lr = rate.at(0.0)
     actual.use_fp32_update()
     if actual.target is not None:

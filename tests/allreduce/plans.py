@@ -3,7 +3,7 @@ import collections
 
 from chainer_fp8pipe.allreduce.frames import piece_bounds
 from chainer_fp8pipe.allreduce.plan import (
-    Kind,
+    Opcode,
     aggregator,
     compose,
     direct,
@@ -55,13 +55,13 @@ class _Rank:
     def step(self, action, final, messages):
         kind, peer, start, stop = action
         where = slice(self.bounds[start], self.bounds[stop])
-        if kind is Kind.ENCODE:
+        if kind is Opcode.ENCODE:
             self.total[where] /= peer
             if final:
                 self.result[where] = self.total[where]
-        elif kind is Kind.SEND_PARTIAL:
+        elif kind is Opcode.SEND_PARTIAL:
             messages[self.rank, peer].append(self.total[where].copy())
-        elif kind is Kind.SEND_RESULT:
+        elif kind is Opcode.SEND_RESULT:
             messages[self.rank, peer].append(self.result[where].copy())
         else:
             return self.receive(kind, where, messages[peer, self.rank])
@@ -73,7 +73,7 @@ class _Rank:
         message = queue.popleft()
         if len(message) != where.stop - where.start:
             raise Stuck(self.rank)
-        if kind is Kind.RECEIVE_PARTIAL:
+        if kind is Opcode.RECEIVE_PARTIAL:
             self.total[where] += message
         else:
             self.result[where] = message

@@ -2,8 +2,8 @@
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.plan import (
-    Action,
-    Kind,
+    Instruction,
+    Opcode,
     aggregator,
     compose,
     direct,
@@ -11,7 +11,7 @@ from chainer_fp8pipe.allreduce.plan import (
     torus2d,
 )
 from chainer_fp8pipe.planning.allreduce.plan_checker import check
-from chainer_fp8pipe.planning.allreduce.traffic import Form
+from chainer_fp8pipe.planning.allreduce.traffic import MessageForm
 
 import numpy
 import pytest
@@ -58,14 +58,14 @@ def test_a_plan_is_the_same_when_made_again(plan):
 
 def test_a_ring_of_three_is_as_drawn_by_hand():
     reduce, gather = ring(3).reduce[1], ring(3).gather[1]
-    assert reduce == (Action(Kind.SEND_PARTIAL, 2, 0, 1),
-                      Action(Kind.RECEIVE_PARTIAL, 0, 2, 3),
-                      Action(Kind.SEND_PARTIAL, 2, 2, 3),
-                      Action(Kind.RECEIVE_PARTIAL, 0, 1, 2))
-    assert gather == (Action(Kind.SEND_RESULT, 2, 1, 2),
-                      Action(Kind.RECEIVE_RESULT, 0, 0, 1),
-                      Action(Kind.SEND_RESULT, 2, 0, 1),
-                      Action(Kind.RECEIVE_RESULT, 0, 2, 3))
+    assert reduce == (Instruction(Opcode.SEND_PARTIAL, 2, 0, 1),
+                      Instruction(Opcode.RECEIVE_PARTIAL, 0, 2, 3),
+                      Instruction(Opcode.SEND_PARTIAL, 2, 2, 3),
+                      Instruction(Opcode.RECEIVE_PARTIAL, 0, 1, 2))
+    assert gather == (Instruction(Opcode.SEND_RESULT, 2, 1, 2),
+                      Instruction(Opcode.RECEIVE_RESULT, 0, 0, 1),
+                      Instruction(Opcode.SEND_RESULT, 2, 0, 1),
+                      Instruction(Opcode.RECEIVE_RESULT, 0, 2, 3))
 
 
 @pytest.mark.parametrize('ranks', range(1, 17))
@@ -82,11 +82,11 @@ def test_ring_and_direct_send_what_every_all_reduce_must(make, steps, ranks):
 
 
 def test_direct_sends_no_partial_sums_and_a_ring_all_but_the_first():
-    assert Form.PARTIAL not in check(direct(8)).sent(3)
+    assert MessageForm.PARTIAL not in check(direct(8)).sent(3)
     forms = check(ring(8)).sent(3)
-    assert forms[Form.CONTRIBUTION].messages == 1
-    assert forms[Form.PARTIAL].messages == 6
-    assert forms[Form.RESULT].messages == 7
+    assert forms[MessageForm.CONTRIBUTION].messages == 1
+    assert forms[MessageForm.PARTIAL].messages == 6
+    assert forms[MessageForm.RESULT].messages == 7
 
 
 def test_a_ring_uses_the_links_to_the_next_rank_only():
@@ -155,10 +155,11 @@ def test_only_a_share_of_the_vector_leaves_the_node(encode_between):
         (forms[form].elements for (source, target), forms
          in report.pairs.items()
          if source == 5 and target // 4 != 1 and form in forms),
-        Fraction(0)) for form in Form}
+        Fraction(0)) for form in MessageForm}
     assert sum(outside.values()) == Fraction(2 * 2, 3) / 4
     # What crosses first is in the wire's format only if it was encoded.
-    assert outside[Form.CONTRIBUTION] == encode_between * Fraction(1, 12)
+    assert outside[MessageForm.CONTRIBUTION] == encode_between * \
+        Fraction(1, 12)
 
 
 def test_servers_of_two_levels_serve_every_member():

@@ -1,9 +1,9 @@
 """Which plan a name means."""
 from chainer_fp8pipe.allreduce import standard_plans
-from chainer_fp8pipe.allreduce.plan import Kind
+from chainer_fp8pipe.allreduce.plan import Opcode
 
 
-def peers(plan, rank, kind=Kind.SEND_PARTIAL):
+def peers(plan, rank, kind=Opcode.SEND_PARTIAL):
     return {action.peer for action in plan.actions(rank)
             if action.kind is kind}
 

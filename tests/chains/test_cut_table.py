@@ -4,7 +4,10 @@ from types import SimpleNamespace
 
 from chainer_fp8pipe.chains.cut_table import table
 from chainer_fp8pipe.planning.partition.calls import Value
-from chainer_fp8pipe.planning.partition.partition_plan import Plan, Predicted
+from chainer_fp8pipe.planning.partition.partition_plan import (
+    PartitionPlan,
+    Predicted,
+)
 from chainer_fp8pipe.planning.partition.positions import Position
 
 import numpy
@@ -20,7 +23,8 @@ def cut(stages=3, recompute=(False, True, False), ranks=((0,), (1,), (2,)),
     figures = Predicted(.0123, (.004, .002, .004),
                         (16e6, 18_240_000, 400e6)[:stages],
                         (1600, 800)) if predicted else Predicted()
-    plan = Plan(ORDER, (Position(1, 0), Position(2, 0)), stages, recompute,
+    plan = PartitionPlan(ORDER, (Position(1, 0), Position(2, 0)), stages,
+                         recompute,
                 4, '1f1b', figures)
     value = Value((25, 16), numpy.dtype('f'), True)
     return SimpleNamespace(

@@ -1,6 +1,6 @@
 """Arrays to bytes and back."""
 from chainer_fp8pipe.channel.packing import pack, unpack
-from chainer_fp8pipe.channel.wire import Layout, describe
+from chainer_fp8pipe.channel.wire import MessageLayout, describe
 
 import numpy
 import pytest
@@ -28,7 +28,7 @@ def variants(array):
 
 
 def cross(arrays, xp=numpy, codec=None):
-    layout = Layout(describe(arrays, codec))
+    layout = MessageLayout(describe(arrays, codec))
     wire = pack(layout, arrays)
     assert wire.nbytes == layout.size
     # As it arrives: bytes, and more room than needed.
@@ -59,7 +59,7 @@ def test_so_does_a_single_array(array, variant):
     numpy.array(3.0)])
 def test_a_single_contiguous_array_is_sent_from_its_own_memory(array):
     array.flags.writeable = False
-    layout = Layout(describe((array,), None))
+    layout = MessageLayout(describe((array,), None))
     assert numpy.shares_memory(pack(layout, (array,)), array)
 
 

@@ -2,7 +2,7 @@
 import struct
 
 from chainer_fp8pipe.channel.wire import (
-    Layout,
+    MessageLayout,
     Spec,
     crosses_as,
     decode_specs,
@@ -59,7 +59,7 @@ def test_the_order_of_axes_is_the_one_in_memory(array, order):
 def test_arrays_start_at_64_bytes_and_do_not_overlap():
     arrays = [numpy.zeros(5, 'f4'), None, numpy.zeros((0, 3)),
               numpy.array(1, 'i2'), numpy.zeros((3, 7), 'f8')]
-    layout = Layout(describe(arrays, None))
+    layout = MessageLayout(describe(arrays, None))
     assert layout.places == [slice(0, 20), slice(20, 20), slice(20, 20),
                              slice(64, 66), slice(128, 296)]
     assert layout.size == 296
@@ -69,7 +69,7 @@ def test_fp8_takes_one_byte_per_float_and_four_per_array():
     arrays = [numpy.zeros((3, 5), 'f4'), numpy.zeros(7, 'f2'),
               numpy.zeros((2, 2)), numpy.zeros(3, 'i4'),
               numpy.zeros(3, 'c8'), numpy.zeros((4, 0), 'f4')]
-    layout = Layout(describe(arrays, 'fp8'))
+    layout = MessageLayout(describe(arrays, 'fp8'))
     assert [place.stop - place.start for place in layout.places] == [
         4 + 15, 4 + 7, 4 + 4, 12, 24, 0]
 
@@ -86,7 +86,7 @@ def test_fp8_takes_one_byte_per_float_and_four_per_array():
     ((3.0, None), False),
 ])
 def test_a_layout_knows_what_it_fits(arrays, same):
-    layout = Layout(describe((numpy.zeros((2, 3), 'f4'), None), None))
+    layout = MessageLayout(describe((numpy.zeros((2, 3), 'f4'), None), None))
     assert layout.fits(arrays) is same
 
 

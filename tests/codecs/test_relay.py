@@ -1,7 +1,7 @@
 """The fp8 mean of a rank that has no parameters."""
 from chainer_fp8pipe import fp8
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.codecs.relay import Kept, Part, Recipe
+from chainer_fp8pipe.codecs.relay import CodecRecipe, RelayedTensor, RelayState
 
 import ml_dtypes
 import numpy
@@ -15,8 +15,8 @@ SIZES = [300, 0, 1, 500]
 
 
 def recipe(parts, rounding='nearest', error_feedback=True):
-    return Recipe('fp8', rounding, error_feedback,
-                  tuple(Part(*part) for part in parts))
+    return CodecRecipe('fp8', rounding, error_feedback,
+                  tuple(RelayedTensor(*part) for part in parts))
 
 
 def mean_of(made, total, count=1, start=0, site='sum 0 0'):
@@ -44,9 +44,9 @@ def normal(size, spread=1000.0, seed=0):
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 def test_a_cast_has_no_parts_and_is_made_again(dtype):
     tensors = random_tensors(SIZES)
-    found = Recipe.of(Cast(dtype), tensors, 0, tensors.size)
-    assert found == Recipe(dtype)
-    codec, _ = found.make(Kept(), 0, 3)
+    found = CodecRecipe.of(Cast(dtype), tensors, 0, tensors.size)
+    assert found == CodecRecipe(dtype)
+    codec, _ = found.make(RelayState(), 0, 3)
     assert (codec.name, codec.wire_dtype) == (dtype, numpy.dtype(dtype))
 
 
@@ -57,17 +57,17 @@ def test_an_fp8_recipe_names_what_lies_in_the_range():
     encode(codec, tensors)
     units = {name: report.q / 8 for name, report
              in codec.report().items()}
-    assert Recipe.of(codec, tensors, 0, 301) == recipe(
+    assert CodecRecipe.of(codec, tensors, 0, 301) == recipe(
         [('/l0/W', 300, units['/l0/W']), ('/l2/W', 1, units['/l2/W'])],
         'truncate', False)
-    assert Recipe.of(codec, tensors, 100, 311).parts == (
+    assert CodecRecipe.of(codec, tensors, 100, 311).parts == (
         ('/l0/W[100:300]', 200, units['/l0/W']),
         ('/l2/W', 1, units['/l2/W']), ('/l3/W[0:10]', 10, units['/l3/W']))
 
 
 def test_tensors_of_a_recipe_take_no_memory():
     _, tensors = recipe([('a', 10 ** 12, 1.0), ('b', 5, 1.0)]).make(
-        Kept(), 0, 0)
+        RelayState(), 0, 0)
     assert tensors.offsets == [0, 10 ** 12, 10 ** 12 + 5]
 
 
@@ -76,7 +76,7 @@ def test_tensors_of_a_recipe_take_no_memory():
 def test_a_mean_is_encoded_in_units_of_the_wire():
     total = normal(800, 30000)
     wire = mean_of(recipe([('a', 300, 1.0), ('b', 500, 2.0)]).make(
-        Kept(), 0, 0), total, 3)
+        RelayState(), 0, 0), total, 3)
     expected = (total / numpy.float32(3)).astype(ml_dtypes.float8_e5m2)
     numpy.testing.assert_array_equal(wire, expected.view(numpy.uint8))
 
@@ -85,7 +85,7 @@ def test_a_mean_is_encoded_in_units_of_the_wire():
 @pytest.mark.parametrize('error_feedback', [True, False])
 def test_what_an_encoding_leaves_out_comes_with_the_next(rounding,
                                                          error_feedback):
-    kept, mean, sent = Kept(), normal(800), 0
+    kept, mean, sent = RelayState(), normal(800), 0
     for _ in range(200):
         sent = sent + values(mean_of(
             recipe([('a', 800, 1.0)], rounding, error_feedback).make(
@@ -107,7 +107,7 @@ def test_residuals_keep_their_gradients_value_when_scales_change(jobs, seed):
 
     In units of the gradient, where a tensor's wire is gradient / unit.
     """
-    kept, given_, sent, magnitude = Kept(), 0.0, 0.0, 0.0
+    kept, given_, sent, magnitude = RelayState(), 0.0, 0.0, 0.0
     for unit, spread in jobs:
         mean = normal(20, spread, seed)
         made = recipe([('a', 20, unit)]).make(kept, 0, 0)
@@ -128,12 +128,12 @@ def test_a_loss_scale_that_the_unit_follows_changes_no_residual():
             loss_scale)], tensors.parameters, loss_scale)
         codec.begin(scaled, alone)
         codec.encode(scaled, numpy.empty(400, numpy.uint8))
-        units.append(Recipe.of(codec, scaled, 0, 400).parts[0].unit)
+        units.append(CodecRecipe.of(codec, scaled, 0, 400).parts[0].unit)
     assert units[0] == pytest.approx(units[1])
 
 
 def test_units_at_the_ends_of_their_range_leave_residuals_finite():
-    kept = Kept()
+    kept = RelayState()
     for unit in (1e30, 0.0, 1e-30, 1e30, 1e-30, 1e-30):
         wire = mean_of(recipe([('a', 50, unit)]).make(kept, 0, 0),
                        normal(50, 1e4))
@@ -143,7 +143,7 @@ def test_units_at_the_ends_of_their_range_leave_residuals_finite():
 
 
 def test_a_tensor_without_unit_keeps_the_one_before():
-    kept = Kept()
+    kept = RelayState()
     for unit in (4.0, 0.0, 2.0):
         made = recipe([('a', 50, unit)]).make(kept, 0, 0)
         mean_of(made, normal(50) * (unit == 4.0))
@@ -174,7 +174,7 @@ def test_a_constant_gradients_mean_converges_as_with_parameters(moving):
     def error(relay, feedback=True, steps=100):
         codecs = [Fp8Ratio(period=1, rank=rank, error_feedback=feedback)
                   for rank in range(2)]
-        kept, sent, scales = Kept(), 0, []
+        kept, sent, scales = RelayState(), 0, []
         for step in range(steps):
             workers = [random_tensors(SIZES, seed) for seed in range(2)]
             parameters = random_tensors(SIZES).parameters
@@ -195,7 +195,7 @@ def test_a_constant_gradients_mean_converges_as_with_parameters(moving):
                 wire = numpy.empty(801, numpy.uint8)
                 codec.encode(tensors, wire)
                 codec.accumulate(wire, total)
-            made = Recipe.of(codecs[0], tensors, 0, 801).make(kept, 0, 2)
+            made = CodecRecipe.of(codecs[0], tensors, 0, 801).make(kept, 0, 2)
             mean = (mean_of(made, total, 2) if relay
                     else direct(codecs[0], tensors, total, 2))
             codecs[0].decode(tensors, mean)
@@ -214,7 +214,7 @@ def test_a_constant_gradients_mean_converges_as_with_parameters(moving):
 def test_truncation_is_the_papers():
     mean = normal(500)
     wire = mean_of(recipe([('a', 500, 1.0)], 'truncate', False).make(
-        Kept(), 0, 0), mean)
+        RelayState(), 0, 0), mean)
     expected = numpy.empty(500, numpy.uint8)
     fp8.encode(mean, expected, rounding='truncate')
     numpy.testing.assert_array_equal(wire, expected)
@@ -225,7 +225,7 @@ def test_stochastic_rounding_depends_on_seed_rank_job_and_site_only():
     made = recipe([('a', 2000, 1.0)], 'stochastic', False)
 
     def wire(seed=0, rank=0, jobs=0, **place):
-        kept = Kept()
+        kept = RelayState()
         for _ in range(jobs):
             made.make(kept, seed, rank)
         return mean_of(made.make(kept, seed, rank), mean, **place)
@@ -240,7 +240,7 @@ def test_jobs_under_way_together_round_alike_in_any_order():
     made = recipe([('a', 2000, 1.0)], 'stochastic', False)
     wires = []
     for order in ((0, 1), (1, 0)):
-        kept = Kept()
+        kept = RelayState()
         jobs = [made.make(kept, 0, 0) for _ in range(2)]
         found = {job: mean_of(jobs[job], mean) for job in order}
         wires.append([found[0], found[1]])
@@ -248,7 +248,7 @@ def test_jobs_under_way_together_round_alike_in_any_order():
 
 
 def test_nan_and_infinity_travel_and_leave_nothing_behind():
-    kept = Kept()
+    kept = RelayState()
     made = recipe([('a', 4, 1.0)])
     mean = numpy.array([1.1, numpy.nan, numpy.inf, -numpy.inf])
     sent = values(mean_of(made.make(kept, 0, 0), mean))
@@ -260,7 +260,7 @@ def test_nan_and_infinity_travel_and_leave_nothing_behind():
 def test_pieces_of_any_size_give_the_wire_of_the_whole():
     total = normal(800, 30000)
     made = recipe([('a', 300, 1.0), ('b', 500, 2.0)])
-    kept = Kept(), Kept()
+    kept = RelayState(), RelayState()
     for _ in range(3):
         whole = mean_of(made.make(kept[0], 0, 0), total)
         pieces = made.make(kept[1], 0, 0)

@@ -1,7 +1,7 @@
 import collections
 
 from chainer_fp8pipe.images.shards import (
-    Position,
+    EpochPosition,
     batches_left,
     check,
     epoch_order,
@@ -22,7 +22,7 @@ batches = st.integers(1, 40)
 
 def steps(samples, batch, ranks, position=None):
     """The steps to the end of an epoch."""
-    position = position or Position()
+    position = position or EpochPosition()
     epoch, found = position.epoch, []
     while position.epoch == epoch:
         found.append(next_step(position, samples, batch, ranks))
@@ -68,7 +68,7 @@ def test_no_batch_is_empty_or_too_large_and_all_are_of_nearly_one_size(
 def test_an_epoch_is_finished_with_other_ranks_and_batches(
         samples, first, then, stop):
     begun = steps(samples, *first)[:stop]
-    position = begun[-1].after if begun else Position()
+    position = begun[-1].after if begun else EpochPosition()
     rest = samples - position.used
     if position.epoch:
         return

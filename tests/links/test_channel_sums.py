@@ -1,6 +1,6 @@
 """Sums and factors by channel against NumPy's, in float64."""
 from chainer_fp8pipe.links import channel_sums
-from chainer_fp8pipe.links.channel_sums import Channels
+from chainer_fp8pipe.links.channel_sums import ChannelView
 
 import numpy as np
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def test_it_is_as_numpy_has_it(case, dtype, seed):
     gamma = np.zeros(lengths, 'f')
     before, channel_sums._BLOCK = channel_sums._BLOCK, block
     try:
-        view = Channels(x, gamma, axis)
+        view = ChannelView(x, gamma, axis)
         shift, scale, offset, other = random.randn(4, gamma.size)
         shift = shift.astype('f')
         found = [view.centre(x), *view.moments(x, shift),
@@ -58,7 +58,7 @@ def test_it_is_as_numpy_has_it(case, dtype, seed):
 def test_sums_of_millions_of_elements_lose_no_digits():
     """Also those of one channel of one sample, all of one sign."""
     x = np.random.RandomState(0).rand(1, 2, 3_000_000).astype('f')
-    view = Channels(x, np.zeros(2, 'f'), None)
+    view = ChannelView(x, np.zeros(2, 'f'), None)
     shift = np.zeros(2, 'f')
     for found, exact in ((view.moments(x, shift)[1], x.astype(float) ** 2),
                          (view.products(x, x, shift)[0], x.astype(float))):

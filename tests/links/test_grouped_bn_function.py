@@ -1,6 +1,6 @@
 from chainer_fp8pipe.links import channel_sums
 from chainer_fp8pipe.links.grouped_bn_function import (
-    GroupedBatchNormalization,
+    GroupedBatchNormalizationFunction,
     join,
     refusal,
 )
@@ -55,7 +55,7 @@ def test_blocks_change_nothing(monkeypatch, shape, axis, block):
                 if number not in axes]
     gamma, beta = random.randn(2, *lengths).astype('f')
     inputs = [chainer.Variable(item) for item in (x, gamma, beta)]
-    y, = GroupedBatchNormalization(_Alone(), axis=axis).apply(inputs)
+    y, = GroupedBatchNormalizationFunction(_Alone(), axis=axis).apply(inputs)
     y.grad = gy
     y.backward()
     wanted = reference(x, gamma, beta, gy, axes)
@@ -78,7 +78,8 @@ def test_an_input_need_not_be_contiguous():
     x = random.randn(4, 5, 6, 3).astype('f').transpose(0, 3, 1, 2)[:, :, ::2]
     gamma, beta = random.randn(2, 3).astype('f')
     variable = chainer.Variable(x)
-    y, = GroupedBatchNormalization(_Alone()).apply((variable, gamma, beta))
+    y, = GroupedBatchNormalizationFunction(
+        _Alone()).apply((variable, gamma, beta))
     y.grad = gy = random.randn(*x.shape).astype('f')
     y.backward()
     wanted = reference(x, gamma, beta, gy, (0, 2, 3))

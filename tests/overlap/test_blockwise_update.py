@@ -2,7 +2,10 @@
 import copy
 
 from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.blockwise_update import Ranged, is_elementwise
+from chainer_fp8pipe.overlap.blockwise_update import (
+    BlockwiseUpdate,
+    is_elementwise,
+)
 
 import chainer
 import numpy
@@ -72,7 +75,7 @@ def test_any_ranges_in_any_order_give_the_bits_of_one_update(
     for action in steps:
         action(expected.update_rule, expected)
     assert is_elementwise(found.update_rule, hooks)
-    update = Ranged(found, found.update_rule, steps)
+    update = BlockwiseUpdate(found, found.update_rule, steps)
     bounds = [0, *sorted(cuts), SIZE]
     ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
     order.shuffle(ranges)
@@ -90,7 +93,7 @@ def test_a_range_is_updated_when_it_is_there_and_only_once(monkeypatch):
     monkeypatch.setattr(blockwise_update, 'BLOCK', 10)
     parameter = parameter_of(optimizers.MomentumSGD)
     before = parameter.array.copy().reshape(-1)
-    update = Ranged(parameter, parameter.update_rule, actions())
+    update = BlockwiseUpdate(parameter, parameter.update_rule, actions())
     flat = parameter.grad.reshape(-1)
     for number in range(2):
         assert update.update(10, 20, flat) is (number == 0)
@@ -107,7 +110,7 @@ def test_small_ranges_wait_for_those_beside_them(monkeypatch):
     monkeypatch.setattr(blockwise_update, 'BLOCK', 20)
     parameter = parameter_of(optimizers.SGD)
     parts = []
-    update = Ranged(parameter, parameter.update_rule, [
+    update = BlockwiseUpdate(parameter, parameter.update_rule, [
         lambda _, piece: parts.append(piece.array.copy())])
     values, flat = parameter.array.copy().reshape(-1), parameter.grad.ravel()
     for start, stop in (0, 9), (39, 50), (18, 25), (30, 39), (9, 18):
@@ -129,7 +132,7 @@ def test_what_is_left_is_updated_block_by_block(monkeypatch):
     def action(rule, piece):
         sizes.append(piece.array.size)
         rule.update(piece)
-    update = Ranged(found, found.update_rule, [action])
+    update = BlockwiseUpdate(found, found.update_rule, [action])
     update.update(10, 20, found.grad.reshape(-1))
     update.complete()
     assert sizes == [10, 7, 3, *[7] * 5, 5]
@@ -145,7 +148,7 @@ def test_what_would_be_computed_in_another_way_is_updated_at_once(
     rule = parameter.update_rule = optimizers.SGD(
         0.5).create_update_rule()
     calls = []
-    update = Ranged(parameter, rule, [
+    update = BlockwiseUpdate(parameter, rule, [
         lambda _, piece: calls.append(piece)])
     update.update(0, 3, parameter.grad.reshape(-1))
     assert calls == []
@@ -159,7 +162,7 @@ def test_an_action_that_fails_leaves_the_rule_whole(monkeypatch):
     state, count = copy.deepcopy(rule.state), rule.t
     monkeypatch.setattr(blockwise_update, 'BLOCK', 5)
     with pytest.raises(ZeroDivisionError):
-        Ranged(parameter, rule, [lambda *_: 1 / 0]).update(
+        BlockwiseUpdate(parameter, rule, [lambda *_: 1 / 0]).update(
             0, 5, parameter.grad.reshape(-1))
     assert (rule.state['v'] == state['v']).all()
     assert rule.state['v'].shape == parameter.shape
@@ -172,7 +175,7 @@ def test_ranges_have_the_state_of_the_rule_that_is_asked_for_it(monkeypatch):
     parameter = parameter_of(optimizers.MomentumSGD, 1)
     rule = parameter.update_rule
     array, before = rule.state['v'], rule.state['v'].copy()
-    update = Ranged(parameter, rule, actions())
+    update = BlockwiseUpdate(parameter, rule, actions())
     update.update(0, 5, parameter.grad.reshape(-1))
     changed = (rule.state['v'] != before).reshape(-1)
     assert changed[:5].all()
@@ -185,7 +188,7 @@ def test_an_empty_parameter_has_its_update_too():
     parameter = chainer.Parameter(numpy.ones((0, 3), 'f4'))
     parameter.grad = numpy.ones((0, 3), 'f4')
     rule = parameter.update_rule = optimizers.SGD().create_update_rule()
-    Ranged(parameter, rule, actions()).complete()
+    BlockwiseUpdate(parameter, rule, actions()).complete()
     assert rule.t == 1
 
 

@@ -5,7 +5,7 @@ import pickle
 import threading
 
 from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.deferred_update import Deferred, deferred
+from chainer_fp8pipe.overlap.deferred_update import DeferredUpdate, deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -50,7 +50,7 @@ class Waiting:
         def finish(name, use):
             self.finished.append(name)
             parameters[name].grad[...] = means[name]
-        self.update = Deferred(parameters, finish)
+        self.update = DeferredUpdate(parameters, finish)
         for made in self.optimizers:
             made.update()
 
@@ -295,7 +295,7 @@ def test_an_error_comes_at_every_look_and_nothing_is_updated():
 
     def finish(name, use):
         raise RuntimeError(f'no {name}')
-    update = Deferred({'/W': model.W}, finish)
+    update = DeferredUpdate({'/W': model.W}, finish)
     model.b.update_rule.enabled = False
     optimizer.update_rule = None
     for _ in range(2):
@@ -406,7 +406,7 @@ def test_an_update_that_nobody_can_look_at_replaces_nothing():
 
 @pytest.mark.usefixtures('other_models_gone')
 def test_an_update_of_no_parameters_replaces_nothing():
-    update = Deferred({}, lambda name, use: None)
+    update = DeferredUpdate({}, lambda name, use: None)
     assert chainer.GradientMethod.update is UPDATE
     update.complete()
 

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.overlap.last_backward import Passes
+from chainer_fp8pipe.overlap.last_backward import LastBackward
 
 
 def last(passes, kinds, models=1):
@@ -9,14 +9,14 @@ def last(passes, kinds, models=1):
 
 
 def learnt(*kinds):
-    passes = Passes()
+    passes = LastBackward()
     for interval in kinds:
         last(passes, interval)
     return passes
 
 
 def test_one_pass_is_the_last_once_a_whole_interval_was_seen():
-    passes = Passes()
+    passes = LastBackward()
     assert [last(passes, 'a') for _ in range(4)] == [
         [False], [False], [True], [True]]
 

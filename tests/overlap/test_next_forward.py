@@ -3,7 +3,7 @@ import time
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.blockwise_update import Ranged
+from chainer_fp8pipe.overlap.blockwise_update import BlockwiseUpdate
 from chainer_fp8pipe.overlap.deferred_update import deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
@@ -166,13 +166,13 @@ def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
     make_optimizer = OPTIMIZERS[optimizer]
     expected, _ = trained(comm, False, Long, make_optimizer, **options)
     early_ranges = []
-    complete = Ranged.complete
+    complete = BlockwiseUpdate.complete
 
     def counted(self):
         early_ranges.append(len(self._done))
         complete(self)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranged, 'complete', counted)
+        patch.setattr(BlockwiseUpdate, 'complete', counted)
         found, _ = trained(comm, 'next_forward', Long, make_optimizer,
                            **options)
     assert found == expected

@@ -3,7 +3,7 @@ import itertools
 import math
 import time
 
-from chainer_fp8pipe.overlap.ready_times import Finals
+from chainer_fp8pipe.overlap.ready_times import ReadyTimes
 
 import pytest
 
@@ -12,7 +12,7 @@ import pytest
 def finals(monkeypatch):
     moments = itertools.count()
     monkeypatch.setattr(time, 'perf_counter', lambda: float(next(moments)))
-    return Finals()
+    return ReadyTimes()
 
 
 def a_pass(finals, names):

@@ -1,7 +1,7 @@
 from chainer_fp8pipe.pipeline.channels import Channels
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
-from chainer_fp8pipe.pipeline.stage_executor import Executor
+from chainer_fp8pipe.pipeline.stage_executor import StageExecutor
 from chainer_fp8pipe.report.recorder import Recorder
 
 import numpy as np
@@ -38,7 +38,7 @@ class Noting:
     ('zero_bubble', 4, 'I0 W0 I1 W1 I2 W2 settle I3 W3 settle')])
 def test_the_last_micro_batch_is_by_itself(name, micro_batches, expected):
     chunk, loss = Noting(), Noting()
-    executor = Executor({0: chunk}, Channels(MPI.COMM_SELF, [0], 0), 0, 1,
+    executor = StageExecutor({0: chunk}, Channels(MPI.COMM_SELF, [0], 0), 0, 1,
                         Recorder(0))
     executor.run(make_schedule(name, 1, micro_batches), 0,
                  [(np.ones(2, 'f'),)] * micro_batches,

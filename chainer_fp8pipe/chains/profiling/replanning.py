@@ -5,8 +5,8 @@ import dataclasses
 import sys
 from typing import Any
 
-from ...planning.partition.cuts import DoesNotFit, Task
-from ...planning.partition.partition_plan import Plan, load_plan
+from ...planning.partition.cuts import CutProblem, DoesNotFit
+from ...planning.partition.partition_plan import PartitionPlan, load_plan
 from ...planning.partition.search import predict, search
 from ...planning.sizes import said_bytes
 from ..names import parameters_of
@@ -28,7 +28,7 @@ class Adapter:
         updates: After how many updates to plan again.
     """
 
-    def __init__(self, partition: Any, trace: Trace, task: Task,
+    def __init__(self, partition: Any, trace: Trace, task: CutProblem,
                  updates: int) -> None:
         self._partition, self._trace, self._task = partition, trace, task
         self._updates, self._done = updates, 0
@@ -76,7 +76,7 @@ class Adapter:
         return True
 
     def _plan(self, found: list[dict[int, tuple[float, float]]]
-              ) -> Plan | None:
+              ) -> PartitionPlan | None:
         """The same on all ranks; None: nothing was timed."""
         comm = self._partition.grid.comm
         times: dict[int, list[tuple[float, float]]] = {}
@@ -88,7 +88,8 @@ class Adapter:
         plan = (self._better(times).as_dict() if comm.rank == 0 else None)
         return load_plan(comm.bcast(plan))
 
-    def _better(self, times: dict[int, list[tuple[float, float]]]) -> Plan:
+    def _better(self, times: dict[int, list[tuple[float, float]]]
+               ) -> PartitionPlan:
         """The present plan with better figures, or one worth the move."""
         part = self._partition
         calls = [dataclasses.replace(
@@ -107,7 +108,7 @@ class Adapter:
             return best
         return now
 
-    def _announce(self, plan: Plan, sent: int) -> None:
+    def _announce(self, plan: PartitionPlan, sent: int) -> None:
         sys.stderr.write(
             f'{self._partition.title} was cut again with times from '
             f'training: {said_bytes(sent)} moved between ranks, a step takes '

@@ -29,7 +29,7 @@ from ..recent import Recent
 from ..valueless_parameters import place_array
 from .link_state import saved
 from .marks import Marks
-from .measuring import Measured, Measurement, key_of, with_real
+from .measuring import CallMeasurement, Measured, key_of, with_real
 from .poison import is_poison
 from .traced_call import (
     PLAIN,
@@ -40,7 +40,7 @@ from .traced_call import (
     ignored_label,
     kind_of,
 )
-from .whole_call import LinkCall, Whole, call_whole, link_of
+from .whole_call import LinkCall, WholeCall, call_whole, link_of
 
 
 class Token:
@@ -425,8 +425,8 @@ class CallRecorder:
         self._inside += 1
         if link is not None:
             self._watch(tuple(link.params()))
-        measurement = Measurement(node, inputs, original, self._timed)
-        whole = isinstance(node, Whole)
+        measurement = CallMeasurement(node, inputs, original, self._timed)
+        whole = isinstance(node, WholeCall)
         try:
             if whole:
                 self._refuse_values(measurement)
@@ -452,7 +452,7 @@ class CallRecorder:
             name: len(self.calls) for name, value in seen.items()
             if before.get(name) is not value})
 
-    def _refuse_values(self, measurement: Measurement) -> None:
+    def _refuse_values(self, measurement: CallMeasurement) -> None:
         """Python would get numbers that only one rank knows.
 
         Raises:

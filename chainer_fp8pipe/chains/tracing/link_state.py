@@ -134,7 +134,7 @@ class Entry(NamedTuple):
     leaves: tuple[Leaf, ...]
 
 
-class State:
+class LinkState:
     """What a forward pass leaves in attributes, as ghosts.
 
     Args:
@@ -146,7 +146,7 @@ class State:
 
     @classmethod
     def found(cls, links: Links, begin: Mapping[tuple[str, str], Any]
-              ) -> State:
+              ) -> LinkState:
         """Finds attributes that calls have set since the beginning."""
         entries = []
         for (path, name), value in frozen(links).items():
@@ -163,9 +163,9 @@ class State:
                 for leaf, array in zip(leaves, arrays, strict=True))))
         return cls(tuple(entries))
 
-    def placed(self, stages: Callable[[Source], int]) -> State:
+    def placed(self, stages: Callable[[Source], int]) -> LinkState:
         """The same with the stage of each leaf: of its last source."""
-        return State(tuple(entry._replace(leaves=tuple(
+        return LinkState(tuple(entry._replace(leaves=tuple(
             leaf._replace(stage=max(map(stages, leaf.sources), default=0))
             for leaf in entry.leaves)) for entry in self.entries))
 
@@ -174,9 +174,9 @@ class State:
         return [leaf.sources for entry in self.entries
                 for leaf in entry.leaves]
 
-    def only(self, wanted: set[int]) -> State:
+    def only(self, wanted: set[int]) -> LinkState:
         """The entries with these numbers."""
-        return State(tuple(entry for number, entry
+        return LinkState(tuple(entry for number, entry
                            in enumerate(self.entries) if number in wanted))
 
     def put(self, links: Links, pin: Callable[..., Any]) -> None:

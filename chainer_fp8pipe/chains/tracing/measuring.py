@@ -17,7 +17,7 @@ from .. import nested
 from ..ghost import is_ghost, made_up
 from ..profiling.laps import clock_of
 from .traced_call import CHAINERS, PLAIN, attributes_of, kind_of
-from .whole_call import Whole
+from .whole_call import WholeCall
 
 #: What functions read from their node after apply, by class.
 _READ_AFTERWARDS = {
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     parts: frozenset[int]
 
 
-class Measurement:
+class CallMeasurement:
     """One call, run for its shapes, its time and its memory."""
 
     def __init__(self, node: Any, inputs: tuple, original: Callable,
@@ -80,14 +80,14 @@ class Measurement:
                 if not tracing:
                     tracemalloc.stop()
             # What a whole function draws may depend on data.
-            draws = (_has_moved(state) or isinstance(self._node, Whole)
+            draws = (_has_moved(state) or isinstance(self._node, WholeCall)
                      or kind_of(self._node).__name__ in _DRAWING)
             node = self._node
             outputs, modules = _outputs(node, outs)
             kept_inputs = tuple(node._input_indexes_to_retain or ())
             kept_outputs = tuple(node._output_indexes_to_retain or ())
             form = (node.result, node.variables) if isinstance(
-                node, Whole) else None
+                node, WholeCall) else None
             forward, backward, deferrable = self._time()
         finally:
             numpy.random.set_state(state)
@@ -96,7 +96,7 @@ class Measurement:
                         seen(), form, self._views, self._parts)
 
     def constants(self, factor: float) -> list[str]:
-        """What a :class:`.Whole` returns beside arrays.
+        """What a :class:`.WholeCall` returns beside arrays.
 
         Args:
             factor: Of made-up floats: what differs for another one depends
@@ -222,7 +222,7 @@ def _shared(arguments: tuple, outs: tuple
 
 def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
     """Equal for calls that cost the same; None if that cannot be told."""
-    if isinstance(node, Whole) or type(node).__name__ == 'Forget':
+    if isinstance(node, WholeCall) or type(node).__name__ == 'Forget':
         return None
     own = attributes_of(node)
     kind = kind_of(node)

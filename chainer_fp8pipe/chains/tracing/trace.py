@@ -22,7 +22,7 @@ from ..names import Names, reporter_of
 from ..recent import Recent
 from ..valueless_parameters import has_shape, lazily_shaped, place_array
 from .call_recorder import CallRecorder, Repeat, describe
-from .link_state import State, frozen, saved
+from .link_state import LinkState, frozen, saved
 from .measuring import Measured
 from .poison import Level, reading
 from .traced_call import TracedCall
@@ -44,7 +44,7 @@ class Trace:
         first: Number of the first call that is none of those.
         result: What the model returned, of ghosts.
         reports: What was reported, by name.
-        state: What links keep afterwards, see :class:`.State`.
+        state: What links keep afterwards, see :class:`.LinkState`.
         touched: Attributes of links that the run has changed, with paths.
         atomic: Paths of the links that are run as one call.
         inside: The call in which something was reported, by name, for what
@@ -52,7 +52,7 @@ class Trace:
     """
 
     def __init__(self, calls: list[TracedCall], first: int, result: Any,
-                 reports: dict[str, Any], state: State,
+                 reports: dict[str, Any], state: LinkState,
                  touched: frozenset[tuple[str, str]],
                  atomic: frozenset[str], inside: dict[str, int]) -> None:
         self.touched, self.inside = touched, inside
@@ -92,7 +92,7 @@ class Tracer:
         self._atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
-    def trace(self, run: Callable[[], Any], state: State | None = None,
+    def trace(self, run: Callable[[], Any], state: LinkState | None = None,
               timed: bool = True) -> Trace:
         """The calls that ``run`` makes.  The model stays as it was.
 
@@ -120,7 +120,7 @@ class Tracer:
                 self._atomic |= {found}
 
     def _check(self, run: Callable[[], Any], recorder: CallRecorder,
-               state: State | None) -> None:
+               state: LinkState | None) -> None:
         """Whether a value was read that is on another rank.
 
         Where C code reads ghosts, Python is not asked.  So the model runs
@@ -152,7 +152,7 @@ class Tracer:
                 'chainer_fp8pipe.atomic(function)')
 
     def _repeated(self, run: Callable[[], Any], recorder: CallRecorder,
-                  state: State | None, level: Level) -> Repeat:
+                  state: LinkState | None, level: Level) -> Repeat:
         """A run that says what is not as before."""
         again = Repeat(recorder)
         try:
@@ -164,7 +164,7 @@ class Tracer:
         return again
 
     def _once(self, run: Callable[[], Any], recorder: CallRecorder,
-              state: State | None) -> Trace:
+              state: LinkState | None) -> Trace:
         reporter = reporter_of(self._names)
         with saved(self._names.links) as attributes, \
                 _ghost_parameters(self._names, recorder), \
@@ -180,7 +180,7 @@ class Tracer:
                 recorder.drop_tracebacks()
             finally:
                 numpy.random.set_state(random)
-            after = State.found(self._names.links, begin)
+            after = LinkState.found(self._names.links, begin)
             recorder.refuse_ghosts(self._names.links)
             recorder.end(dict(reporter.observation))
             touched = frozenset(

@@ -88,13 +88,13 @@ class Values(NamedTuple):
         return cls(array.shape, array.dtype, array.tobytes())
 
 
-class Index(NamedTuple):
+class AnyIndex(NamedTuple):
     """Stands for an index; equal for those that give the same shape."""
 
     items: tuple[Any, ...]
 
     @classmethod
-    def of(cls, index: Any) -> Index:
+    def of(cls, index: Any) -> AnyIndex:
         """Of what is in the brackets."""
         return cls(tuple([
             (kind, item) if (kind := type(item)) is slice or kind is int
@@ -150,7 +150,7 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
         elif name in CHAINERS:
             continue
         elif name == _INDEX:
-            found.append((name, Index.of(value)))
+            found.append((name, AnyIndex.of(value)))
         elif isinstance(value, chainer.get_array_types()):
             if not is_ghost(value):
                 found.append((name, Values.of(value) if name == deciding
@@ -164,8 +164,8 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
 def is_same(value: Any, expected: Any) -> bool:
     """Whether an attribute is as a constant of :func:`constants_of`."""
     kind = type(expected)
-    if kind is Index:
-        return Index.of(value) == expected
+    if kind is AnyIndex:
+        return AnyIndex.of(value) == expected
     if kind is Identity:
         return Identity(value) == expected
     if kind is Shape:

@@ -55,7 +55,7 @@ def is_marked(link: chainer.Link) -> bool:
     return _MARK in vars(link)
 
 
-class Whole(chainer.FunctionNode):
+class WholeCall(chainer.FunctionNode):
     """A link or function as one node of the graph.
 
     Forward runs it on variables of its own, backward goes through the graph
@@ -177,7 +177,7 @@ def link_of(node: Any) -> chainer.Link | None:
 
 
 def call_whole(function: Any, args: Any, kwargs: Any,
-               tree_of: Callable[[Whole], tuple[Any, tuple[bool, ...]]]
+               tree_of: Callable[[WholeCall], tuple[Any, tuple[bool, ...]]]
                ) -> Any:
     """Runs a function as one node; its result, of the function's own form.
 
@@ -189,7 +189,7 @@ def call_whole(function: Any, args: Any, kwargs: Any,
             variables, where the node has not been run.
     """
     leaves, tree = nested.leaves((args, kwargs))
-    node = Whole(function, tree, tuple(
+    node = WholeCall(function, tree, tuple(
         isinstance(leaf, chainer.Variable) for leaf in leaves))
     # A way back must lead here, also where no argument wants a gradient.
     outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
-from ..jpeg.jpeg_index import JpegIndex, Part
+from ..jpeg.jpeg_index import JpegIndex, JpegPart
 from ..transforms import Crop
 from . import libturbojpeg, resizing
 from .header import USUAL_FRAMES, Header, check_pixels, read_header
@@ -177,7 +177,7 @@ class _Turbo(_Base):
         check_box(plan, *index.size)
         shrink = shrink_for(plan)
         part = (index.cut(data, plan.box, shrink)
-                or Part(data, *index.size, plan.box))
+                or JpegPart(data, *index.size, plan.box))
         pixels = self._decompressor().decode(*part, shrink)
         if pixels is None:
             return self.decode(bytes(data), plan)

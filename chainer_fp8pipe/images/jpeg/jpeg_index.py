@@ -31,7 +31,7 @@ _LEAST_WIDTH = 5
 Box = tuple[int, int, int, int]
 
 
-class Part(NamedTuple):
+class JpegPart(NamedTuple):
     """A part of an image.
 
     Attributes:
@@ -75,7 +75,7 @@ class JpegIndex:
         return cls(data) if data else None
 
     def cut(self, file: bytes | memoryview, box: Box,
-            shrink: int) -> Part | None:
+            shrink: int) -> JpegPart | None:
         """A JPEG of a part, and of as much around it as a decoder needs.
 
         Args:
@@ -101,4 +101,4 @@ class JpegIndex:
         if found is None:
             return None
         data, x, y, w, h = found
-        return Part(data, w, h, (left - x, top - y, width, height))
+        return JpegPart(data, w, h, (left - x, top - y, width, height))

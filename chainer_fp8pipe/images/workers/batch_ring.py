@@ -37,7 +37,8 @@ class Slot:
         images: Shape (capacity, C, H, W).
     """
 
-    def __init__(self, segment: Segment, start: int, layout: Layout) -> None:
+    def __init__(self, segment: Segment, start: int, layout: RingLayout
+                ) -> None:
         n = layout.capacity
         self.epoch = segment.array(start, (1,), numpy.int64)
         self.indices = segment.array(start + 8, (n,), numpy.int64)
@@ -60,7 +61,7 @@ class Slot:
             errors='replace')
 
 
-class Layout(NamedTuple):
+class RingLayout(NamedTuple):
     """What is where, for the rank and for its workers.
 
     Attributes:
@@ -92,14 +93,14 @@ class Layout(NamedTuple):
         return _PAGE + self.slots * self.slot_bytes
 
 
-class Slots:
+class BatchRing:
     """All slots of an iterator.
 
     Attributes:
         generation: int64, shape (1,): tasks of an earlier one are void.
     """
 
-    def __init__(self, segment: Segment, layout: Layout) -> None:
+    def __init__(self, segment: Segment, layout: RingLayout) -> None:
         self.segment, self.layout = segment, layout
         self.generation = segment.array(0, (1,), numpy.int64)
 

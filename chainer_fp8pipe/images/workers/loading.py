@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy
 
 from ..reading import Reader
-from .batch_ring import Layout, Outcome, Slot, Slots
+from .batch_ring import BatchRing, Outcome, RingLayout, Slot
 from .pinned import PinnedMemory
 from .segment import Segment
 from .worker import read_into
-from .workers import Workers
+from .workers import WorkerPool
 
 # Slots that the training may hold: the batch that it is given, and the one
 # before, which a loop's variable still names.  Of more it gets copies.
@@ -70,14 +70,14 @@ class Loader:
                  requests: int) -> None:
         assert reader.transform is not None
         self._reader = reader
-        layout = Layout(requests + _HELD, capacity, reader.transform.shape,
+        layout = RingLayout(requests + _HELD, capacity, reader.transform.shape,
                         numpy.dtype(reader.transform.dtype))
-        self._slots = Slots(Segment.create(layout.total_bytes), layout)
+        self._slots = BatchRing(Segment.create(layout.total_bytes), layout)
         self._free = deque(range(layout.slots))
         self._held: set[int] = set()
         self.pinned = PinnedMemory(self._slots.segment)
         self._open: deque[tuple[int, Slot, int]] = deque()
-        self._workers = (Workers(workers, reader, self._slots) if workers
+        self._workers = (WorkerPool(workers, reader, self._slots) if workers
                          else None)
 
     @property

@@ -18,7 +18,7 @@ import numpy
 _NAME = 'chainer_fp8pipe'       # as /proc/PID/maps shows it: memfd:NAME
 
 
-class Place(NamedTuple):
+class SegmentPlace(NamedTuple):
     """Where memory is found: as a descriptor of a process, and which it is."""
 
     pid: int
@@ -67,13 +67,13 @@ class Segment:
         return segment
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SegmentPlace:
         """Where other processes of the node find it."""
         status = os.fstat(self.fd)
-        return Place(os.getpid(), self.fd, status.st_dev, status.st_ino)
+        return SegmentPlace(os.getpid(), self.fd, status.st_dev, status.st_ino)
 
     @classmethod
-    def open(cls, place: Place) -> Segment | None:
+    def open(cls, place: SegmentPlace) -> Segment | None:
         """The memory that another process of this node made.
 
         None if this process may not, or the system has no ``/proc``.

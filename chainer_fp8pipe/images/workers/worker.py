@@ -24,7 +24,7 @@ from ..bad_image import ImageError
 from ..cache import Cache
 from ..file_list import TableHandle
 from ..reading import CacheKind, Reader
-from .batch_ring import Layout, Outcome, Slot, Slots
+from .batch_ring import BatchRing, Outcome, RingLayout, Slot
 from .segment import Segment
 
 _PATIENCE = 1.0         # seconds between looks at who the parent is
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
     results: int
     table: TableHandle
     slots: int
-    layout: Layout
+    layout: RingLayout
     kind: CacheKind
     cache: int | None
     seed: int
@@ -84,7 +84,7 @@ def main() -> None:
              else Cache(Segment(setting.cache), len(table)))
     reader = Reader(table, transform, decoder, setting.kind, cache,
                     setting.seed)
-    slots = Slots(Segment(setting.slots), setting.layout)
+    slots = BatchRing(Segment(setting.slots), setting.layout)
     while data := _next(setting):
         for task in unpack(data):
             _perform(task, reader, slots)
@@ -106,7 +106,7 @@ def _next(setting: Setting) -> bytes:
                 return b''
 
 
-def _perform(task: Task, reader: Reader, slots: Slots) -> None:
+def _perform(task: Task, reader: Reader, slots: BatchRing) -> None:
     slot = slots[task.slot]
     for place in range(task.first, task.first + task.samples):
         if slots.generation[0] != task.generation:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from ..file_list import share
 from ..reading import Reader
-from .batch_ring import Slots
+from .batch_ring import BatchRing
 from .worker import RECORD_BYTES, Setting, Task, unpack
 
 _LOOK = 0.2             # seconds between looks at whether all workers live
@@ -24,7 +24,7 @@ _REMEDY = ('with workers=0 the images are read in the rank itself, which '
            'shows what happens')
 
 
-class Workers:
+class WorkerPool:
     """Processes that read samples into slots.
 
     All of them take their tasks from one pipe, so that none waits while
@@ -40,7 +40,7 @@ class Workers:
         ValueError: Transform or decoder cannot be sent to another process.
     """
 
-    def __init__(self, count: int, reader: Reader, slots: Slots) -> None:
+    def __init__(self, count: int, reader: Reader, slots: BatchRing) -> None:
         # First, as what cannot be sent must leave nothing open.
         means = _pickled(reader.transform, reader.decoder)
         self._pending: deque[Task] = deque()
@@ -186,7 +186,7 @@ def _start(setting: Setting) -> subprocess.Popen:
     return process
 
 
-def _close(owner: int, processes: list[subprocess.Popen], slots: Slots,
+def _close(owner: int, processes: list[subprocess.Popen], slots: BatchRing,
            fds: list[int]) -> None:
     """Ends the workers, also when nobody asked for it."""
     if os.getpid() != owner:        # a fork of the rank: they are not its own

@@ -10,15 +10,15 @@ import chainer
 from ...mpi.ranks import all_ranks
 from ...pipeline.layers import LayerError, layer_name
 from ...planning.even_parts import partition
-from .layer_slots import Slots
+from .layer_slots import LayerSlots
 from .lazy import Lazy
-from .measurement import Measurement, measure
+from .measurement import LayerCost, measure
 from .shared_parameters import things_used
 
 _BALANCES = ('parameters', 'layers', 'time')
 
 
-def chunk_counts(model: Slots, stages: int, chunks: int,
+def chunk_counts(model: LayerSlots, stages: int, chunks: int,
                  balance: str | Sequence[int], comm: Any, example: Any
                  ) -> tuple[list[int], list[int | None] | None]:
     """The number of layers of each chunk, in the model's order.
@@ -58,7 +58,7 @@ def chunk_counts(model: Slots, stages: int, chunks: int,
     return partition([count or 0 for count in counts], parts), counts
 
 
-def count_parameters(model: Slots) -> list[int | None]:
+def count_parameters(model: LayerSlots) -> list[int | None]:
     """Number of parameters of each layer; None where it is not known yet.
 
     Shared ones count where they are first.  A lazy layer is built, counted
@@ -101,10 +101,10 @@ def _sizes(layer: Any) -> list[int | None]:
             in {id(one): one for one in layer.params()}.values()]
 
 
-def _completed(model: Slots, counts: list[int | None], comm: Any,
+def _completed(model: LayerSlots, counts: list[int | None], comm: Any,
                example: Any) -> list[int | None]:
     """The counts with what an example tells."""
-    def found_out() -> list[Measurement]:
+    def found_out() -> list[LayerCost]:
         if example is None:
             number = counts.index(None)
             name = layer_name(*model.numbered_slots()[number])
@@ -129,8 +129,8 @@ def _given(balance: Sequence[int], parts: int, total: int) -> list[int]:
     return counts
 
 
-def _on_first_rank(comm: Any, action: Callable[[], list[Measurement]]
-                   ) -> list[Measurement]:
+def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
+                   ) -> list[LayerCost]:
     """What rank 0 finds; all ranks must cut at the same places.
 
     Raises:
@@ -146,7 +146,7 @@ def _on_first_rank(comm: Any, action: Callable[[], list[Measurement]]
             'all ranks must get the same cut, so measuring takes a '
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
-    answer: tuple[list[Measurement], str, type[Exception]] | None = None
+    answer: tuple[list[LayerCost], str, type[Exception]] | None = None
     cause = None
     if everyone.rank == 0:
         try:

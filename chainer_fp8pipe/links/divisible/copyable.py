@@ -10,7 +10,7 @@ from chainer import Link
 
 from ...pipeline.layers import layer_name
 from .joining import flat_slots_of, joined_part, must_be_sequential, slots_of
-from .layer_slots import Part
+from .layer_slots import LayerRange
 from .numbered import Numbered
 
 
@@ -31,7 +31,7 @@ class Copyable(Numbered):
         result._local_link_hooks = None if hooks is None else hooks.copy()
         return result
 
-    def _with(self, slots: list[Any], part: Part | None = None) -> Any:
+    def _with(self, slots: list[Any], part: LayerRange | None = None) -> Any:
         """The same with other layers."""
         result = self._alike()
         result._slots, result._part = list(slots), part

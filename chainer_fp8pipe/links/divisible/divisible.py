@@ -11,7 +11,7 @@ from ...pipeline.layers import Layer
 from .balance import chunk_counts
 from .building import build_together
 from .layer_list import LayerList
-from .layer_slots import Part
+from .layer_slots import LayerRange
 from .model_table import describe, rows_of, table
 from .shared_parameters import check_cut, things_used
 
@@ -203,7 +203,8 @@ class Divisible(LayerList):
                       for number in range(start, end)]
         # All layers are no part, but they may be all that there is.
         if layout or bounds != ((0, self.total),):
-            part._part = Part(self.total, bounds, rows_of(self, parameters),
+            part._part = LayerRange(self.total, bounds, rows_of(self,
+                                                                parameters),
                               **layout)
         part._leave(self, [slot for number, slot in slots.items()
                            if number not in inside])

@@ -6,13 +6,13 @@ from typing import Any
 
 from chainer import Sequential
 
-from .layer_slots import Part, Slots
+from .layer_slots import LayerRange, LayerSlots
 from .lazy import Lazy
 
 
 def slots_of(layers: Iterable[Any]) -> list[Any]:
     """The layers; those of a model are not built."""
-    if isinstance(layers, Slots):
+    if isinstance(layers, LayerSlots):
         return [slot for _, slot in layers.numbered_slots()]
     return list(layers)
 
@@ -38,24 +38,24 @@ def must_be_sequential(other: Any) -> None:
                          f'{type(other).__name__}')
 
 
-def joined_part(first: Sequential, second: Sequential) -> Part | None:
+def joined_part(first: Sequential, second: Sequential) -> LayerRange | None:
     """What two models are together: None for a whole model.
 
     Raises:
         ValueError: One is a part, and the other does not follow on it.
     """
     parts = [model._part for model in (first, second)
-             if isinstance(model, Slots) and model._part]
+             if isinstance(model, LayerSlots) and model._part]
     if not parts:
         return None
-    if isinstance(first, Slots) and isinstance(second, Slots) and (
+    if isinstance(first, LayerSlots) and isinstance(second, LayerSlots) and (
             first.total == second.total and first.seed == second.seed):
         numbers = [number for model in (first, second)
                    for number, _ in model.numbered_slots()]
         start, end = min(numbers, default=0), max(numbers, default=-1) + 1
         if numbers == list(range(start, end)):
             whole = (start, end) == (0, parts[0].total)
-            return None if whole else Part(
+            return None if whole else LayerRange(
                 parts[0].total, ((start, end),), parts[0].rows)
     raise ValueError(
         f'{first!r} and {second!r} do not follow each other in one model; '

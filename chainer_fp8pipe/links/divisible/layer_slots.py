@@ -12,7 +12,7 @@ from ...pipeline.layers import LayerError, layer_name
 from .lazy import Lazy, initialising
 
 
-class Part(NamedTuple):
+class LayerRange(NamedTuple):
     """Which layers of which model a part has.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     stages: tuple[str, ...] = ()
 
 
-class Slots(Sequential):
+class LayerSlots(Sequential):
     """Holds layers by their numbers, and builds lazy ones when asked.
 
     A layer's number is its index in the whole model, functions included; a
@@ -42,7 +42,7 @@ class Slots(Sequential):
 
     _slots: list[Any]       # layers, or lazies not built yet
     _seed: int
-    _part: Part | None      # None: this is the whole model
+    _part: LayerRange | None      # None: this is the whole model
     _complete: bool         # all lazies are built
     _initialised: bool      # no parameter waits for its shape
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import chainer
 
 from ...pipeline.layers import LayerError, as_variables, layer_name
-from .layer_slots import Slots
+from .layer_slots import LayerSlots
 from .lazy import Lazy, initialising
 
 #: The shortest of so many runs counts, after one that is not counted.
 _RUNS = 3
 
 
-class Measurement(NamedTuple):
+class LayerCost(NamedTuple):
     """One layer.
 
     Attributes:
@@ -27,8 +27,8 @@ class Measurement(NamedTuple):
     seconds: float
 
 
-def measure(model: Slots, example: Any,
-            timed: bool) -> list[Measurement]:
+def measure(model: LayerSlots, example: Any,
+            timed: bool) -> list[LayerCost]:
     """Runs a copy of each layer on what the one before returned.
 
     One copy is in memory at a time.  The model stays as it is: lazy layers
@@ -67,7 +67,7 @@ def measure(model: Slots, example: Any,
 
 
 def _measured(slot: Any, seed: int, number: int, arrays: tuple,
-              timed: bool) -> tuple[tuple, Measurement]:
+              timed: bool) -> tuple[tuple, LayerCost]:
     device = chainer.backend.get_device_from_array(*arrays)
     built = slot.layer if isinstance(slot, Lazy) else slot
     layer = (slot.make(seed, number) if built is None
@@ -81,7 +81,7 @@ def _measured(slot: Any, seed: int, number: int, arrays: tuple,
         seconds = min(_run(layer, arrays, number > 0, timed, device)[1]
                       for _ in range(_RUNS)) if timed else 0.0
     size = layer.count_params() if isinstance(layer, chainer.Link) else 0
-    return outputs, Measurement(size, seconds)
+    return outputs, LayerCost(size, seconds)
 
 
 def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,

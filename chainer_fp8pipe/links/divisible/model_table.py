@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from .layer_slots import Slots
+from .layer_slots import LayerSlots
 from .lazy import Lazy
 from .shared_parameters import things_used
 
@@ -135,7 +135,7 @@ def _text(layer: Any) -> str:
     """A layer in a few words."""
     if isinstance(layer, Lazy):
         text = repr(layer)
-    elif isinstance(layer, Slots):
+    elif isinstance(layer, LayerSlots):
         text = describe(layer)
     elif isinstance(layer, (chainer.Chain, chainer.ChainList)):
         text = type(layer).__name__

@@ -8,11 +8,11 @@ import chainer
 from chainer import Link, Sequential
 
 from ...pipeline.layers import as_tuple, layer_name
-from .layer_slots import Slots
+from .layer_slots import LayerSlots
 from .lazy import initialising
 
 
-class Numbered(Slots):
+class Numbered(LayerSlots):
     """Runs, names and serialises layers by their numbers.
 
     Chainer's ``Sequential`` puts links in a wrong order from the third on
@@ -129,7 +129,7 @@ class Numbered(Slots):
         if not isinstance(other, Sequential):
             raise ValueError(f'{self!r} has nothing in common with a '
                              f'{type(other).__name__}')
-        theirs = dict(other._numbered_layers() if isinstance(other, Slots)
+        theirs = dict(other._numbered_layers() if isinstance(other, LayerSlots)
                       else enumerate(other))
         for number, child in self._numbered_links():
             if not isinstance(theirs.get(number), Link):

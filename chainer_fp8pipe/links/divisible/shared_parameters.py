@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 
 from ...pipeline.layers import Layer, layer_name
-from .layer_slots import Slots
+from .layer_slots import LayerSlots
 from .lazy import Lazy
 
 
@@ -68,7 +68,7 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
 
 
 def _is_around(item: Any, layer: Any) -> bool:
-    return isinstance(item, Slots) and any(
+    return isinstance(item, LayerSlots) and any(
         slot is layer for _, slot in item.numbered_slots())
 
 
@@ -80,7 +80,7 @@ def _inside(item: Any) -> Iterator[Any]:
         yield from (vars(item)[name] for name in sorted(item._params))
         # children() would build lazy layers, and has no functions.
         yield from ((slot for _, slot in item.numbered_slots())
-                    if isinstance(item, Slots) else item
+                    if isinstance(item, LayerSlots) else item
                     if isinstance(item, chainer.Sequential)
                     else item.children())
     elif isinstance(item, functools.partial):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...allreduce.plan import Kind
+from ...allreduce.plan import Opcode
 from ...allreduce.rank_plan import Step
 from .cluster import Cluster
-from .traffic import Form
+from .traffic import MessageForm
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class CodecCosts:
     decode: float = math.inf
     by_frame: bool = False
 
-    def bytes_of(self, form: Form) -> int:
+    def bytes_of(self, form: MessageForm) -> int:
         """Bytes of an element in a message."""
-        return (self.partial_bytes if form is Form.PARTIAL
+        return (self.partial_bytes if form is MessageForm.PARTIAL
                 else self.wire_bytes)
 
     @property
@@ -78,23 +78,24 @@ class StepCosts:
         kind, codec = step.action.kind, self.codec
         if not elements:
             return 0.0
-        if kind is Kind.ENCODE:
+        if kind is Opcode.ENCODE:
             return 0.0 if step.fresh else elements / codec.mean
         form = form_of(step)
         seconds = (self._message
                    + elements * codec.bytes_of(form) * self._byte)
-        if kind is Kind.SEND_PARTIAL and form is Form.PARTIAL:
+        if kind is Opcode.SEND_PARTIAL and form is MessageForm.PARTIAL:
             seconds += elements / codec.pack
-        elif kind is Kind.RECEIVE_PARTIAL:
-            seconds += elements / (codec.add_partial if form is Form.PARTIAL
-                                   else codec.add)
+        elif kind is Opcode.RECEIVE_PARTIAL:
+            seconds += elements / (
+                codec.add_partial if form is MessageForm.PARTIAL
+                else codec.add)
             if step.fresh and contributes:
                 seconds += elements / codec.add_own
         return seconds
 
 
-def form_of(step: Step) -> Form:
+def form_of(step: Step) -> MessageForm:
     """Of a step that sends or receives."""
-    if step.action.kind in (Kind.SEND_RESULT, Kind.RECEIVE_RESULT):
-        return Form.RESULT
-    return Form.PARTIAL if step.summed else Form.CONTRIBUTION
+    if step.action.kind in (Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT):
+        return MessageForm.RESULT
+    return MessageForm.PARTIAL if step.summed else MessageForm.CONTRIBUTION

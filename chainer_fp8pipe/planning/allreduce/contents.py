@@ -11,8 +11,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from ...allreduce.plan import Action, Kind, Plan
-from .traffic import Form
+from ...allreduce.plan import Instruction, Opcode, Plan
+from .traffic import MessageForm
 
 #: What a block holds: by worker, the weight of its contribution.
 Value = Mapping[int, Fraction]
@@ -51,24 +51,25 @@ class Contents:
         return [block for block, stage in enumerate(self._stages)
                 if stage is not _Stage.RESULT]
 
-    def send(self, action: Action) -> tuple[Form, tuple[Value, ...]]:
+    def send(self, action: Instruction
+            ) -> tuple[MessageForm, tuple[Value, ...]]:
         """What the message of a sending action is."""
         stages = set(self._stages[action.start:action.stop])
         values = tuple(self._values[action.start:action.stop])
-        if action.kind is Kind.SEND_RESULT:
+        if action.kind is Opcode.SEND_RESULT:
             if stages != {_Stage.RESULT}:
                 raise wrong(self._rank, action, 'comes before the rank has '
                             'the result')
-            return Form.RESULT, values
+            return MessageForm.RESULT, values
         self._check_there(action)
         if len(stages) > 1:
             raise wrong(self._rank, action, 'has blocks that were added to '
                         'and others that were not')
         self._set(action, _Stage.SENT)
-        return (Form.PARTIAL if stages == {_Stage.SUM}
-                else Form.CONTRIBUTION), values
+        return (MessageForm.PARTIAL if stages == {_Stage.SUM}
+                else MessageForm.CONTRIBUTION), values
 
-    def add(self, action: Action, values: Sequence[Value]) -> None:
+    def add(self, action: Instruction, values: Sequence[Value]) -> None:
         """A partial sum has arrived."""
         for block, value in enumerate(values, action.start):
             if self._stages[block] in (_Stage.SENT, _Stage.RESULT):
@@ -80,7 +81,7 @@ class Contents:
             self._values[block] = total
         self._set(action, _Stage.SUM)
 
-    def encode(self, action: Action, final: bool) -> None:
+    def encode(self, action: Instruction, final: bool) -> None:
         """Sums become means; the results, if it is the last time."""
         self._check_there(action)
         for block in range(action.start, action.stop):
@@ -95,7 +96,8 @@ class Contents:
             self._values[block] = mean
         self._set(action, _Stage.RESULT if final else _Stage.OWN)
 
-    def receive_result(self, action: Action, values: Sequence[Value]) -> None:
+    def receive_result(self, action: Instruction, values: Sequence[Value]
+                      ) -> None:
         """Results have arrived where contributions lay."""
         for block in range(action.start, action.stop):
             if self._stages[block] is _Stage.RESULT:
@@ -104,7 +106,7 @@ class Contents:
         self._values[action.start:action.stop] = values
         self._set(action, _Stage.RESULT)
 
-    def _check_there(self, action: Action) -> None:
+    def _check_there(self, action: Instruction) -> None:
         for block in range(action.start, action.stop):
             stage = self._stages[block]
             if stage in (_Stage.SENT, _Stage.RESULT):
@@ -114,7 +116,8 @@ class Contents:
                 raise wrong(self._rank, action, 'comes when the rank has '
                             f'nothing of block {block}')
 
-    def _check_mean(self, action: Action, block: int, mean: Value) -> None:
+    def _check_mean(self, action: Instruction, block: int, mean: Value
+                   ) -> None:
         wanted = Fraction(1, self._workers)
         for worker in range(self._workers):
             weight = mean.get(worker, Fraction(0))
@@ -123,20 +126,20 @@ class Contents:
                             f" of rank {worker}'s contribution to block "
                             f'{block} in its mean')
 
-    def _set(self, action: Action, stage: _Stage) -> None:
+    def _set(self, action: Instruction, stage: _Stage) -> None:
         self._stages[action.start:action.stop] = [stage] * (
             action.stop - action.start)
 
 
-def describe(action: Action) -> str:
+def describe(action: Instruction) -> str:
     """An action in words."""
     blocks = (f'block {action.start}' if action.stop == action.start + 1
               else f'blocks {action.start} to {action.stop - 1}')
-    other = (f'of {action.peer} contributions' if action.kind is Kind.ENCODE
+    other = (f'of {action.peer} contributions' if action.kind is Opcode.ENCODE
              else f'rank {action.peer}')
     return f'{action.kind.value!r} ({blocks}, {other})'
 
 
-def wrong(rank: int, action: Action, reason: str) -> PlanError:
+def wrong(rank: int, action: Instruction, reason: str) -> PlanError:
     """The error about an action."""
     return PlanError(f'rank {rank}: {describe(action)} {reason}')

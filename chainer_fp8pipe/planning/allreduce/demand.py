@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from ...allreduce.plan import Kind, Plan
+from ...allreduce.plan import Opcode, Plan
 from ...allreduce.rank_plan import program
 from .codec_costs import form_of
 from .plan_checker import check
-from .traffic import NO_TRAFFIC, Form, Traffic
+from .traffic import NO_TRAFFIC, MessageForm, Traffic
 
 #: By dimension of the network and form.
-Flows = Mapping[tuple[int, Form], Traffic]
+Flows = Mapping[tuple[int, MessageForm], Traffic]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def demand(plan: Plan, dimension: Callable[[int, int], int] | None = None
 def ring_demand(ranks: int, dimension: int = 0) -> Demand:
     """Of :func:`~.plan.ring`, by formula."""
     share = Fraction(1, ranks)
-    reduce = _flows(dimension, {Form.CONTRIBUTION: min(ranks - 1, 1),
-                                Form.PARTIAL: max(ranks - 2, 0)}, share)
-    gather = _flows(dimension, {Form.RESULT: ranks - 1}, share)
+    reduce = _flows(dimension, {MessageForm.CONTRIBUTION: min(ranks - 1, 1),
+                                MessageForm.PARTIAL: max(ranks - 2, 0)}, share)
+    gather = _flows(dimension, {MessageForm.RESULT: ranks - 1}, share)
     return Demand(ranks, 2 * (ranks - 1), Role(
         Half(reduce, reduce, (ranks - 1) * share, share),
         Half(gather, gather)))
@@ -107,8 +107,8 @@ def ring_demand(ranks: int, dimension: int = 0) -> Demand:
 def direct_demand(ranks: int) -> Demand:
     """Of :func:`~.plan.direct`, by formula."""
     share = Fraction(1, ranks)
-    reduce = _flows(0, {Form.CONTRIBUTION: ranks - 1}, share)
-    gather = _flows(0, {Form.RESULT: ranks - 1}, share)
+    reduce = _flows(0, {MessageForm.CONTRIBUTION: ranks - 1}, share)
+    gather = _flows(0, {MessageForm.RESULT: ranks - 1}, share)
     return Demand(ranks, 2 * (ranks > 1), Role(
         Half(reduce, reduce, share * (ranks > 1), share),
         Half(gather, gather)))
@@ -118,14 +118,14 @@ def aggregator_demand(workers: int, aggregators: int) -> Demand:
     """Of :func:`~.plan.aggregator`, by formula."""
     share = Fraction(1, aggregators)
 
-    def half(count: int, form: Form) -> Flows:
+    def half(count: int, form: MessageForm) -> Flows:
         return _flows(0, {form: count}, share)
 
     return Demand(aggregators, 2, Role(
-        Half(half(aggregators, Form.CONTRIBUTION), {}),
-        Half({}, half(aggregators, Form.RESULT))), Role(
-        Half({}, half(workers, Form.CONTRIBUTION), encoded=share),
-        Half(half(workers, Form.RESULT), {})))
+        Half(half(aggregators, MessageForm.CONTRIBUTION), {}),
+        Half({}, half(aggregators, MessageForm.RESULT))), Role(
+        Half({}, half(workers, MessageForm.CONTRIBUTION), encoded=share),
+        Half(half(workers, MessageForm.RESULT), {})))
 
 
 def compose_demand(inner: Demand, outer: Demand,
@@ -174,27 +174,27 @@ def _role(plan: Plan, rank: int, dimension: Callable[[int, int], int]
     reduced = len(plan.reduced(rank))
     halves = []
     for steps in part.steps[:reduced], part.steps[reduced:]:
-        sent: dict[tuple[int, Form], Traffic] = {}
-        received: dict[tuple[int, Form], Traffic] = {}
+        sent: dict[tuple[int, MessageForm], Traffic] = {}
+        received: dict[tuple[int, MessageForm], Traffic] = {}
         own = encoded = Fraction(0)
         for step in steps:
             kind, peer, start, stop = step.action
             share = Fraction(stop - start, plan.blocks)
-            if kind is Kind.ENCODE:
+            if kind is Opcode.ENCODE:
                 encoded += share
                 continue
-            flows = (sent if kind in (Kind.SEND_PARTIAL, Kind.SEND_RESULT)
+            flows = (sent if kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT)
                      else received)
             key = dimension(rank, peer), form_of(step)
             flows[key] = flows.get(key, NO_TRAFFIC).and_(Traffic(1, share))
-            if (kind is Kind.RECEIVE_PARTIAL and step.fresh
+            if (kind is Opcode.RECEIVE_PARTIAL and step.fresh
                     and part.contributes):
                 own += share
         halves.append(Half(sent, received, own, encoded))
     return Role(*halves)
 
 
-def _flows(dimension: int, counts: Mapping[Form, int], share: Fraction
+def _flows(dimension: int, counts: Mapping[MessageForm, int], share: Fraction
            ) -> Flows:
     return {(dimension, form): Traffic(count, count * share)
             for form, count in counts.items() if count}
@@ -202,10 +202,10 @@ def _flows(dimension: int, counts: Mapping[Form, int], share: Fraction
 
 def _scaled(flows: Flows, share: Fraction, times: int, sums: bool) -> Flows:
     """Of smaller blocks, more often; and of sums instead of contributions."""
-    total: dict[tuple[int, Form], Traffic] = {}
+    total: dict[tuple[int, MessageForm], Traffic] = {}
     for (dimension, form), traffic in flows.items():
-        if sums and form is Form.CONTRIBUTION:
-            form = Form.PARTIAL
+        if sums and form is MessageForm.CONTRIBUTION:
+            form = MessageForm.PARTIAL
         before = total.get((dimension, form), NO_TRAFFIC)
         total[dimension, form] = before.and_(Traffic(
             traffic.messages * times, traffic.elements * share * times))

@@ -8,19 +8,19 @@ import collections
 from fractions import Fraction
 from typing import NamedTuple
 
-from ...allreduce.plan import Action, Kind, Plan
+from ...allreduce.plan import Instruction, Opcode, Plan
 from .contents import Contents, PlanError, Value, describe, wrong
-from .traffic import NO_TRAFFIC, Form, Report, Traffic
+from .traffic import NO_TRAFFIC, MessageForm, Traffic, TrafficReport
 
 __all__ = ['PlanError', 'check']
 
-_SENDS = (Kind.SEND_PARTIAL, Kind.SEND_RESULT)
-_SENT_BY = {Kind.RECEIVE_PARTIAL: Kind.SEND_PARTIAL,
-            Kind.RECEIVE_RESULT: Kind.SEND_RESULT}
-_GATHER = (Kind.SEND_RESULT, Kind.RECEIVE_RESULT)
+_SENDS = (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT)
+_SENT_BY = {Opcode.RECEIVE_PARTIAL: Opcode.SEND_PARTIAL,
+            Opcode.RECEIVE_RESULT: Opcode.SEND_RESULT}
+_GATHER = (Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT)
 
 
-def check(plan: Plan) -> Report:
+def check(plan: Plan) -> TrafficReport:
     """Proves that every worker ends with the mean of all contributions.
 
     Sends never block, a rank that receives waits, and messages from one rank
@@ -37,12 +37,12 @@ def check(plan: Plan) -> Report:
             raise PlanError(run.deadlock())
         run.progress = False
     run.check_end()
-    return Report({pair: run.sent[pair] for pair in sorted(run.sent)},
+    return TrafficReport({pair: run.sent[pair] for pair in sorted(run.sent)},
                   max(run.steps))
 
 
 class _Message(NamedTuple):
-    action: Action
+    action: Instruction
     values: tuple[Value, ...]
     step: int
 
@@ -59,7 +59,7 @@ class _Run:
     def __init__(self, plan: Plan) -> None:
         ranks = range(plan.ranks)
         self.progress = False
-        self.sent: dict[tuple[int, int], dict[Form, Traffic]] = {}
+        self.sent: dict[tuple[int, int], dict[MessageForm, Traffic]] = {}
         self.steps = [0] * plan.ranks
         self._plan = plan
         self._actions = [plan.actions(rank) for rank in ranks]
@@ -75,7 +75,7 @@ class _Run:
             action = actions[self._positions[rank]]
             if action.kind in _SENDS:
                 self._send(rank, action)
-            elif action.kind is Kind.ENCODE:
+            elif action.kind is Opcode.ENCODE:
                 self._encode(rank, action)
             elif self._messages[action.peer, rank]:
                 self._receive(rank, action)
@@ -103,10 +103,10 @@ class _Run:
         for rank in range(self._plan.workers):
             for block in self._contents[rank].lacking():
                 raise PlanError(
-                    f'rank {rank}: {Kind.RECEIVE_RESULT.value!r} (block '
-                    f'{block}) is missing, or its {Kind.ENCODE.value!r}')
+                    f'rank {rank}: {Opcode.RECEIVE_RESULT.value!r} (block '
+                    f'{block}) is missing, or its {Opcode.ENCODE.value!r}')
 
-    def _send(self, rank: int, action: Action) -> None:
+    def _send(self, rank: int, action: Instruction) -> None:
         form, values = self._contents[rank].send(action)
         self._messages[rank, action.peer].append(
             _Message(action, values, self.steps[rank] + 1))
@@ -114,7 +114,7 @@ class _Run:
         forms[form] = forms.get(form, NO_TRAFFIC).and_(Traffic(
             1, Fraction(action.stop - action.start, self._plan.blocks)))
 
-    def _receive(self, rank: int, action: Action) -> None:
+    def _receive(self, rank: int, action: Instruction) -> None:
         message = self._messages[action.peer, rank].popleft()
         sent = message.action
         if (sent.kind, sent.start, sent.stop) != (
@@ -123,12 +123,12 @@ class _Run:
                         f'{describe(sent)}')
         self.steps[rank] = max(self.steps[rank], message.step)
         contents = self._contents[rank]
-        if action.kind is Kind.RECEIVE_PARTIAL:
+        if action.kind is Opcode.RECEIVE_PARTIAL:
             contents.add(action, message.values)
         else:
             contents.receive_result(action, message.values)
 
-    def _encode(self, rank: int, action: Action) -> None:
+    def _encode(self, rank: int, action: Instruction) -> None:
         # Those that come after the reduce-scatter make the results.
         final = self._positions[rank] >= len(self._plan.reduce[rank])
         self._contents[rank].encode(action, final)
@@ -151,14 +151,14 @@ def _check_numbers(plan: Plan) -> None:
             _check_action(plan, rank, action, True)
 
 
-def _check_action(plan: Plan, rank: int, action: Action,
+def _check_action(plan: Plan, rank: int, action: Instruction,
                   gather: bool) -> None:
     if (action.kind in _GATHER) != gather:
         half = 'all-gather' if gather else 'reduce-scatter'
         raise wrong(rank, action, f'does not belong into the {half}')
     if not 0 <= action.start < action.stop <= plan.blocks:
         raise wrong(rank, action, f'is not within {plan.blocks} blocks')
-    if action.kind is Kind.ENCODE:
+    if action.kind is Opcode.ENCODE:
         if action.peer < 1:
             raise wrong(rank, action, 'is the mean of nothing')
     elif action.peer == rank or not 0 <= action.peer < plan.ranks:

@@ -24,7 +24,7 @@ from .cluster import Cluster
 from .codec_costs import CodecCosts
 from .demand import Demand, Flows, Half, Role
 from .simulation import Timing
-from .traffic import Form, Traffic
+from .traffic import MessageForm, Traffic
 
 
 def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
@@ -147,12 +147,13 @@ class _Lane:
                 seconds += (traffic.messages * cluster.message_cost
                             + self._bytes(form, traffic) * cluster.byte_cost)
         for (_, form), traffic in half.sent.items():
-            if form is Form.PARTIAL:
+            if form is MessageForm.PARTIAL:
                 seconds += self._of(traffic.elements) / codec.pack
         for (_, form), traffic in half.received.items():
-            if form is not Form.RESULT:
+            if form is not MessageForm.RESULT:
                 seconds += self._of(traffic.elements) / (
-                    codec.add_partial if form is Form.PARTIAL else codec.add)
+                    codec.add_partial if form is MessageForm.PARTIAL
+                    else codec.add)
         seconds += (self._of(half.own) / codec.add_own
                     + self._of(half.encoded) / codec.mean)
         return self._shared(seconds)
@@ -161,7 +162,7 @@ class _Lane:
         """Where ranks share cores, each has a part of their time."""
         return seconds * max(1.0, self._cluster.sharing / self._cluster.cores)
 
-    def _bytes(self, form: Form, traffic: Traffic) -> float:
+    def _bytes(self, form: MessageForm, traffic: Traffic) -> float:
         return self._of(traffic.elements) * self._codec.bytes_of(form)
 
     def _of(self, share: Fraction) -> float:

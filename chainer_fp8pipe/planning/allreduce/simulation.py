@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...allreduce.frames import Frames, piece_bounds
-from ...allreduce.plan import Kind, Plan
-from ...allreduce.rank_plan import Program, Step, program
+from ...allreduce.plan import Opcode, Plan
+from ...allreduce.rank_plan import RankPlan, Step, program
 from .cluster import Cluster, Hop
 from .codec_costs import CodecCosts, StepCosts, form_of
 
-_SENDS = (Kind.SEND_PARTIAL, Kind.SEND_RESULT)
-_RECEIVES = (Kind.RECEIVE_PARTIAL, Kind.RECEIVE_RESULT)
+_SENDS = (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT)
+_RECEIVES = (Opcode.RECEIVE_PARTIAL, Opcode.RECEIVE_RESULT)
 
 
 class Timing(NamedTuple):
@@ -79,7 +79,7 @@ def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
 class _Lane:
     """One rank's part of one plan."""
 
-    def __init__(self, number: int, rank: int, part: Program,
+    def __init__(self, number: int, rank: int, part: RankPlan,
                  frames: Frames) -> None:
         self.number = number
         self.rank = rank
@@ -110,13 +110,13 @@ class _Lane:
         return found
 
 
-def _first_needed(part: Program) -> list[tuple[int, ...]]:
+def _first_needed(part: RankPlan) -> list[tuple[int, ...]]:
     """For each step the blocks whose contribution is encoded for it."""
     encoded: set[int] = set()
     found = []
     for (kind, _, start, stop), _, fresh in part.steps:
-        needs = kind is Kind.SEND_PARTIAL or (
-            fresh and kind in (Kind.RECEIVE_PARTIAL, Kind.ENCODE))
+        needs = kind is Opcode.SEND_PARTIAL or (
+            fresh and kind in (Opcode.RECEIVE_PARTIAL, Opcode.ENCODE))
         found.append(tuple(block for block in range(start, stop)
                            if needs and block not in encoded))
         encoded.update(found[-1])

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 
-class Form(enum.Enum):
+class MessageForm(enum.Enum):
     """What a message is."""
 
     CONTRIBUTION = 'contribution'   # of one rank, or of a group, encoded
@@ -32,7 +32,7 @@ NO_TRAFFIC = Traffic(0, Fraction(0))
 
 
 @dataclass(frozen=True)
-class Report:
+class TrafficReport:
     """What a plan sends.
 
     Attributes:
@@ -42,23 +42,23 @@ class Report:
             one before: 2 for ``direct``, 2 (P - 1) for a ring.
     """
 
-    pairs: Mapping[tuple[int, int], Mapping[Form, Traffic]]
+    pairs: Mapping[tuple[int, int], Mapping[MessageForm, Traffic]]
     steps: int
 
-    def sent(self, rank: int) -> dict[Form, Traffic]:
+    def sent(self, rank: int) -> dict[MessageForm, Traffic]:
         """What leaves ``rank``, by form."""
         return _by_form(forms for (source, _), forms in self.pairs.items()
                         if source == rank)
 
-    def received(self, rank: int) -> dict[Form, Traffic]:
+    def received(self, rank: int) -> dict[MessageForm, Traffic]:
         """What reaches ``rank``, by form."""
         return _by_form(forms for (_, target), forms in self.pairs.items()
                         if target == rank)
 
 
-def _by_form(several: Iterable[Mapping[Form, Traffic]]
-             ) -> dict[Form, Traffic]:
-    total: dict[Form, Traffic] = {}
+def _by_form(several: Iterable[Mapping[MessageForm, Traffic]]
+             ) -> dict[MessageForm, Traffic]:
+    total: dict[MessageForm, Traffic] = {}
     for forms in several:
         for form, traffic in forms.items():
             total[form] = total.get(form, NO_TRAFFIC).and_(traffic)

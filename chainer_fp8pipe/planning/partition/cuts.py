@@ -45,7 +45,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Task:
+class CutProblem:
     """What a cut has to suit.
 
     Attributes:
@@ -131,7 +131,7 @@ class Cut:
         return sum(self.busy) / len(self.busy) / slowest if slowest else 1.0
 
 
-def best_cut(intervals: Intervals, task: Task) -> Cut:
+def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     """The cut with the shortest step.
 
     Raises:
@@ -149,7 +149,8 @@ def best_cut(intervals: Intervals, task: Task) -> Cut:
     return min(found, key=lambda cut: cut.seconds)
 
 
-def evaluate(intervals: Intervals, task: Task, ends: Sequence[int]) -> Cut:
+def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
+            ) -> Cut:
     """What a cut costs.
 
     Args:
@@ -207,7 +208,7 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
 class _Tables:
     """The dynamic programme."""
 
-    def __init__(self, intervals: Intervals, task: Task) -> None:
+    def __init__(self, intervals: Intervals, task: CutProblem) -> None:
         self._intervals, self._task = intervals, task
         count = intervals.count
         edge = (intervals.crossing / task.wire.bandwidth
@@ -271,13 +272,13 @@ class _Tables:
         return tuple(reversed(ends))
 
 
-def _share(task: Task) -> float:
+def _share(task: CutProblem) -> float:
     """The bytes that a chunk may take."""
     assert task.memory is not None
     return (task.memory - task.overhead) / task.chunks
 
 
-def _table(intervals: Intervals, task: Task, live: int,
+def _table(intervals: Intervals, task: CutProblem, live: int,
            recomputes: bool) -> numpy.ndarray:
     """Bytes of every interval as a chunk."""
     edges = intervals.crossing[:, None] + intervals.crossing[None, :]
@@ -293,8 +294,8 @@ def _table(intervals: Intervals, task: Task, live: int,
     return fixed + live * (inputs + kept)
 
 
-def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
-           recomputes: bool) -> float:
+def _bytes(intervals: Intervals, task: CutProblem, live: int, start: int,
+           end: int, recomputes: bool) -> float:
     fixed = (intervals.parameters[start, end] * task.copies
              + intervals.temporary[start, end] + 2 * (
                  intervals.crossing[start] + intervals.crossing[end]))
@@ -306,7 +307,7 @@ def _bytes(intervals: Intervals, task: Task, live: int, start: int, end: int,
     return float(fixed + live * (inputs + kept))
 
 
-def _why(intervals: Intervals, task: Task) -> str:
+def _why(intervals: Intervals, task: CutProblem) -> str:
     """What is missing by how much, and what would help."""
     assert task.memory is not None
     needed = least_memory(intervals, task)
@@ -323,7 +324,7 @@ def _why(intervals: Intervals, task: Task) -> str:
     return f'{said}. What would help: {"; ".join(helps)}'
 
 
-def _ways(task: Task) -> list[tuple[str, Task]]:
+def _ways(task: CutProblem) -> list[tuple[str, CutProblem]]:
     ways = [(f'{task.stages * factor} ranks',
              dataclasses.replace(task, stages=task.stages * factor))
             for factor in (2, 4)]
@@ -333,7 +334,7 @@ def _ways(task: Task) -> list[tuple[str, Task]]:
     return ways
 
 
-def least_memory(intervals: Intervals, task: Task) -> float:
+def least_memory(intervals: Intervals, task: CutProblem) -> float:
     """The smallest limit under which there is a cut, in bytes."""
     if task.parts > intervals.count:
         return math.inf

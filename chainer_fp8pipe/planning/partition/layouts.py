@@ -17,9 +17,9 @@ from ...pipeline.schedules.schedule import make_schedule
 from ..schedules.simulator import Link
 from ..sizes import said_bytes
 from .calls import Call, Parameter
-from .cuts import DoesNotFit, Task, Wire, chunk_costs
+from .cuts import CutProblem, DoesNotFit, Wire, chunk_costs
 from .intervals import Intervals
-from .partition_plan import Plan, ends_of
+from .partition_plan import PartitionPlan, ends_of
 from .positions import Order
 from .search import search
 from .shared_cores import Cores, shared_step
@@ -29,7 +29,7 @@ GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Placement:
     """All ranks of a job, as layouts have to know them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Ranks:
 
     @classmethod
     def apart(cls, count: int, wire: Wire, gradient_bytes: float = 4.0
-              ) -> Ranks:
+              ) -> Placement:
         """Ranks none of which disturbs another one.
 
         Args:
@@ -58,7 +58,7 @@ class Ranks:
         return cls(each, Cores(each), wire, gradient_bytes)
 
 
-class Layout(NamedTuple):
+class GridLayout(NamedTuple):
     """A number of stages, and what is expected of it.
 
     Attributes:
@@ -76,13 +76,14 @@ class Layout(NamedTuple):
     seconds: float | None
     exchange: float = 0.0
     memory: float = 0.0
-    plan: Plan | None = None
+    plan: PartitionPlan | None = None
     reason: str = ''
 
 
 def layouts(calls: Sequence[Call], order: Order,
-            parameters: Mapping[str, Parameter], task: Task, ranks: Ranks
-            ) -> list[Layout]:
+            parameters: Mapping[str, Parameter], task: CutProblem,
+            ranks: Placement
+            ) -> list[GridLayout]:
     """All factorisations of the ranks, the fastest first.
 
     Args:
@@ -104,7 +105,7 @@ def layouts(calls: Sequence[Call], order: Order,
         try:
             plan = search(calls, order, parameters, part)
         except (DoesNotFit, ValueError) as error:
-            found.append(Layout(stages, count // stages, None,
+            found.append(GridLayout(stages, count // stages, None,
                                 reason=str(error).partition('. What')[0]))
             continue
         found.append(_layout(plan, intervals, parameters, part, ranks))
@@ -112,7 +113,7 @@ def layouts(calls: Sequence[Call], order: Order,
         one.seconds is None, one.seconds or 0.0))
 
 
-def table(found: Sequence[Layout]) -> str:
+def table(found: Sequence[GridLayout]) -> str:
     """A line per layout; why not the others."""
     rows = [['stages x replicas', 'update', 'of it exchange', 'memory',
              'against the best']]
@@ -133,9 +134,10 @@ def table(found: Sequence[Layout]) -> str:
         in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _layout(plan: Plan, intervals: Intervals,
-            parameters: Mapping[str, Parameter], task: Task, ranks: Ranks
-            ) -> Layout:
+def _layout(plan: PartitionPlan, intervals: Intervals,
+            parameters: Mapping[str, Parameter], task: CutProblem,
+            ranks: Placement
+            ) -> GridLayout:
     replicas = len(ranks.nodes) // task.stages
     compute = shared_step(
         make_schedule(task.schedule, task.stages, task.micro_batches,
@@ -146,12 +148,12 @@ def _layout(plan: Plan, intervals: Intervals,
              plan.predicted.crossing),
         place(ranks.nodes, task.stages).ranks, ranks.cores)
     exchange = _exchange(plan, parameters, task, ranks, replicas)
-    return Layout(task.stages, replicas, compute + exchange, exchange,
+    return GridLayout(task.stages, replicas, compute + exchange, exchange,
                   max(plan.predicted.memory), plan)
 
 
-def _exchange(plan: Plan, parameters: Mapping[str, Parameter], task: Task,
-              ranks: Ranks, replicas: int) -> float:
+def _exchange(plan: PartitionPlan, parameters: Mapping[str, Parameter],
+              task: CutProblem, ranks: Placement, replicas: int) -> float:
     """Seconds in which replicas average gradients.
 
     As many bytes as an all-reduce must send at least, by the stage that has

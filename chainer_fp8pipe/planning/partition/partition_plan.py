@@ -31,7 +31,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartitionPlan:
     """Where a model is cut.
 
     Attributes:
@@ -81,20 +81,21 @@ class Plan:
             'predicted': asdict(self.predicted)}
 
 
-def load_plan(source: str | Mapping[str, Any] | Plan) -> Plan:
+def load_plan(source: str | Mapping[str, Any] | PartitionPlan
+             ) -> PartitionPlan:
     """Reads a plan, and checks that its parts agree with each other.
 
     Args:
-        source: The path of a file that :meth:`Plan.save` has written, the
-            dictionary that is in such a file, or a :class:`Plan`, which is
-            returned as it is.
+        source: The path of a file that :meth:`PartitionPlan.save` has written,
+            the dictionary that is in such a file, or a
+            :class:`PartitionPlan`, which is returned as it is.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: The source is no plan, or a plan that contradicts itself;
             the message says how.
     """
-    if isinstance(source, Plan):
+    if isinstance(source, PartitionPlan):
         return source
     name = 'the plan'
     if isinstance(source, str):
@@ -111,7 +112,7 @@ def load_plan(source: str | Mapping[str, Any] | Plan) -> Plan:
                          'another kind') from None
 
 
-def _checked(data: Mapping[str, Any]) -> Plan:
+def _checked(data: Mapping[str, Any]) -> PartitionPlan:
     if data['format'] != _FORMAT:
         raise ValueError(f'a plan of format {data["format"]!r}; this version '
                          f'reads format {_FORMAT}')
@@ -140,7 +141,7 @@ def _checked(data: Mapping[str, Any]) -> Plan:
     predicted: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
                  for key, value in data.get('predicted', {}).items()}
-    return Plan(order, tuple(cuts), stages, recompute,
+    return PartitionPlan(order, tuple(cuts), stages, recompute,
                 int(data['micro_batches']), str(data['schedule']),
                 Predicted(**predicted))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..sizes import said_bytes
-from .partition_plan import Plan
+from .partition_plan import PartitionPlan
 
 Colour = tuple[float, float, float]
 
@@ -79,8 +79,9 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
 
     Args:
         cut: A model that :func:`~chainer_fp8pipe.partition` has cut, or its
-            ``model.partition``; or a :class:`.Plan`, which knows nothing of
-            parameters' bytes, of names of what crosses, and of brackets.
+            ``model.partition``; or a :class:`.PartitionPlan`, which knows
+            nothing of parameters' bytes, of names of what crosses, and of
+            brackets.
         path: A file that matplotlib can write, e.g. ``plan.png``.
         memory: The limit of each rank in bytes, drawn as a line; default:
             what :func:`~chainer_fp8pipe.partition` was given.
@@ -94,7 +95,7 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
         raise ImportError('a plan is drawn with matplotlib (pip install '
                           'matplotlib)') from reason
     part = getattr(cut, 'partition', cut)
-    plan: Plan = getattr(part, 'plan', part)
+    plan: PartitionPlan = getattr(part, 'plan', part)
     known = None if part is plan else part
     if memory is None and known is not None:
         memory = known.limit
@@ -117,7 +118,8 @@ class _Picture:
         height: Of the figure, in inches.
     """
 
-    def __init__(self, plan: Plan, part: Any, limit: float | None) -> None:
+    def __init__(self, plan: PartitionPlan, part: Any, limit: float | None
+                ) -> None:
         self._title = _title(plan, part)
         self._rows = _rows(plan, part)
         self._ties = _ties(plan, part)
@@ -248,7 +250,7 @@ def _figure(axes: Any, number: int, value: float, text: str,
               'pad': 0.5})
 
 
-def _rows(plan: Plan, part: Any) -> list[_Row]:
+def _rows(plan: PartitionPlan, part: Any) -> list[_Row]:
     predicted, homes = plan.predicted, plan.homes()
     total = sum(predicted.busy)
     rows = []
@@ -269,7 +271,7 @@ def _rows(plan: Plan, part: Any) -> list[_Row]:
     return rows
 
 
-def _crossing(plan: Plan, part: Any, chunk: int) -> str:
+def _crossing(plan: PartitionPlan, part: Any, chunk: int) -> str:
     """The bytes that go to the next chunk, and the names of the first."""
     if chunk == len(plan.cuts):
         return ''
@@ -284,7 +286,7 @@ def _crossing(plan: Plan, part: Any, chunk: int) -> str:
         f': {said}{more}' if said else '')
 
 
-def _ties(plan: Plan, part: Any) -> list[_Tie]:
+def _ties(plan: PartitionPlan, part: Any) -> list[_Tie]:
     """Parameters on several ranks, those on the same chunks together."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name in part.ties if part else ():
@@ -310,7 +312,7 @@ def _bracket(axes: Any, left: float, tie: _Tie, rows: int) -> None:
               rotation=90, va='center', ha='left', fontsize=7.5, color=_GREY)
 
 
-def _title(plan: Plan, part: Any) -> str:
+def _title(plan: PartitionPlan, part: Any) -> str:
     predicted = plan.predicted
     text = f'{plan.stages} stages'
     if part is not None:

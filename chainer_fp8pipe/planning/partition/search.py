@@ -4,14 +4,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .calls import Call, Parameter
-from .cuts import Cut, Task, best_cut, evaluate
+from .cuts import Cut, CutProblem, best_cut, evaluate
 from .intervals import Intervals
-from .partition_plan import Plan, Predicted, ends_of
+from .partition_plan import PartitionPlan, Predicted, ends_of
 from .positions import Order
 
 
 def search(calls: Sequence[Call], order: Order,
-           parameters: Mapping[str, Parameter], task: Task) -> Plan:
+           parameters: Mapping[str, Parameter], task: CutProblem
+          ) -> PartitionPlan:
     """The plan with the shortest step.
 
     Args:
@@ -26,13 +27,15 @@ def search(calls: Sequence[Call], order: Order,
     """
     intervals = Intervals(calls, order, parameters)
     cut = best_cut(intervals, task)
-    return Plan(order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
+    return PartitionPlan(order,
+                         tuple(intervals.starts[end] for end in cut.ends[:-1]),
                 task.stages, cut.recompute, task.micro_batches,
                 task.schedule, _predicted(cut))
 
 
-def predict(calls: Sequence[Call], plan: Plan,
-            parameters: Mapping[str, Parameter], task: Task) -> Predicted:
+def predict(calls: Sequence[Call], plan: PartitionPlan,
+            parameters: Mapping[str, Parameter], task: CutProblem
+           ) -> Predicted:
     """What is expected of a plan for these calls."""
     intervals = Intervals(calls, plan.order, parameters)
     return _predicted(evaluate(intervals, task, ends_of(

@@ -13,7 +13,7 @@ _BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
-class Report:
+class ScheduleReport:
     """What a schedule needs.
 
     Attributes:
@@ -31,7 +31,7 @@ class Report:
     peak_live: tuple[int, ...]
 
 
-def check(schedule: Schedule) -> Report:
+def check(schedule: Schedule) -> ScheduleReport:
     """Proves that all ranks' actions together are complete and come to an end.
 
     Each chunk takes each micro-batch forward and backward once, in the order
@@ -58,7 +58,7 @@ def check(schedule: Schedule) -> Report:
         _check_needs(schedule, rank)
     _check_messages(schedule)
     timeline = simulate(schedule, [UNIT] * (schedule.last_chunk + 1))
-    return Report(timeline.step_time, timeline.idle_share, tuple(
+    return ScheduleReport(timeline.step_time, timeline.idle_share, tuple(
         _peak_live(actions) if trained else 1
         for actions in schedule.actions))
 

@@ -7,7 +7,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ..hooks import Schedule
+from ..hooks import RateSchedule
 
 
 class FollowEpochs(extension.Extension):
@@ -47,13 +47,13 @@ class FollowEpochs(extension.Extension):
             schedule.epoch = float(epoch[0])
 
 
-def _schedules(trainer: chainer.training.Trainer) -> list[Schedule | None]:
+def _schedules(trainer: chainer.training.Trainer) -> list[RateSchedule | None]:
     return [_schedule(optimizer) for optimizer
             in trainer.updater.get_all_optimizers().values()]
 
 
-def _schedule(optimizer: Any) -> Schedule | None:
+def _schedule(optimizer: Any) -> RateSchedule | None:
     for hook in optimizer._hookable._pre_update_hooks.values():
-        if isinstance(hook, Schedule):
+        if isinstance(hook, RateSchedule):
             return hook
     return None

@@ -37,7 +37,7 @@ from .job_state import (
     movable,
     restore,
 )
-from .snapshot_file import Content, Index
+from .snapshot_file import Content, SnapshotIndex
 
 _PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
@@ -143,7 +143,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
         content: Content | None = raise_together(
             ranks, lambda: stack.enter_context(_opened(path))
             if ranks.rank == 0 else None, error=ValueError)
-        index: Index = ranks.bcast(content and content.index)
+        index: SnapshotIndex = ranks.bcast(content and content.index)
         _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
@@ -198,7 +198,7 @@ def _opened(path: str) -> Iterator[Content]:
 
 
 def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
-                 content: Content | None, index: Index) -> None:
+                 content: Content | None, index: SnapshotIndex) -> None:
     """Cuts a partitioned model as it was cut when the snapshot was made."""
     follow = getattr(trainer.updater, 'follow_plan', None)
     if follow is None or _PLAN not in index.keys:
@@ -209,14 +209,15 @@ def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
     follow(text)
 
 
-def _is_layout(index: Index, ranks: MPI.Comm, current: State,
+def _is_layout(index: SnapshotIndex, ranks: MPI.Comm, current: State,
                communicator: str) -> bool:
     """Whether this rank did the same part of the same job."""
     return (index.ranks == ranks.size and index.communicator == communicator
             and layout(index.of_rank(ranks.rank)) == layout(current))
 
 
-def _unclaimed(ranks: MPI.Comm, index: Index, wishes: numpy.ndarray) -> str:
+def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
+              ) -> str:
     """What of the snapshot's model is on no rank; '' if nothing.
 
     Call it on all ranks.

@@ -26,7 +26,7 @@ from .optimizer_state import State
 ALL = 'all/'
 
 
-class Index(NamedTuple):
+class SnapshotIndex(NamedTuple):
     """What is in a snapshot.
 
     Attributes:
@@ -66,7 +66,7 @@ class Content:
         if not needed <= self._members:
             raise ValueError(f'{path} was not written by the Snapshot '
                              'extension of this version of chainer_fp8pipe')
-        self.index = Index(
+        self.index = SnapshotIndex(
             path, str(self._read('meta/communicator')),
             [name[len(ALL):] for name in archive.files
              if name.startswith(ALL)], self._read('meta/has'))

@@ -6,7 +6,7 @@ from typing import Any
 from ..learning_rate import LearningRate, check_count
 
 
-class Schedule:
+class RateSchedule:
     """Sets the optimizer's ``lr`` before each update.
 
     How far the training is, it finds from the optimizer's count of updates,

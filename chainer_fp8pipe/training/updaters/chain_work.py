@@ -12,7 +12,7 @@ from ...chains.names import OBSERVER
 from ...chains.part import ChainPart
 from ...chains.partitioned import Form
 from ...chains.rehearsal import weights
-from ...chains.staged_trace import Program
+from ...chains.staged_trace import StagedTrace
 from ...mpi.agreement import Signature, agree
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
@@ -21,8 +21,8 @@ from ...pipeline.loss import LossHead
 from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
 from ...pipeline.tape import Arrays
-from ...planning.partition.partition_plan import Plan
-from .step_batch import Batch
+from ...planning.partition.partition_plan import PartitionPlan
+from .step_batch import StepBatch
 from .together import Opened, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
@@ -48,8 +48,8 @@ class ChainWork:
         self.head = LossHead(_given, {}, float)
         self.chunks = model.plan.chunks
         self.layers = 0
-        self._programs: list[Program] = []
-        self._last: dict[str, list[Program]] = {}
+        self._programs: list[StagedTrace] = []
+        self._last: dict[str, list[StagedTrace]] = {}
         self._calls: list[nested.Fresh] = []
         self._trained = 0
         self._weights: list[float] = []
@@ -202,7 +202,7 @@ class ChainWork:
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
 
-    def follow_plan(self, plan: Plan, optimizer: Any) -> bool:
+    def follow_plan(self, plan: PartitionPlan, optimizer: Any) -> bool:
         """Cuts the model as a snapshot's run had it.
 
         Call it on all ranks.
@@ -253,7 +253,7 @@ class ChainWork:
         assert self._method is not None
         return self._method
 
-    def _share(self, batch: Batch | None) -> tuple[Any, list[Any]]:
+    def _share(self, batch: StepBatch | None) -> tuple[Any, list[Any]]:
         """The batch on all ranks, where the model is."""
         form, host = None, None
         if batch is not None:

@@ -22,17 +22,17 @@ from ...pipeline.schedules.schedule import (
     forward_schedule,
     make_schedule,
 )
-from ...pipeline.stage_executor import Executor
+from ...pipeline.stage_executor import StageExecutor
 from ...pipeline.tape import Arrays
 from ...report.recorder import Recorder
 from .chain_work import ChainWork
 from .layer_work import LayerWork
-from .step_batch import Batch
+from .step_batch import StepBatch
 from .tied_gradients import TiedGradients
 from .together import Opened, Sums, Together
 
 
-class Steps:
+class PipelineSteps:
     """What a pipeline's ranks do together.
 
     Args:
@@ -120,10 +120,11 @@ class Steps:
         self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
 
     def _make_executor(self) -> None:
-        self._executor = Executor(self._chunks, self._channels, self._last,
+        self._executor = StageExecutor(self._chunks, self._channels,
+                                       self._last,
                                   self._work.layers, self.recorder)
 
-    def train(self, read: Callable[[], Batch], iteration: int,
+    def train(self, read: Callable[[], StepBatch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],
               announced: Callable | None = None
               ) -> tuple[dict[str, float], tuple[float, ...]]:
@@ -181,7 +182,7 @@ class Steps:
         """Gives tied parameters their means; call it on all ranks."""
         self._tied.hand_back()
 
-    def evaluate(self, read: Callable[[], Batch]) -> dict[str, float]:
+    def evaluate(self, read: Callable[[], StepBatch]) -> dict[str, float]:
         """Loss and metrics of one batch, without training; on all ranks.
 
         Args:
@@ -200,7 +201,7 @@ class Steps:
             self._infer(inputs, places, self._head)
         return self._means('evaluate', work)
 
-    def predict(self, read: Callable[[], Batch], wanted: bool,
+    def predict(self, read: Callable[[], StepBatch], wanted: bool,
                 method: str) -> Any:
         """The outputs for one batch, on the ranks that want them.
 
@@ -261,7 +262,7 @@ class Steps:
         self._sums.forget()
         self._statistics.forget()
 
-    def _enough(self, read: Callable[[], Batch]) -> Batch:
+    def _enough(self, read: Callable[[], StepBatch]) -> StepBatch:
         batch = read()
         samples = batch.samples()
         if samples < self._micro_batches:

@@ -25,8 +25,8 @@ from .chain_work import ChainWork, recompute_of, report
 from .following_iterator import FollowingIterator, progress
 from .layer_work import LayerWork
 from .layout import layout_problem
-from .pipeline_steps import Steps
-from .step_batch import Batch, split_target, whole_batch
+from .pipeline_steps import PipelineSteps
+from .step_batch import StepBatch, split_target, whole_batch
 from .whole_model import decide_together, decisions
 
 
@@ -156,7 +156,7 @@ class PipelineUpdater(StandardUpdater):
             iterator = FollowingIterator()
         super().__init__(iterator, optimizer, converter, device,
                          auto_new_epoch=auto_new_epoch)
-        self._steps = raise_together(grid.comm, lambda: Steps(
+        self._steps = raise_together(grid.comm, lambda: PipelineSteps(
             model, grid, work, micro_batches=micro_batches,
             schedule=schedule, recompute=recompute,
             activation_codec=activation_codec, seed=seed), error=ValueError)
@@ -288,13 +288,13 @@ class PipelineUpdater(StandardUpdater):
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 
-    def _read(self) -> Batch:
+    def _read(self) -> StepBatch:
         iterator = self.get_iterator('main')
         arrays = convert._call_converter(
             self.converter, iterator.next(), self.input_device)
         return self._batch(arrays, progress(iterator))
 
-    def _batch(self, arrays: Any, *now: Any) -> Batch:
+    def _batch(self, arrays: Any, *now: Any) -> StepBatch:
         if isinstance(self._work, ChainWork):
             return whole_batch(arrays, *now)
         return split_target(arrays, self.label_key, *now)
@@ -307,10 +307,10 @@ class PipelineUpdater(StandardUpdater):
             chainer.report(means, model)
 
 
-def _given(inputs: tuple) -> Batch:
+def _given(inputs: tuple) -> StepBatch:
     if not inputs or any(array is None for array in inputs):
         raise ValueError('the first stage of each pipeline needs arrays')
-    return Batch(tuple(array.array if isinstance(array, chainer.Variable)
+    return StepBatch(tuple(array.array if isinstance(array, chainer.Variable)
                        else array for array in inputs), None)
 
 

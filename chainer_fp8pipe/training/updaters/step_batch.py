@@ -7,7 +7,7 @@ from ...pipeline.layers import as_tuple
 from ...pipeline.tape import Arrays
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """Arrays of one batch.
 
     Attributes:
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def split_target(arrays: Any, label_key: Any,
-                 progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
+                 progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
     """Inputs and target of a converted batch.
 
     Args:
@@ -73,17 +73,17 @@ def split_target(arrays: Any, label_key: Any,
                              f'label_key, not {label_key!r}')
         arrays = dict(arrays)
         target = arrays.pop(label_key)
-        return Batch(tuple(arrays.values()), target, progress)
+        return StepBatch(tuple(arrays.values()), target, progress)
     arrays = list(as_tuple(arrays))
     if len(arrays) < 2:
         raise ValueError('an example has no target; it must be a tuple of '
                          'one input or more and the target')
     target = arrays.pop(label_key)
-    return Batch(tuple(arrays), target, progress)
+    return StepBatch(tuple(arrays), target, progress)
 
 
 def whole_batch(arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
-                ) -> Batch:
+                ) -> StepBatch:
     """A converted batch for a model that has its loss inside.
 
     Args:
@@ -91,6 +91,6 @@ def whole_batch(arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
         progress: Goes into the batch.
     """
     if isinstance(arrays, dict):
-        return Batch(tuple(arrays.values()), None, progress, tuple(arrays))
-    return Batch(arrays if isinstance(arrays, tuple) else (arrays,), None,
+        return StepBatch(tuple(arrays.values()), None, progress, tuple(arrays))
+    return StepBatch(arrays if isinstance(arrays, tuple) else (arrays,), None,
                  progress)

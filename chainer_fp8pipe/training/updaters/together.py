@@ -19,7 +19,7 @@ from ...channel.errors import RemoteError
 from ...mpi.agreement import Signature, agree
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
-from .step_batch import Batch
+from .step_batch import StepBatch
 
 _STEPS = ('train', 'evaluate', 'predict')
 _READ, _ENDED, _FAILED = range(3)
@@ -37,7 +37,7 @@ class Opened(NamedTuple):
         progress: Of the first stage's iterator.
     """
 
-    batch: Batch | None
+    batch: StepBatch | None
     samples: int
     first_sample: int
     progress: tuple[float, ...]
@@ -60,7 +60,7 @@ class Together:
         #: Names that ranks have had sums for, in each kind of step.
         self._known: dict[str, list[str]] = {}
 
-    def open(self, step: str, read: Callable[[], Batch],
+    def open(self, step: str, read: Callable[[], StepBatch],
              entries: Mapping[str, str] | None = None) -> Opened:
         """All ranks learn what the first stage has read, or that it failed.
 

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.images.workers.batch_ring import Layout, Slots
+from chainer_fp8pipe.images.workers.batch_ring import BatchRing, RingLayout
 from chainer_fp8pipe.images.workers.segment import Segment
 
 import numpy
@@ -17,8 +17,9 @@ def arrays(slot):
        side=st.integers(1, 20),
        dtype=st.sampled_from(['uint8', 'float16', 'float32']))
 def test_no_two_arrays_of_a_ring_share_a_byte(slots, capacity, side, dtype):
-    layout = Layout(slots, capacity, (3, side, 2 * side), numpy.dtype(dtype))
-    ring = Slots(Segment.create(layout.total_bytes), layout)
+    layout = RingLayout(
+        slots, capacity, (3, side, 2 * side), numpy.dtype(dtype))
+    ring = BatchRing(Segment.create(layout.total_bytes), layout)
     found = [ring.generation]
     for number in range(slots):
         found += arrays(ring[number])
@@ -34,8 +35,8 @@ def test_no_two_arrays_of_a_ring_share_a_byte(slots, capacity, side, dtype):
 
 @pytest.mark.parametrize('text', ['', 'short', 'ä' * 100])
 def test_a_message_is_read_back(text):
-    layout = Layout(1, 2, (3, 2, 2), numpy.dtype('u1'))
-    slot = Slots(Segment.create(layout.total_bytes), layout)[0]
+    layout = RingLayout(1, 2, (3, 2, 2), numpy.dtype('u1'))
+    slot = BatchRing(Segment.create(layout.total_bytes), layout)[0]
     slot.set_message(1, 'something longer that was here before' * 9)
     slot.set_message(1, text)
     assert slot.message(1) == text
@@ -43,7 +44,7 @@ def test_a_message_is_read_back(text):
 
 
 def test_of_a_long_message_the_end_is_kept():
-    layout = Layout(1, 1, (3, 2, 2), numpy.dtype('u1'))
-    slot = Slots(Segment.create(layout.total_bytes), layout)[0]
+    layout = RingLayout(1, 1, (3, 2, 2), numpy.dtype('u1'))
+    slot = BatchRing(Segment.create(layout.total_bytes), layout)[0]
     slot.set_message(0, 'x' * 5000 + 'KeyError')
     assert slot.message(0).endswith('xxKeyError')

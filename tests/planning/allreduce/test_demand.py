@@ -2,8 +2,8 @@
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.plan import (
-    Action,
-    Kind,
+    Instruction,
+    Opcode,
     Plan,
     aggregator,
     compose,
@@ -19,7 +19,7 @@ from chainer_fp8pipe.planning.allreduce.demand import (
     ring_demand,
     torus2d_demand,
 )
-from chainer_fp8pipe.planning.allreduce.traffic import Form, Traffic
+from chainer_fp8pipe.planning.allreduce.traffic import MessageForm, Traffic
 
 import pytest
 
@@ -78,19 +78,19 @@ def test_a_large_torus_has_few_steps():
 def test_what_a_ring_of_three_does_is_counted_by_hand():
     third = Fraction(1, 3)
     reduce, gather = ring_demand(3).workers
-    assert reduce.sent == {(0, Form.CONTRIBUTION): Traffic(1, third),
-                           (0, Form.PARTIAL): Traffic(1, third)}
+    assert reduce.sent == {(0, MessageForm.CONTRIBUTION): Traffic(1, third),
+                           (0, MessageForm.PARTIAL): Traffic(1, third)}
     assert (reduce.own, reduce.encoded) == (2 * third, third)
-    assert gather.received == {(0, Form.RESULT): Traffic(2, 2 * third)}
+    assert gather.received == {(0, MessageForm.RESULT): Traffic(2, 2 * third)}
     assert (gather.own, gather.encoded) == (0, 0)
 
 
 def test_ranks_that_do_different_things_are_an_error():
     """Rank 0 does all the work."""
     plan = Plan('own', 2, 2, 1, (
-        (Action(Kind.RECEIVE_PARTIAL, 1, 0, 1),),
-        (Action(Kind.SEND_PARTIAL, 0, 0, 1),)), (((0, 1),), ()), 2, (
-        (Action(Kind.SEND_RESULT, 1, 0, 1),),
-        (Action(Kind.RECEIVE_RESULT, 0, 0, 1),)))
+        (Instruction(Opcode.RECEIVE_PARTIAL, 1, 0, 1),),
+        (Instruction(Opcode.SEND_PARTIAL, 0, 0, 1),)), (((0, 1),), ()), 2, (
+        (Instruction(Opcode.SEND_RESULT, 1, 0, 1),),
+        (Instruction(Opcode.RECEIVE_RESULT, 0, 0, 1),)))
     with pytest.raises(ValueError, match="'own': rank 1 does not do the same"):
         demand(plan)

@@ -2,8 +2,8 @@
 from dataclasses import replace
 
 from chainer_fp8pipe.allreduce.plan import (
-    Action,
-    Kind,
+    Instruction,
+    Opcode,
     Plan,
     aggregator,
     direct,
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ...allreduce.plans import Stuck, interpret, plans
 
-SP, RP, EN = Kind.SEND_PARTIAL, Kind.RECEIVE_PARTIAL, Kind.ENCODE
-SR, RR = Kind.SEND_RESULT, Kind.RECEIVE_RESULT
+SP, RP, EN = Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE
+SR, RR = Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT
 
 quick = settings(deadline=None, max_examples=150)
 
@@ -134,10 +134,10 @@ def own(first, second, **changes):
 
 
 #: Two ranks exchange blocks.
-FIRST = ((Action(SP, 1, 1, 2), Action(RP, 1, 0, 1)),
-         (Action(SR, 1, 0, 1), Action(RR, 1, 1, 2)))
-SECOND = ((Action(SP, 0, 0, 1), Action(RP, 0, 1, 2)),
-          (Action(SR, 0, 1, 2), Action(RR, 0, 0, 1)))
+FIRST = ((Instruction(SP, 1, 1, 2), Instruction(RP, 1, 0, 1)),
+         (Instruction(SR, 1, 0, 1), Instruction(RR, 1, 1, 2)))
+SECOND = ((Instruction(SP, 0, 0, 1), Instruction(RP, 0, 1, 2)),
+          (Instruction(SR, 0, 1, 2), Instruction(RR, 0, 0, 1)))
 
 
 def test_the_model_of_the_broken_ones_is_sound():
@@ -177,7 +177,7 @@ def test_the_model_of_the_broken_ones_is_sound():
     ((FIRST[0], (*FIRST[0], *FIRST[1])),
      "rank 0: 'send a partial sum' (block 1, rank 1) does not belong into "
      'the all-gather'),
-    (((*FIRST[0], Action(EN, 0, 0, 1)), FIRST[1]),
+    (((*FIRST[0], Instruction(EN, 0, 0, 1)), FIRST[1]),
      "rank 0: 'encode the mean' (block 0, of 0 contributions) is the mean of "
      'nothing'),
 ])
@@ -203,9 +203,9 @@ def test_ranks_that_wait_for_each_other_are_named():
 
 def test_a_contribution_is_not_sent_to_two_ranks():
     plan = Plan('own', 3, 3, 1, (
-        (Action(RP, 1, 0, 1), Action(RP, 2, 0, 1)),
-        (Action(SP, 0, 0, 1), Action(SP, 2, 0, 1)),
-        (Action(RP, 1, 0, 1), Action(SP, 0, 0, 1))),
+        (Instruction(RP, 1, 0, 1), Instruction(RP, 2, 0, 1)),
+        (Instruction(SP, 0, 0, 1), Instruction(SP, 2, 0, 1)),
+        (Instruction(RP, 1, 0, 1), Instruction(SP, 0, 0, 1))),
         (((0, 1),), (), ()), 4, ((), (), ()))
     with pytest.raises(PlanError) as caught:
         check(plan)
@@ -216,7 +216,7 @@ def test_a_contribution_is_not_sent_to_two_ranks():
 
 def test_a_sum_is_not_added_to_what_was_sent():
     """It would never reach the owner."""
-    both = (Action(SP, 1, 0, 1), Action(RP, 1, 0, 1)), ()
+    both = (Instruction(SP, 1, 0, 1), Instruction(RP, 1, 0, 1)), ()
     plan = own(both, tuple(tuple(action._replace(peer=0) for action in half)
                            for half in both))
     with pytest.raises(PlanError) as caught:
@@ -227,8 +227,8 @@ def test_a_sum_is_not_added_to_what_was_sent():
 
 
 def test_who_has_no_contribution_has_nothing_to_send():
-    plan = Plan('own', 2, 1, 1, ((Action(RP, 1, 0, 1),),
-                                 (Action(SP, 0, 0, 1),)),
+    plan = Plan('own', 2, 1, 1, ((Instruction(RP, 1, 0, 1),),
+                                 (Instruction(SP, 0, 0, 1),)),
                 (((0, 1),), ()), 1, ((), ()))
     with pytest.raises(PlanError, match="rank 1: 'send a partial sum' .* "
                                         'nothing of block 0'):
@@ -237,7 +237,7 @@ def test_who_has_no_contribution_has_nothing_to_send():
 
 def test_a_contribution_that_does_not_count_is_named():
     plan = Plan('own', 2, 2, 1, ((), ()), ((), ((0, 1),)), 1,
-                ((Action(RR, 1, 0, 1),), (Action(SR, 0, 0, 1),)))
+                ((Instruction(RR, 1, 0, 1),), (Instruction(SR, 0, 0, 1),)))
     with pytest.raises(PlanError) as caught:
         check(plan)
     assert str(caught.value) == (
@@ -248,8 +248,9 @@ def test_a_contribution_that_does_not_count_is_named():
 def test_groups_of_different_size_have_no_mean_of_means():
     """Ranks 0 and 1 are a group of two, rank 2 is alone."""
     plan = Plan('own', 3, 3, 1, (
-        (Action(RP, 1, 0, 1), Action(EN, 2, 0, 1), Action(RP, 2, 0, 1)),
-        (Action(SP, 0, 0, 1),), (Action(SP, 0, 0, 1),)),
+        (Instruction(RP, 1, 0, 1), Instruction(
+            EN, 2, 0, 1), Instruction(RP, 2, 0, 1)),
+        (Instruction(SP, 0, 0, 1),), (Instruction(SP, 0, 0, 1),)),
         (((0, 1),), (), ()), 2, ((), (), ()))
     with pytest.raises(PlanError, match="rank 0: .* has 1/4, not 1/3, of rank "
                                         "0's contribution"):
@@ -282,8 +283,8 @@ def test_a_worker_without_the_result_is_found():
 def test_blocks_in_one_message_are_in_one_state():
     """Else nobody could say in which form they travel."""
     plan = Plan('own', 2, 2, 2, (
-        (Action(RP, 1, 0, 1), Action(SP, 1, 0, 2)),
-        (Action(SP, 0, 0, 1), Action(RP, 0, 0, 2))),
+        (Instruction(RP, 1, 0, 1), Instruction(SP, 1, 0, 2)),
+        (Instruction(SP, 0, 0, 1), Instruction(RP, 0, 0, 2))),
         ((), ((0, 2),)), 2, ((), ()))
     with pytest.raises(PlanError, match=r'rank 0: .*blocks 0 to 1, rank 1\) '
                                         'has blocks that were added to'):

@@ -1,7 +1,7 @@
 """Simulated exchanges take what formulas and hand say."""
 from chainer_fp8pipe.allreduce.plan import (
-    Action,
-    Kind,
+    Instruction,
+    Opcode,
     Plan,
     aggregator,
     compose,
@@ -209,9 +209,10 @@ def test_a_rank_keeps_a_core_that_others_wait_for_its_time_slice(
     """
     blocks = (0, 1), (1, 2)
     plan = Plan('own', 3, 3, 2, (
-        *(tuple(Action(Kind.SEND_PARTIAL, 2, *block) for block in blocks)
+        *(tuple(Instruction(Opcode.SEND_PARTIAL, 2,
+                            *block) for block in blocks)
           for rank in (0, 1)),
-        tuple(Action(Kind.RECEIVE_PARTIAL, rank, *block)
+        tuple(Instruction(Opcode.RECEIVE_PARTIAL, rank, *block)
               for rank in (0, 1) for block in blocks)), ((), (), ((0, 2),)),
         3, ((), (), ()))
     cluster = Cluster(range(3), 1e12, 0.0, message_cost=1.0, cores=1,
@@ -290,10 +291,10 @@ def test_every_plan_comes_to_an_end_and_sends_what_the_checker_counts(
 def test_a_message_that_arrives_early_waits_for_its_step():
     """Rank 0 is asked for rank 1's contribution after rank 2's late one."""
     plan = Plan('own', 3, 3, 1, (
-        (Action(Kind.RECEIVE_PARTIAL, 2, 0, 1),
-         Action(Kind.RECEIVE_PARTIAL, 1, 0, 1),
-         ), (Action(Kind.SEND_PARTIAL, 0, 0, 1),),
-        (Action(Kind.SEND_PARTIAL, 0, 0, 1),)), (((0, 1),), (), ()), 3,
+        (Instruction(Opcode.RECEIVE_PARTIAL, 2, 0, 1),
+         Instruction(Opcode.RECEIVE_PARTIAL, 1, 0, 1),
+         ), (Instruction(Opcode.SEND_PARTIAL, 0, 0, 1),),
+        (Instruction(Opcode.SEND_PARTIAL, 0, 0, 1),)), (((0, 1),), (), ()), 3,
         ((), (), ()))
     cluster = Cluster([0, 1, 0], 1e6, 0.0, local_latency=5.0)
     assert seconds([plan], cluster, CodecCosts(1, 1, add=1e6),

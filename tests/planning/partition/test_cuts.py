@@ -4,8 +4,8 @@ import itertools
 import re
 
 from chainer_fp8pipe.planning.partition.cuts import (
+    CutProblem,
     DoesNotFit,
-    Task,
     Wire,
     best_cut,
     evaluate,
@@ -56,7 +56,7 @@ def tasks(draw):
     intervals = intervals_of(calls)
     stages = draw(st.integers(1, 3))
     schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
-    return intervals, Task(stages, draw(st.integers(1, 4)), schedule,
+    return intervals, CutProblem(stages, draw(st.integers(1, 4)), schedule,
                            recompute=draw(st.sampled_from(
                                ['auto', True, False])), wire=WIRE)
 
@@ -99,7 +99,7 @@ def test_a_limit_of_memory_holds_or_nothing_fits(given, memory):
 
 def test_equal_calls_are_dealt_out_equally():
     calls, parameters = chain(*[.01] * 12)
-    found = best_cut(intervals_of(calls, parameters), Task(4, 8))
+    found = best_cut(intervals_of(calls, parameters), CutProblem(4, 8))
     assert found.ends == (3, 6, 9, 12)
     assert found.balance == pytest.approx(1)
 
@@ -107,7 +107,7 @@ def test_equal_calls_are_dealt_out_equally():
 def test_of_equal_cuts_the_one_that_moves_less_is_taken():
     calls, parameters = chain(.02, .0001, .0001, .02, size=4_000_000)
     calls[1].outputs = {0: calls[1].outputs[0]._replace(shape=(10,))}
-    found = best_cut(intervals_of(calls, parameters), Task(2, 4))
+    found = best_cut(intervals_of(calls, parameters), CutProblem(2, 4))
     assert found.ends == (2, 4)
     assert found.crossing == (40.0,)
 
@@ -123,7 +123,7 @@ def test_weights_that_wait_fill_the_bubble():
     """A forward and a backward pass are 10 ms each, on two ranks."""
     calls, parameters = chain(*[.02] * 2)
     intervals = intervals_of(halves(calls), parameters)
-    plain, split = (evaluate(intervals, Task(2, 4, schedule, wire=Wire(
+    plain, split = (evaluate(intervals, CutProblem(2, 4, schedule, wire=Wire(
         0, 1e12)), (1, 2)) for schedule in ('1f1b', 'zero_bubble'))
     assert plain.busy == split.busy
     assert plain.seconds == pytest.approx((4 + 1) * .02)
@@ -138,7 +138,7 @@ def test_gradients_that_wait_for_weights_take_memory():
     plain = intervals_of(calls, parameters)
     waiting = intervals_of(halves(chain(*[.02] * 2, size=1000)[0]),
                            parameters)
-    task = Task(2, 4, 'zero_bubble')
+    task = CutProblem(2, 4, 'zero_bubble')
     outputs = calls[0].outputs[0].nbytes
     for live, less, more in zip(
             task.live(), evaluate(plain, task, (1, 2)).memory,
@@ -152,7 +152,7 @@ def test_gradients_that_wait_for_weights_take_memory():
 def test_a_step_takes_as_long_as_the_simple_pipeline_formula():
     """(micro-batches + stages - 1) times the time of a stage."""
     calls, parameters = chain(*[.01] * 4)
-    task = Task(4, 6, 'gpipe', wire=Wire(0, 1e15))
+    task = CutProblem(4, 6, 'gpipe', wire=Wire(0, 1e15))
     found = best_cut(intervals_of(calls, parameters), task)
     assert found.seconds == pytest.approx((6 + 4 - 1) * .01)
 
@@ -161,7 +161,7 @@ def test_memory_of_a_stage_is_that_of_its_parts():
     """Five arrays of its parameters; two micro-batches live."""
     calls, parameters = chain(.01, .01, size=1000, parameters=400, kept=7000)
     calls[1].temporary = 50
-    task = Task(2, 4, '1f1b', copies=5, overhead=3)
+    task = CutProblem(2, 4, '1f1b', copies=5, overhead=3)
     found = evaluate(intervals_of(calls, parameters), task, (1, 2))
     edges = 2 * 1000            # a buffer to send from, one to receive into
     assert found.memory == (3 + 5 * 400 + 2 * 7000 + edges,
@@ -175,7 +175,7 @@ def test_memory_of_a_stage_is_that_of_its_parts():
 
 def test_only_the_stages_that_would_not_fit_run_forward_twice():
     calls, parameters = chain(*[.01] * 4, kept=10_000_000)
-    task = Task(4, 8, '1f1b', memory=25e6)
+    task = CutProblem(4, 8, '1f1b', memory=25e6)
     found = best_cut(intervals_of(calls, parameters), task)
     assert found.recompute == (True, True, False, False)
     assert found.busy == pytest.approx((.015, .015, .01, .01))
@@ -188,7 +188,7 @@ def test_only_the_stages_that_would_not_fit_run_forward_twice():
 def test_a_large_parameter_gets_a_rank_of_its_own():
     calls, parameters = chain(.01, .01, .01, .01)
     parameters['/3/W'] = parameters['/3/W']._replace(shape=(100_000,))
-    found = best_cut(intervals_of(calls, parameters), Task(
+    found = best_cut(intervals_of(calls, parameters), CutProblem(
         2, 4, memory=2_005_500))
     assert found.ends == (3, 4)
 
@@ -196,7 +196,7 @@ def test_a_large_parameter_gets_a_rank_of_its_own():
 def test_a_model_that_does_not_fit_says_by_how_much():
     calls, parameters = chain(*[.01] * 8, parameters=40_000_000)
     intervals = intervals_of(calls, parameters)
-    task = Task(2, 4, memory=500e6)
+    task = CutProblem(2, 4, memory=500e6)
     with pytest.raises(DoesNotFit) as caught:
         best_cut(intervals, task)
     said = str(caught.value)
@@ -214,7 +214,7 @@ def test_a_model_that_does_not_fit_says_by_how_much():
 def test_small_limits_and_needs_are_said_in_units_that_fit():
     calls, parameters = chain(*[.01] * 4, parameters=300)
     intervals = intervals_of(calls, parameters)
-    task = Task(2, 4, memory=1000)
+    task = CutProblem(2, 4, memory=1000)
     with pytest.raises(DoesNotFit) as caught:
         best_cut(intervals, task)
     said = re.search(r'fits into 1 kB per rank; the best needs (\S+ kB), '
@@ -228,7 +228,7 @@ def test_a_stage_that_must_not_run_twice_keeps_all():
     calls, parameters = chain(*[.01] * 2, kept=5000, size=100)
     calls[0].once = True
     intervals = intervals_of(calls, parameters)
-    task = Task(2, 4, recompute=True)
+    task = CutProblem(2, 4, recompute=True)
     found = best_cut(intervals, task)
     assert found.recompute == (False, True)
     # The first has two micro-batches alive, of its inputs and what it keeps.
@@ -248,20 +248,20 @@ def test_what_recomputation_would_save_is_said():
     calls, parameters = chain(*[.01] * 2, kept=50_000_000, parameters=4)
     with pytest.raises(DoesNotFit, match=r"help: recompute='auto' \(50.1 MB\);"
                        r' smaller micro-batches$'):
-        best_cut(intervals_of(calls, parameters), Task(
+        best_cut(intervals_of(calls, parameters), CutProblem(
             2, 4, memory=60e6, recompute=False))
 
 
 @pytest.mark.parametrize(('schedule', 'live'), [
     ('gpipe', [4, 4, 4]), ('1f1b', [3, 2, 1])])
 def test_a_schedule_says_how_many_micro_batches_live(schedule, live):
-    assert Task(3, 4, schedule).live() == live
+    assert CutProblem(3, 4, schedule).live() == live
 
 
 @pytest.mark.parametrize('memory', [None, 70_000, 50_000])
 def test_a_rank_with_two_chunks_shares_its_memory(memory):
     calls, parameters = chain(*[.01] * 8, kept=2000)
-    found = best_cut(intervals_of(calls, parameters), Task(
+    found = best_cut(intervals_of(calls, parameters), CutProblem(
         2, 4, 'interleaved', chunks=2, memory=memory))
     assert memory or found.ends == (2, 4, 6, 8)
     assert len(found.memory) == 2
@@ -275,7 +275,7 @@ def test_there_is_a_cut_just_where_one_fits(recompute):
     calls, parameters = chain(*[.01, .03, .02, .01, .02], kept=20_000,
                               size=8000)
     intervals = intervals_of(calls, parameters)
-    task = Task(3, 4, 'gpipe', recompute=recompute)
+    task = CutProblem(3, 4, 'gpipe', recompute=recompute)
     for memory in range(40_000, 300_000, 4000):
         limited = dataclasses.replace(task, memory=memory)
         fitting = [ends for ends in every_cut(intervals, limited)

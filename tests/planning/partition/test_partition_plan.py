@@ -2,7 +2,7 @@
 import json
 
 from chainer_fp8pipe.planning.partition.partition_plan import (
-    Plan,
+    PartitionPlan,
     Predicted,
     ends_of,
     load_plan,
@@ -12,7 +12,8 @@ from chainer_fp8pipe.planning.partition.positions import Position
 import pytest
 
 ORDER = (('/a/W', '/a/b'), ('/c',), ('/d/W',))
-PLAN = Plan(ORDER, (Position(1, 0), Position(1, 2), Position(2, 0)), 2,
+PLAN = PartitionPlan(ORDER, (Position(1, 0), Position(1, 2), Position(2, 0)),
+                     2,
             (True, False, False, True), 8, 'interleaved',
             Predicted(.5, (.1, .2, .1, .1), (1e6, 2e6), (10., 20., 30.)))
 

@@ -5,7 +5,7 @@ import tempfile
 from types import SimpleNamespace
 
 from chainer_fp8pipe import partition
-from chainer_fp8pipe.planning import Plan, plot_plan
+from chainer_fp8pipe.planning import PartitionPlan, plot_plan
 from chainer_fp8pipe.planning.partition.calls import Value
 from chainer_fp8pipe.planning.partition.partition_plan import Predicted
 from chainer_fp8pipe.planning.partition.positions import Position
@@ -30,7 +30,7 @@ def cut(stages, chunks=1, limit=2e9, ties=1, again=False, replicas=1):
     parts = stages * chunks
     order = tuple((f'/predictor/encoder/{place}/self_attention/query/W',)
                   for place in range(parts))
-    plan = Plan(
+    plan = PartitionPlan(
         order, tuple(Position(place, 0) for place in range(1, parts)),
         stages, (again,) * parts, 8, 'interleaved',
         Predicted(.25, tuple(.01 + .001 * part for part in range(parts)),
@@ -149,8 +149,8 @@ def test_a_plan_alone_shows_what_it_knows(draw):
 
 
 def test_a_plan_without_predictions_has_names_still(draw):
-    plan = Plan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2, (False, False),
-                4, '1f1b')
+    plan = PartitionPlan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2,
+                         (False, False), 4, '1f1b')
     figure = draw(plan)
     assert not panels(figure)
     assert {'/a/W', '/b/W', 'stage 1',

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.training.hooks import Schedule
+from chainer_fp8pipe.training.hooks import RateSchedule
 from chainer_fp8pipe.training.learning_rate import LearningRate
 
 import chainer
@@ -27,7 +27,7 @@ def update(optimizer):
 
 
 def test_every_update_has_the_rate_of_its_number():
-    optimizer = set_up(Schedule(RATE, samples=128))
+    optimizer = set_up(RateSchedule(RATE, samples=128))
     used = [update(optimizer) for _ in range(18)]
     assert used == pytest.approx(
         [RATE.at(number / 4) for number in range(18)], abs=1e-5)
@@ -36,17 +36,17 @@ def test_every_update_has_the_rate_of_its_number():
 
 
 def test_a_resumed_optimizer_goes_on_where_it_was(tmp_path):
-    first = set_up(Schedule(RATE, samples=128))
+    first = set_up(RateSchedule(RATE, samples=128))
     used = [update(first) for _ in range(6)]
     chainer.serializers.save_npz(tmp_path / 'state.npz', first)
-    second = set_up(Schedule(RATE, samples=128))
+    second = set_up(RateSchedule(RATE, samples=128))
     chainer.serializers.load_npz(tmp_path / 'state.npz', second)
     assert used + [update(second)] == pytest.approx(
         [RATE.at(number / 4) for number in range(7)], abs=1e-5)
 
 
 def test_what_it_is_told_counts_where_samples_are_not_known():
-    hook = Schedule(RATE)
+    hook = RateSchedule(RATE)
     optimizer = set_up(hook)
     hook.epoch = 2.5
     assert update(optimizer) == pytest.approx(RATE.at(2.5))
@@ -54,7 +54,7 @@ def test_what_it_is_told_counts_where_samples_are_not_known():
 
 def test_not_to_know_how_far_the_training_is_is_an_error():
     with pytest.raises(RuntimeError, match=r'samples=.*FollowEpochs'):
-        update(set_up(Schedule(RATE)))
+        update(set_up(RateSchedule(RATE)))
 
 
 @pytest.mark.parametrize(('samples', 'message'), [
@@ -63,4 +63,4 @@ def test_not_to_know_how_far_the_training_is_is_an_error():
     (31, 'batch=32 is more than the samples=31')])
 def test_bad_sizes_are_errors(samples, message):
     with pytest.raises(ValueError, match=message):
-        Schedule(RATE, samples)
+        RateSchedule(RATE, samples)
