@@ -20,8 +20,8 @@ import statistics
 import sys
 
 from chainer_fp8pipe.allreduce import standard_plans
+from chainer_fp8pipe.allreduce.executor import Framing
 from chainer_fp8pipe.allreduce.plan import aggregator
-from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.planning.allreduce.cluster import Cluster
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.prediction import total_seconds

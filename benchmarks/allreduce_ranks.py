@@ -16,15 +16,16 @@ import statistics
 import sys
 import time
 
-from chainer_fp8pipe.allreduce import Statistics
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregator_ranks
 from chainer_fp8pipe.communicators.algorithms import Nodes, make_algorithm
 from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
 from allreduce_rates import core_rates, message_costs
+from codec_updates import begin
 from mpi4py import MPI
 
 SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
@@ -143,7 +144,7 @@ def _alone(case, comm, link):
         Nodes.of(comm, comm.rank, 0), Statistics())
     codec = Fp8Ratio() if made.codec == 'fp8' else Cast(made.codec)
     tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
-    codec.begin(tensors, lambda found: comm.Allreduce(
+    begin(codec, tensors, lambda found: comm.Allreduce(
         MPI.IN_PLACE, found, MPI.MAX))
     wire = numpy.empty(tensors.size, codec.wire_dtype)
     codec.encode(tensors, wire, algorithm.prescale(codec))

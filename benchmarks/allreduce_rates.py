@@ -14,6 +14,7 @@ from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.waiting import wait_until
 
 import numpy
+from codec_updates import begin
 from mpi4py import MPI
 
 SIZE = 1 << 21          # elements, more than caches hold
@@ -36,7 +37,7 @@ def core_rates(comm):
     rates = {}
     for codec in (Fp8Ratio(), Cast('float32')):
         tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
-        codec.begin(tensors, lambda found: comm.Allreduce(
+        begin(codec, tensors, lambda found: comm.Allreduce(
             MPI.IN_PLACE, found, MPI.MAX))
         rates[codec.name] = {
             name: _rate(comm, action)

@@ -22,6 +22,7 @@ from chainer_fp8pipe.codecs.staging import (
 )
 
 import numpy as np
+from codec_updates import begin
 from environment import describe, write_json
 from gpu_kernels import cupy
 
@@ -89,7 +90,7 @@ def updates(xp: Any, sizes: tuple[int, ...], repeats: int
         wire = empty_wire(xp, tensors.size, codec.wire_dtype)
 
         def encode(codec: Any = codec, wire: Any = wire) -> None:
-            codec.begin(tensors, lambda array: None)
+            begin(codec, tensors, lambda array: None)
             codec.encode(tensors, wire)
 
         def decode(codec: Any = codec, wire: Any = wire) -> None:

@@ -16,6 +16,7 @@ from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
 import chainer
 import chainer.links as L
 import numpy
+from codec_updates import begin
 from environment import describe, write_json
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
@@ -61,7 +62,7 @@ def gradients(updates):
 def round_trip(codec, tensors):
     """Relative error of all gradients after encode and decode."""
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    codec.begin(tensors, lambda array: None)
+    begin(codec, tensors, lambda array: None)
     codec.encode(tensors, wire)
     decoded = Tensors(tensors.names,
                       [gradient.copy() for gradient in tensors.gradients],

@@ -1,9 +1,5 @@
-"""Algorithms that bring the mean of all ranks' wires to every rank."""
-from ..report.statistics import Statistics
-from .mpi_op import MpiOp
-from .piecewise import Algorithm
-from .plan import Plan
-from .planned import Planned
-from .two_level import TwoLevel
+"""All-reduces: plans as data, what runs them, and the queue of buckets.
 
-__all__ = ['Algorithm', 'MpiOp', 'Plan', 'Planned', 'Statistics', 'TwoLevel']
+Nothing is imported here, so that plans, which are pure data, can be used
+without MPI.
+"""

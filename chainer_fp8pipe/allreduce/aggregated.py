@@ -22,10 +22,10 @@ from ..codecs import Codec
 from ..codecs.relay import CodecRecipe
 from ..mpi.failure.abort import end_all_ranks
 from ..report.statistics import Statistics
-from .executor import PARTS
-from .job import Job
+from .algorithm import PARTS
+from .bucket import Bucket
+from .executor import Framing, PlanExecutor
 from .plan import Plan
-from .planned import Framing, Planned
 
 # Recipes that an aggregator remembers; there is one for each bucket.
 _REMEMBERED = 256
@@ -93,9 +93,10 @@ class Orders:
         self._slots: dict[CodecRecipe, int] = {}
         self._recipes = 0
 
-    def order(self, job: Job) -> None:
-        """Orders the aggregators' part of a job."""
-        recipe = CodecRecipe.of(job.codec, job.tensors, job.start, job.stop)
+    def order(self, bucket: Bucket) -> None:
+        """Orders the aggregators' part of a bucket's all-reduce."""
+        recipe = CodecRecipe.of(bucket.codec, bucket.tensors, bucket.start,
+                                bucket.stop)
         slot = self._slots.get(recipe)
         new = slot is None
         if slot is None:
@@ -104,8 +105,8 @@ class Orders:
             slot = self._slots[recipe] = self._recipes % _REMEMBERED
             self._recipes += 1
         gone, self._gone[:] = tuple(self._gone), []
-        self.send(Order(job.stop - job.start, job.tensors.size,
-                        self._number(job.codec), slot,
+        self.send(Order(bucket.stop - bucket.start, bucket.tensors.size,
+                        self._number(bucket.codec), slot,
                         recipe if new else None, gone))
 
     def send(self, message: Setup | Order | Leave) -> None:
@@ -129,7 +130,7 @@ class Orders:
         return number
 
 
-class Aggregated(Planned):
+class Aggregated(PlanExecutor):
     """Makes a range of all workers' wires their mean, through aggregators.
 
     Aggregators are told to leave by :meth:`free`, or else when the program
@@ -145,6 +146,9 @@ class Aggregated(Planned):
         seed: Of the aggregators' stochastic rounding.
     """
 
+    # Aggregators round at random by the number of the bucket.
+    one_order = True
+
     def __init__(self, everyone: MPI.Comm, plans: Sequence[Plan],
                  statistics: Statistics, framing: Framing,
                  seed: int = 0) -> None:
@@ -157,23 +161,22 @@ class Aggregated(Planned):
         _leave_at_exit()
         _working.append(self)
 
-    def submit(self, job: Job, until: int = PARTS) -> Job:
-        """As :meth:`.Planned.submit`, but all at once."""
-        assert until == PARTS       # aggregators take jobs one by one
-        if self._orders and job.start < job.stop:
-            self._orders.order(job)
-        return super().submit(job)
+    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
+        assert until == PARTS       # aggregators take buckets one by one
+        if self._orders and bucket.start < bucket.stop:
+            self._orders.order(bucket)
+        return super().submit(bucket)
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""
-        self.executor.run()
+        self.run()
         self._leave()
         super().free()
         self._everyone.Free()
 
     def leave_at_exit(self) -> None:
         """Lets the aggregators leave when the program ends without free."""
-        if self.executor.busy:
+        if self.busy:
             comm = MPI.COMM_WORLD
             end_all_ranks(f'\nrank {comm.rank} of {comm.size} left in the '
                           'middle of an all-reduce, ending all\n', 1)

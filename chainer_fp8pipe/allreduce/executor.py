@@ -1,18 +1,23 @@
 """Runs plans over MPI: frame by frame, several frames at a time."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ..codecs.compiled import IN_PYTHON, Compiled
+from ..codecs import Codec, Tensors
+from ..codecs.tensors import IN_PYTHON, Compiled
+from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG
 from ..report.statistics import Statistics
 from . import _executor
+from .algorithm import PARTS, Algorithm
+from .bucket import Bucket
 from .frames import Frames, piece_bounds
-from .job import Job
 from .plan import Opcode, Plan
 from .rank_plan import RankPlan, program
 from .sums import in_wire_format, shrink
@@ -20,16 +25,61 @@ from .uncompiled import Uncompiled, site_name
 
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
+# Ranges whose cut is remembered; there are a few for each model.
+_REMEMBERED = 1024
 # The numbers that compiled code has for them.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
     Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
 
-#: Into how many parts a job may be divided that goes in a bit at a time.
-PARTS = 64
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+    """How a vector is cut, and in which form it is summed.
+
+    Attributes:
+        frame_bytes: Bytes of a frame on the wire.
+        frames_in_flight: Chunks of a plan that are under way at a time.
+        form: What partial sums travel in, one of :data:`.sums.FORMS`.
+    """
+
+    frame_bytes: int = 3 << 13
+    frames_in_flight: int = 6
+    form: str = 'float32'
 
 
-class Executor:
+class _Lane(NamedTuple):
+    """A plan's share of a range.
+
+    Attributes:
+        part: What this rank does of the plan.
+        frames: Into which the share is cut.
+        bounds: Of the plan's blocks, int64.
+        sites: Names of the places where means are encoded, each with the
+            range whose means this rank encodes there.
+    """
+
+    part: RankPlan
+    frames: Frames
+    bounds: numpy.ndarray
+    sites: tuple[tuple[str, tuple[int, int]], ...]
+
+
+class _Sums(NamedTuple):
+    """How sums of a wire's dtype are held and travel.
+
+    Attributes:
+        in_place: In the wire itself.
+        itemsize: Bytes of an element.
+        shrink: The power of two that they carry.
+    """
+
+    in_place: bool
+    itemsize: int
+    shrink: float
+
+
+class PlanExecutor(Algorithm):
     """Runs one or more plans side by side, each on its share of a range.
 
     Every chunk goes through the whole plan by itself, so the first results
@@ -45,191 +95,207 @@ class Executor:
     element of a frame of each block that passes through.
 
     Args:
-        comm: The ranks; not used for anything else.
+        comm: The ranks; the executor works on a duplicate, so that its
+            messages cannot meet the caller's.
         plans: The same on all ranks.
         statistics: Counters to add to.
-        frame_bytes: Bytes of a frame on the wire.
-        frames_in_flight: Chunks of a plan that are under way at a time.
-        form: What partial sums travel in, one of :data:`.sums.FORMS`.
+        framing: How vectors are cut and summed.
     """
 
+    by_frame = True
+    one_order = False
+
     def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
-                 statistics: Statistics, *, frame_bytes: int,
-                 frames_in_flight: int, form: str) -> None:
-        self._comm = comm
-        self._plans = plans
-        self._statistics = statistics
-        self._frame_bytes = frame_bytes
-        self._form = form
-        self._programs = [program(plan, comm.rank) for plan in plans]
-        self._jobs: list[Job] = []
+                 statistics: Statistics, framing: Framing) -> None:
+        super().__init__(comm, statistics)
+        self.plans = tuple(plans)
+        self.framing = framing
+        self._parts = [program(plan, comm.rank) for plan in plans]
+        self._buckets: list[Bucket] = []
+        self._cuts: dict[tuple[int, int, int], tuple[_Lane, ...]] = {}
+        self._forms: dict[numpy.dtype, _Sums] = {}
         self._most_blocks = max(
-            (action.stop - action.start for part in self._programs
+            (action.stop - action.start for part in self._parts
              for action, *_ in part.steps), default=1)
         mpi = library()
         self._compiled = _executor.Executor(
-            exception, mpi.functions, mpi.sizes, handle(comm), mpi.byte,
-            tuple(_lane(plan, part) for plan, part in zip(
-                plans, self._programs, strict=True)), frames_in_flight)
+            exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
+            tuple(_steps(plan, part) for plan, part in zip(
+                plans, self._parts, strict=True)), framing.frames_in_flight)
+
+    def another(self) -> PlanExecutor:
+        return PlanExecutor(self.comm, self.plans, self.statistics,
+                            self.framing)
+
+    def prescale(self, codec: Codec) -> float:
+        return (1.0 / self.plans[0].workers if self._sums(codec).in_place
+                else 1.0)
+
+    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                  start: int, stop: int) -> None:
+        self.submit(Bucket(codec, tensors, wire, start, stop))
+        self.run()
 
     @property
-    def busy(self) -> bool:
-        """Some job is not finished."""
+    def busy(self) -> bool:     # type: ignore[override]
         return self._compiled.busy
 
     @property
-    def patience(self) -> float:
-        """Seconds that may be slept without slowing anything down.
-
-        That is a small part of what a chunk takes to go through its plan:
-        the others in flight keep the links busy meanwhile.
-        """
+    def patience(self) -> float:    # type: ignore[override]
+        # A small part of what a chunk takes to go through its plan: the
+        # others in flight keep the links busy meanwhile.
         return self._compiled.patience
 
-    def submit(self, job: Job, until: int = PARTS) -> None:
-        """Puts a job behind the others; same order on all ranks.
-
-        Args:
-            job: What is to be done.
-            until: How much of it, in parts of :data:`PARTS`; the rest comes
-                with :meth:`resume`, behind what is submitted until then.
-        """
-        lanes = self._lanes(job.start, job.stop, job.wire.itemsize)
-        job.handle = self._handle(job, lanes)
-        for number, (part, frames) in enumerate(lanes):
+    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
+        lanes = self._lanes(bucket.start, bucket.stop, bucket.wire.itemsize)
+        bucket.handle = self._handle(bucket, lanes)
+        for number, lane in enumerate(lanes):
             self._compiled.share(
-                job.handle, number, numpy.array(frames.bounds, numpy.int64),
-                frames.frame, frames.chunks,
-                self._residuals(job, number, part, frames))
-        self._jobs.append(job)
-        self.resume(job, until)
+                bucket.handle, number, lane.bounds, lane.frames.frame,
+                lane.frames.chunks, self._residuals(bucket, lane))
+        self._buckets.append(bucket)
+        self.resume(bucket, until)
+        return bucket
 
-    def chunks(self, size: int, itemsize: int) -> int:
-        """Into how many chunks a job is cut, in the lane with most.
-
-        Args:
-            size: Elements of the job.
-            itemsize: Bytes of an element on the wire.
-        """
-        return max(frames.chunks
-                   for _, frames in self._lanes(0, size, itemsize))
-
-    def resume(self, job: Job, until: int = PARTS) -> None:
-        """Puts more of a job behind the others; same order on all ranks."""
-        self._compiled.let_in(job.handle, until, PARTS)
+    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
+        self._compiled.let_in(bucket.handle, until, PARTS)
         self._take_notice()
 
-    def begin_decoding(self, job: Job) -> None:
-        """From now on, means are decoded as they come."""
-        if job.compiled and not job.compiled.decode_into(
-                job.tensors.gradients):
+    def begin_decoding(self, bucket: Bucket) -> None:
+        if bucket.compiled and not bucket.compiled.decode_into(
+                bucket.tensors.gradients):
             raise ValueError(
                 'gradients must be float32, C-contiguous and writeable')
-        job.decodes = True
+        bucket.decodes = True
         try:
-            self._compiled.decode(job.handle)
+            self._compiled.decode(bucket.handle)
         finally:
             self._take_notice()
 
     def advance(self) -> bool:
-        """Does what can be done without waiting; whether it was anything."""
         try:
             return self._compiled.advance()
         finally:
             self._take_notice()
 
     def work(self, seconds: float, brief: float = 0.0) -> bool:
-        """Does what there is to do, and pauses in between.
-
-        It returns when a job is finished, when there is none, when somebody
-        calls :meth:`interrupt`, and when it pauses after so many seconds.
-
-        Args:
-            seconds: See above; 0: it does not pause at all.
-            brief: Seconds of yielding the processor before it sleeps; 0
-                where others have use for it.
-
-        Returns:
-            Whether anything was done.
-        """
         try:
             return self._compiled.run(seconds, brief)
         finally:
             self._take_notice()
 
     def interrupt(self) -> None:
-        """Has :meth:`work` return; for other threads."""
         self._compiled.interrupt()
 
     def run(self) -> None:
-        """Waits until all jobs are finished."""
+        """Waits until all buckets are finished."""
         while self.busy:
             self.work(LONG, BRIEF)
 
+    def chunks(self, size: int, itemsize: int) -> int:
+        return max(lane.frames.chunks
+                   for lane in self._lanes(0, size, itemsize))
+
+    def free(self) -> None:
+        if self.busy:
+            keep_forever(self)
+        super().free()
+
+    # --- what is the same at every update ------------------------------------
+
     def _lanes(self, start: int, stop: int, itemsize: int
-               ) -> list[tuple[RankPlan, Frames]]:
+               ) -> tuple[_Lane, ...]:
         """How plans share a range, and into what frames they cut it."""
-        bounds = piece_bounds(start, stop, len(self._plans))
-        frame = max(1, min(self._frame_bytes // itemsize,
+        found = self._cuts.get((start, stop, itemsize))
+        if found is None:
+            if len(self._cuts) == _REMEMBERED:
+                self._cuts.clear()
+            found = self._cuts[start, stop, itemsize] = self._cut(
+                start, stop, itemsize)
+        return found
+
+    def _cut(self, start: int, stop: int, itemsize: int
+             ) -> tuple[_Lane, ...]:
+        bounds = piece_bounds(start, stop, len(self.plans))
+        frame = max(1, min(self.framing.frame_bytes // itemsize,
                            _LARGEST // self._most_blocks))
-        return [(part, Frames(start, stop, plan.blocks, frame))
-                for plan, part, start, stop in zip(
-                    self._plans, self._programs, bounds[:-1], bounds[1:],
-                    strict=True)]
+        lanes = []
+        for number, (plan, part) in enumerate(zip(
+                self.plans, self._parts, strict=True)):
+            frames = Frames(bounds[number], bounds[number + 1], plan.blocks,
+                            frame)
+            actions = [step.action for step in part.steps
+                       if step.action.kind is Opcode.ENCODE
+                       and not step.fresh]
+            lanes.append(_Lane(
+                part, frames, numpy.array(frames.bounds, numpy.int64), tuple(
+                    (site_name(number, site), frames.owned(action))
+                    for site, action in enumerate(actions))))
+        return tuple(lanes)
 
-    def _handle(self, job: Job, lanes: list[tuple[RankPlan, Frames]]
+    def _sums(self, codec: Codec) -> _Sums:
+        found = self._forms.get(codec.wire_dtype)
+        if found is None:
+            in_place = in_wire_format(self.framing.form, codec)
+            dtype = (codec.wire_dtype if in_place
+                     else numpy.dtype(self.framing.form))
+            found = self._forms[codec.wire_dtype] = _Sums(
+                in_place, dtype.itemsize,
+                shrink(dtype, self.plans[0].workers))
+        return found
+
+    # --- one bucket ----------------------------------------------------------
+
+    def _handle(self, bucket: Bucket, lanes: Sequence[_Lane]
                 ) -> _executor.Job:
-        if not 0 <= job.start <= job.stop <= job.wire.size or (
-                job.encodes and job.tensors.size != job.wire.size):
+        if not 0 <= bucket.start <= bucket.stop <= bucket.wire.size or (
+                bucket.encodes and bucket.tensors.size != bucket.wire.size):
             raise ValueError(
-                f'elements {job.start} to {job.stop} of {job.tensors.size} '
-                f'are not in a wire of {job.wire.size}')
-        in_place = in_wire_format(self._form, job.codec)
-        workers = self._plans[0].workers
-        dtype = job.wire.dtype if in_place else numpy.dtype(self._form)
-        prescale = 1.0 if job.prescale is None else job.prescale
-        job.compiled = job.codec.compiled(job.tensors, prescale)
-        if job.compiled and job.decodes and not job.compiled.decode_into(
-                job.tensors.gradients):
-            job.compiled = None
+                f'elements {bucket.start} to {bucket.stop} of '
+                f'{bucket.tensors.size} are not in a wire of '
+                f'{bucket.wire.size}')
+        sums = self._sums(bucket.codec)
+        prescale = 1.0 if bucket.prescale is None else bucket.prescale
+        bucket.compiled = bucket.codec.compiled(bucket.tensors, prescale)
+        if bucket.compiled and bucket.decodes and (
+                not bucket.compiled.decode_into(bucket.tensors.gradients)):
+            bucket.compiled = None
         nothing = numpy.zeros(0, numpy.int64)
-        of = job.compiled or Compiled(IN_PYTHON, nothing, nothing, nothing)
+        of = bucket.compiled or Compiled(IN_PYTHON, nothing, nothing, nothing)
         return _executor.Job(
-            python=None if job.compiled else Uncompiled(
-                job, lanes, self._form, workers),
-            wire=job.wire.view(numpy.uint8), itemsize=job.wire.itemsize,
-            sum_size=dtype.itemsize, codec=of.codec,
-            rounding=of.rounding, in_place=in_place, encodes=job.encodes,
-            decodes=job.decodes, prescale=prescale, epsilon=of.epsilon,
-            shrink=shrink(dtype, workers), tensors=of.tensors,
-            scales=of.scales, findings=of.findings, shares=len(self._plans))
+            python=None if bucket.compiled else Uncompiled(
+                bucket, [(lane.part, lane.frames) for lane in lanes],
+                self.framing.form, self.plans[0].workers),
+            wire=bucket.wire.view(numpy.uint8),
+            itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
+            codec=of.codec, rounding=of.rounding, in_place=sums.in_place,
+            encodes=bucket.encodes, decodes=bucket.decodes, prescale=prescale,
+            epsilon=of.epsilon, shrink=sums.shrink, tensors=of.tensors,
+            scales=of.scales, findings=of.findings, shares=len(self.plans))
 
-    def _residuals(self, job: Job, lane: int, part: RankPlan, frames: Frames
-                   ) -> numpy.ndarray:
+    def _residuals(self, bucket: Bucket, lane: _Lane) -> numpy.ndarray:
         """By site and tensor, where the codec keeps what means lose."""
-        if not job.compiled or in_wire_format(self._form, job.codec):
+        if not bucket.compiled or self._sums(bucket.codec).in_place:
             return numpy.zeros(0, numpy.int64)
-        actions = [step.action for step in part.steps
-                   if step.action.kind is Opcode.ENCODE and not step.fresh]
         return numpy.array([
-            job.codec.residuals_of_means(
-                job.compiled, job.tensors, site_name(lane, site),
-                frames.owned(action))
-            for site, action in enumerate(actions)], numpy.int64)
+            bucket.codec.residuals_of_means(
+                bucket.compiled, bucket.tensors, site, owned)
+            for site, owned in lane.sites], numpy.int64)
 
     def _take_notice(self) -> None:
         """Of what compiled code has done."""
         sent, encoding, decoding = self._compiled.taken()
-        self._statistics.bytes_sent += sent
-        self._statistics.divide(encode=encoding, decode=decoding)
-        finished = [job for job in self._jobs if not job.handle.unfinished]
-        for job in finished:
-            self._jobs.remove(job)
-            job.conclude()
+        self.statistics.bytes_sent += sent
+        self.statistics.divide(encode=encoding, decode=decoding)
+        finished = [bucket for bucket in self._buckets
+                    if not bucket.handle.unfinished]
+        for bucket in finished:
+            self._buckets.remove(bucket)
+            bucket.conclude()
 
 
-def _lane(plan: Plan, part: RankPlan) -> tuple:
+def _steps(plan: Plan, part: RankPlan) -> tuple:
+    """A rank's part of a plan as compiled code wants it."""
     return (tuple((_KINDS[step.action.kind], *step.action[1:], step.summed,
                    step.fresh) for step in part.steps),
             plan.blocks, part.held, part.contributes)
-

@@ -1,6 +1,6 @@
 /* What is known of a job, and what its codec does, where that is compiled.
  *
- * The tables are arrays of NumPy's, made by codecs/compiled.py: it says what
+ * The tables are arrays of NumPy's, made by codecs/tensors.py: it says what
  * is in them.
  */
 #ifndef CHAINER_FP8PIPE_JOB_H

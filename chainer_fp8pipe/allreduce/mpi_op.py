@@ -1,13 +1,16 @@
 """Sums in the wire's own format (the fp8 paper's way, ``'mpi_op'``)."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from .piecewise import Algorithm
+from ..report.statistics import Statistics
+from .algorithm import Algorithm
+from .frames import piece_bounds
 
 
 class MpiOp(Algorithm):
@@ -20,15 +23,37 @@ class MpiOp(Algorithm):
     costs.  Use the plan :func:`.plan.direct` unless you want to
     study just this.
 
+    An all-reduce is a reduce-scatter followed by an all-gather; the two
+    halves are public for :class:`TwoLevel` to put something between.
+
     Never with non-blocking collectives: MPI libraries are known to give
     wrong results there with user-defined operations.
     """
 
+    def __init__(self, comm: MPI.Comm, statistics: Statistics) -> None:
+        super().__init__(comm, statistics)
+        self._received = numpy.empty(0, numpy.uint8)
+
     def reduce_scatter(self, codec: Codec, tensors: Tensors,
                        wire: numpy.ndarray, start: int, stop: int
                        ) -> tuple[int, int]:
-        bounds = self.own_piece(start, stop)
-        pieces = self.pieces(wire, start, stop)
+        """Leaves the mean of this rank's piece in ``wire``.
+
+        Piece j belongs to rank j.
+
+        Args:
+            codec: Of the wire.
+            tensors: The fused vector.
+            wire: Of all of the vector.
+            start: First element of the range.
+            stop: Last element plus one.
+
+        Returns:
+            The piece's range.
+        """
+        everyone = piece_bounds(start, stop, self.comm.size)
+        bounds = everyone[self.comm.rank], everyone[self.comm.rank + 1]
+        pieces = self._pieces(wire, start, stop)
         total = next(pieces).copy()
         for piece in pieces:
             with self.statistics.section('decode'):
@@ -48,6 +73,48 @@ class MpiOp(Algorithm):
         size = self.comm.size
         self.statistics.bytes_sent += 2 * buffer.nbytes * (size - 1) // size
 
+    def allgather(self, wire: numpy.ndarray, start: int, stop: int) -> None:
+        """Brings every rank's piece to every rank."""
+        size, rank = self.comm.size, self.comm.rank
+        bounds = piece_bounds(start, stop, size)
+        others = [(rank + step) % size for step in range(1, size)]
+        requests = [
+            self.comm.Irecv(_bytes(wire[bounds[peer]:bounds[peer + 1]]), peer)
+            for peer in reversed(others)]
+        own = _bytes(wire[bounds[rank]:bounds[rank + 1]])
+        requests += [self.comm.Isend(own, peer) for peer in others]
+        MPI.Request.Waitall(requests)
+        self.statistics.bytes_sent += own.nbytes * len(others)
+
+    def _pieces(self, wire: numpy.ndarray, start: int, stop: int
+               ) -> Iterator[numpy.ndarray]:
+        """All ranks' versions of this rank's piece, in the order of ranks.
+
+        Sends the others theirs meanwhile.  A piece is valid until the next
+        call of any method of this algorithm.
+        """
+        size, rank = self.comm.size, self.comm.rank
+        bounds = piece_bounds(start, stop, size)
+        own = wire[bounds[rank]:bounds[rank + 1]]
+        received = self._buffer(own, size)
+        others = [(rank + step) % size for step in range(1, size)]
+        # Receives are posted before sends, so that no message has to wait
+        # in a buffer of MPI's.
+        arrivals = {peer: self.comm.Irecv(_bytes(received[peer]), peer)
+                    for peer in reversed(others)}
+        sends = []
+        for peer in others:
+            part = _bytes(wire[bounds[peer]:bounds[peer + 1]])
+            sends.append(self.comm.Isend(part, peer))
+            self.statistics.bytes_sent += part.nbytes
+        for peer in range(size):
+            if peer == rank:
+                yield own
+            else:
+                arrivals[peer].Wait()
+                yield received[peer]
+        MPI.Request.Waitall(sends)
+
     def _allreduce_with(self, codec: Codec, buffer: numpy.ndarray) -> None:
         def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:
             codec.add(numpy.frombuffer(wire, codec.wire_dtype),
@@ -63,3 +130,47 @@ class MpiOp(Algorithm):
         finally:
             operation.Free()
             unit.Free()
+
+    def _buffer(self, like: numpy.ndarray, count: int) -> numpy.ndarray:
+        """``count`` receive buffers like ``like``; kept for the next call."""
+        if self._received.nbytes < like.nbytes * count:
+            self._received = numpy.empty(like.nbytes * count, numpy.uint8)
+        used = self._received[:like.nbytes * count]
+        return used.view(like.dtype).reshape(count, like.size)
+
+
+class TwoLevel(Algorithm):
+    """In the node first, then between nodes (lines 16 to 23 of Algorithm 1).
+
+    Every local rank gets an equal piece of the node's mean, exchanges it
+    with the same local rank of the other nodes, and the node gathers the
+    pieces again: a node's network link carries the wire once, however many
+    ranks the node has.
+
+    Args:
+        intra: Among the ranks of this node.
+        inter: Among the ranks that have this local rank, one per node.
+    """
+
+    def __init__(self, intra: MpiOp, inter: MpiOp) -> None:
+        self.intra = intra
+        self.inter = inter
+
+    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                  start: int, stop: int) -> None:
+        low, high = self.intra.reduce_scatter(
+            codec, tensors, wire, start, stop)
+        codec.rescale(wire[low:high], self.inter.prescale(codec))
+        self.inter.allreduce(codec, tensors, wire, low, high)
+        self.intra.allgather(wire, start, stop)
+
+    def prescale(self, codec: Codec) -> float:
+        return self.intra.prescale(codec)
+
+    def free(self) -> None:
+        self.intra.free()
+        self.inter.free()
+
+
+def _bytes(array: numpy.ndarray) -> numpy.ndarray:
+    return array.view(numpy.uint8)

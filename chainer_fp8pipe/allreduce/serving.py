@@ -10,8 +10,8 @@ from ..codecs.relay import CodecRecipe, RelayState
 from ..mpi.waiting import BRIEF, Pauses
 from ..report.statistics import Statistics
 from .aggregated import Leave, Order, Setup
-from .job import Job
-from .planned import Planned
+from .bucket import Bucket
+from .executor import PlanExecutor
 
 _IDLE = 1e-3        # seconds to sleep at most while there are no orders
 
@@ -55,8 +55,8 @@ class _Service:
 
     def __init__(self, everyone: MPI.Comm, setup: Setup, inbox: _Inbox
                  ) -> None:
-        self._planned = Planned(everyone, setup.plans, Statistics(),
-                                setup.framing)
+        self._executor = PlanExecutor(everyone, setup.plans, Statistics(),
+                                      setup.framing)
         self._seed = setup.seed, everyone.rank
         self._inbox = inbox
         self._recipes: dict[int, CodecRecipe] = {}
@@ -64,7 +64,7 @@ class _Service:
         self._wires = _Wires()
 
     def run(self) -> None:
-        executor = self._planned.executor
+        executor = self._executor
         pauses = Pauses()
         while True:
             order = self._inbox.take()
@@ -78,7 +78,7 @@ class _Service:
                 pauses.pause(_IDLE)
         # What was sent last may still be on its way to slower workers.
         executor.run()
-        self._planned.free()
+        executor.free()
 
     def _begin(self, order: Order) -> None:
         for number in order.gone:
@@ -90,7 +90,7 @@ class _Service:
         dtype = codec.wire_dtype
         memory = self._wires.take(order.length * dtype.itemsize,
                                   order.total * dtype.itemsize)
-        self._wires.lend(memory, self._planned.submit(Job(
+        self._wires.lend(memory, self._executor.submit(Bucket(
             codec, tensors, memory.view(dtype), 0, order.length)))
 
 
@@ -119,12 +119,13 @@ class _Wires:
     """
 
     def __init__(self) -> None:
-        self._lent: list[tuple[numpy.ndarray, Job]] = []
+        self._lent: list[tuple[numpy.ndarray, Bucket]] = []
         self._spare: list[numpy.ndarray] = []
 
     def take(self, size: int, keep: int) -> numpy.ndarray:
         """Memory of ``size`` bytes; keeps ``keep`` bytes of what is spare."""
-        self._spare += [memory for memory, job in self._lent if job.finished]
+        self._spare += [memory for memory, bucket in self._lent
+                        if bucket.finished]
         self._lent = [entry for entry in self._lent if not entry[1].finished]
         while sum(memory.nbytes for memory in self._spare) > keep:
             del self._spare[0]
@@ -133,6 +134,6 @@ class _Wires:
                 return self._spare.pop(index)
         return numpy.empty(size, numpy.uint8)
 
-    def lend(self, memory: numpy.ndarray, job: Job) -> None:
-        """Leaves the memory to a job until that is finished."""
-        self._lent.append((memory, job))
+    def lend(self, memory: numpy.ndarray, bucket: Bucket) -> None:
+        """Leaves the memory to a bucket until that is finished."""
+        self._lent.append((memory, bucket))

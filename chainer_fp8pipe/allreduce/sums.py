@@ -8,7 +8,7 @@ import numpy
 
 from ..codecs import Codec, Tensors
 from ..codecs.staging import download, output, upload
-from .job import Job
+from .bucket import Bucket
 
 #: Names of the forms that a partial sum may travel in.
 FORMS = ('wire', 'float16', 'float32')
@@ -162,20 +162,21 @@ def shrink(dtype: numpy.dtype, workers: int) -> float:
     return 0.5 ** (workers - 1).bit_length()
 
 
-def make_sums(form: str, job: Job, parts: Sequence[slice],
+def make_sums(form: str, bucket: Bucket, parts: Sequence[slice],
               contributes: bool, workers: int) -> Sums:
     """Sums of these parts, which travel in this form.
 
     Args:
         form: One of :data:`FORMS`.
-        job: Of which.
+        bucket: Of which.
         parts: As for :class:`WideSums`.
         contributes: As there.
         workers: As there.
     """
-    if in_wire_format(form, job.codec):
-        return WireSums(job.codec, job.wire, contributes)
-    return WideSums(job.codec, job.tensors, job.wire, parts, contributes,
+    if in_wire_format(form, bucket.codec):
+        return WireSums(bucket.codec, bucket.wire, contributes)
+    return WideSums(bucket.codec, bucket.tensors, bucket.wire, parts,
+                    contributes,
                     numpy.dtype(form), workers)
 
 

@@ -9,43 +9,44 @@ from collections.abc import Sequence
 
 import numpy
 
+from .bucket import Bucket
 from .frames import Frames
-from .job import Job
 from .rank_plan import RankPlan, Step
 from .sums import Sums, make_sums
 
 
 class Uncompiled:
-    """Encodes, decodes and sums for one job; methods as ``work.h`` has them.
+    """Encodes, decodes and sums for a bucket; ``work.h`` names the methods.
 
     Args:
-        job: The job.
-        lanes: Of each plan, this rank's part and how the job is cut.
+        bucket: The bucket.
+        lanes: Of each plan, this rank's part and how the bucket is cut.
         form: What partial sums travel in, one of :data:`.sums.FORMS`.
         workers: How many ranks contribute.
     """
 
-    def __init__(self, job: Job, lanes: Sequence[tuple[RankPlan, Frames]],
-                 form: str, workers: int) -> None:
+    def __init__(self, bucket: Bucket,
+                 lanes: Sequence[tuple[RankPlan, Frames]], form: str,
+                 workers: int) -> None:
         # Its handle has this object; gradients should not wait for the
         # garbage collector.
-        self._job = weakref.proxy(job)
+        self._bucket = weakref.proxy(bucket)
         self._lanes = lanes
         self._form = form
         self._workers = workers
         self._sums: dict[tuple[int, int], Sums] = {}
 
     def encode(self, start: int, stop: int) -> None:
-        self._job.encode(slice(start, stop))
+        self._bucket.encode(slice(start, stop))
 
     def decode(self, start: int, stop: int) -> None:
-        self._job.decode(slice(start, stop))
+        self._bucket.decode_part(slice(start, stop))
 
     def add(self, lane: int, chunk: int, position: int, message: memoryview
             ) -> None:
         step = self._step(lane, position)
         sums = self._of(lane, chunk)
-        dtype = sums.dtype if step.summed else self._job.wire.dtype
+        dtype = sums.dtype if step.summed else self._bucket.wire.dtype
         sums.add(self._parts(lane, chunk, step),
                  numpy.frombuffer(message, dtype), step.fresh, step.summed)
 
@@ -80,7 +81,7 @@ class Uncompiled:
         if sums is None:
             program, frames = self._lanes[lane]
             sums = self._sums[lane, chunk] = make_sums(
-                self._form, self._job, [
+                self._form, self._bucket, [
                     frames.part(block, chunk) for block in program.held],
                 program.contributes, self._workers)
         return sums

@@ -3,6 +3,5 @@ from .cast import Cast
 from .codec import Codec
 from .fp8_ratio import Fp8Ratio
 from .tensors import Tensors
-from .warm_up import WarmUp
 
-__all__ = ['Cast', 'Codec', 'Fp8Ratio', 'Tensors', 'WarmUp']
+__all__ = ['Cast', 'Codec', 'Fp8Ratio', 'Tensors']

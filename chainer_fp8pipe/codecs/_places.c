@@ -66,7 +66,7 @@ static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_places",
-    .m_doc = "Where arrays are; see chainer_fp8pipe.codecs.compiled.",
+    .m_doc = "Where arrays are; see chainer_fp8pipe.codecs.tensors.",
     .m_methods = methods,
     .m_slots = slots,
 };

@@ -6,9 +6,8 @@ from typing import Any
 import numpy
 
 from .codec import Codec
-from .compiled import FLOAT32, Compiled, compile_tensors
 from .staging import download, output, upload
-from .tensors import Tensors, array_module
+from .tensors import FLOAT32, Compiled, Tensors, array_module, compile_tensors
 
 
 class Cast(Codec):

@@ -31,12 +31,17 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import fp8
-from .codec import Codec
-from .compiled import FP8, Compiled, compile_tensors, places
-from .residuals import Residuals
+from .codec import Codec, Residuals
 from .scales import Scales
 from .staging import download, output, upload
-from .tensors import Tensors, array_module
+from .tensors import (
+    FP8,
+    Compiled,
+    Tensors,
+    array_module,
+    compile_tensors,
+    places,
+)
 
 _NOTHING = numpy.zeros(0, numpy.float32)
 # Of a code: all bits set in infinities and NaN only.

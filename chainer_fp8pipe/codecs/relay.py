@@ -15,11 +15,9 @@ import numpy
 
 from .. import fp8
 from .cast import Cast
-from .codec import Codec
-from .compiled import RELAY, Compiled, compile_sizes
+from .codec import Codec, Residuals
 from .fp8_ratio import Fp8Ratio
-from .residuals import Residuals
-from .tensors import Tensors
+from .tensors import RELAY, Compiled, Tensors, compile_sizes
 
 # Beyond it the sum of a residual and a mean might not be finite.
 _LARGEST = numpy.float32(1e38)

@@ -1,11 +1,26 @@
-"""The gradients and parameters of one update, laid end to end."""
+"""The gradients and parameters of one update, laid end to end.
+
+For Python that is :class:`Tensors`; for compiled code, tables of addresses
+with a row for each tensor (:class:`Compiled`; ``allreduce/job.h`` has the same
+columns).
+"""
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
+
+from . import _places
+
+#: Numbers of codecs.
+IN_PYTHON, FLOAT32, FP8, RELAY = range(4)
+
+_OUT = 4                # column of `tensors`
+_ENCODED, _BLAMED, _NONFINITE = range(1, 4)             # of `findings`
+_BAD_GRADIENT, _BAD_VALUE = 1, 2                        # in `_BLAMED`
 
 
 class TensorRange(NamedTuple):
@@ -66,3 +81,121 @@ def array_module(*arrays: Any) -> Any:
         return numpy
     import cupy
     return cupy
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A codec's part in one job.
+
+    Attributes:
+        codec: Its number.
+        rounding: Number of the rounding.
+        epsilon: Of fp8.
+        tensors: int64: where the tensor begins and ends in the fused vector,
+            and addresses: of its gradient, its parameter, what its mean is
+            decoded into, and its residual (0: none).
+        scales: float32: the scale of encodings and its inverse, and the same
+            for decoding and for means.
+        findings: int64: elements clipped, elements encoded, what is to blame
+            for a wire that is not finite, and more than 0 where what was
+            decoded is not finite.
+        kept: Arrays whose addresses are in the tables.
+    """
+
+    codec: int
+    tensors: numpy.ndarray
+    findings: numpy.ndarray
+    scales: numpy.ndarray
+    rounding: int = 0
+    epsilon: float = 0.0
+    kept: list[Any] = dataclasses.field(default_factory=list)
+
+    def decode_into(self, gradients: Sequence[numpy.ndarray]) -> bool:
+        """Has means go there; whether that is possible."""
+        found = places(gradients, writeable=True)
+        if found is None:
+            return False
+        self.tensors[:, _OUT] = found[:, 0]
+        self.kept += gradients
+        return True
+
+    def nonfinite(self, names: Sequence[str]) -> list[str]:
+        """Of these, those whose decoded mean is not finite."""
+        return _where(names, self.findings[:, _NONFINITE])
+
+    def bad_gradients(self, names: Sequence[str]) -> list[str]:
+        """Of these, those whose gradient made a wire not finite."""
+        return _where(names, self.findings[:, _BLAMED] & _BAD_GRADIENT)
+
+    def bad_values(self, names: Sequence[str]) -> list[str]:
+        """Of these, those whose value did."""
+        return _where(names, self.findings[:, _BLAMED] & _BAD_VALUE)
+
+    def counts(self) -> list[list[int]]:
+        """By tensor, elements clipped and elements encoded."""
+        return self.findings[:, :_ENCODED + 1].tolist()
+
+
+def compile_tensors(codec: int, tensors: Tensors,
+                    residuals: Sequence[numpy.ndarray] = (),
+                    **of_codec: Any) -> Compiled | None:
+    """What is compiled of a codec.
+
+    Where means are decoded into has still to be said.
+
+    Args:
+        codec: Its number.
+        tensors: The fused vector.
+        residuals: Of the gradients, as long as they; none if there are none.
+        of_codec: Other attributes.
+
+    Returns:
+        None if compiled code cannot read these arrays.
+    """
+    gradients = places(tensors.gradients)
+    parameters = places(tensors.parameters)
+    if (gradients is None or parameters is None
+            or (gradients[:, 1] != parameters[:, 1]).any()):
+        return None
+    made = compile_sizes(codec, tensors, **of_codec)
+    made.tensors[:, 2] = gradients[:, 0]
+    made.tensors[:, 3] = parameters[:, 0]
+    if residuals:
+        found = places(residuals, writeable=True)
+        assert found is not None
+        assert (found[:, 1] == gradients[:, 1]).all()
+        made.tensors[:, 5] = found[:, 0]
+    made.kept += [*tensors.gradients, *tensors.parameters, *residuals]
+    return made
+
+
+def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
+    """As above, for a codec that neither encodes nor decodes gradients."""
+    count = len(tensors.names)
+    table = numpy.zeros((count, 6), numpy.int64)
+    table[:, 0], table[:, 1] = tensors.offsets[:-1], tensors.offsets[1:]
+    of_codec.setdefault('scales', numpy.zeros((count, 4), numpy.float32))
+    return Compiled(codec, table, numpy.zeros((count, 4), numpy.int64),
+                    **of_codec)
+
+
+def places(arrays: Sequence[Any], writeable: bool = False
+           ) -> numpy.ndarray | None:
+    """Address and number of elements of each array, int64 (n, 2).
+
+    Args:
+        arrays: Of any shapes.
+        writeable: They will be written.
+
+    Returns:
+        None if compiled code cannot use one of them: it is not on the host,
+        not C-contiguous float32, or read-only and ``writeable``.
+    """
+    found = _places.places(list(arrays), writeable)
+    return None if found is None else numpy.frombuffer(
+        found, numpy.int64).reshape(-1, 2)
+
+
+def _where(names: Sequence[str], found: numpy.ndarray) -> list[str]:
+    return [name for name, one in zip(names, found.tolist(), strict=True)
+            if one]

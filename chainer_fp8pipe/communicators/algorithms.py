@@ -3,15 +3,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 from mpi4py import MPI
 
-from ..allreduce import MpiOp, Planned, Statistics, TwoLevel, standard_plans
+from ..allreduce import standard_plans
 from ..allreduce.aggregated import Aggregated, WorkerComm
+from ..allreduce.algorithm import Algorithm
+from ..allreduce.executor import Framing, PlanExecutor
+from ..allreduce.mpi_op import MpiOp, TwoLevel
 from ..allreduce.plan import Plan, aggregator, compose
-from ..allreduce.planned import Framing
 from ..mpi.shapes import torus_shape
+from ..report.statistics import Statistics
 from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
@@ -46,7 +48,7 @@ class Nodes:
 
 
 def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                   nodes: Nodes, statistics: Statistics) -> Any:
+                   nodes: Nodes, statistics: Statistics) -> Algorithm:
     """The algorithm for these ranks.
 
     Raises:
@@ -56,8 +58,8 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
         return _mpi_op(comm, options, nodes, statistics)
     if options.algorithm == 'aggregator':
         return _aggregated(comm, options, fp8, nodes, statistics)
-    return Planned(comm, _plans(comm, options, nodes), statistics,
-                   framing(options, fp8))
+    return PlanExecutor(comm, _plans(comm, options, nodes), statistics,
+                        framing(options, fp8))
 
 
 def framing(options: ExchangeOptions, fp8: bool) -> Framing:
@@ -119,7 +121,7 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
-            statistics: Statistics) -> Any:
+            statistics: Statistics) -> Algorithm:
     if not _two_levels(options, nodes):
         return MpiOp(comm, statistics)
     node, local = next(

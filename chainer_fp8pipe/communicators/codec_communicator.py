@@ -11,20 +11,18 @@ import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..allreduce import Statistics
-from ..codecs import Cast, Codec, Fp8Ratio, WarmUp
+from ..allreduce.algorithm import Algorithm
+from ..codecs import Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
-from ..exchange.model_state import ModelStates
-from ..exchange.parameter_checks import (
-    SAME_MODEL,
-    describe,
-    distinct_parameters,
-)
+from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
+from ..exchange.model_state import ModelStates, WarmUp
+from ..exchange.reducer import Final, Reducer
 from ..mpi.agreement import Signature, agree
-from ..overlap.exchange_thread import ExchangeThread, threads_are_allowed
+from ..overlap.exchange_thread import threads_are_allowed
+from ..overlap.overlapped_reducer import OverlappedReducer
+from ..report.statistics import Statistics
 from .algorithms import Nodes, make_algorithm
-from .options import ExchangeOptions, Fp8Options
-from .reducer import Final, Reducer
+from .options import NEXT_FORWARD, ExchangeOptions, Fp8Options
 
 
 class CodecCommunicator(MpiCommunicatorBase):
@@ -58,9 +56,8 @@ class CodecCommunicator(MpiCommunicatorBase):
             mpi_comm, options, isinstance(options, Fp8Options),
             Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
             self.statistics)
-        self._averaging = Reducer(
-            mpi_comm, options, self._algorithm, self._models, self.statistics,
-            _overlap(mpi_comm, options, self.statistics))
+        self._reducer = _reducer(mpi_comm, options, self._algorithm,
+                                 self._models, self.statistics)
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -83,7 +80,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                 otherwise); on all ranks, naming rank and parameter.  If a
                 parameter itself is, it may be on its rank only.
         """
-        self._averaging.mean(model, zero_fill)
+        self._reducer.mean(model, zero_fill)
 
     def announced(self, model: chainer.Link, loss_scale: float | None
                   ) -> contextlib.AbstractContextManager[Final]:
@@ -99,7 +96,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             model: As there.
             loss_scale: The factor of the gradients; None for none.
         """
-        return self._averaging.announced(model, loss_scale)
+        return self._reducer.announced(model, loss_scale)
 
     def bcast_data(self, model: chainer.Link) -> None:
         """Gives every rank the parameters of rank 0, bit for bit.
@@ -112,7 +109,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             f'parameter {name}':
             describe(parameter.array, None).partition(' with')[0]
             for name, parameter in parameters}), remedy=SAME_MODEL)
-        self._averaging.discard(model)
+        self._reducer.discard(model)
         for _, parameter in parameters:
             if parameter.array is not None:
                 host = numpy.array(
@@ -137,7 +134,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         MPI libraries have room for some 2,000 communicators; a program that
         makes many must give them back.
         """
-        self._averaging.free()
+        self._reducer.free()
         if self._owns_mpi_comm:
             self.mpi_comm.Free()
         super().finalize()
@@ -163,7 +160,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             TypeError: The codec is not fp8.
         """
-        self._averaging.complete()
+        self._reducer.complete()
         codecs = [state.warm_up.codec for state in self._models]
         reports = {}
         for number, codec in enumerate(codecs):
@@ -179,7 +176,7 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Flat arrays by name; for fp8, scales, counters and residuals.
         """
-        self._averaging.complete()
+        self._reducer.complete()
         return self._models.state()
 
     def load_state(self, state: dict[str, numpy.ndarray]) -> None:
@@ -188,9 +185,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: It was given by another kind of communicator.
         """
-        self._averaging.complete()
+        self._reducer.complete()
         self._models.load_state(state)
-        self._averaging.restart()
+        self._reducer.restart()
 
     # --- details ------------------------------------------------------------
 
@@ -220,16 +217,19 @@ def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
         options.warmup)
 
 
-def _overlap(comm: MPI.Comm, options: ExchangeOptions,
-             statistics: Statistics) -> ExchangeThread | None:
+def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,
+             models: ModelStates, statistics: Statistics) -> Reducer:
+    given = (comm, algorithm, models, statistics, options.bucket_bytes,
+             options.nonfinite)
     if not options.overlap:
-        return None
+        return Reducer(*given)
     if threads_are_allowed(comm):
-        return ExchangeThread(options.bucket_bytes, statistics)
+        return OverlappedReducer(
+            *given, defers=options.overlap == NEXT_FORWARD)
     if comm.rank == 0:
         warnings.warn(
             'MPI does not allow threads to call it at the same time (it was '
             'not started with MPI_THREAD_MULTIPLE), so that gradients are '
             'exchanged after backward, as without overlap=True',
             RuntimeWarning, stacklevel=2)
-    return None
+    return Reducer(*given)

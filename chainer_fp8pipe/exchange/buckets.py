@@ -4,10 +4,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-Bucket = tuple[str, ...]        # names of parameters
+BucketNames = tuple[str, ...]        # names of parameters
 
 
-def divide(sizes: Mapping[str, int], limit: int) -> tuple[Bucket, ...]:
+def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:
     """Groups parameters into buckets, those of the last layers first.
 
     Backward passes finish gradients of the last layers first, so these can

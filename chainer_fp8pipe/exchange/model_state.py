@@ -8,11 +8,51 @@ from typing import Any
 import chainer
 import numpy
 
-from ..codecs import Codec, WarmUp
+from ..codecs import Cast, Codec
 from ..codecs.staging import empty_wire
-from .buckets import Bucket, divide
+from .buckets import BucketNames, divide
 
 State = dict[str, numpy.ndarray]
+
+
+class WarmUp:
+    """``float32`` for the first updates, then another codec.
+
+    Section 4.2 of the fp8 paper.
+
+    Early gradients change by orders of magnitude from one update to the
+    next; the paper lets the first 100 updates travel in float32 in all its
+    comparisons.
+
+    Args:
+        codec: The codec after the warm-up.
+        updates: Length of the warm-up; 0 for none.
+
+    Attributes:
+        done: Updates finished so far.
+    """
+
+    def __init__(self, codec: Codec, updates: int) -> None:
+        self.codec = codec
+        self.updates = updates
+        self.done = 0
+        self._first = Cast('float32')
+
+    @property
+    def current(self) -> Codec:
+        """The codec of the update to come."""
+        return self._first if self.done < self.updates else self.codec
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        """All that must be saved for an exact continuation."""
+        return {'done': numpy.asarray(self.done), **self.codec.state()}
+
+    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        """Takes over what :meth:`state` gave."""
+        rest = dict(state)
+        done = int(rest.pop('done'))
+        self.codec.load_state(rest)
+        self.done = done
 
 
 class ModelState:
@@ -32,10 +72,10 @@ class ModelState:
         self.scaling_is_dynamic = False
         self._loss_scale = 0.0
         self._wires: dict[int, numpy.ndarray] = {}
-        self._divided: tuple[dict[str, int], tuple[Bucket, ...]] = {}, ()
+        self._divided: tuple[dict[str, int], tuple[BucketNames, ...]] = {}, ()
 
     def buckets(self, sizes: dict[str, int], limit: int
-                ) -> tuple[Bucket, ...]:
+                ) -> tuple[BucketNames, ...]:
         """See :func:`.divide`; the same object while sizes are the same."""
         if sizes != self._divided[0]:
             self._divided = dict(sizes), divide(sizes, limit)

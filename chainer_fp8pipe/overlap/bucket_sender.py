@@ -1,32 +1,156 @@
-"""The part of a model's exchange that takes place during backward."""
+"""Sends buckets of a model while its backward passes go on."""
 from __future__ import annotations
 
+import collections
+import dataclasses
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import chainer
+import numpy
 
+from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Tensors
-from ..exchange.buckets import Bucket
-from ..exchange.exchange import Exchange, Transfer
-from ..exchange.gradients import Gradients, flat_float32
-from ..exchange.model_state import ModelState
-from ..exchange.parameter_checks import (
+from ..exchange.gradients import (
+    Gradients,
     arrays_of,
     distinct_parameters,
+    flat_float32,
     problem_of,
 )
+from ..exchange.model_state import ModelState
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
-from .deferred_update import DeferredUpdate, Use
-from .in_flight import InFlight
-from .last_backward import LastBackward
-from .ready_times import ReadyTimes
-from .send_order import Slice, finished_first, needed_first
+from .deferred_update import DeferredUpdate
+from .send_order import SendOrder, Slice
 
 _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
            'another backward pass; pass overlap=False to create_communicator')
+
+
+@dataclasses.dataclass
+class InFlight:
+    """What is known of the update that is under way.
+
+    Attributes:
+        values: Parameters' arrays, by name; empty while nothing is sent
+            early.
+        loss_scale: The factor of the gradients; None for none.
+        missing: By the bucket's number, names of gradients that are not
+            final yet.
+        arrays: Gradients that are final.
+        ready: How many slices, in their order, are of complete buckets.
+        todo: Those of them that are not sent yet, each with the event that
+            a GPU reaches when it has computed them; None for the CPU.
+        begun: How many slices have been sent.
+        sent: By the bucket's number, what is on its way.
+        frozen: Gradients that must not be changed now.
+        announced: Gradients are reported by what computes them, and nothing
+            else can change them.
+    """
+
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_scale: float | None = None
+    missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ready: int = 0
+    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
+        default_factory=collections.deque)
+    begun: int = 0
+    sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
+    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
+    announced: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Of the gradients that are sent."""
+        return 1.0 if self.loss_scale is None else self.loss_scale
+
+    def make_ready(self, order: SendOrder, gradient: Any) -> bool:
+        """Finds slices that can be sent; whether there are any.
+
+        Args:
+            order: Of all slices.
+            gradient: The one that has just become final.
+        """
+        before = self.ready
+        while self.ready < len(order.slices) and self.missing.get(
+                order.slices[self.ready].bucket) == set():
+            part = order.slices[self.ready]
+            if not self.announced:
+                self._freeze(self.arrays[name]
+                             for name in order.buckets[part.bucket])
+            self.ready += 1
+            self.todo.append((part, _computed(gradient)))
+        return self.ready > before
+
+    def tensors(self, names: Iterable[str]) -> Tensors:
+        """A bucket that is complete."""
+        names = tuple(names)
+        return Tensors(
+            names, [flat_float32(self.arrays[name]) for name in names],
+            [flat_float32(self.values[name]) for name in names],
+            self.factor)
+
+    def thaw(self) -> None:
+        """Lets gradients be changed again."""
+        for array in self.frozen:
+            array.flags.writeable = True
+        self.frozen.clear()
+
+    def _freeze(self, arrays: Iterable[Any]) -> None:
+        # A change of a gradient in place is an error from now on.
+        for array in arrays:
+            if isinstance(array, numpy.ndarray) and array.flags.writeable:
+                array.flags.writeable = False
+                self.frozen.append(array)
+
+
+class LastBackward:
+    """Predicts which backward pass is the last before an all-reduce.
+
+    Between two means of a model's gradients there may be several passes:
+    they may add up their gradients, or the loss of a generator may go
+    through a discriminator, whose own pass is still to come.  Only in the
+    last one do gradients become final.
+    """
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[Hashable] = collections.Counter()
+        self._last: Hashable = None
+        self._usual: Hashable = None
+        self._often = 0
+        self._models: int | None = None
+        self._complete = False
+
+    def begin(self, kind: Hashable, models: int) -> bool:
+        """Takes notice of a pass; whether it should be the last.
+
+        Args:
+            kind: Passes of the same kind cannot be told apart.
+            models: Changes when kinds get another meaning.
+        """
+        if models != self._models:
+            if self._models is not None:
+                self._usual = None
+                self._complete = False
+            self._models = models
+        self._counts[kind] += 1
+        self._last = kind
+        return kind == self._usual and self._counts[kind] >= self._often
+
+    def averaged(self) -> None:
+        """The gradients have been averaged."""
+        if self._complete and self._last is not None:
+            often = self._counts[self._last]
+            if self._last == self._usual:
+                # Sometimes there are fewer: that must not be taken for all.
+                often = max(often, self._often)
+            self._usual, self._often = self._last, often
+        self._counts.clear()
+        self._last = None
+        self._complete = True
 
 
 class BucketSender:
@@ -39,13 +163,11 @@ class BucketSender:
     Args:
         model: Whose gradients.
         state: Of this model.
-        limit: Bytes of float32 in a bucket.
         wake: Called when there is something to do for :meth:`step`.
 
     Attributes:
-        buckets: As :func:`.divide` gives them.
-        order: Slices of them, in the order in which they are sent.
-        exchange: Where they are sent.
+        order: Of buckets, and when their gradients were final.
+        queue: Where buckets are sent.
         ready: The model is known, so that the next update may begin early.
         update: What is known of the update that is under way.
         failure: What went wrong in the exchange's thread.
@@ -53,19 +175,14 @@ class BucketSender:
         seconds: How long all buckets together travelled.
     """
 
-    def __init__(self, model: chainer.Link, state: ModelState, limit: int,
+    def __init__(self, model: chainer.Link, state: ModelState,
                  wake: Callable[[], None]) -> None:
         self._model = weakref.ref(model)
         self._state = state
-        self._limit = limit
         self._wake = wake
-        self._sizes: dict[str, int] = {}
-        self._bucket_of: dict[str, int] = {}
         self._passes = LastBackward()
-        self._finals = ReadyTimes()
-        self.buckets: tuple[Bucket, ...] = ()
-        self.order: list[Slice] = []
-        self.exchange: Exchange | None = None
+        self.order = SendOrder()
+        self.queue: BucketQueue | None = None
         self.ready = False
         self.update = InFlight()
         self.failure = ''
@@ -73,12 +190,12 @@ class BucketSender:
         self.seconds = 0.0
         self._parameters: Mapping[str, chainer.Parameter] = {}
 
-    # --- the backward pass --------------------------------------------------
+    # --- the backward pass ---------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """See :class:`.ready_gradients.Watcher`."""
         if self.deferred:
-            return self._parameters     # a look would wait
+            return self._parameters     # an access would wait
         model = self._model()
         if model is None:
             return {}
@@ -93,22 +210,24 @@ class BucketSender:
         """See :class:`.ready_gradients.Watcher`."""
         self.complete()
         last = self._passes.begin(kind, models)
-        self._finals.begin()
+        self.order.times.begin()
         if not self.ready:
             return True
         if not last or self.update.values or self.failure:
             return False
         parameters = self.parameters()
-        if self._sizes != _sizes(parameters):
+        if self.order.sizes != {name: parameter.size for name, parameter
+                                in parameters.items()}:
             return False
         missing = {}
-        for number, _ in self.order:
+        for number, _ in self.order.slices:
             # Those behind a bucket that must wait have to wait, too.
-            if not names.issuperset(self.buckets[number]):
+            if not names.issuperset(self.order.buckets[number]):
                 break
-            missing[number] = set(self.buckets[number])
+            missing[number] = set(self.order.buckets[number])
         if missing:
-            # Arrays, which no look can make wait in the exchange's thread.
+            # Plain arrays: touching a parameter in the exchange's thread
+            # would wait for its deferred update.
             self.update = InFlight(
                 {name: parameter.array
                  for name, parameter in parameters.items()},
@@ -128,39 +247,40 @@ class BucketSender:
 
     def final(self, name: str, gradient: Any) -> None:
         """See :class:`.ready_gradients.Watcher`."""
-        self._finals.note(name)
+        self.order.times.note(name)
         update = self.update
-        missing = update.missing.get(self._bucket_of.get(name, -1))
+        missing = update.missing.get(self.order.bucket_of(name))
         if not missing:
             return
         missing.discard(name)
         update.arrays[name] = gradient
-        if update.hand(self.order, self.buckets, gradient):
+        if update.make_ready(self.order, gradient):
             self._wake()
             # Ranks may share a core: what goes on here is less urgent than
             # to send this, and than other ranks' gradients of the layer.
             give_way()
 
-    # --- the exchange's thread ----------------------------------------------
+    # --- the exchange's thread -----------------------------------------------
 
     @property
     def idle(self) -> bool:
         """There is nothing to do for :meth:`step`."""
         return not self.update.todo and (
-            self.exchange is None or self.exchange.idle)
+            self.queue is None or self.queue.idle)
 
     def interrupt(self) -> None:
         """Has :meth:`step` return; for other threads."""
-        if self.exchange:
-            self.exchange.interrupt()
+        if self.queue:
+            self.queue.interrupt()
 
     def step(self, alone: bool) -> bool:
         """Does what there is to do now; whether it was anything.
 
         Args:
-            alone: Nobody else has anything to do: it may take a while.
+            alone: No other model has anything to do: a step may take a
+                while.
         """
-        if self.exchange is None or self.failure:
+        if self.queue is None or self.failure:
             return False
         some = next(iter(self.update.arrays.values()), None)
         device = chainer.backend.get_device_from_array(some)
@@ -172,36 +292,37 @@ class BucketSender:
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
                 self.send(part, self.update.tensors(
-                    self.buckets[part.bucket]))
+                    self.order.buckets[part.bucket]))
             if alone and not self.update.todo:
-                return self.exchange.work() or moved
-            return self.exchange.advance() or moved
+                return self.queue.work() or moved
+            return self.queue.advance() or moved
 
-    def send(self, part: Slice, tensors: Tensors, real: bool = True,
+    def send(self, part: Slice, tensors: Tensors, contributes: bool = True,
              decodes: bool = False) -> None:
         """Sends the next slice.
 
         Args:
             part: The slice.
             tensors: All of its bucket.
-            real: As for :class:`.Transfer`.
-            decodes: As for :class:`.Transfer`.
+            contributes: As for :class:`.Bucket`.
+            decodes: As for :class:`.Bucket`.
         """
-        assert self.exchange is not None
+        assert self.queue is not None
         update, codec = self.update, self._state.warm_up.current
         if not update.begun:
             codec.start(tensors.loss_scale)
         update.begun += 1
-        transfer = update.sent.get(part.bucket)
-        if transfer:
-            self.exchange.resume(transfer, part.until)
+        bucket = update.sent.get(part.bucket)
+        if bucket:
+            self.queue.resume(bucket, part.until)
             return
-        update.sent[part.bucket] = Transfer(
+        update.sent[part.bucket] = Bucket(
             codec, tensors, self._state.wire(
-                part.bucket, codec, tensors.xp, tensors.size), real, decodes)
-        self.exchange.submit(update.sent[part.bucket], part.until)
+                part.bucket, codec, tensors.xp, tensors.size),
+            contributes=contributes, decodes=decodes)
+        self.queue.submit(update.sent[part.bucket], part.until)
 
-    # --- between backward passes --------------------------------------------
+    # --- between backward passes ---------------------------------------------
 
     @property
     def number(self) -> int:
@@ -212,88 +333,56 @@ class BucketSender:
     def signature(self) -> int:
         """A number that is equal on two ranks if they can go on together."""
         return Signature({
-            'model': str(self.number), 'sizes': str(self._sizes),
-            'order': str(self.order), 'ready': str(self.ready),
+            'model': str(self.number), 'sizes': str(self.order.sizes),
+            'order': str(self.order.slices), 'ready': str(self.ready),
             'updates': str(self._state.warm_up.done)}).number
 
     def problem(self, gradients: Gradients) -> str:
         """Why what was sent cannot be used; '' if it can."""
-        update = self.update
+        update, order = self.update, self.order
         if self.failure:
             return f'the exchange failed beside backward: {self.failure}'
-        for number, _ in self.order[:update.handed]:
-            for name in self.buckets[number]:
+        for number, _ in order.slices[:update.ready]:
+            for name in order.buckets[number]:
                 if gradients.arrays.get(name) is not update.arrays[name]:
                     return (f'the gradient of parameter {name} was changed '
                             f'{_REMEDY}')
-        if update.handed and gradients.loss_scale != update.loss_scale:
+        if update.ready and gradients.loss_scale != update.loss_scale:
             return (f'the loss scale was changed from {update.loss_scale} to '
                     f'{gradients.loss_scale} {_REMEDY}')
-        if update.handed and gradients.sizes != self._sizes:
+        if update.ready and gradients.sizes != order.sizes:
             return f'parameters of the model came or went {_REMEDY}'
         return ''
 
     def stage(self, sizes: Mapping[str, int]) -> str:
         """How well a model with these parameters is known."""
-        if sizes != self._sizes:
+        if sizes != self.order.sizes:
             return 'new'
         return 'ready' if self.ready else 'known'
 
-    def follow(self, sizes: dict[str, int]) -> None:
+    def follow(self, sizes: dict[str, int], bucket_bytes: int) -> None:
         """Takes notice of the parameters, which are not what they were."""
         self.ready = False
-        self._sizes = dict(sizes)
-        self._finals = ReadyTimes()
-        self.buckets = self._state.buckets(sizes, self._limit)
-        self.order = list(map(Slice, range(len(self.buckets))))
-        self._bucket_of = {name: number
-                           for number, names in enumerate(self.buckets)
-                           for name in names}
+        self.order.follow(sizes, self._state.buckets(sizes, bucket_bytes))
 
-    def observe(self) -> bool:
-        """Takes notice of when gradients became final in an update.
-
-        Returns:
-            Whether it is time to reckon the order: with the first update,
-            and now and then when some have been sent in that order.
-        """
-        return self._finals.keep(self.ready)
-
-    def observed(self) -> list[float]:
-        """When each gradient is final, in a fixed order of their names.
-
-        Returns:
-            Seconds after the first one; infinity for what was never final.
-        """
-        return self._finals.usual(sorted(self._sizes))
-
-    def reckon(self, finals: Sequence[float], seconds: float | None) -> None:
+    def choose_order(self, usual: list[float], defers: bool) -> None:
         """Chooses the order in which buckets are sent.
 
         Args:
-            finals: As :meth:`observed` returns them, the same on all ranks.
-            seconds: How long all buckets together travel; None: their order
-                is to be that in which they were finished.
+            usual: When gradients are final, the same on all ranks.
+            defers: The next forward pass waits for each bucket by itself.
         """
-        times = dict(zip(sorted(self._sizes), finals, strict=True))
-        if seconds is None:
-            self.order = finished_first(self.buckets, times)
-            return
-        assert self.exchange is not None
-        sizes = [sum(self._sizes[name] for name in names)
-                 for names in self.buckets]
-        each = seconds / sum(sizes)
+        assert self.queue is not None
+        queue = self.queue
         itemsize = self._state.warm_up.current.wire_dtype.itemsize
-        self.order = needed_first(
-            self.buckets, times,
-            [each * size for size in sizes],
-            [self.exchange.chunks(size, itemsize) for size in sizes])
+        self.order.choose(
+            usual, self.seconds if defers else None,
+            lambda size: queue.algorithm.chunks(size, itemsize))
 
-    def defer(self, parameters: Mapping[str, chainer.Parameter],
-              finish: Callable[[str, Use | None], None]) -> None:
+    def defer(self, deferred: DeferredUpdate,
+              parameters: Mapping[str, chainer.Parameter]) -> None:
         """The update goes on at an access; see :class:`.DeferredUpdate`."""
-        self._parameters = self.parameters()
-        self.deferred = DeferredUpdate(parameters, finish)
+        self._parameters, self.deferred = parameters, deferred
         self._wake()        # the thread has the rest to do
 
     def complete(self) -> None:
@@ -317,22 +406,26 @@ class BucketSender:
         """
         self.update.todo.clear()
         parameters = self.parameters()
-        for part in self.order[self.update.begun:count]:
-            names = self.buckets[part.bucket]
+        for part in self.order.slices[self.update.begun:count]:
+            names = self.order.buckets[part.bucket]
             # Means are encoded by their ratio to the parameters, and what
             # that loses is kept: these must be the real ones.
             values = [flat_float32(parameters[name].array) for name in names]
             self.send(part, Tensors(
                 names, [value - value for value in values], values,
-                loss_scale), real=False)
-        assert self.exchange is not None
+                loss_scale), contributes=False)
+        assert self.queue is not None
         sent = self.update.sent
-        for part in self.order[count:]:     # the rest of what was begun
+        for part in self.order.slices[count:]:  # the rest of what was begun
             if part.bucket in sent:
-                self.exchange.resume(sent[part.bucket], part.until)
-        for transfer in sent.values():
-            self.exchange.finish(transfer)
+                self.queue.resume(sent[part.bucket], part.until)
+        for bucket in sent.values():
+            self.queue.finish(bucket)
 
 
-def _sizes(parameters: Mapping[str, chainer.Parameter]) -> dict[str, int]:
-    return {name: parameter.size for name, parameter in parameters.items()}
+def _computed(array: Any) -> Any:
+    """An event behind all that the GPU was told so far; None for NumPy."""
+    if isinstance(array, numpy.ndarray):
+        return None
+    return chainer.backend.get_array_module(
+        array).cuda.get_current_stream().record()

@@ -1,4 +1,4 @@
-"""Exchanges gradients in a thread while backward passes go on."""
+"""The thread that exchanges gradients while backward passes go on."""
 from __future__ import annotations
 
 import atexit
@@ -13,10 +13,10 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce import Statistics
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
 from ..mpi.forever import keep_forever
+from ..report.statistics import Statistics
 from .bucket_sender import BucketSender
 
 # Seconds between two looks when there is nothing to do.
@@ -24,18 +24,16 @@ _PAUSE = 100e-6
 
 
 class ExchangeThread:
-    """What of a communicator's exchanges takes place during backward.
+    """Works for the senders of all models of a communicator.
 
     Thread and main thread take turns: while the main thread averages
     gradients it does all that there is to do, and the thread waits.
 
     Args:
-        limit: Bytes of float32 in a bucket.
         statistics: Counters to add to.
     """
 
-    def __init__(self, limit: int, statistics: Statistics) -> None:
-        self._limit = limit
+    def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
         self._models: list[BucketSender] = []
         self._ended: list[BucketSender] = []
@@ -48,17 +46,17 @@ class ExchangeThread:
         self._thread: threading.Thread | None = None
 
     def of(self, model: chainer.Link, state: ModelState) -> BucketSender:
-        """The early part of this model's exchanges; watched from now on."""
-        early = self._known.get(model)
-        if early is None:
-            early = BucketSender(model, state, self._limit, self._wake)
-            self._known[model] = early
-            self._models.append(early)
-            ready_gradients.watch(early)
-        return early
+        """The sender of a model, whose backward is watched from now on."""
+        sender = self._known.get(model)
+        if sender is None:
+            sender = BucketSender(model, state, self._wake)
+            self._known[model] = sender
+            self._models.append(sender)
+            ready_gradients.watch(sender)
+        return sender
 
     def known(self, model: chainer.Link) -> BucketSender | None:
-        """The same; None if the model has not been averaged yet."""
+        """The sender of a model; None if that was not averaged yet."""
         return self._known.get(model)
 
     @contextlib.contextmanager
@@ -73,13 +71,13 @@ class ExchangeThread:
     def complete(self) -> None:
         """Waits for all that updates have left to be waited for."""
         with contextlib.ExitStack() as stack:
-            for early in self._models:      # all of them, if one raises, too
-                stack.callback(early.complete)
+            for sender in self._models:      # all of them, if one raises, too
+                stack.callback(sender.complete)
 
     def forget(self) -> None:
         """Starts anew with all models."""
-        for early in self._models:
-            ready_gradients.unwatch(early)
+        for sender in self._models:
+            ready_gradients.unwatch(sender)
         self._ended += self._models
         self._models.clear()
         self._known.clear()
@@ -87,7 +85,7 @@ class ExchangeThread:
     def close(self) -> list[BucketSender]:
         """Ends the thread, whatever is on its way.
 
-        Returns the early parts of all models there have been.
+        Returns the senders of all models there have been.
         """
         self.forget()
         self._leave = True
@@ -96,9 +94,9 @@ class ExchangeThread:
             self._thread.join()
             atexit.unregister(self._end)
         ended, self._ended = self._ended, []
-        for early in ended:
-            if not early.idle:
-                keep_forever(early)
+        for sender in ended:
+            if not sender.idle:
+                keep_forever(sender)
         return ended
 
     def _end(self) -> None:
@@ -122,8 +120,8 @@ class ExchangeThread:
 
     def _interrupt(self) -> None:
         """Has the thread look at what else there is."""
-        for early in tuple(self._models):
-            early.interrupt()
+        for sender in tuple(self._models):
+            sender.interrupt()
 
     def _run(self) -> None:
         self._statistics.hide()
@@ -141,14 +139,14 @@ class ExchangeThread:
         moved = False
         # Cleared first: it may be set again at any time.
         self._work.clear()
-        busy = [early for early in self._models if not early.idle]
+        busy = [sender for sender in self._models if not sender.idle]
         with self._statistics.section('exchange'):
-            for early in busy:
+            for sender in busy:
                 try:
-                    moved |= early.step(alone=len(busy) == 1)
+                    moved |= sender.step(alone=len(busy) == 1)
                 except Exception:       # the main thread raises it
-                    early.failure = traceback.format_exc()
-        if not all(early.idle or early.failure for early in self._models):
+                    sender.failure = traceback.format_exc()
+        if not all(sender.idle or sender.failure for sender in self._models):
             self._work.set()
         return moved
 

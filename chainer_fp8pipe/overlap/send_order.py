@@ -1,12 +1,21 @@
 """In which order buckets are sent while backward passes go on."""
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..allreduce.executor import PARTS
-from ..exchange.buckets import Bucket
+from ..allreduce.algorithm import PARTS
+from ..exchange.buckets import BucketNames
+
+#: Updates whose buckets are sent early, before the first new look at them;
+#: the next one comes after twice as many, and so on.
+FIRST = 5
+#: The last ones count.
+KEPT = 20
 
 
 class Slice(NamedTuple):
@@ -23,7 +32,130 @@ class Slice(NamedTuple):
     until: int = PARTS
 
 
-def finished_first(buckets: Sequence[Bucket], finals: Mapping[str, float]
+class SendOrder:
+    """Buckets of a model, and the order in which slices of them are sent.
+
+    The order is reckoned from the times at which gradients became final, the
+    same on all ranks.
+
+    Attributes:
+        sizes: Elements of every parameter, by name.
+        buckets: As :func:`.divide` gives them.
+        slices: In the order in which they are sent.
+        times: When gradients became final.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.buckets: tuple[BucketNames, ...] = ()
+        self.slices: list[Slice] = []
+        self.times = ReadyTimes()
+        self._bucket_of: dict[str, int] = {}
+
+    def follow(self, sizes: dict[str, int], buckets: tuple[BucketNames, ...]
+               ) -> None:
+        """Starts anew with other parameters."""
+        self.sizes = dict(sizes)
+        self.buckets = buckets
+        self.slices = list(map(Slice, range(len(buckets))))
+        self.times = ReadyTimes()
+        self._bucket_of = {name: number
+                           for number, names in enumerate(buckets)
+                           for name in names}
+
+    def bucket_of(self, name: str) -> int:
+        """The number of a parameter's bucket; -1 for none."""
+        return self._bucket_of.get(name, -1)
+
+    def usual_times(self) -> list[float]:
+        """When each gradient is final, in a fixed order of their names.
+
+        Returns:
+            Seconds after the first one; infinity for what was never final.
+        """
+        return self.times.usual(sorted(self.sizes))
+
+    def choose(self, usual: Sequence[float], seconds: float | None,
+               chunks: Callable[[int], int]) -> None:
+        """Chooses the order of slices.
+
+        Args:
+            usual: As :meth:`usual_times` returns them, the same on all
+                ranks.
+            seconds: How long all buckets together travel, if the next
+                forward pass waits for each of them; None: their order is to
+                be that in which they were finished.
+            chunks: Into how many chunks so many elements are cut.
+        """
+        times = dict(zip(sorted(self.sizes), usual, strict=True))
+        if seconds is None:
+            self.slices = finished_first(self.buckets, times)
+            return
+        sizes = [sum(self.sizes[name] for name in names)
+                 for names in self.buckets]
+        each = seconds / sum(sizes)
+        self.slices = needed_first(
+            self.buckets, times, [each * size for size in sizes],
+            list(map(chunks, sizes)))
+
+
+class ReadyTimes:
+    """Times of one model's backward passes.
+
+    A backward pass takes longer beside an exchange than without one, and
+    what is sent when changes how long.  Where it is thought to be shorter
+    than it is, the wire has nothing to carry when the time comes for a bucket
+    that is not there yet; so more than one look at it is worth while.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._kept: collections.deque[Mapping[str, float]] = (
+            collections.deque(maxlen=KEPT))
+        self._updates = 0
+        self._next = FIRST
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._last = {}
+
+    def note(self, name: str) -> None:
+        """A gradient is final."""
+        self._last[name] = time.perf_counter()
+
+    def keep(self, early: bool) -> bool:
+        """An update is over.
+
+        Args:
+            early: Buckets were sent while its last pass went on.
+
+        Returns:
+            Whether it is time for a look: after each update without early
+            buckets, and after :data:`FIRST`, twice, four times, ... as many
+            with them.
+        """
+        if not early or not self._updates:
+            self._kept.clear()
+        first = min(self._last.values(), default=0.0)
+        self._kept.append({name: moment - first
+                           for name, moment in self._last.items()})
+        if not early:
+            self._updates, self._next = 0, FIRST
+            return True
+        self._updates += 1
+        if self._updates < self._next:
+            return False
+        self._next *= 2
+        return True
+
+    def usual(self, names: Sequence[str]) -> list[float]:
+        """Medians, in seconds after the first gradient; infinity: never."""
+        return [statistics.median_high(times.get(name, math.inf)
+                                       for times in self._kept)
+                for name in names]
+
+
+def finished_first(buckets: Sequence[BucketNames], finals: Mapping[str, float]
                    ) -> list[Slice]:
     """Buckets in the order in which a backward pass finishes them.
 
@@ -40,7 +172,7 @@ def finished_first(buckets: Sequence[Bucket], finals: Mapping[str, float]
         range(len(buckets)), key=lambda number: (ready[number], number))]
 
 
-def needed_first(buckets: Sequence[Bucket], finals: Mapping[str, float],
+def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
                  seconds: Sequence[float], chunks: Sequence[int]
                  ) -> list[Slice]:
     """The order in which the next forward pass waits least.
@@ -93,7 +225,7 @@ def _append(slices: list[Slice], part: Slice) -> None:
     slices.append(part)
 
 
-def _ready(buckets: Sequence[Bucket], finals: Mapping[str, float]
+def _ready(buckets: Sequence[BucketNames], finals: Mapping[str, float]
            ) -> list[float]:
     """When each bucket was complete; infinity if never."""
     return [max(finals.get(name, math.inf) for name in names)

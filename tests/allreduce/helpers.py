@@ -1,17 +1,15 @@
 """Gradients that every rank can compute for every other rank."""
-from chainer_fp8pipe.allreduce import (
-    MpiOp,
-    Planned,
-    Statistics,
-    TwoLevel,
-    standard_plans,
-)
-from chainer_fp8pipe.allreduce.planned import Framing
+from chainer_fp8pipe.allreduce import standard_plans
+from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
+from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.shapes import torus_shape
+from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
+
+from tests.codecs.helpers import begin
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),
@@ -73,8 +71,9 @@ def make(name, comm, node=2):
         inter = comm.Split(comm.rank % node, comm.rank)
         return TwoLevel(MpiOp(intra, statistics), MpiOp(inter, statistics))
     form = name.rpartition('_')[2]
-    return Planned(comm, plans(name, comm.size, node), statistics, Framing(
-        512, 3, form if form in FORMS else 'float32'))
+    return PlanExecutor(
+        comm, plans(name, comm.size, node), statistics,
+        Framing(512, 3, form if form in FORMS else 'float32'))
 
 
 def exchange(algorithm, codec, comm, tensors):
@@ -83,7 +82,7 @@ def exchange(algorithm, codec, comm, tensors):
         from mpi4py import MPI
         comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    codec.begin(tensors, maximum)
+    begin(codec, tensors, maximum)
     codec.encode(tensors, wire, algorithm.prescale(codec))
     algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
     codec.decode(tensors, wire)

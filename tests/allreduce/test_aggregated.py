@@ -2,19 +2,21 @@
 import gc
 import itertools
 
-from chainer_fp8pipe.allreduce import Statistics, serving, standard_plans
+from chainer_fp8pipe.allreduce import serving, standard_plans
 from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
-from chainer_fp8pipe.allreduce.job import Job
+from chainer_fp8pipe.allreduce.bucket import Bucket
+from chainer_fp8pipe.allreduce.executor import Framing
 from chainer_fp8pipe.allreduce.plan import aggregator, compose
-from chainer_fp8pipe.allreduce.planned import Framing
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
 import pytest
 from mpi4py import MPI
 
+from tests.codecs.helpers import begin
 from tests.ranks import on_ranks
 
 from .helpers import (
@@ -179,7 +181,7 @@ def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
     def body(algorithm, workers):
         codec = Fp8Ratio(rounding='stochastic', error_feedback=False)
         tensors = tensors_of(0, [3000])
-        codec.begin(tensors, lambda array: None)
+        begin(codec, tensors, lambda array: None)
         wires = []
         for _ in range(2):
             # 1.25, 1 and 1: their mean is between two codes.
@@ -209,13 +211,13 @@ def test_buckets_are_ordered_without_waiting(comm):
         for step in range(3):
             tensors = tensors_of(workers.rank, sizes, step)
             wire = numpy.empty(6000, numpy.uint8)
-            codec.begin(tensors, lambda array: workers.Allreduce(
+            begin(codec, tensors, lambda array: workers.Allreduce(
                 MPI.IN_PLACE, array, MPI.MAX))
             codec.encode(tensors, wire, algorithm.prescale(codec))
-            jobs = [algorithm.submit(Job(codec, tensors, wire, *bound))
+            jobs = [algorithm.submit(Bucket(codec, tensors, wire, *bound))
                     for bound in bounds]
             assert not any(job.finished for job in jobs)
-            algorithm.executor.run()
+            algorithm.run()
             assert all(job.finished for job in jobs)
             codec.decode(tensors, wire)
             check_mean(numpy.concatenate(tensors.gradients), 'fp8',
@@ -233,11 +235,11 @@ def test_one_worker_may_be_a_job_ahead_of_the_others(comm):
             tensors = tensors_of(workers.rank, [100], step)
             wire = tensors.gradients[0] / numpy.float32(workers.size)
             jobs.append(algorithm.submit(
-                Job(codec, tensors, wire, 0, 100)))
+                Bucket(codec, tensors, wire, 0, 100)))
             while workers.rank == 0 and len(jobs) > 1 and (
                     not jobs[-2].finished):
-                algorithm.executor.advance()
-        algorithm.executor.run()
+                algorithm.advance()
+        algorithm.run()
         for step, job in enumerate(jobs):
             mean, _ = mean_and_spread(workers.size, [100], step)
             numpy.testing.assert_allclose(job.wire, mean, rtol=0, atol=1e-6)
@@ -253,7 +255,7 @@ def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
             sent.append(message), send(message))
         codec, tensors = Fp8Ratio(), tensors_of(0, [300])
         wire = numpy.empty(300, numpy.uint8)
-        codec.begin(tensors, lambda array: None)
+        begin(codec, tensors, lambda array: None)
         codec.encode(tensors, wire)
         expected = wire.copy()
         for start in [*range(299), *range(299), 298]:
@@ -349,7 +351,7 @@ def test_free_finishes_what_is_under_way(comm):
 
     def body(algorithm, workers):
         tensors = tensors_of(0, [5000])
-        jobs.append(algorithm.submit(Job(
+        jobs.append(algorithm.submit(Bucket(
             Cast('float32'), tensors, tensors.gradients[0], 0, 5000)))
     on_workers(comm, 1, body)
     assert all(job.finished for job in jobs)

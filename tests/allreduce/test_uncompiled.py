@@ -1,14 +1,15 @@
 """What is compiled, and what is done in Python instead, give the same bits."""
-from chainer_fp8pipe.allreduce import Planned, Statistics
-from chainer_fp8pipe.allreduce.job import Job
-from chainer_fp8pipe.allreduce.planned import Framing
+from chainer_fp8pipe.allreduce.bucket import Bucket
+from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
 import pytest
 from mpi4py import MPI
 
+from tests.codecs.helpers import begin
 from tests.ranks import on_ranks
 
 from .helpers import plans, tensors_of
@@ -40,23 +41,23 @@ def spoiled(tensors, rank, kind):
 
 def results(comm, name, form, make_codec, kind, early):
     """All that three updates leave behind."""
-    made = Planned(comm, plans(name, comm.size), Statistics(),
+    made = PlanExecutor(comm, plans(name, comm.size), Statistics(),
                    Framing(300, 3, form))
     codec, found = make_codec(), []
     for update in range(3):
         tensors = spoiled(tensors_of(comm.rank, SIZES, update), comm.rank,
                           kind)
         wire = numpy.zeros(tensors.size, codec.wire_dtype)
-        codec.begin(tensors, lambda array: comm.Allreduce(
+        begin(codec, tensors, lambda array: comm.Allreduce(
             MPI.IN_PLACE, array, MPI.MAX))
-        job = made.submit(Job(codec, tensors, wire, 0, tensors.size,
+        job = made.submit(Bucket(codec, tensors, wire, 0, tensors.size,
                               made.prescale(codec), decodes=not early))
         if early:
-            made.executor.run()
+            made.run()
             assert job.finished
-            made.executor.begin_decoding(job)
+            made.begin_decoding(job)
         else:
-            made.executor.run()
+            made.run()
         decoded = spoiled(tensors_of(comm.rank, SIZES, update), comm.rank,
                           kind)
         codec.decode(decoded, wire)
@@ -117,16 +118,16 @@ def test_codecs_without_compiled_code_work_all_the_same(comm):
 
 @on_ranks(1)
 def test_a_gradient_that_cannot_be_overwritten_is_an_error(comm):
-    made = Planned(comm, plans('direct', 1), Statistics(), Framing())
+    made = PlanExecutor(comm, plans('direct', 1), Statistics(), Framing())
     for early in (True, False):
         codec, tensors = Cast('float32'), tensors_of(0, [100])
         tensors.gradients[0].flags.writeable = False
         wire = numpy.zeros(100, numpy.float32)
-        job = Job(codec, tensors, wire, 0, 100, 1.0, decodes=not early)
+        job = Bucket(codec, tensors, wire, 0, 100, 1.0, decodes=not early)
 
         def exchange(job=job):
             made.submit(job)
-            made.executor.run()
-            made.executor.begin_decoding(job)
+            made.run()
+            made.begin_decoding(job)
         with pytest.raises(ValueError, match='writeable|read-only'):
             exchange()

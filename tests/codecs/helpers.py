@@ -19,9 +19,22 @@ def alone(array):
     """The ``maximum`` of a job of one rank."""
 
 
+def begin(codec, tensors, maximum=alone):
+    """Starts an update of one group of tensors.
+
+    ``maximum(array)`` replaces a float32 array by its element-wise maximum
+    over all ranks.
+    """
+    codec.start(tensors.loss_scale)
+    found = codec.propose(tensors)
+    if found is not None:
+        maximum(found)
+    codec.settle(tensors, found)
+
+
 def encode(codec, tensors):
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    codec.begin(tensors, alone)
+    begin(codec, tensors)
     codec.encode(tensors, wire)
     return wire
 

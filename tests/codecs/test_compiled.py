@@ -1,6 +1,6 @@
 """What compiled code is told of arrays, and what it is not."""
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.codecs.compiled import places
+from chainer_fp8pipe.codecs.tensors import places
 
 import numpy
 import pytest

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from . import fake_cupy
-from .helpers import alone, encode, random_tensors
+from .helpers import begin, encode, random_tensors
 
 SIZES = [5, 0, 3000, 1]
 CODECS = {
@@ -73,7 +73,7 @@ def updates(codec, place, steps=4, bad=None):
         tensors = place(tensors)
         wire = empty_wire(tensors.xp, tensors.size, codec.wire_dtype)
         assert isinstance(wire, numpy.ndarray)
-        codec.begin(tensors, alone)
+        begin(codec, tensors)
         codec.encode(tensors, wire)
         results.append(wire.copy())
         piece = wire[2:2500]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .helpers import alone, encode, random_tensors, round_trip
+from .helpers import begin, encode, random_tensors, round_trip
 
 PAPER = {'headroom': 1.0, 'error_feedback': False}
 SIZES = [700, 0, 1, 3000]
@@ -98,7 +98,7 @@ def test_q_is_the_maximum_over_ranks_and_renewed_each_period():
 
     tensors = random_tensors([100, 50])
     for _ in range(7):
-        codec.begin(tensors, maximum)
+        begin(codec, tensors, maximum)
     assert len(asked) == 3
     assert codec._scales.q['/l0/W'] == pytest.approx(2 * asked[0][0])
 
@@ -302,7 +302,7 @@ def test_the_mean_of_ranks_is_encoded_with_a_residual_of_its_own():
     for step in range(50):
         wires = []
         for codec, tensors in zip(codecs, ranks, strict=True):
-            codec.begin(tensors, alone)
+            begin(codec, tensors)
             codec._scales.q['/l0/W'] = 50.0
             wires.append(numpy.empty(3000, numpy.uint8))
             codec.encode(tensors, wires[-1])

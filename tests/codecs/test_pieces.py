@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .helpers import alone, encode, random_tensors
+from .helpers import begin, encode, random_tensors
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),
@@ -22,7 +22,7 @@ pieces = st.lists(st.integers(0, 400), max_size=6).map(
 
 def parts_of(codec, tensors, bounds, prescale=1.0):
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    codec.begin(tensors, alone)
+    begin(codec, tensors)
     for start, stop in bounds:
         codec.encode(tensors, wire[start:stop], prescale, start)
     return wire
@@ -37,7 +37,7 @@ def test_pieces_have_the_bits_and_the_state_of_the_whole(name, bounds,
     for step in range(3):       # what is left out goes into the next
         tensors = random_tensors(SIZES, seed=step)
         wire = numpy.empty(400, whole.wire_dtype)
-        whole.begin(tensors, alone)
+        begin(whole, tensors)
         whole.encode(tensors, wire, prescale)
         numpy.testing.assert_array_equal(
             parts_of(cut, tensors, bounds, prescale), wire)

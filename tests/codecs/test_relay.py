@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .helpers import alone, encode, random_tensors
+from .helpers import begin, encode, random_tensors
 
 SIZES = [300, 0, 1, 500]
 
@@ -126,7 +126,7 @@ def test_a_loss_scale_that_the_unit_follows_changes_no_residual():
     for loss_scale in (1.0, 1024.0):
         scaled = Tensors(tensors.names, [tensors.gradients[0] * numpy.float32(
             loss_scale)], tensors.parameters, loss_scale)
-        codec.begin(scaled, alone)
+        begin(codec, scaled)
         codec.encode(scaled, numpy.empty(400, numpy.uint8))
         units.append(CodecRecipe.of(codec, scaled, 0, 400).parts[0].unit)
     assert units[0] == pytest.approx(units[1])
@@ -187,9 +187,9 @@ def test_a_constant_gradients_mean_converges_as_with_parameters(moving):
                 tensors.gradients[0][:100] *= 1 + step % 5
             total = numpy.zeros(801, numpy.float32)
             # Both use the scales of the first.
-            codecs[0].begin(workers[0],
+            begin(codecs[0], workers[0],
                             lambda array: scales.append(array.copy()))
-            codecs[1].begin(workers[1],
+            begin(codecs[1], workers[1],
                             lambda array: array.__setitem__(..., scales[-1]))
             for codec, tensors in zip(codecs, workers, strict=True):
                 wire = numpy.empty(801, numpy.uint8)

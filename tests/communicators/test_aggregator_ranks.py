@@ -316,10 +316,10 @@ def test_an_aggregator_that_is_killed_ends_the_job(run):
 def test_a_program_that_ends_in_the_middle_of_an_exchange_is_an_error(run):
     done = run(dying=0, steps=6, how="""
         from chainer_fp8pipe.allreduce import aggregated
-        from chainer_fp8pipe.allreduce.job import Job
+        from chainer_fp8pipe.allreduce.bucket import Bucket
         from chainer_fp8pipe.codecs import Cast, Tensors
         big = numpy.zeros(10 ** 7, 'f')
-        aggregated._working[0].submit(Job(Cast('float32'), Tensors(
+        aggregated._working[0].submit(Bucket(Cast('float32'), Tensors(
             ['a'], [big], [big]), big, 0, big.size))
         sys.exit(0)""")
     assert done.returncode != 0

@@ -33,7 +33,7 @@ def make(comm, name, overlap, **options):
 
 def early(communicator, model):
     """What a communicator knows of a model's exchange during backward."""
-    return communicator._averaging._overlap.known(model)
+    return communicator._reducer._thread.known(model)
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def counting(communicator):
 
     def mean(model, *arguments):
         known = early(communicator, model)
-        found.append(known.update.handed if known else 0)
+        found.append(known.update.ready if known else 0)
         original(model, *arguments)
     with mock.patch.object(communicator, 'multi_node_mean_grad', mean):
         yield found
@@ -441,7 +441,7 @@ optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(0.1), communicator).setup(model)
 for step in range(5):
     optimizer.update(lambda: model.loss(step, rank))
-assert communicator._averaging._overlap.known(model).ready
+assert communicator._reducer._thread.known(model).ready
 {end}
 print('left', rank)
 '''

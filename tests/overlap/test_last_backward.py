@@ -1,4 +1,4 @@
-from chainer_fp8pipe.overlap.last_backward import LastBackward
+from chainer_fp8pipe.overlap.bucket_sender import LastBackward
 
 
 def last(passes, kinds, models=1):

@@ -1,7 +1,7 @@
 import threading
 
-from chainer_fp8pipe.allreduce import Statistics
 from chainer_fp8pipe.report import statistics
+from chainer_fp8pipe.report.statistics import Statistics
 
 import pytest
 

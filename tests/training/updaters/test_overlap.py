@@ -20,8 +20,8 @@ def train(comm, network, overlap, communicator='fp8', pipeline=2, **settings):
 
     def counting(model, *arguments):
         if overlap:
-            known = made._averaging._overlap.known(model)
-            sent.append(known.update.handed if known else 0)
+            known = made._reducer._thread.known(model)
+            sent.append(known.update.ready if known else 0)
         mean(model, *arguments)
     made.multi_node_mean_grad = counting
     for _ in range(6):

@@ -1,4 +1,5 @@
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, WarmUp
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.exchange.model_state import WarmUp
 
 import numpy
 

@@ -1,0 +1,137 @@
+"""What all all-reduce algorithms have in common."""
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Tensors
+from ..report.statistics import Statistics
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
+
+#: Into how many parts a bucket may be divided that goes in a bit at a time.
+PARTS = 64
+
+
+class Algorithm(abc.ABC):
+    """Makes buckets their mean over all ranks.
+
+    Here stands what an algorithm does that waits in :meth:`submit` until a
+    bucket has arrived, so that nothing is ever left to be done.
+
+    Args:
+        comm: The ranks; the algorithm works on a duplicate, so that its
+            messages cannot meet the caller's.
+        statistics: Counters to add to.
+
+    Attributes:
+        by_frame: The algorithm encodes and decodes frame by frame; others
+            are given wires that are encoded.
+        one_order: All buckets come in one order on all ranks, whatever model
+            they are of.
+        busy: Some bucket is not finished.
+        patience: Seconds that may be slept without slowing anything down.
+    """
+
+    by_frame = False
+    one_order = True
+    busy = False
+    patience = 0.0
+
+    def __init__(self, comm: MPI.Comm, statistics: Statistics) -> None:
+        self.comm = comm.Dup()
+        self.statistics = statistics
+
+    @abc.abstractmethod
+    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                  start: int, stop: int) -> None:
+        """Leaves the mean of all ranks' wires in ``wire``, on every rank.
+
+        Args:
+            codec: Of the wire.
+            tensors: The fused vector.
+            wire: Of all of the vector, encoded; its range is replaced.
+            start: First element of the range.
+            stop: Last element plus one.
+        """
+
+    def prescale(self, codec: Codec) -> float:
+        """The factor that gradients must carry when they are encoded.
+
+        With 1 / ranks, as here, sums in the wire's own format cannot
+        overflow.
+        """
+        return 1.0 / self.comm.size
+
+    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
+        """Puts a bucket behind the others; same order on all ranks.
+
+        Args:
+            bucket: What is to become its mean.
+            until: How much of the bucket, in parts of :data:`PARTS`; the
+                rest comes with :meth:`resume`, behind what is submitted
+                until then.
+
+        Returns:
+            The bucket.
+        """
+        self.allreduce(bucket.codec, bucket.tensors, bucket.wire,
+                       bucket.start, bucket.stop)
+        bucket.finished = True
+        return bucket
+
+    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
+        """Puts more of a bucket behind the others; same order on all ranks.
+        """
+        assert bucket.finished
+
+    def begin_decoding(self, bucket: Bucket) -> None:
+        """From now on, means are decoded as they come."""
+        assert bucket.finished
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        return False
+
+    def work(self, seconds: float, brief: float = 0.0) -> bool:
+        """Does what there is to do, and pauses in between.
+
+        Returns when a bucket is finished, when there is none, when another
+        thread calls :meth:`interrupt`, and at a pause after so many seconds.
+
+        Args:
+            seconds: See above; 0: without any pause.
+            brief: Seconds of yielding the processor before a sleep; 0 where
+                others have use for the processor.
+
+        Returns:
+            Whether anything was done.
+        """
+        return False
+
+    def interrupt(self) -> None:        # noqa: B027
+        """Has :meth:`work` return; for other threads."""
+
+    def chunks(self, size: int, itemsize: int) -> int:
+        """Into how many chunks a bucket is cut, where most are made.
+
+        Args:
+            size: Elements of the bucket.
+            itemsize: Bytes of an element on the wire.
+        """
+        return 1
+
+    def another(self) -> Algorithm:
+        """A second one, whose buckets do not wait for those of this one.
+
+        Only where :attr:`one_order` is False; call it on all ranks.
+        """
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Gives the duplicated communicator back to MPI."""
+        self.comm.Free()

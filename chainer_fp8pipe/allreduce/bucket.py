@@ -1,0 +1,289 @@
+"""Gradients that travel together, and the queue in which they wait."""
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Tensors
+from ..codecs.tensors import Compiled
+from ..mpi.waiting import BRIEF, LONG, Pauses
+from ..report.statistics import Statistics
+from .algorithm import PARTS, Algorithm
+
+# Seconds; some frames come meanwhile.
+_LITTLE = 1e-3
+
+
+class Bucket:
+    """A range of the fused vector whose mean is wanted, until that is there.
+
+    Args:
+        codec: Of the wire; its update has been started.
+        tensors: The fused vector.
+        wire: Of all of the vector; the mean replaces the contribution.
+        start: First element of the range.
+        stop: Last element plus one; None: all of the wire.
+        prescale: Gradients are encoded frame by frame, before they are sent,
+            with this factor; None: the wire holds the contribution already,
+            or :meth:`launch` finds the factor.
+        decodes: Means may be written into the gradients frame by frame, as
+            they come.
+        contributes: False for a bucket that is sent only because other ranks
+            wait for it: all zeros.
+
+    Attributes:
+        compiled: What compiled code knows of the codec; None: compiled code
+            asks :meth:`encode` and :meth:`decode_part`.
+        handle: What compiled code knows of the bucket; the executor's.
+        finished: The mean is in the wire, and nothing is on its way.
+        failure: Why the bucket was not launched; '' if nothing has gone
+            wrong.
+    """
+
+    def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+                 start: int = 0, stop: int | None = None,
+                 prescale: float | None = None, decodes: bool = False,
+                 contributes: bool = True) -> None:
+        self.codec = codec
+        self.tensors = tensors
+        self.wire = wire
+        self.start = start
+        self.stop = wire.size if stop is None else stop
+        self.prescale = prescale
+        self.decodes = decodes
+        self.compiled: Compiled | None = None
+        self.handle: Any = None
+        self.finished = False
+        self.failure = ''
+        self._contributes = contributes
+        self._algorithm: Algorithm | None = None
+        self._proposed: numpy.ndarray | None = None
+        self._request: MPI.Request | None = None
+        self._means: list[tuple[int, int]] = []
+        self._bad: set[str] = set()
+
+    @property
+    def encodes(self) -> bool:
+        """Gradients are encoded frame by frame."""
+        return self.prescale is not None
+
+    # --- before the bucket travels ------------------------------------------
+
+    def propose(self, comm: MPI.Comm) -> int:
+        """Asks all ranks for the codec's maxima; returns the bytes sent."""
+        self._proposed = self.codec.propose(self.tensors)
+        if self._proposed is None:
+            return 0
+        if not self._contributes:
+            self._proposed[...] = 0
+        # This cannot wait for others: they may be in their backward pass.
+        self._request = comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX)
+        return self._proposed.nbytes
+
+    def is_settled(self) -> bool:
+        """Whether the maxima of all ranks are there."""
+        return self._request is None or self._request.Test()
+
+    def launch(self, algorithm: Algorithm, until: int) -> None:
+        """Hands the bucket to the algorithm, or more of it when called again.
+
+        Args:
+            algorithm: Makes the mean.
+            until: As for :meth:`.Algorithm.submit`.
+        """
+        if self._algorithm:
+            algorithm.resume(self, until)
+            return
+        self._algorithm = algorithm
+        self.codec.settle(self.tensors, self._proposed)
+        prescale = algorithm.prescale(self.codec)
+        # A GPU is done with all of it before frames would have left it.
+        by_frame = algorithm.by_frame and self.tensors.xp is numpy
+        if not self._contributes:
+            self.wire[...] = 0      # which is 0 in every format
+        elif by_frame:
+            self.prescale = prescale
+        else:
+            self.codec.encode(self.tensors, self.wire, prescale)
+        self.decodes &= by_frame
+        algorithm.submit(self, until)
+
+    # --- while the bucket travels -------------------------------------------
+
+    def encode(self, part: slice) -> None:
+        """Writes a part of the gradients into the wire."""
+        assert self.prescale is not None
+        self.codec.encode(self.tensors, self.wire[part], self.prescale,
+                          part.start)
+
+    def decode_part(self, part: slice) -> None:
+        """Writes a part of the means into the gradients."""
+        self._bad.update(self.codec.decode(
+            self.tensors, self.wire[part], part.start))
+
+    def begin_decoding(self, tensors: Tensors) -> None:
+        """From now on gradients may be overwritten, as means come.
+
+        Args:
+            tensors: As for :meth:`decode`.
+        """
+        self.tensors = tensors
+        if self._algorithm is None:
+            self.decodes = True
+        elif self.encodes:
+            self._algorithm.begin_decoding(self)
+
+    def decoded(self) -> list[tuple[int, int]]:
+        """Ranges of the fused vector whose means are in the gradients so far.
+
+        Not while another thread works at the exchange.
+        """
+        if self.decodes and self.handle is not None:
+            pairs = numpy.frombuffer(self.handle.decoded(), numpy.int64)
+            self._means += [(start, stop) for start, stop
+                            in pairs.reshape(-1, 2).tolist()]
+        return self._means
+
+    @property
+    def nonfinite(self) -> list[str]:
+        """Names of tensors into which a NaN or an infinity was decoded."""
+        if self.compiled:
+            return self.compiled.nonfinite(self.tensors.names)
+        return [name for name in self.tensors.names if name in self._bad]
+
+    def wait(self, seconds: float) -> None:
+        """Waits until all is finished, or so long; after all was launched."""
+        if self._algorithm:
+            self._algorithm.work(seconds, BRIEF)
+
+    # --- afterwards ----------------------------------------------------------
+
+    def conclude(self) -> None:
+        """Takes notice that the mean is in the wire."""
+        if self.compiled:
+            self.codec.conclude(self.compiled, self.tensors)
+        self.finished = True        # other threads may go on from here
+
+    def decode(self, tensors: Tensors) -> list[str]:
+        """Writes means into gradients, if that has not been done.
+
+        Args:
+            tensors: The bucket, or as ``decodes`` was given, others of the
+                same names and parameters.
+
+        Returns:
+            Names of tensors whose gradient is now not finite.
+        """
+        if self.decodes:
+            return self.nonfinite
+        return self.codec.decode(tensors, self.wire)
+
+
+class BucketQueue:
+    """Sends buckets through an all-reduce, in the order of submission.
+
+    The order must be the same on all ranks.  While one bucket travels the
+    next is encoded, and frames of several are under way, where the algorithm
+    allows it.
+
+    Args:
+        comm: The ranks; the queue works on a duplicate.
+        algorithm: Makes the means.
+        statistics: Counters to add to.
+    """
+
+    def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
+                 statistics: Statistics) -> None:
+        self.algorithm = algorithm
+        self._comm = comm.Dup()
+        self._statistics = statistics
+        self._waiting: collections.deque[tuple[Bucket, int]] = (
+            collections.deque())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self._waiting and not self.algorithm.busy
+
+    def submit(self, bucket: Bucket, until: int = PARTS) -> None:
+        """Puts a bucket behind the others; does not wait.
+
+        Args:
+            bucket: What is to become its mean.
+            until: As for :meth:`.Algorithm.submit`.
+        """
+        with self._statistics.section('encode'):
+            self._statistics.bytes_sent += bucket.propose(self._comm)
+        self.resume(bucket, until)
+
+    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
+        """Puts more of a bucket behind the others."""
+        self._waiting.append((bucket, until))
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        moved = self._launch()
+        return self.algorithm.advance() or moved
+
+    def work(self) -> bool:
+        """Does what there is to do for a while; whether it was anything.
+
+        Returns early when all is done, or another thread interrupts.
+        """
+        moved = self._launch()
+        # What has still to be settled wants a look, again and again.
+        return self.algorithm.work(0.0 if self._waiting else LONG) or moved
+
+    def interrupt(self) -> None:
+        """Has :meth:`work` return; for other threads."""
+        self.algorithm.interrupt()
+
+    def finish(self, bucket: Bucket,
+               beside: Callable[[], bool] | None = None) -> None:
+        """Waits for a bucket.
+
+        Args:
+            bucket: One that was submitted, all of it.
+            beside: Polled while waiting; does a little, and returns True
+                while there is more to do.
+
+        Raises:
+            RuntimeError: The bucket could not be launched; that was an error
+                then.
+        """
+        pauses = Pauses()
+        usual = LONG if beside is None else _LITTLE
+        more = False
+        while not bucket.finished:
+            if bucket.failure:
+                raise RuntimeError(
+                    'gradients could not be sent: ' + bucket.failure)
+            if self._waiting:
+                if self.advance():
+                    pauses.restart()
+                else:
+                    pauses.pause(self.algorithm.patience)
+            else:
+                bucket.wait(0.0 if more else usual)
+            more = beside is not None and beside()
+
+    def _launch(self) -> bool:
+        """Hands over the next bucket, if all ranks have its maxima."""
+        if not self._waiting or not self._waiting[0][0].is_settled():
+            return False
+        with self._statistics.section('encode'):
+            bucket, until = self._waiting.popleft()
+            try:
+                bucket.launch(self.algorithm, until)
+            except BaseException as error:
+                bucket.failure = repr(error)
+                raise
+        return True
+
+    def free(self) -> None:
+        """Gives the duplicate back to MPI; the algorithm is left alone."""
+        self._comm.Free()

@@ -1,0 +1,158 @@
+"""The mean of a model's gradients over all ranks."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import chainer
+from mpi4py import MPI
+
+from ..allreduce.algorithm import Algorithm
+from ..allreduce.bucket import Bucket, BucketQueue
+from ..codecs import Codec, Tensors
+from ..intercept import ready_gradients
+from ..mpi.agreement import Signature, agree
+from ..report.statistics import Statistics
+from .gradients import SAME_MODEL, Gradients
+from .model_state import ModelState, ModelStates
+from .nonfinite import everywhere, must_be_finite
+
+SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
+                  'some updates, pass zero_fill=True to '
+                  'create_multi_node_optimizer.')
+
+#: Is told of a parameter and of the array that will be its gradient.
+Final = Callable[[chainer.Parameter, Any], None]
+
+
+class Sent(NamedTuple):
+    """A bucket on its way, and where its means are wanted."""
+
+    tensors: Tensors
+    bucket: Bucket
+
+
+class Outcome(NamedTuple):
+    """What an exchange came to.
+
+    Attributes:
+        codec: Of the exchange.
+        nonfinite: Parameters whose mean is NaN or infinite.
+        wire_is_finite: No wire, which all ranks have alike, holds one.
+    """
+
+    codec: Codec
+    nonfinite: list[str]
+    wire_is_finite: bool
+
+
+class Reducer:
+    """Averages gradients when they are all there, and waits for the means.
+
+    Args:
+        comm: The ranks.
+        algorithm: Makes buckets their mean.
+        models: What is remembered of each model.
+        statistics: Counters to add to.
+        bucket_bytes: Bytes of float32 of gradients that travel together; 0:
+            all.
+        nonfinite: What to do about means that are not finite, see
+            :func:`.must_be_finite`.
+    """
+
+    def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
+                 models: ModelStates, statistics: Statistics,
+                 bucket_bytes: int, nonfinite: str) -> None:
+        self._comm = comm
+        self._algorithm = algorithm
+        self._models = models
+        self._statistics = statistics
+        self._bucket_bytes = bucket_bytes
+        self._nonfinite = nonfinite
+        self._queue = BucketQueue(comm, algorithm, statistics)
+
+    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+        """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
+        state = self._models.of(model)
+        with self._statistics.section('exchange'):
+            gradients = Gradients(model, zero_fill)
+            agree(self._comm, self._signature(state, gradients),
+                  gradients.problem, SAME_GRADIENTS)
+            state.see(gradients.loss_scale)
+            codec = state.warm_up.current
+            outcome = self._receive(codec, self._queue,
+                                    self._send(state, gradients))
+        self._finish(state, gradients, outcome)
+
+    def complete(self) -> None:
+        """Waits for what updates have left to be waited for."""
+
+    @contextlib.contextmanager
+    def announced(self, model: chainer.Link, loss_scale: float | None
+                  ) -> Iterator[Final]:
+        """See :meth:`.CodecCommunicator.announced`."""
+        with ready_gradients.unwatched():
+            yield lambda parameter, gradient: None
+
+    def discard(self, model: chainer.Link) -> None:
+        """Drops what has been sent of a model; call it on all ranks."""
+
+    def restart(self) -> None:
+        """The models' states have been replaced."""
+
+    def free(self) -> None:
+        """Gives MPI's communicators back."""
+        self._queue.free()
+        self._algorithm.free()
+
+    # --- the parts of a mean -------------------------------------------------
+
+    def _signature(self, state: ModelState, gradients: Gradients,
+                   **more: str) -> Signature:
+        """What must be the same on all ranks before anything is sent."""
+        # A rank resumed from another snapshot must not go unseen.
+        return Signature({**gradients.entries, 'the number of updates':
+                          str(state.warm_up.done), **more})
+
+    def _send(self, state: ModelState, gradients: Gradients) -> list[Sent]:
+        """Sends all buckets."""
+        assert gradients.tensors is not None        # or agree() had raised
+        codec, sent = state.warm_up.current, []
+        if gradients.tensors.size:
+            codec.start(gradients.tensors.loss_scale)
+        for number, names in enumerate(state.buckets(
+                gradients.sizes, self._bucket_bytes)):
+            part = gradients.part(names)
+            if part.size:
+                bucket = Bucket(codec, part, state.wire(
+                    number, codec, part.xp, part.size), decodes=True)
+                self._queue.submit(bucket)
+                self._queue.advance()
+                sent.append(Sent(part, bucket))
+        return sent
+
+    def _receive(self, codec: Codec, queue: BucketQueue, sent: list[Sent]
+                 ) -> Outcome:
+        """Waits for all buckets, and writes their means into gradients."""
+        nonfinite: list[str] = []
+        wire_is_finite = True
+        for tensors, bucket in sent:
+            queue.finish(bucket)
+            with self._statistics.section('decode'):
+                found = bucket.decode(tensors)
+                if found:
+                    wire_is_finite &= codec.is_finite(bucket.wire)
+            nonfinite += found
+        return Outcome(codec, nonfinite, wire_is_finite)
+
+    def _finish(self, state: ModelState, gradients: Gradients,
+                outcome: Outcome, write_back: bool = True) -> None:
+        """The exchange is over, or will be when parameters are wanted."""
+        if outcome.nonfinite and must_be_finite(self._nonfinite, state):
+            raise everywhere(self._comm, outcome.codec, outcome.nonfinite,
+                             outcome.wire_is_finite)
+        if write_back:
+            gradients.write_back()
+        state.warm_up.done += 1
+        self._statistics.updates += 1

@@ -1,0 +1,377 @@
+"""The mean of a model's gradients, exchanged beside computation."""
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ..allreduce.algorithm import Algorithm
+from ..allreduce.bucket import Bucket, BucketQueue
+from ..codecs import Codec, Tensors
+from ..exchange.gradients import Gradients
+from ..exchange.model_state import ModelState, ModelStates
+from ..exchange.nonfinite import here, must_be_finite
+from ..exchange.reducer import (
+    SAME_GRADIENTS,
+    Final,
+    Outcome,
+    Reducer,
+    Sent,
+)
+from ..intercept import ready_gradients
+from ..mpi.agreement import Agreement, Signature, agree
+from ..report.statistics import Statistics
+from .bucket_sender import BucketSender
+from .deferred_update import DeferredUpdate, Use
+from .exchange_thread import ExchangeThread
+
+_BROKEN = ('an earlier update of this communicator failed after part of it '
+           'had been exchanged; make a new communicator and load a snapshot')
+_ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
+              'pass overlap=False')
+
+
+class OverlappedReducer(Reducer):
+    """Begins an exchange while the backward pass still goes on.
+
+    Args:
+        comm: The ranks.
+        algorithm: Makes buckets their mean.
+        models: What is remembered of each model.
+        statistics: Counters to add to.
+        bucket_bytes: Bytes of float32 of gradients that travel together; 0:
+            all.
+        nonfinite: What to do about means that are not finite.
+        defers: An update returns before its exchange is over; parameters
+            are updated when the next forward pass wants them.
+    """
+
+    def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
+                 models: ModelStates, statistics: Statistics,
+                 bucket_bytes: int, nonfinite: str, defers: bool) -> None:
+        super().__init__(comm, algorithm, models, statistics, bucket_bytes,
+                         nonfinite)
+        self._defers = defers
+        self._thread = ExchangeThread(statistics)
+        self._is_broken = False
+
+    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+        if self._is_broken:
+            raise RuntimeError(_BROKEN)
+        state = self._models.of(model)
+        sender = self._thread.of(model, state)
+        sender.complete()
+        with self._statistics.section('exchange'):
+            sender.update.thaw()
+            gradients = Gradients(model, zero_fill)
+            stage = sender.stage(gradients.sizes)
+            settle = self._begin_to_agree(state, gradients, sender, stage)
+            # Tied parameters share memory: an early update of one would
+            # corrupt what the other's mean is decoded with.
+            defers = (self._defers and stage == 'ready'
+                      and not gradients.share_parameters)
+            # Ranks that have sent all need not wait for the others' word.
+            if gradients.problem or not (defers and sender.update.ready
+                                         == len(sender.order.slices)):
+                settle()
+            state.see(gradients.loss_scale)
+            if stage == 'new':
+                sender.follow(gradients.sizes, self._bucket_bytes)
+            outcome, seconds = self._exchange(
+                state, gradients, sender, settle if defers else None)
+            if stage != 'new':
+                self._learn(sender, seconds, settle)
+        self._finish(state, gradients, outcome,
+                     write_back=sender.deferred is None)
+        if self._defers and state.warm_up.current is not outcome.codec:
+            sender.ready = False        # buckets will take another time
+
+    def complete(self) -> None:
+        self._thread.complete()
+
+    @contextlib.contextmanager
+    def announced(self, model: chainer.Link, loss_scale: float | None
+                  ) -> Iterator[Final]:
+        sender = self._thread.known(model)
+        names: dict[int, str] = {}
+        if sender and sender.announce(loss_scale):
+            names = {id(parameter): name
+                     for name, parameter in sender.parameters().items()}
+
+        def final(parameter: chainer.Parameter, gradient: Any) -> None:
+            if sender and id(parameter) in names:
+                sender.final(names[id(parameter)], gradient)
+        with ready_gradients.unwatched():
+            yield final
+
+    def discard(self, model: chainer.Link) -> None:
+        sender = self._thread.known(model)
+        if sender:
+            sender.complete()
+        agree(self._comm, Signature({
+            'model': str(sender.number) if sender else 'not averaged yet'}))
+        if sender:
+            sender.update.thaw()
+            self._withdraw(sender)
+
+    def restart(self) -> None:
+        self._thread.forget()
+
+    def free(self) -> None:
+        """Ends the thread and gives MPI's communicators back."""
+        try:
+            self.complete()
+        finally:
+            for sender in self._thread.close():
+                if sender.queue and sender.queue is not self._queue:
+                    sender.queue.algorithm.free()
+                    sender.queue.free()
+            super().free()
+
+    # --- agreement -----------------------------------------------------------
+
+    def _begin_to_agree(self, state: ModelState, gradients: Gradients,
+                        sender: BucketSender, stage: str
+                        ) -> Callable[[], None]:
+        """Returns what raises if the ranks are not in agreement."""
+        problem = gradients.problem or sender.problem(gradients)
+        if state.number and self._algorithm.one_order:
+            problem = problem or _ONE_MODEL
+        gradients.problem = problem
+        agreement = Agreement(self._comm, self._signature(
+            state, gradients, overlap=stage, **{
+                'the number of the model': str(state.number)}),
+            problem, SAME_GRADIENTS)
+        withdrawn = False
+
+        def settle() -> None:
+            nonlocal withdrawn
+            try:
+                agreement.wait()
+            except ValueError:
+                if not withdrawn:
+                    withdrawn = True
+                    # A deferred exchange cannot be cancelled.
+                    self._is_broken = self._withdraw(
+                        sender, sender.deferred is not None)
+                raise
+        return settle
+
+    def _withdraw(self, sender: BucketSender, failed: bool = False) -> bool:
+        """Ends what has begun of an update that is not to be.
+
+        A rank may have sent what others have not: they send zeros in its
+        place, so that nothing is left on its way; if any has ``failed``, all
+        is left as it is.  Returns whether anything had been sent.
+        """
+        with self._thread.taken():
+            number = sender.signature
+            found = numpy.array([sender.update.begun,
+                                 failed or bool(sender.failure),
+                                 number, -number], numpy.int64)
+            scale = numpy.array(sender.update.factor)
+            self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+            self._comm.Allreduce(MPI.IN_PLACE, scale, MPI.MAX)
+            sent, any_failed, largest, smallest = found.tolist()
+            if any_failed or (sent and largest != -smallest):
+                self._is_broken = True      # and left as it is
+            elif sent:
+                sender.fill(sent, float(scale))
+            sender.averaged()
+        return self._is_broken or sent > 0
+
+    # --- the exchange --------------------------------------------------------
+
+    def _exchange(self, state: ModelState, gradients: Gradients,
+                  sender: BucketSender, settle: Callable[[], None] | None
+                  ) -> tuple[Outcome, float]:
+        """One mean of all gradients, in place, and its seconds.
+
+        With ``settle`` the mean is on its way; ``settle`` is then called
+        before the mean is used.
+        """
+        codec, start = state.warm_up.current, time.perf_counter()
+        outcome, seconds = Outcome(codec, [], True), 0.0
+        with self._thread.taken():
+            queue = self._queue
+            if sender.ready and sender.queue:
+                queue = sender.queue
+                sent = self._send_rest(gradients, sender)
+            else:
+                sent = self._send(state, gradients)
+            if settle:
+                self._defer(state, gradients, sender, queue, sent, settle)
+            else:
+                outcome = self._receive(codec, queue, sent)
+                seconds = time.perf_counter() - start
+            sender.averaged()
+        return outcome, seconds
+
+    def _send_rest(self, gradients: Gradients, sender: BucketSender
+                   ) -> list[Sent]:
+        """Sends what has not been sent early; returns all."""
+        assert sender.queue
+        parts = [gradients.part(names) for names in sender.order.buckets]
+        for place, piece in enumerate(sender.order.slices):
+            if place >= sender.update.begun and parts[piece.bucket].size:
+                sender.send(piece, parts[piece.bucket], decodes=True)
+                sender.queue.advance()
+        sent = [Sent(parts[number], bucket)
+                for number, bucket in sender.update.sent.items()]
+        for tensors, bucket in sent:        # which backward could not let
+            bucket.begin_decoding(tensors)
+        return sent
+
+    def _defer(self, state: ModelState, gradients: Gradients,
+               sender: BucketSender, queue: BucketQueue,
+               sent: Sequence[Sent], settle: Callable[[], None]) -> None:
+        """Lets parameters be waited for when they are wanted."""
+        means = PendingMeans(
+            sender, self._thread, queue, state.warm_up.current, sent,
+            gradients, must_be_finite(self._nonfinite, state),
+            self._statistics, settle)
+        parameters = sender.parameters()
+        sender.defer(DeferredUpdate(gradients.parameters, means.finish),
+                     parameters)
+
+    # --- the order of buckets ------------------------------------------------
+
+    def _learn(self, sender: BucketSender, seconds: float,
+               settle: Callable[[], None]) -> None:
+        """Lets buckets be sent early from now on, and in what order.
+
+        Args:
+            sender: Of a model that is known.
+            seconds: How long all its buckets together travelled; not used if
+                they were sent early.
+            settle: Raises if the ranks are not in agreement on this update.
+        """
+        is_first = not sender.ready
+        is_time = sender.order.times.keep(sender.ready)
+        sender.ready = True
+        if self._algorithm.one_order:
+            sender.queue = self._queue
+            return
+        if sender.queue is None:
+            # Models are sent early in an order of their own on each rank, so
+            # each has an executor of its own.
+            sender.queue = BucketQueue(
+                self._comm, self._algorithm.another(), self._statistics)
+        if is_first:
+            sender.seconds = seconds
+        elif is_time and self._defers:
+            settle()        # or not all ranks may come here
+        else:
+            return
+        self._choose_order(sender, is_first)
+
+    def _choose_order(self, sender: BucketSender, is_first: bool) -> None:
+        """Chooses the order of buckets, the same on all ranks."""
+        # A rank that is late with its first gradient has less time between
+        # that and the next: the longest of these times are not those that
+        # pass between the last rank's gradients, but their means nearly are.
+        found = numpy.array([*sender.order.usual_times(), sender.seconds])
+        self._comm.Allreduce(MPI.IN_PLACE, found)
+        self._comm.Bcast(found)     # to the last bit
+        *usual, sender.seconds = (found / self._comm.size).tolist()
+        if is_first or all(map(math.isfinite, usual)):
+            sender.choose_order(usual, self._defers)
+
+
+class PendingMeans:
+    """Means of one update, each of which is waited for when it is wanted.
+
+    Until then the exchange's thread goes on with them.
+
+    Args:
+        sender: Of the same model.
+        thread: Which exchanges them meanwhile.
+        queue: Where the buckets are.
+        codec: Of this update.
+        sent: The buckets.
+        gradients: Of the model.
+        must_be_finite: Whether NaN and infinity are errors.
+        statistics: Counters to add to.
+        settle: Raises if the ranks are not in agreement on this update.
+    """
+
+    def __init__(self, sender: BucketSender, thread: ExchangeThread,
+                 queue: BucketQueue, codec: Codec, sent: Sequence[Sent],
+                 gradients: Gradients, must_be_finite: bool,
+                 statistics: Statistics, settle: Callable[[], None]) -> None:
+        self._sender = sender
+        self._thread = thread
+        self._queue = queue
+        self._codec = codec
+        self._sent = {name: one for one in sent for name in one.tensors.names}
+        self._gradients = gradients
+        self._must_be_finite = must_be_finite
+        self._statistics = statistics
+        self._settle = settle
+        self._nonfinite: dict[Bucket, list[str]] = {}
+
+    def finish(self, name: str, use: Use | None = None) -> None:
+        """Waits for a parameter's bucket; its gradient is then the mean.
+
+        Args:
+            name: Of the parameter.
+            use: Is given parts of the mean, as they come, if they are where
+                the gradient is; others come without.
+
+        Raises:
+            ValueError: The ranks are not in agreement.
+            RuntimeError: The exchange failed, or a mean of the bucket is NaN
+                or infinite.
+        """
+        if name not in self._sent:      # it has no elements
+            return
+        tensors, bucket = self._sent[name]
+        if bucket not in self._nonfinite:
+            with self._statistics.section('exchange'):
+                self._settle()
+                if self._sender.failure:
+                    raise RuntimeError('the exchange failed beside the '
+                                       f'training: {self._sender.failure}')
+                # The thread may be in the middle of something longer.
+                if not bucket.finished:
+                    with self._thread.taken():
+                        self._queue.finish(bucket, use and self._feeder(
+                            name, tensors, bucket, use))
+                with self._statistics.section('decode'):
+                    self._nonfinite[bucket] = bucket.decode(tensors)
+        if self._nonfinite[bucket] and self._must_be_finite:
+            raise here(self._codec, self._nonfinite[bucket][0])
+        self._gradients.write_back(name)
+
+    def _feeder(self, name: str, tensors: Tensors, bucket: Bucket, use: Use
+                ) -> Callable[[], bool] | None:
+        """Feeds decoded ranges to the update; True while any remain."""
+        if not self._gradients.is_in_place(name):
+            return None
+        number = tensors.names.index(name)
+        gradient = tensors.gradients[number]
+        first, end = tensors.offsets[number:number + 2]
+        given = 0
+
+        def feed() -> bool:
+            nonlocal given
+            ranges = bucket.decoded()
+            if given == len(ranges) or (
+                    self._must_be_finite and bucket.nonfinite):
+                return False        # there is none, or it will be an error
+            with self._statistics.excluded():
+                used = False
+                while given < len(ranges) and not used:
+                    start, stop = ranges[given]
+                    given += 1
+                    if start < end and stop > first:
+                        used = use(max(start, first) - first,
+                                   min(stop, end) - first, gradient)
+            return given < len(ranges)
+        return feed

@@ -1,0 +1,32 @@
+"""The queue of buckets, where something goes wrong."""
+from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
+from chainer_fp8pipe.allreduce.mpi_op import MpiOp
+from chainer_fp8pipe.codecs import Cast, Tensors
+from chainer_fp8pipe.report.statistics import Statistics
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+
+class Broken(Cast):
+    """It fails when a bucket is launched."""
+
+    def settle(self, tensors, proposed):
+        raise ZeroDivisionError('so it goes')
+
+
+def test_waiting_for_a_bucket_that_was_not_launched_is_an_error():
+    algorithm = MpiOp(MPI.COMM_SELF, Statistics())
+    queue = BucketQueue(MPI.COMM_SELF, algorithm, Statistics())
+    values = [numpy.ones(3, 'f4')]
+    bucket = Bucket(Broken('float32'), Tensors('a', values, values),
+                    numpy.zeros(3, 'f4'))
+    queue.submit(bucket)
+    with pytest.raises(ZeroDivisionError):
+        queue.advance()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='not be sent.*so it goes'):
+            queue.finish(bucket)
+    queue.free()
+    algorithm.free()
