@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ...channel.errors import RemoteError
+from ...channel.channel import RemoteError
 from ...mpi.agreement import Signature, agree
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
