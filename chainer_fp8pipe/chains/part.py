@@ -9,9 +9,10 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import intercepting
+from ..pipeline.backprop import Tape
 from ..pipeline.batch_statistics import BatchStatistics
+from ..pipeline.block import Arrays
 from ..pipeline.randomness import Place, at
-from ..pipeline.tape import Arrays, Tape
 from ..planning.partition.calls import Source
 from . import nested
 from .ghost import ghost

@@ -17,40 +17,86 @@ sent, to receives in the order in which they were posted.)
 
 After a failure a channel cannot be used again.  Each side says that it gives
 up, its sender by ``fail``, its receiver by ``cancel``, and whoever waits for
-it gets a :class:`.RemoteError`; nobody waits for messages that were under
+it gets a :class:`RemoteError`; nobody waits for messages that were under
 way.  A new start needs new channels, on a duplicate of the communicator.
 What was under way stays with MPI, and not every MPI_Finalize survives that:
 end the job by MPI_Abort, as an exception that nobody catches does.
 """
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import numpy
 from mpi4py import MPI
 
+from ..codecs.staging import empty_wire
 from ..mpi.forever import keep_forever
 from ..mpi.waiting import wait_until
-from .channel_end import ChannelEnd
-from .errors import RemoteError
 from .headers import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
-from .packing import pack
-from .posted_receive import PostedReceive, withdraw
-from .wire import (
+from .message import (
     MessageLayout,
     crosses_as,
     decode_specs,
     describe,
     encode_specs,
+    pack,
+    shaped,
+    unpack,
 )
+from .progress import far_ranks, progress
+
+CODECS = (None, 'fp8')
 
 _AHEAD = 2      # receives posted at a time, at most
 
 
-class Sender(ChannelEnd):
+class RemoteError(RuntimeError):
+    """Another rank failed; the message is what that rank said of it."""
+
+
+class _ChannelEnd:
+    """One of the two ends of a channel.
+
+    Args:
+        comm: The ranks.
+        peer: The rank of the other end.
+        tag: Number of the channel between the two ranks.
+        codec: ``None`` or ``'fp8'``.
+
+    Raises:
+        ValueError: The codec is unknown or the tag is out of range.
+    """
+
+    def __init__(self, comm: MPI.Comm, peer: int, tag: int,
+                 codec: str | None) -> None:
+        if codec not in CODECS:
+            raise ValueError(f'codec is {codec!r}, expected one of {CODECS}')
+        largest: Any = comm.Get_attr(MPI.TAG_UB)
+        if not 0 <= tag <= (largest - 1) // 2:
+            raise ValueError(f'tag is {tag}, expected 0 to '
+                             f'{(largest - 1) // 2}')
+        self._comm, self._peer, self._codec = comm, peer, codec
+        # MPI's tags: of the channel, and of what its receiver has to say.
+        self._forward, self._back = 2 * tag, 2 * tag + 1
+        self._far = peer in far_ranks(comm)
+        self._layout: MessageLayout | None = None
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a message of arrays; -1 before there was one."""
+        return self._layout.size if self._layout else -1
+
+    def _mark(self, busy: bool) -> None:
+        """Has messages move in the background while there are any."""
+        if self._far:
+            (progress.begin if busy else progress.end)(self)
+
+
+class Sender(_ChannelEnd):
     """Sends tuples of arrays to the :class:`Receiver` of another rank.
 
     Args:
@@ -110,7 +156,7 @@ class Sender(ChannelEnd):
         """Sends an error instead of arrays and returns at once.
 
         The receiver gets what was sent before, and then raises ``text`` as
-        :class:`.RemoteError`.  Nothing can be sent afterwards.
+        :class:`RemoteError`.  Nothing can be sent afterwards.
         """
         if not self._failed:
             self._failed = True
@@ -154,7 +200,7 @@ class Sender(ChannelEnd):
         raise RemoteError(text.tobytes().decode())
 
 
-class Receiver(ChannelEnd):
+class Receiver(_ChannelEnd):
     """Receives what the :class:`Sender` of another rank sends.
 
     Args:
@@ -174,8 +220,8 @@ class Receiver(ChannelEnd):
         super().__init__(comm, source, tag, codec)
         self._xp = xp
         self._expected = 0
-        self._posted: deque[PostedReceive] = deque()
-        weakref.finalize(self, withdraw, self._posted)
+        self._posted: deque[_PostedReceive] = deque()
+        weakref.finalize(self, _withdraw, self._posted)
         self._status = MPI.Status()
         self._assembly = Assembly()
         self._failure: str | None = None
@@ -231,14 +277,14 @@ class Receiver(ChannelEnd):
     def _post(self) -> None:
         """Posts receives until there are as many as there should be."""
         while len(self._posted) < min(self._expected, _AHEAD):
-            self._posted.append(PostedReceive(
+            self._posted.append(_PostedReceive(
                 self._comm, self._peer, self._forward, self._layout,
                 self._xp))
             self._mark(busy=True)
 
     def _withdraw(self) -> None:
         self._expected = 0
-        withdraw(self._posted)
+        _withdraw(self._posted)
         self._mark(busy=False)
 
     def _wait(self, request: MPI.Request) -> int:
@@ -266,3 +312,59 @@ class Receiver(ChannelEnd):
                 f'rank {self._peer} does not send as this rank receives, '
                 f'with codec {self._codec!r}; give all ranks the same codec')
         self._layout = MessageLayout(specs)
+
+
+class _PostedReceive:
+    """Posts a receive into new memory, which becomes that of the arrays.
+
+    Args:
+        comm: Where the message comes from.
+        source: Its sender.
+        tag: Its tag.
+        layout: Of the arrays that came last; the buffer is large enough for
+            such arrays, and for a frame.
+        xp: ``numpy`` or ``cupy``: of which kind arrays are wanted.
+
+    Attributes:
+        request: MPI's.
+    """
+
+    __slots__ = ('_layout', '_views', '_wire', '_xp', 'request')
+
+    def __init__(self, comm: MPI.Comm, source: int, tag: int,
+                 layout: MessageLayout | None, xp: Any) -> None:
+        self._xp, self._layout = xp, layout
+        self._views: tuple[Any, ...] | None = None
+        size = max(layout.size if layout else 0, FRAME)
+        if layout and layout.bare and xp is numpy:
+            spec = layout.specs[0]
+            assert spec is not None
+            itemsize = numpy.dtype(spec.dtype).itemsize
+            self._wire = numpy.empty(-(-size // itemsize), spec.dtype)
+            self._views = (shaped(
+                self._wire[:math.prod(spec.shape)], spec),)
+        else:
+            self._wire = empty_wire(xp, size, numpy.uint8)
+        self.request = comm.Irecv([self._wire, MPI.BYTE], source, tag)
+
+    def frame(self, size: int) -> bytes:
+        """What has come, if it is a frame of so many bytes."""
+        return self._bytes()[:size].tobytes()
+
+    def arrays(self, layout: MessageLayout) -> tuple[Any, ...]:
+        """What has come, if it is arrays of this layout."""
+        if self._views is not None and layout is self._layout:
+            return self._views
+        return unpack(layout, self._bytes(), self._xp)
+
+    def _bytes(self) -> numpy.ndarray:
+        return self._wire.view(numpy.uint8)
+
+
+def _withdraw(posted: MutableSequence[_PostedReceive]) -> None:
+    """Gives up receives, without waiting for anybody; empties the list."""
+    for receive in posted if not MPI.Is_finalized() else ():
+        receive.request.Cancel()
+        if not receive.request.Test():      # a message is on its way already
+            keep_forever(receive)
+    posted.clear()

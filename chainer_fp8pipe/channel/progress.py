@@ -15,7 +15,9 @@ import atexit
 import threading
 import time
 import weakref
+from typing import Any
 
+import numpy
 from mpi4py import MPI
 
 _PERIOD = 1e-3      # seconds between calls of MPI
@@ -64,3 +66,26 @@ class Progress:
 
 
 progress = Progress()
+
+
+def _inherit(comm: MPI.Comm, key: int, far: frozenset[int]) -> frozenset[int]:
+    return far
+
+
+_FAR = MPI.Comm.Create_keyval(copy_fn=_inherit)
+
+
+def far_ranks(comm: MPI.Comm) -> frozenset[int]:
+    """The ranks of ``comm`` that run on other nodes than this one.
+
+    The first call for a communicator is collective; its duplicates know.
+    """
+    far: Any = comm.Get_attr(_FAR)
+    if far is None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        near = numpy.empty(node.size, numpy.int32)
+        node.Allgather(numpy.array([comm.rank], numpy.int32), near)
+        node.Free()
+        far = frozenset(range(comm.size)) - set(near.tolist())
+        comm.Set_attr(_FAR, far)
+    return far

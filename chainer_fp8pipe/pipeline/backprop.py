@@ -6,6 +6,10 @@ of parameters at its end.  This one visits the same functions in the same
 order and makes the same sums, so gradients have the same bits; it hands a
 parameter's gradient over as soon as that is final, and can put off the
 gradients of weights, for which nobody waits.
+
+Every block runs on variables of its own: the graph is cut between blocks.  So
+a gradient is final as soon as its block is through, and the input half of a
+backward pass can be run without the weight half.
 """
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ from chainer.functions.connection import (
 )
 
 from ..intercept.unchecked_calls import is_watched
+from .block import Arrays
+from .gradient_sums import GradientSums
 
 #: Functions whose gradients of input and weights have no work in common.
 SEPARABLE = frozenset((
@@ -180,6 +186,57 @@ class Backprop:
         for node in tuple(self._gradients):
             if node not in waiting:
                 self._hand_over(node)
+
+
+class Tape:
+    """The way back through a graph for one micro-batch.
+
+    It keeps no arrays but those that Chainer's functions retain.
+
+    Args:
+        inputs: Variables without creator.
+        outputs: What was made of them; an input may be one.
+        uses: How many functions use a parameter, by its node, for those
+            whose gradients are complete with this pass; see
+            :class:`.Backprop`.
+        clock: Times the functions; None: nobody does.
+
+    Attributes:
+        wants: For each output, whether its gradient is of use.
+    """
+
+    def __init__(self, inputs: tuple[chainer.Variable, ...],
+                 outputs: tuple[chainer.Variable, ...],
+                 uses: Mapping[Any, int] | None = None,
+                 clock: Clock | None = None) -> None:
+        self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
+                           for output in outputs)
+        self._inputs = tuple(variable.node for variable in inputs)
+        self._outputs = tuple(output.node for output in outputs)
+        self._uses, self._clock = uses or {}, clock
+        self._pass: Backprop | None = None
+
+    def backward(self, gradients: Arrays, sums: GradientSums,
+                 defer: bool = False) -> Arrays:
+        """Gradients of the inputs, from those of the outputs.
+
+        Args:
+            gradients: One per output.
+            sums: Of the gradients of parameters; some may be left in the
+                parameters, by passes inside of functions.
+            defer: Leave out what :meth:`backward_weight` can do later.
+        """
+        backprop = Backprop(self._uses, sums.take, defer, self._clock)
+        backprop.run(added(zip(self._outputs, gradients, strict=True)))
+        if defer:
+            self._pass = backprop
+        return tuple(backprop.leaves.get(node) for node in self._inputs)
+
+    def backward_weight(self, sums: GradientSums) -> None:
+        """What a deferring :meth:`backward` left out."""
+        if self._pass is not None:
+            self._pass.weights()
+            self._pass = None
 
 
 def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import chainer
 
 from .randomness import Place
-from .tape import AnyTape, Arrays
+
+Arrays = tuple[Any, ...]        # of arrays; None where there is none
+
+AnyTape = Any       # Tape, LinearTape: alike in what is called
 
 
 class Block(Protocol):

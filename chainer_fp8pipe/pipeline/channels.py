@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from ..channel.channel import Receiver, Sender
 from ..mpi.once import once
-from .schedules.schedule import Action, Kind
-from .tape import Arrays
+from .block import Arrays
+from .schedules.schedule import Kind
 
 
 class _Shared:
@@ -45,13 +45,20 @@ class Channels:
         codec: What activations and gradients cross as: None (as they are)
             or ``'fp8'``.
         xp: ``numpy`` or ``cupy``: what is received into.
+
+    Attributes:
+        senders: By kind of the action that sends and number of the chunk.
+        receivers: By kind of the action that receives and number of the
+            chunk.
+        targets: From the first rank to the last, which computes the loss: a
+            sender on the first, a receiver on the last, else None.
     """
 
     def __init__(self, comm: MPI.Comm, chunks: Iterable[int], last: int,
                  codec: str | None = None, xp: Any = numpy) -> None:
-        self._senders: dict[tuple[Kind, int], Sender] = {}
-        self._receivers: dict[tuple[Kind, int], Receiver] = {}
-        self._targets: Any = None
+        self.senders: dict[tuple[Kind, int], Sender] = {}
+        self.receivers: dict[tuple[Kind, int], Receiver] = {}
+        self.targets: Any = None
         self._shared: _Shared | None = None
         # From the last rank to the others: outputs of predictions.
         self._outputs: list[Sender] = []
@@ -71,12 +78,12 @@ class Channels:
         end = last % comm.size
         tag = self._tag + 1 + 2 * last
         if comm.rank == end:
-            self._targets = Receiver(comm, 0, self._tag, xp=xp)
+            self.targets = Receiver(comm, 0, self._tag, xp=xp)
             self._outputs = [Sender(comm, rank, tag) for rank in range(end)]
         else:
             self._output = Receiver(comm, end, tag, xp=xp)
         if comm.rank == 0:
-            self._targets = Sender(comm, end, self._tag)
+            self.targets = Sender(comm, end, self._tag)
 
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
@@ -90,31 +97,14 @@ class Channels:
         else:
             send, receive = Kind.SEND_GRADIENT, Kind.RECEIVE_ACTIVATION
             out, into = back, forward
-        self._senders[send, chunk] = Sender(comm, other, out, codec)
-        self._receivers[receive, chunk] = Receiver(comm, other, into, codec,
-                                                   xp)
+        self.senders[send, chunk] = Sender(comm, other, out, codec)
+        self.receivers[receive, chunk] = Receiver(comm, other, into, codec,
+                                                  xp)
 
     def expect(self, counts: Mapping[tuple[Kind, int], int]) -> None:
         """Says how many messages will come in this step."""
         for key, count in counts.items():
-            self._receivers[key].expect(count)
-
-    def send(self, action: Action, arrays: Arrays) -> None:
-        """Starts to send; returns at once."""
-        self._senders[action.kind, action.chunk].send(arrays)
-
-    def receive(self, action: Action) -> Arrays:
-        """Waits for the next message of its kind."""
-        return self._receivers[action.kind, action.chunk].receive()
-
-    def send_targets(self, target: Any) -> None:
-        """From the first rank to the last, which computes the loss."""
-        self._targets.send((target,))
-
-    def receive_targets(self) -> Any:
-        """What the first rank sends to the last."""
-        self._targets.expect(1)
-        return self._targets.receive()[0]
+            self.receivers[key].expect(count)
 
     def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
         """From the last rank to some others; waits until they have left."""
@@ -147,10 +137,10 @@ class Channels:
             self._shared.spoilt = True
 
     def _all_senders(self) -> list[Sender]:
-        targets = [self._targets] if isinstance(self._targets, Sender) else []
-        return [*self._senders.values(), *targets, *self._outputs]
+        targets = [self.targets] if isinstance(self.targets, Sender) else []
+        return [*self.senders.values(), *targets, *self._outputs]
 
     def _all_receivers(self) -> list[Receiver]:
-        others = [self._targets, self._output]
-        return [*self._receivers.values(),
+        others = [self.targets, self._output]
+        return [*self.receivers.values(),
                 *(one for one in others if isinstance(one, Receiver))]

@@ -11,11 +11,10 @@ from chainer.links import BatchRenormalization
 from ..intercept.function_calls import hold
 from ..intercept.unchecked_calls import unchecked
 from .batch_statistics import BatchStatistics, recomputing
-from .block import Block
+from .block import AnyTape, Arrays, Block
 from .gradient_sums import GradientSums
 from .layers import LayerError, blame
 from .randomness import Place
-from .tape import AnyTape, Arrays
 
 
 class Chunk:

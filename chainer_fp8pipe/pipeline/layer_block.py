@@ -11,9 +11,10 @@ import chainer.links as L
 import numpy
 
 from . import linear
-from .layers import Layer, as_variables, layer_name
+from .backprop import Tape
+from .block import AnyTape, Arrays
+from .layers import Layer, layer_name
 from .randomness import Place, at
-from .tape import AnyTape, Arrays, record
 
 #: Layers that draw no random numbers once their parameters are there, and so
 #: need no seeding: it costs as much as a small layer.
@@ -89,6 +90,51 @@ class LayerBlock:
             yield
 
 
+def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
+           ) -> tuple[AnyTape, Arrays]:
+    """Runs a layer; returns its way back and its outputs.
+
+    Args:
+        layer: What is called, with one argument per input.
+        inputs: Arrays.
+        wanted: For each input, whether its gradient is of use.
+    """
+    if linear.is_plain(layer, inputs):
+        return (linear.LinearTape(layer, inputs[0], wanted[0]),
+                (linear.forward(layer, inputs[0]),))
+    variables = tuple(
+        chainer.Variable(array, requires_grad=want)
+        for array, want in zip(inputs, wanted, strict=True))
+    outputs = as_variables(layer(*variables))
+    _refuse_strangers(variables, outputs)
+    return Tape(variables, outputs), tuple(
+        output.array for output in outputs)
+
+
+def as_tuple(value: Any) -> tuple:
+    """What a layer returned, as the arguments of the next one."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
+    """What a layer returned, as variables.
+
+    Raises:
+        TypeError: It returned something that the next layer could not take.
+    """
+    found = []
+    for item in as_tuple(value):
+        if not isinstance(item, (chainer.Variable,
+                                 *chainer.get_array_types())):
+            raise TypeError(
+                f'it returned {_said(item)}; a layer returns a variable, an '
+                'array, or a tuple of these')
+        found.append(chainer.as_variable(item))
+    if not found:
+        raise TypeError('it returned nothing, an empty tuple')
+    return tuple(found)
+
+
 def _call(layer: Any, arrays: Arrays) -> Arrays:
     """Without a graph, but with variables, as layers get them in training.
 
@@ -106,3 +152,26 @@ def _draws_nothing(layer: Any) -> bool:
     if type(layer) in _STILL_LINKS:
         return not layer.local_link_hooks
     return any(layer is function for function in _STILL_FUNCTIONS)
+
+
+def _refuse_strangers(inputs: tuple[chainer.Variable, ...],
+                      outputs: tuple[chainer.Variable, ...]) -> None:
+    """A variable of another layer would get its gradient too late."""
+    own = {variable.node for variable in inputs}
+    waiting, seen = [output.node for output in outputs], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or not node.requires_grad:
+            continue
+        seen.add(node)
+        if node.creator_node is not None:
+            waiting += node.creator_node.inputs
+        elif node not in own and not isinstance(
+                node.get_variable_or_none(), chainer.Parameter):
+            raise ValueError(
+                'it uses a variable of another layer; hand it on from '
+                'layer to layer, as one of a tuple')
+
+
+def _said(item: Any) -> str:
+    return 'None' if item is None else f'a {type(item).__name__}'

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..report.recorder import Recorder
+from .block import Arrays
 from .channels import Channels
 from .chunk import Chunk
 from .loss import LossHead
 from .randomness import Place
 from .schedules.schedule import Action, Kind, Schedule
-from .tape import Arrays
 
 _RECEIVE = (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT)
 
@@ -33,7 +33,9 @@ class StageExecutor:
         self._channels = channels
         self._last = last
         self._recorder = recorder
-        self._arrays: dict[Action, Arrays] = {}
+        # By micro-batch and boundary: what has been made, and not been used.
+        self._activations: dict[tuple[int, int], Arrays] = {}
+        self._gradients: dict[tuple[int, int], Arrays] = {}
         self._run = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -43,6 +45,12 @@ class StageExecutor:
             Kind.SEND_GRADIENT: self._send,
             Kind.RECEIVE_ACTIVATION: self._receive,
             Kind.RECEIVE_GRADIENT: self._receive,
+        }
+        self._crossing = {
+            Kind.SEND_ACTIVATION: self._activations,
+            Kind.SEND_GRADIENT: self._gradients,
+            Kind.RECEIVE_ACTIVATION: self._activations,
+            Kind.RECEIVE_GRADIENT: self._gradients,
         }
 
     def run(self, schedule: Schedule, rank: int, inputs: list[Arrays],
@@ -67,10 +75,9 @@ class StageExecutor:
         """
         self._head, self._places, self._train = head, places, train
         self._outputs: list[Arrays] = [()] * len(places)
-        self._arrays.clear()
+        self._clear()
         for micro_batch, arrays in enumerate(inputs):
-            self._arrays[Action(Kind.RECEIVE_ACTIVATION, micro_batch, 0)] = (
-                arrays)
+            self._activations[micro_batch, -1] = arrays
         actions = schedule.actions[rank]
         self._channels.expect(Counter(
             (action.kind, action.chunk) for action in actions
@@ -82,17 +89,20 @@ class StageExecutor:
 
     def forget(self) -> None:
         """Drops what a failed step has left."""
-        self._arrays.clear()
+        self._clear()
         for chunk in self._chunks.values():
             chunk.forget()
+
+    def _clear(self) -> None:
+        self._activations.clear()
+        self._gradients.clear()
 
     # --- one action ---------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
         _, micro_batch, number = action
         chunk = self._chunks[number]
-        arrays = self._arrays.pop(
-            Action(Kind.RECEIVE_ACTIVATION, micro_batch, number))
+        arrays = self._activations.pop((micro_batch, number - 1))
         run = chunk.forward if self._train else chunk.infer
         with self._recorder.note('forward', micro_batch, number):
             arrays = run(micro_batch, arrays, self._places[micro_batch])
@@ -104,11 +114,7 @@ class StageExecutor:
                     self._head.forward(micro_batch, arrays, self._places[
                         micro_batch]._replace(layer=self._layers))
                 return
-        if number + 1 in self._chunks:
-            kind, number = Kind.RECEIVE_ACTIVATION, number + 1
-        else:
-            kind = Kind.SEND_ACTIVATION
-        self._arrays[Action(kind, micro_batch, number)] = arrays
+        self._activations[micro_batch, number] = arrays
 
     def _backward(self, action: Action) -> None:
         kind, micro_batch, number = action
@@ -121,20 +127,14 @@ class StageExecutor:
                 assert self._head is not None
                 gradients = self._head.backward(micro_batch)
             else:
-                gradients = self._arrays.pop(
-                    Action(Kind.RECEIVE_GRADIENT, micro_batch, number))
+                gradients = self._gradients.pop((micro_batch, number))
             gradients = chunk.backward(
                 micro_batch, gradients, kind is Kind.BACKWARD_INPUT,
                 last=self._is_last(action))
             if kind is Kind.BACKWARD:
                 self._settle(action)
-        if number == 0:
-            return
-        if number - 1 in self._chunks:
-            kind, number = Kind.RECEIVE_GRADIENT, number - 1
-        else:
-            kind = Kind.SEND_GRADIENT
-        self._arrays[Action(kind, micro_batch, number)] = gradients
+        if number > 0:
+            self._gradients[micro_batch, number - 1] = gradients
 
     def _backward_weight(self, action: Action) -> None:
         with self._recorder.note('backward_weight', action.micro_batch,
@@ -156,9 +156,13 @@ class StageExecutor:
 
     def _send(self, action: Action) -> None:
         with self._recorder.note('send', action.micro_batch, action.chunk):
-            self._channels.send(action, self._arrays.pop(action))
+            self._channels.senders[action.kind, action.chunk].send(
+                self._crossing[action.kind].pop(
+                    (action.micro_batch, action.boundary)))
 
     def _receive(self, action: Action) -> None:
         with self._recorder.note('receive', action.micro_batch,
                                  action.chunk):
-            self._arrays[action] = self._channels.receive(action)
+            receiver = self._channels.receivers[action.kind, action.chunk]
+            self._crossing[action.kind][
+                action.micro_batch, action.boundary] = receiver.receive()

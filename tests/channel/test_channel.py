@@ -2,8 +2,7 @@
 import itertools
 import tempfile
 
-from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.channel.errors import RemoteError
+from chainer_fp8pipe.channel.channel import Receiver, RemoteError, Sender
 from chainer_fp8pipe.channel.headers import FRAME
 
 import numpy

@@ -1,5 +1,5 @@
 """Messages between nodes, while their sender or receiver computes."""
-from chainer_fp8pipe.channel.channel_end import far_ranks
+from chainer_fp8pipe.channel.progress import far_ranks
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.ranks import on_ranks, run_script
 SCRIPT = '''
 import pathlib, sys, time
 from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.channel.channel_end import far_ranks
+from chainer_fp8pipe.channel.progress import far_ranks
 import numpy
 from mpi4py import MPI
 
@@ -81,7 +81,7 @@ def test_far_ranks_are_those_of_other_nodes(tmp_path, monkeypatch):
     monkeypatch.setenv('MPIR_CVAR_ODD_EVEN_CLIQUES', '1')   # two nodes
     script = tmp_path / 'script.py'
     script.write_text('''
-from chainer_fp8pipe.channel.channel_end import far_ranks
+from chainer_fp8pipe.channel.progress import far_ranks
 from mpi4py import MPI
 all_far = MPI.COMM_WORLD.gather(sorted(far_ranks(MPI.COMM_WORLD)))
 if MPI.COMM_WORLD.rank == 0:

@@ -1,7 +1,7 @@
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.layer_block import record
 from chainer_fp8pipe.pipeline.linear import LinearTape, forward, is_plain
-from chainer_fp8pipe.pipeline.tape import record
 
 import chainer
 import chainer.functions as F

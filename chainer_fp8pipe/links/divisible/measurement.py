@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from ...pipeline.layers import LayerError, as_variables, layer_name
+from ...pipeline.layer_block import as_variables
+from ...pipeline.layers import LayerError, layer_name
 from .layer_slots import LayerSlots
 from .lazy import Lazy, initialising
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import chainer
 from chainer import Link, Sequential
 
-from ...pipeline.layers import as_tuple, layer_name
+from ...pipeline.layer_block import as_tuple
+from ...pipeline.layers import layer_name
 from .layer_slots import LayerSlots
 from .lazy import initialising
 

@@ -16,14 +16,13 @@ from ...chains.staged_trace import StagedTrace
 from ...mpi.agreement import Signature, agree
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
+from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
 from ...pipeline.loss import LossHead
 from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
-from ...pipeline.tape import Arrays
 from ...planning.partition.partition_plan import PartitionPlan
-from .step_batch import StepBatch
-from .together import Opened, Sums
+from .together import Opened, StepBatch, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
@@ -111,6 +110,21 @@ class ChainWork:
         """What a prediction returns: arrays in the form of the method's."""
         return nested.rebuilt(self._programs[0].form, list(outputs))
 
+    def batch(self, arrays: Any, label_key: Any,
+              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+        """A converted batch; the model has its loss inside.
+
+        Args:
+            arrays: An array, a tuple of them, or a dictionary.
+            label_key: Not used: all arrays go to the model.
+            progress: Goes into the batch.
+        """
+        if isinstance(arrays, dict):
+            return StepBatch(tuple(arrays.values()), None, progress,
+                             tuple(arrays))
+        return StepBatch(arrays if isinstance(arrays, tuple) else (arrays,),
+                         None, progress)
+
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> str:
         """All ranks get the batch, and a trace for each micro-batch.
@@ -188,6 +202,16 @@ class ChainWork:
                 part, whole = found[name]
                 found[name] = part + weight * value, whole + weight
         return found
+
+    def report(self, means: dict[str, float]) -> None:
+        """Reports means for the links that have reported parts of them."""
+        links = self._partition.names.links
+        for name, value in means.items():
+            path, found, key = name.partition(OBSERVER)
+            if found:
+                chainer.report({key: value}, links[path])
+            else:
+                chainer.report({name: value})
 
     def recomputed(self, now: frozenset[int]) -> frozenset[int]:
         """The chunks that run forward twice, after the plan has changed."""
@@ -336,17 +360,6 @@ class ChainWork:
 def recompute_of(model: Any, recompute: Any) -> Any:
     """Which chunks run forward twice: as asked for, or as planned."""
     return (model.plan.recompute if recompute == 'no stage' else recompute)
-
-
-def report(model: Any, means: dict[str, float]) -> None:
-    """Reports means for the links that have reported parts of them."""
-    links = model.partition.names.links
-    for name, value in means.items():
-        path, found, key = name.partition(OBSERVER)
-        if found:
-            chainer.report({key: value}, links[path])
-        else:
-            chainer.report({name: value})
 
 
 def _weight(function: Callable, args: tuple, kwargs: Any) -> float:

@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
+import chainer
+
+from ...channel.channel import Receiver, Sender
 from ...mpi.grid import ProcessGrid
+from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
-from ...pipeline.layer_block import LayerBlock
+from ...pipeline.layer_block import LayerBlock, as_tuple
 from ...pipeline.loss import LossHead
 from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
-from ...pipeline.tape import Arrays
-from .together import Opened, Sums
+from .together import Opened, StepBatch, Sums
 
 
 class LayerWork:
@@ -43,6 +46,33 @@ class LayerWork:
             for layer in piece]
             for position, piece in enumerate(model.pieces)}
 
+    def batch(self, arrays: Any, label_key: Any,
+              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+        """Inputs and target of a converted batch.
+
+        Args:
+            arrays: A tuple of arrays, or a dictionary.
+            label_key: Index or key of the target.
+            progress: Goes into the batch.
+
+        Raises:
+            ValueError: There is no target.
+        """
+        if isinstance(arrays, dict):
+            if label_key not in arrays:
+                known = ', '.join(map(repr, arrays))
+                raise ValueError(f'a batch has {known} but no target; name '
+                                 f'it by label_key, not {label_key!r}')
+            arrays = dict(arrays)
+            target = arrays.pop(label_key)
+            return StepBatch(tuple(arrays.values()), target, progress)
+        arrays = list(as_tuple(arrays))
+        if len(arrays) < 2:
+            raise ValueError('an example has no target; it must be a tuple '
+                             'of one input or more and the target')
+        target = arrays.pop(label_key)
+        return StepBatch(tuple(arrays), target, progress)
+
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """Inputs where the model begins, targets where the loss is.
@@ -57,24 +87,25 @@ class LayerWork:
             Inputs, targets and weights of the micro-batches.
         """
         places = bounds(opened.samples, parts)
-        inputs = [] if opened.batch is None else [
-            tuple(array[start:end] for array in opened.batch.inputs)
-            for start, end in places]
+        inputs: list[Arrays] = []
+        target: Any = None
+        if opened.batch is not None:
+            target = opened.batch.target
+            # Without inputs the first layer says what is wrong.
+            inputs = list(zip(*[
+                _cut(array, places) for array in opened.batch.inputs],
+                strict=True)) or [()] * parts
         if step == 'predict':
             return inputs, [], []
-        grid, target = self._grid, cast(Any, None)
-        is_first = grid.stage_index == 0
-        is_last = grid.stage_index == grid.stages - 1
-        if is_first:
-            assert opened.batch is not None
-            target = opened.batch.target
-            if not is_last:
-                channels.send_targets(target)
-        if not is_last:
+        # From the first rank to the last, which computes the loss.
+        if isinstance(channels.targets, Sender):
+            channels.targets.send((target,))
+        elif isinstance(channels.targets, Receiver):
+            channels.targets.expect(1)
+            target, = channels.targets.receive()
+        if self._grid.stage_index < self._grid.stages - 1:
             return inputs, [], []
-        if not is_first:
-            target = channels.receive_targets()
-        targets = [target[start:end] for start, end in places]
+        targets = _cut(target, places)
         return inputs, targets, self.head.count(targets)
 
     def choose(self, method: str | None) -> str:
@@ -127,8 +158,16 @@ class LayerWork:
         """Nothing changes after an update."""
         return False
 
+    def report(self, means: Mapping[str, float]) -> None:
+        """Reports means of loss and metrics for the model."""
+        chainer.report(dict(means), self._model)
+
     def end(self) -> None:
         """Ends a step."""
 
     def forget(self) -> None:
         """Drops what a failed step has left."""
+
+
+def _cut(array: Any, places: list[tuple[int, int]]) -> list[Any]:
+    return [array[start:end] for start, end in places]

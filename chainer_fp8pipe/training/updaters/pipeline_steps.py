@@ -10,6 +10,7 @@ import chainer
 
 from ...mpi.grid import ProcessGrid
 from ...pipeline.batch_statistics import BatchStatistics, give_up
+from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
 from ...pipeline.chunk import Chunk
 from ...pipeline.gradient_sums import GradientSums
@@ -23,13 +24,11 @@ from ...pipeline.schedules.schedule import (
     make_schedule,
 )
 from ...pipeline.stage_executor import StageExecutor
-from ...pipeline.tape import Arrays
 from ...report.recorder import Recorder
 from .chain_work import ChainWork
 from .layer_work import LayerWork
-from .step_batch import StepBatch
 from .tied_gradients import TiedGradients
-from .together import Opened, Sums, Together
+from .together import Opened, StepBatch, Sums, Together
 
 
 class PipelineSteps:
@@ -120,9 +119,9 @@ class PipelineSteps:
         self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
 
     def _make_executor(self) -> None:
-        self._executor = StageExecutor(self._chunks, self._channels,
-                                       self._last,
-                                  self._work.layers, self.recorder)
+        self._executor = StageExecutor(
+            self._chunks, self._channels, self._last, self._work.layers,
+            self.recorder)
 
     def train(self, read: Callable[[], StepBatch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],
@@ -155,7 +154,7 @@ class PipelineSteps:
         places = self._places(opened, self._micro_batches, iteration)
         problem = self._prepare(opened, self._micro_batches, 'train', places)
 
-        def work() -> None:
+        def work() -> Sums:
             self._model.cleargrads()
             inputs: list[Arrays] = []
             targets: list[Any] = []
@@ -170,10 +169,11 @@ class PipelineSteps:
             with preserved(), (announced or _nobody)(
                     self._model, loss_scale) as final:
                 self._sums.begin(self._blocks, self._tied.but(final))
-                self._run(self.schedule, inputs, places, self._head,
-                          train=True)
+                self._executor.run(self.schedule, self.grid.stage_index,
+                                   inputs, places, self._head, train=True)
             self._statistics.finish()
             self._sums.finish(loss_scale)
+            return self._work.sums()
         means = self._means('train', work)
         self._tied.add_up()
         return means, opened.progress
@@ -194,11 +194,12 @@ class PipelineSteps:
         problem = self._inferring(lambda: self._prepare(
             opened, parts, 'evaluate', places))
 
-        def work() -> None:
+        def work() -> Sums:
             inputs, targets, weights = self._deal(opened, parts, 'evaluate',
                                                   problem)
             self._head.begin(targets, weights, sum(weights), None)
             self._infer(inputs, places, self._head)
+            return self._work.sums()
         return self._means('evaluate', work)
 
     def predict(self, read: Callable[[], StepBatch], wanted: bool,
@@ -236,13 +237,10 @@ class PipelineSteps:
 
     # --- details ------------------------------------------------------------
 
-    def _means(self, step: str, work: Callable[[], None]) -> dict[str, float]:
+    def _means(self, step: str, work: Callable[[], Sums]) -> dict[str, float]:
         """Does the work; gives the means of loss and metrics."""
-        def measured() -> Sums:
-            work()
-            return self._work.sums()
         return {name: part / whole if whole else 0.0 for name, (part, whole)
-                in self._close(step, measured).items()}
+                in self._close(step, work).items()}
 
     def _close(self, step: str, work: Callable[[], Sums]) -> Sums:
         try:
@@ -308,18 +306,13 @@ class PipelineSteps:
         return [Place(self._seed, iteration, 0, opened.first_sample + start)
                 for start, _ in bounds(opened.samples, parts)]
 
-    def _run(self, schedule: Schedule, inputs: list[Arrays],
-             places: list[Place], head: LossHead | None,
-             train: bool) -> list[Arrays]:
-        return self._executor.run(schedule, self.grid.stage_index, inputs,
-                                  places, head, train)
-
     def _infer(self, inputs: list[Arrays], places: list[Place],
                head: LossHead | None) -> list[Arrays]:
         schedule = _forward(self.grid.stages, len(places),
                             self.schedule.chunks)
-        return self._inferring(lambda: self._run(
-            schedule, inputs, places, head, train=False))
+        return self._inferring(lambda: self._executor.run(
+            schedule, self.grid.stage_index, inputs, places, head,
+            train=False))
 
     def _hand_out(self, outputs: Arrays, wanted: bool) -> Any:
         """The last stage gives the outputs to all that want them."""

@@ -21,12 +21,12 @@ from ...mpi.failure.abort import abort_on_exception
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...planning.partition.partition_plan import load_plan
-from .chain_work import ChainWork, recompute_of, report
+from .chain_work import ChainWork, recompute_of
 from .following_iterator import FollowingIterator, progress
 from .layer_work import LayerWork
 from .layout import layout_problem
 from .pipeline_steps import PipelineSteps
-from .step_batch import StepBatch, split_target, whole_batch
+from .together import StepBatch
 from .whole_model import decide_together, decisions
 
 
@@ -185,7 +185,7 @@ class PipelineUpdater(StandardUpdater):
                 getattr(optimizer, 'communicator', None), 'announced', None))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
-        self._report(means)
+        self._work.report(means)
         decide_together(optimizer, self.grid.pipeline)
         if type(optimizer) is _MultiNodeOptimizer:
             # What its update() does, but that never spends an update on
@@ -215,8 +215,8 @@ class PipelineUpdater(StandardUpdater):
                 stage's rank count, the others only say that a batch comes.
         """
         means = self._steps.evaluate(
-            lambda: self._batch(kwargs or args))
-        self._report(means)
+            lambda: self._work.batch(kwargs or args, self.label_key))
+        self._work.report(means)
 
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
@@ -292,19 +292,7 @@ class PipelineUpdater(StandardUpdater):
         iterator = self.get_iterator('main')
         arrays = convert._call_converter(
             self.converter, iterator.next(), self.input_device)
-        return self._batch(arrays, progress(iterator))
-
-    def _batch(self, arrays: Any, *now: Any) -> StepBatch:
-        if isinstance(self._work, ChainWork):
-            return whole_batch(arrays, *now)
-        return split_target(arrays, self.label_key, *now)
-
-    def _report(self, means: dict[str, float]) -> None:
-        model = self.get_optimizer('main').target
-        if isinstance(self._work, ChainWork):
-            report(model, means)
-        else:
-            chainer.report(means, model)
+        return self._work.batch(arrays, self.label_key, progress(iterator))
 
 
 def _given(inputs: tuple) -> StepBatch:

@@ -10,21 +10,68 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ...channel.errors import RemoteError
+from ...channel.channel import RemoteError
 from ...mpi.agreement import Signature, agree
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
-from .step_batch import StepBatch
+from ...pipeline.block import Arrays
 
 _STEPS = ('train', 'evaluate', 'predict')
 _READ, _ENDED, _FAILED = range(3)
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
+
+
+class StepBatch(NamedTuple):
+    """What the first stage of a pipeline reads for one step.
+
+    Attributes:
+        inputs: For the first layer.
+        target: For the loss; None in a prediction.
+        progress: Numbers about the iterator, for the other stages.
+        keys: Names of the inputs, where they are keyword arguments.
+    """
+
+    inputs: Arrays
+    target: Any
+    progress: tuple[float, ...] = (0.0,) * 4
+    keys: tuple[str, ...] | None = None
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of a model that has its loss.
+
+        As ``StandardUpdater`` calls it.
+        """
+        if self.keys is None:
+            return self.inputs, {}
+        return (), dict(zip(self.keys, self.inputs, strict=True))
+
+    def samples(self) -> int:
+        """How many samples there are.
+
+        Raises:
+            ValueError: None, or not equally many in all arrays.
+            TypeError: Something is no array.
+        """
+        arrays = self.inputs if self.target is None else (
+            *self.inputs, self.target)
+        for array in arrays:
+            if not hasattr(array, 'shape'):
+                raise TypeError(
+                    f'a batch holds a {type(array).__name__}, not an array; '
+                    'have the converter make arrays of inputs and target')
+        lengths = sorted({len(array) for array in arrays})
+        if len(lengths) != 1:
+            raise ValueError(f'the arrays of a batch have {lengths} samples; '
+                             'they must have equally many')
+        if not lengths[0]:
+            raise ValueError('a batch without samples')
+        return lengths[0]
 
 
 class Opened(NamedTuple):

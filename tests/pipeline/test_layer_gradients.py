@@ -1,7 +1,8 @@
+"""Gradients of a layer that has been recorded, beside Chainer's own."""
 import tracemalloc
 
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.tape import record
+from chainer_fp8pipe.pipeline.layer_block import record
 
 import chainer
 import chainer.functions as F

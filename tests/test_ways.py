@@ -1,0 +1,89 @@
+"""How many modules data pass on their way through the package."""
+import collections
+import os
+import sys
+
+import chainer_fp8pipe
+
+import chainer
+import numpy as np
+
+from tests.ranks import on_ranks
+from tests.training.updaters.networks import Plain, dataset
+from tests.training.updaters.test_pipeline_updater import make_updater
+
+ROOT = os.path.dirname(chainer_fp8pipe.__file__) + os.sep
+MICRO_BATCHES = 4
+#: Have data of every micro-batch pass, intercept's patches of Chainer among
+#: them.
+MODULES = 12
+#: Have only the batch as a whole pass, once for each step.
+MODULES_OF_BATCH = 5
+
+
+class Ways:
+    """Counts the calls in a block that data pass, by module and function.
+
+    Data pass a call that has a name for an activation or a gradient, or
+    returns one, by itself or in tuples, lists and dictionaries.  In these
+    tests they are of float32, and nothing else is: clocks, agreements of
+    ranks, waits, random places and the like have none.
+
+    Attributes:
+        seen: How often each function was passed, by module.
+        services: The modules that were called without any data.
+    """
+
+    def __init__(self):
+        self.seen = collections.defaultdict(collections.Counter)
+        self.services = set()
+
+    def __enter__(self):
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+        self.services -= self.seen.keys()
+
+    def _look(self, frame, event, returned):
+        code = frame.f_code
+        if event != 'return' or not code.co_filename.startswith(ROOT):
+            return
+        module = code.co_filename[len(ROOT):].replace(os.sep, '/')
+        self.services.add(module)
+        if _has_data((*frame.f_locals.values(), returned)):
+            self.seen[module][code.co_name, code.co_firstlineno] += 1
+
+    def passed(self, at_least):
+        """The modules with a function that was passed so often."""
+        return {module for module, calls in self.seen.items()
+                if max(calls.values()) >= at_least}
+
+
+def _has_data(value, depth=4):
+    if isinstance(value, (chainer.Variable, np.ndarray)):
+        return value.dtype == np.float32 and not isinstance(
+            value, chainer.Parameter)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return depth > 0 and isinstance(value, (tuple, list)) and any(
+        _has_data(item, depth - 1) for item in value)
+
+
+@on_ranks(2)
+def test_a_micro_batch_passes_few_modules(comm):
+    updater = make_updater(comm, Plain, dataset(12),
+                           micro_batches=MICRO_BATCHES)
+    for _ in range(2):      # what is done once is done then
+        updater.update()
+    with Ways() as ways:
+        updater.update()
+    passed = set().union(*comm.allgather(ways.passed(MICRO_BATCHES)))
+    of_batch = set().union(*comm.allgather(ways.passed(1))) - passed
+    assert len(passed) <= MODULES, sorted(passed)
+    assert len(of_batch) <= MODULES_OF_BATCH, sorted(of_batch)
+    for module in ('stage_executor', 'chunk', 'gradient_sums', 'loss'):
+        assert f'pipeline/{module}.py' in passed, module
+    assert 'channel/channel.py' in passed
+    assert 'mpi/agreement.py' in ways.services
