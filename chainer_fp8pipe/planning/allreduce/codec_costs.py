@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...allreduce.plan import Opcode
 from ...allreduce.rank_plan import Step
-from .cluster import Cluster
+from ..cluster import Cluster
 from .traffic import MessageForm
 
 

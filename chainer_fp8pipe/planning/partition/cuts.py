@@ -11,6 +11,7 @@ every atom is considered, of up to 1,500.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,18 @@ from typing import Any
 
 import numpy
 
-from ...pipeline.schedules.schedule import Kind, make_schedule
+from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
 from ..schedules.simulator import Costs, Link, simulate
 from ..sizes import said_bytes
 from .intervals import Intervals
 
 #: How much slower than the best a stage may be if less crosses then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
+
+
+#: A search asks for the schedule of the same problem again and again, and
+#: making it takes as long as simulating it.
+_schedule = functools.lru_cache(maxsize=16)(make_schedule)
 
 
 class DoesNotFit(ValueError):
@@ -83,16 +89,19 @@ class CutProblem:
         """Whether the schedule puts off the gradients of weights."""
         return self.schedule == 'zero_bubble'
 
+    def steps(self) -> Schedule:
+        """The schedule itself."""
+        return _schedule(self.schedule, self.stages, self.micro_batches,
+                         self.chunks)
+
     def live(self) -> list[int]:
         """For each chunk, how many micro-batches are live at a time at most.
 
         A micro-batch is live from its forward pass to the end of its
         backward pass.
         """
-        schedule = make_schedule(self.schedule, self.stages,
-                                 self.micro_batches, self.chunks)
         found = [0] * self.parts
-        for actions in schedule.actions:
+        for actions in self.steps().actions:
             now: dict[int, int] = {}
             for action in actions:
                 if action.kind is Kind.FORWARD:
@@ -173,9 +182,7 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
     costs = chunk_costs(intervals, ends, again, task.defers)
     busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
-    schedule = make_schedule(task.schedule, task.stages, task.micro_batches,
-                             task.chunks)
-    line = simulate(schedule, costs, Link(
+    line = simulate(task.steps(), costs, Link(
         task.wire.latency, task.wire.bandwidth, crossing))
     return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
                tuple(task.overhead + used for used in memory),

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from ...mpi.placement import place
 from ...pipeline.schedules.schedule import make_schedule
+from ..cores import Cores
+from ..schedules.replicas import shared_step
 from ..schedules.simulator import Link
 from ..sizes import said_bytes
 from .calls import Call, Parameter
@@ -22,7 +24,6 @@ from .intervals import Intervals
 from .partition_plan import PartitionPlan, ends_of
 from .positions import Order
 from .search import search
-from .shared_cores import Cores, shared_step
 
 #: Bytes of an element between replicas, by the codec.
 GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}

@@ -6,8 +6,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy
-
 
 class Hop(NamedTuple):
     """A link on the way of a message, and the latency behind it."""
@@ -74,6 +72,18 @@ class Cluster:
             raise ValueError(f'a {rows} x {columns} torus has no host '
                              f'{max(self.hosts)}')
 
+    @classmethod
+    def pairs(cls, ranks: int, rate: float, latency: float) -> Cluster:
+        """Ranks with a link between any two, for each direction.
+
+        Args:
+            ranks: How many.
+            rate: Bytes per second of each link.
+            latency: Seconds of each message.
+        """
+        return cls((0,) * ranks, math.inf, 0.0, local_rate=rate,
+                   local_latency=latency)
+
     def route(self, source: int, target: int) -> tuple[Hop, ...]:
         """The links from one rank to another one, in order."""
         first, last = self.hosts[source], self.hosts[target]
@@ -101,40 +111,6 @@ class Cluster:
                   for place in _round(column, last_column, columns)),
                 *(place * columns + last_column
                   for place in _round(row, last_row, rows))]
-
-
-class Line(NamedTuple):
-    """A message of n bytes takes ``latency + n / rate``."""
-
-    latency: float
-    rate: float
-
-
-def fit_ping_pong(samples: Sequence[tuple[int, float]]) -> Line:
-    """Latency and rate from messages of several sizes.
-
-    The straight line with the least squares of relative errors: samples of
-    small and of large messages count alike.
-
-    Args:
-        samples: Bytes, and seconds one way (half of to and fro); of two
-            sizes at least.
-
-    Raises:
-        ValueError: There is one size only, or large messages do not take
-            longer than small ones.
-    """
-    sizes, seconds = numpy.array(samples, numpy.float64).reshape(-1, 2).T
-    if len(set(sizes)) < 2:
-        raise ValueError('latency and rate need messages of two sizes')
-    (latency, slope), *_ = numpy.linalg.lstsq(
-        numpy.stack([1 / seconds, sizes / seconds], axis=1),
-        numpy.ones_like(seconds), rcond=None)
-    if slope <= 0:
-        raise ValueError('large messages took no longer than small ones: '
-                         'measure larger ones, or more often')
-    # Below zero by noise only.
-    return Line(max(float(latency), 0.0), 1 / float(slope))
 
 
 def _round(place: int, last: int, count: int) -> list[int]:

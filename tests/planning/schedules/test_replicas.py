@@ -1,6 +1,7 @@
 """Ranks on common cores: as the simulator where nobody is disturbed."""
 from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
-from chainer_fp8pipe.planning.partition.shared_cores import Cores, shared_step
+from chainer_fp8pipe.planning.cores import Cores
+from chainer_fp8pipe.planning.schedules.replicas import shared_step
 from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
 
 import pytest
