@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 
 class Hop(NamedTuple):
-    """A link on the way of a message, and the latency behind it."""
+    """A link on the way of a message.
+
+    Attributes:
+        link: Tells the link from all others.
+        rate: Bytes per second.
+        latency: Seconds from the end of the link to the next one.
+        burst: Bytes that pass at once if the link was idle.
+    """
 
     link: Hashable
     rate: float
@@ -35,19 +42,22 @@ class Cluster:
             one link per pair of neighbours; None for a star around a switch.
         message_cost: Seconds for which a rank is busy with a message, both
             when it sends and when it receives.
-        byte_cost: Likewise, for each byte.
-        local_rate: Between ranks of one host, for each pair.
-        local_latency: Likewise.
+        byte_cost: Seconds for which a rank is busy with each byte of a
+            message, at either end.
+        local_rate: Bytes per second between ranks of one host; each pair
+            has a link of its own.
+        local_latency: Seconds of a message between ranks of one host.
         cores: How many ranks can be busy at a time, of those that share
             cores.
         sharing: How many ranks, in the order of their numbers, share these
             cores; as many as ``cores`` if nobody has to wait.
         time_slice: Seconds for which a rank with work to do keeps a core that
-            others wait for (only :mod:`.simulation` knows of it).
+            others wait for (estimates of an all-reduce do not know of
+            slices).
         in_switch: Hosts that are in the switch: no port slows them down.
         burst: Bytes that a link which was idle long enough passes at once,
-            before its rate counts (a token bucket of this size; only
-            :mod:`.simulation` knows of it).
+            before its rate counts: a token bucket of this size (estimates of
+            an all-reduce do not know it).
     """
 
     hosts: Sequence[int]

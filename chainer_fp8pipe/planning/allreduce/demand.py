@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from .traffic import NO_TRAFFIC, MessageForm, Traffic
 
-#: By dimension of the network and form.
+#: Traffic by dimension of the network and form of the message.
 Flows = Mapping[tuple[int, MessageForm], Traffic]
 
 
@@ -20,12 +20,12 @@ class Half:
     """What a rank does in the reduce-scatter, or in the all-gather.
 
     Attributes:
-        sent: Messages that leave it.
-        received: Messages that reach it.
-        own: Elements of its own contribution that it adds to sums, as a
-            share of the vector.
-        encoded: Elements whose mean it encodes, likewise; also where there
-            is one contribution only.
+        sent: Messages that leave the rank.
+        received: Messages that reach the rank.
+        own: Elements of the rank's own contribution that are added to
+            sums, as a share of the vector.
+        encoded: Elements whose mean the rank encodes, as a share of the
+            vector; also where there is one contribution only.
     """
 
     sent: Flows = field(default_factory=dict)
@@ -82,9 +82,9 @@ def compose_demand(inner: Demand, outer: Demand,
     """What :func:`~.plan.compose` needs, by formula.
 
     Args:
-        inner: Of a plan in which every rank owns one block.
-        outer: Of any plan.
-        encode_between: As in :func:`~.plan.compose`.
+        inner: Demand of a plan in which every rank owns one block.
+        outer: Demand of the plan between the groups.
+        encode_between: The groups' means are encoded before they go on.
     """
     share = Fraction(1, inner.blocks)
     sums = not encode_between and inner.blocks > 1
@@ -119,7 +119,7 @@ def _flows(dimension: int, counts: Mapping[MessageForm, int], share: Fraction
 
 
 def _scaled(flows: Flows, share: Fraction, sums: bool) -> Flows:
-    """Of smaller blocks; and of sums instead of contributions."""
+    """The flows for a share of the vector; contributions become sums."""
     total: dict[tuple[int, MessageForm], Traffic] = {}
     for (dimension, form), traffic in flows.items():
         if sums and form is MessageForm.CONTRIBUTION:

@@ -69,10 +69,14 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
 
 
 def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
-    """With encoding before and decoding after the exchange.
+    """Adds encoding before and decoding after the exchange.
 
-    Or beside it, if the codec does them frame by frame; then they are in the
-    timing already.
+    Where the codec works frame by frame, both are in the timing already.
+
+    Args:
+        timing: Of the exchange.
+        codec: Whose rates count.
+        elements: Of the vector.
     """
     if codec.by_frame:
         return timing.seconds
@@ -85,8 +89,8 @@ class _Lane:
 
     Attributes:
         chunks: How many there are; the last one may be a part.
-        alone: Seconds of one of them, the others not being there.
-        stagger: Seconds by which the next one is behind.
+        alone: Seconds of one chunk, the others not being there.
+        stagger: Seconds by which the next chunk is behind.
         links: For how long a chunk keeps each link of a rank busy.
         rank: For how long a chunk keeps a rank busy.
     """
@@ -134,7 +138,7 @@ class _Lane:
         return seconds
 
     def _busy(self, half: Half) -> float:
-        """For how long a rank is, in one half of the plan."""
+        """Seconds for which a rank is busy in one half of the plan."""
         cluster, codec = self._cluster, self._codec
         seconds = 0.0
         for flows in half.sent, half.received:
@@ -154,7 +158,7 @@ class _Lane:
         return self._shared(seconds)
 
     def _shared(self, seconds: float) -> float:
-        """Where ranks share cores, each has a part of their time."""
+        """Seconds become more where ranks have to share cores."""
         return seconds * max(1.0, self._cluster.sharing / self._cluster.cores)
 
     def _bytes(self, form: MessageForm, traffic: Traffic) -> float:
@@ -169,7 +173,7 @@ def _messages(flows: Flows) -> int:
 
 
 def _busiest(lanes: Sequence[Mapping[Hashable, float]]) -> float:
-    """For how long the busiest link is, with the loads of all lanes."""
+    """Seconds for which the busiest link is busy with all lanes' loads."""
     total: dict[Hashable, float] = collections.defaultdict(float)
     for links in lanes:
         for link, seconds in links.items():

@@ -1,4 +1,4 @@
-"""Plans as programs of simulated ranks, message by message.
+"""All-reduces in simulated time, message by message.
 
 The rules are the executor's: a rank takes one step at a time; chunks that
 wait for a message let others go first; a chunk ends, and the next one starts,

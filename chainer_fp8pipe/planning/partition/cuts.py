@@ -90,7 +90,7 @@ class CutProblem:
         return self.schedule == 'zero_bubble'
 
     def steps(self) -> Schedule:
-        """The schedule itself."""
+        """The actions of every rank in one step."""
         return _schedule(self.schedule, self.stages, self.micro_batches,
                          self.chunks)
 
@@ -133,12 +133,6 @@ class Cut:
     memory: tuple[float, ...]
     crossing: tuple[float, ...]
 
-    @property
-    def balance(self) -> float:
-        """Mean of the chunks' seconds over the longest; 1.0 is even."""
-        slowest = max(self.busy)
-        return sum(self.busy) / len(self.busy) / slowest if slowest else 1.0
-
 
 def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     """The cut with the shortest step.
@@ -160,7 +154,7 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
 
 def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
             ) -> Cut:
-    """What a cut costs.
+    """Predicts the step, the memory and the messages of a cut.
 
     Args:
         intervals: Of the model.
@@ -213,7 +207,7 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
 
 
 class _Tables:
-    """The dynamic programme."""
+    """The dynamic programme: what every interval costs as each chunk."""
 
     def __init__(self, intervals: Intervals, task: CutProblem) -> None:
         self._intervals, self._task = intervals, task
@@ -280,7 +274,7 @@ class _Tables:
 
 
 def _share(task: CutProblem) -> float:
-    """The bytes that a chunk may take."""
+    """Bytes that each chunk of a rank may take."""
     assert task.memory is not None
     return (task.memory - task.overhead) / task.chunks
 
@@ -315,7 +309,7 @@ def _bytes(intervals: Intervals, task: CutProblem, live: int, start: int,
 
 
 def _why(intervals: Intervals, task: CutProblem) -> str:
-    """What is missing by how much, and what would help."""
+    """The text of DoesNotFit: the bytes that are missing, and remedies."""
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '

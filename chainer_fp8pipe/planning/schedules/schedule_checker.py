@@ -33,7 +33,7 @@ class ScheduleReport:
 
 
 def check(schedule: Schedule) -> ScheduleReport:
-    """Proves that all ranks' actions together are complete and come to an end.
+    """Proves that all ranks' actions together are complete, and end.
 
     Each chunk takes each micro-batch forward and backward once, in the order
     of their numbers, and has received before what it needs.  A schedule

@@ -1,7 +1,8 @@
-"""Predicts the time of a step from a schedule and the times of its parts.
+"""Pipelines in simulated time: a step from a schedule and its parts' times.
 
-Each rank does its actions in their order, as soon as the last one is through
-and, for a receive, the message is there.
+Each stage is a program of the engine: a rank does the actions of its stage in
+their order, each as soon as the one before is through and, for a receive, the
+message is there.
 
 "The paper" is Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method
 for Pipeline Parallelism Distributed Deep Learning".
@@ -88,7 +89,7 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Sequence[Costs],
              link: Link | None = None,
              sizes: Sequence[float] | None = None) -> Timeline:
-    """Runs a schedule on a clock.
+    """Predicts a step: when each rank does what, and how long it takes.
 
     With equal stages and a link that is not overlapped, ``gpipe`` takes what
     the paper says: with m micro-batches, d stages, and t_comp the time of the
@@ -110,7 +111,8 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
 
     Raises:
         ScheduleError: The ranks wait for each other forever.
-        ValueError: A wrong number of costs, sizes or bytes.
+        ValueError: The number of costs is not that of chunks, of sizes not
+            that of micro-batches, or of bytes not that of boundaries.
     """
     if link is None:
         link = Link(0.0, math.inf, [0.0] * schedule.last_chunk)
@@ -140,15 +142,18 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
         schedule: Of the pipeline.
         costs: One per chunk of the whole model.
         message_bytes: Of one micro-batch at each boundary between chunks.
-        ranks: The rank of each stage; as the stages by default.
+        ranks: The engine's rank of each stage; equal to the number of the
+            stage by default.
         sizes: Of each micro-batch, all 1 by default.
-        overlapped: As in :class:`Link`.
+        overlapped: Stages compute on while their messages are under way;
+            if not, a stage that sends waits until the message has arrived.
 
     Returns:
         The program of each stage.
 
     Raises:
-        ValueError: A wrong number of costs, sizes or bytes.
+        ValueError: The number of costs is not that of chunks, of sizes not
+            that of micro-batches, or of bytes not that of boundaries.
     """
     sizes = [1.0] * schedule.micro_batches if sizes is None else sizes
     _same_length('costs', costs, 'chunks', schedule.last_chunk + 1)
@@ -164,7 +169,7 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
 
 
 def stuck(schedule: Schedule, error: Deadlock) -> ScheduleError:
-    """The error about a schedule whose ranks wait for each other."""
+    """Makes the error about a schedule whose ranks wait for each other."""
     return ScheduleError(error.said(f'schedule {schedule.name!r}',
                                     'waits for'))
 
