@@ -45,16 +45,16 @@ class Clock:
 
     def at_ticket(self, time: float, ticket: int,
                   function: Callable[..., None], *arguments: Any) -> bool:
-        """As :meth:`at`, but in the place of a ticket.
+        """Has a function called in the place that was reserved for it.
 
         Args:
             time: In seconds.
-            ticket: Of :meth:`ticket`.
+            ticket: What :meth:`ticket` gave.
             function: Changes the simulation.
             arguments: Of the function.
 
         Returns:
-            False, without a call, if the clock is past that place.
+            Whether it will be called: not if the clock is past that place.
         """
         if (time, ticket) <= (self.now, self._ticket):
             return False

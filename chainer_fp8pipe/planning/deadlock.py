@@ -3,9 +3,11 @@
 Sends never block, and a rank that receives waits for the message.  Then it
 does not matter who is fast: if the actions of all ranks can be done in one
 order, they end in every other one as well, and if one order gets stuck, all
-do.  (A Kahn network: what a rank has received and sent when it waits is the
-same whatever the order; Kahn, "The Semantics of a Simple Language for
-Parallel Programming", 1974.)
+do: what a rank has received and sent when it waits is the same in every order
+(Kahn, "The Semantics of a Simple Language for Parallel Programming", 1974).
+
+Where time is simulated, the same shows in the end: :class:`.engine.Engine`
+raises the same error when nothing happens any more and programs still wait.
 """
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class Deadlock(Exception):
         """A sentence that names every rank and what it waits for.
 
         Args:
-            what: Comes to the deadlock.
-            verb: Of the ranks.
+            what: The plan or schedule, with which the sentence begins.
+            verb: Stands between rank and action: ``'waits for'``.
             describe: Gives an action in words.
         """
         return f'{what} comes to a deadlock: ' + ', '.join(

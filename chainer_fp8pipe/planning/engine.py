@@ -4,9 +4,11 @@ Pipelines (:mod:`.schedules.simulator`) and all-reduces
 (:mod:`.allreduce.simulation`) are programs of the same engine, so that both
 may run at the same time and share links and cores.
 
-A rank may have several programs.  It does one thing at a time: it goes on with
-a program until that waits for a message, then with the program that has been
-ready for longest.  Sends take the rank no time of their own; what a message
+A rank may have several programs and does one thing at a time: one program goes
+on until it waits for a message, then the one that has been ready for longest.
+Every event is simulated, also where ranks have cores and links of their own
+and their clocks could run apart: searches for cuts do not get slower by that.
+Sends take the rank no time of their own; what a message
 costs the rank is a computation before the send.
 """
 from __future__ import annotations

@@ -60,6 +60,7 @@ def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
         frames_in_flight: Chunks of a plan that are under way at a time.
 
     Raises:
+        Deadlock: Ranks wait for messages that the plan does not send.
         ValueError: The cluster has not as many ranks as a plan.
     """
     for plan in plans:
