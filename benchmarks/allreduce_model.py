@@ -14,7 +14,6 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from chainer_fp8pipe.planning.allreduce.cluster import Cluster
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.demand import (
     compose_demand,
@@ -26,6 +25,7 @@ from chainer_fp8pipe.planning.allreduce.prediction import (
     estimate,
     total_seconds,
 )
+from chainer_fp8pipe.planning.cluster import Cluster
 
 from environment import describe, write_json
 

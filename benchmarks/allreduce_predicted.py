@@ -22,10 +22,10 @@ import sys
 from chainer_fp8pipe.allreduce import standard_plans
 from chainer_fp8pipe.allreduce.executor import Framing
 from chainer_fp8pipe.allreduce.plan import aggregator
-from chainer_fp8pipe.planning.allreduce.cluster import Cluster
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.prediction import total_seconds
 from chainer_fp8pipe.planning.allreduce.simulation import simulate
+from chainer_fp8pipe.planning.cluster import Cluster
 
 from allreduce_ranks import FEW, UPDATES
 from environment import describe

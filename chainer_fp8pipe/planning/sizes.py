@@ -1,4 +1,4 @@
-"""Bytes as people write them."""
+"""Numbers of bytes as people write them: 300 MB, 2 GiB."""
 from __future__ import annotations
 
 import decimal
@@ -19,7 +19,7 @@ def parse_bytes(size: Any) -> float | None:
         size: Text, a number, or None for no limit.
 
     Raises:
-        ValueError: It is none of these, or not positive.
+        ValueError: ``size`` is none of these, or not positive.
     """
     if size is None:
         return None
@@ -41,8 +41,8 @@ def said_bytes(size: float, up: bool = False) -> str:
 
     Args:
         size: Bytes.
-        up: Round up.  What is said to be needed is then enough where
-            somebody gives it as a limit.
+        up: Round up, so that a limit with the number in the text is
+            enough.
     """
     rounding = decimal.ROUND_CEILING if up else decimal.ROUND_HALF_EVEN
     whole = math.ceil(size) if up else round(size)

@@ -12,7 +12,7 @@ import numpy
 
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
-from ...planning.partition.shared_cores import Cores
+from ...planning.cores import Cores
 from .laps import clock_of
 
 #: Differs between machines, and not between containers or network

@@ -1,5 +1,4 @@
-"""A codec in numbers, and for how long the steps of a plan keep a rank busy.
-"""
+"""A codec in numbers, and how long the steps of a plan keep a rank busy."""
 from __future__ import annotations
 
 import math
@@ -7,7 +6,7 @@ from dataclasses import dataclass
 
 from ...allreduce.plan import Opcode
 from ...allreduce.rank_plan import Step
-from .cluster import Cluster
+from ..cluster import Cluster
 from .traffic import MessageForm
 
 
@@ -18,17 +17,17 @@ class CodecCosts:
     What is never done, or takes no time, has an infinite rate.
 
     Attributes:
-        wire_bytes: Of contributions and results.
-        partial_bytes: Of partial sums.
-        encode: Gradients into the wire.
-        add: A contribution that arrived to a sum.
-        add_partial: A partial sum that arrived to a sum.
-        add_own: This rank's own contribution to a sum.
-        pack: A sum into the form in which it travels.
-        mean: Encoding the mean.
-        decode: The wire into gradients.
-        by_frame: Both are done frame by frame, beside the exchange; if not,
-            before it and after it.
+        wire_bytes: Bytes of an element of contributions and results.
+        partial_bytes: Bytes of an element of partial sums.
+        encode: Elements per second of gradients encoded for the wire.
+        add: Of received contributions added to a sum.
+        add_partial: Of received partial sums added to a sum.
+        add_own: Of the rank's own contribution added to a sum.
+        pack: Of a sum brought into the form in which sums travel.
+        mean: Of a sum made a mean and encoded.
+        decode: Of results decoded into gradients.
+        by_frame: Gradients are encoded and decoded frame by frame, during
+            the exchange; if not, all before the exchange and all after.
     """
 
     wire_bytes: int
@@ -59,7 +58,12 @@ class CodecCosts:
 
 
 class StepCosts:
-    """For how long steps keep a rank busy."""
+    """For how long steps of a plan keep a rank busy.
+
+    Args:
+        cluster: Whose ranks pay for each message and byte.
+        codec: Bytes and rates of the elements.
+    """
 
     def __init__(self, cluster: Cluster, codec: CodecCosts) -> None:
         self.codec = codec
@@ -68,11 +72,11 @@ class StepCosts:
 
     def seconds(self, step: Step, elements: int,
                 contributes: bool) -> float:
-        """Of one step.
+        """Gives the seconds of one step.
 
         Args:
             step: Of a plan.
-            elements: Of its message.
+            elements: How many are in the step's message or blocks.
             contributes: The rank has a contribution of its own.
         """
         kind, codec = step.action.kind, self.codec
@@ -95,7 +99,7 @@ class StepCosts:
 
 
 def form_of(step: Step) -> MessageForm:
-    """Of a step that sends or receives."""
+    """Tells what the message of a step is that sends or receives."""
     if step.action.kind in (Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT):
         return MessageForm.RESULT
     return MessageForm.PARTIAL if step.summed else MessageForm.CONTRIBUTION

@@ -30,13 +30,13 @@ class _Stage(enum.Enum):
 
 
 class Contents:
-    """The blocks of one rank.
+    """What one rank has of each block.
 
     Every method raises PlanError if the plan asks for what cannot be.
 
     Args:
-        plan: Of which.
-        rank: Whose.
+        plan: Whose actions are carried out.
+        rank: Number of the rank.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -47,13 +47,13 @@ class Contents:
         self._stages = [_Stage.OWN] * plan.blocks
 
     def lacking(self) -> list[int]:
-        """The blocks whose result is not there."""
+        """Numbers of the blocks of which the rank has no result."""
         return [block for block, stage in enumerate(self._stages)
                 if stage is not _Stage.RESULT]
 
     def send(self, action: Instruction
             ) -> tuple[MessageForm, tuple[Value, ...]]:
-        """What the message of a sending action is."""
+        """Takes out what an action sends: the form, and a value per block."""
         stages = set(self._stages[action.start:action.stop])
         values = tuple(self._values[action.start:action.stop])
         if action.kind is Opcode.SEND_RESULT:
@@ -70,7 +70,7 @@ class Contents:
                 else MessageForm.CONTRIBUTION), values
 
     def add(self, action: Instruction, values: Sequence[Value]) -> None:
-        """A partial sum has arrived."""
+        """Adds a partial sum that has arrived."""
         for block, value in enumerate(values, action.start):
             if self._stages[block] in (_Stage.SENT, _Stage.RESULT):
                 raise wrong(self._rank, action, 'comes when the rank has '
@@ -82,7 +82,12 @@ class Contents:
         self._set(action, _Stage.SUM)
 
     def encode(self, action: Instruction, final: bool) -> None:
-        """Sums become means; the results, if it is the last time."""
+        """Divides sums by the number of their contributions.
+
+        Args:
+            action: With that number as its peer.
+            final: The means are the results of the all-reduce.
+        """
         self._check_there(action)
         for block in range(action.start, action.stop):
             mean = {worker: weight / action.peer
@@ -98,7 +103,7 @@ class Contents:
 
     def receive_result(self, action: Instruction, values: Sequence[Value]
                       ) -> None:
-        """Results have arrived where contributions lay."""
+        """Puts results that have arrived in the place of contributions."""
         for block in range(action.start, action.stop):
             if self._stages[block] is _Stage.RESULT:
                 raise wrong(self._rank, action, 'comes when the rank has the '
@@ -132,7 +137,7 @@ class Contents:
 
 
 def describe(action: Instruction) -> str:
-    """An action in words."""
+    """Gives an action in words."""
     blocks = (f'block {action.start}' if action.stop == action.start + 1
               else f'blocks {action.start} to {action.stop - 1}')
     other = (f'of {action.peer} contributions' if action.kind is Opcode.ENCODE
@@ -141,5 +146,5 @@ def describe(action: Instruction) -> str:
 
 
 def wrong(rank: int, action: Instruction, reason: str) -> PlanError:
-    """The error about an action."""
+    """Makes the error about an action of a rank."""
     return PlanError(f'rank {rank}: {describe(action)} {reason}')

@@ -1,22 +1,17 @@
-"""What a plan asks of the ranks that have most to do, for any number of ranks.
+"""What an all-reduce asks of a rank, for any number of ranks.
 
-Plans of thousands of ranks are too large to be written down.  Theirs are
-symmetric, though: what one rank of each kind sends says all.
+Plans of thousands of ranks are too large to be written down.  All their ranks
+do the same, though: what one rank sends says all.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
 
-from ...allreduce.plan import Opcode, Plan
-from ...allreduce.rank_plan import program
-from .codec_costs import form_of
-from .plan_checker import check
 from .traffic import NO_TRAFFIC, MessageForm, Traffic
 
-#: By dimension of the network and form.
+#: Traffic by dimension of the network and form of the message.
 Flows = Mapping[tuple[int, MessageForm], Traffic]
 
 
@@ -25,12 +20,12 @@ class Half:
     """What a rank does in the reduce-scatter, or in the all-gather.
 
     Attributes:
-        sent: Messages that leave it.
-        received: Messages that reach it.
-        own: Elements of its own contribution that it adds to sums, as a
-            share of the vector.
-        encoded: Elements whose mean it encodes, likewise; also where there
-            is one contribution only.
+        sent: Messages that leave the rank.
+        received: Messages that reach the rank.
+        own: Elements of the rank's own contribution that are added to
+            sums, as a share of the vector.
+        encoded: Elements whose mean the rank encodes, as a share of the
+            vector; also where there is one contribution only.
     """
 
     sent: Flows = field(default_factory=dict)
@@ -39,159 +34,82 @@ class Half:
     encoded: Fraction = Fraction(0)
 
 
-class Role(NamedTuple):
-    """What one kind of rank does."""
-
-    reduce: Half
-    gather: Half
-
-
 @dataclass(frozen=True)
 class Demand:
-    """What an all-reduce needs.
+    """What an all-reduce needs of each rank.
 
     Attributes:
         blocks: Into how many the vector is cut.
         steps: Messages in the longest chain, half of them in either half.
-        workers: What a worker does.
-        servers: What a rank does that is no worker; None without.
+        reduce: What a rank does in the reduce-scatter.
+        gather: What a rank does in the all-gather.
     """
 
     blocks: int
     steps: int
-    workers: Role
-    servers: Role | None = None
+    reduce: Half
+    gather: Half
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """All that there are."""
-        return ((self.workers,) if self.servers is None
-                else (self.workers, self.servers))
-
-
-def demand(plan: Plan, dimension: Callable[[int, int], int] | None = None
-           ) -> Demand:
-    """Counts what a plan needs.
-
-    Args:
-        plan: One whose workers all do the same, and its other ranks as well.
-        dimension: Gives that of a pair of ranks; all are 0 by default.
-
-    Raises:
-        PlanError: The plan is no all-reduce.
-        ValueError: Its ranks do not do the same.
-    """
-    steps = check(plan).steps
-    roles = [_role(plan, rank, dimension or (lambda source, target: 0))
-             for rank in range(plan.ranks)]
-    workers, servers = roles[:plan.workers], roles[plan.workers:]
-    for rank, role in enumerate(roles):
-        if role != (workers if rank < plan.workers else servers)[0]:
-            raise ValueError(f'plan {plan.name!r}: rank {rank} does not do '
-                             'the same as the others')
-    return Demand(plan.blocks, steps, workers[0],
-                  servers[0] if servers else None)
+    def halves(self) -> tuple[Half, Half]:
+        """The reduce-scatter and the all-gather."""
+        return self.reduce, self.gather
 
 
 def ring_demand(ranks: int, dimension: int = 0) -> Demand:
-    """Of :func:`~.plan.ring`, by formula."""
+    """What :func:`~.plan.ring` needs, by formula."""
     share = Fraction(1, ranks)
     reduce = _flows(dimension, {MessageForm.CONTRIBUTION: min(ranks - 1, 1),
                                 MessageForm.PARTIAL: max(ranks - 2, 0)}, share)
     gather = _flows(dimension, {MessageForm.RESULT: ranks - 1}, share)
-    return Demand(ranks, 2 * (ranks - 1), Role(
-        Half(reduce, reduce, (ranks - 1) * share, share),
-        Half(gather, gather)))
+    return Demand(ranks, 2 * (ranks - 1),
+                  Half(reduce, reduce, (ranks - 1) * share, share),
+                  Half(gather, gather))
 
 
 def direct_demand(ranks: int) -> Demand:
-    """Of :func:`~.plan.direct`, by formula."""
+    """What :func:`~.plan.direct` needs, by formula."""
     share = Fraction(1, ranks)
     reduce = _flows(0, {MessageForm.CONTRIBUTION: ranks - 1}, share)
     gather = _flows(0, {MessageForm.RESULT: ranks - 1}, share)
-    return Demand(ranks, 2 * (ranks > 1), Role(
-        Half(reduce, reduce, share * (ranks > 1), share),
-        Half(gather, gather)))
-
-
-def aggregator_demand(workers: int, aggregators: int) -> Demand:
-    """Of :func:`~.plan.aggregator`, by formula."""
-    share = Fraction(1, aggregators)
-
-    def half(count: int, form: MessageForm) -> Flows:
-        return _flows(0, {form: count}, share)
-
-    return Demand(aggregators, 2, Role(
-        Half(half(aggregators, MessageForm.CONTRIBUTION), {}),
-        Half({}, half(aggregators, MessageForm.RESULT))), Role(
-        Half({}, half(workers, MessageForm.CONTRIBUTION), encoded=share),
-        Half(half(workers, MessageForm.RESULT), {})))
+    return Demand(ranks, 2 * (ranks > 1),
+                  Half(reduce, reduce, share * (ranks > 1), share),
+                  Half(gather, gather))
 
 
 def compose_demand(inner: Demand, outer: Demand,
                    encode_between: bool) -> Demand:
-    """Of :func:`~.plan.compose`, by formula.
+    """What :func:`~.plan.compose` needs, by formula.
 
     Args:
-        inner: Of a plan in which every rank owns one block.
-        outer: Of any plan.
-        encode_between: As in :func:`~.plan.compose`.
+        inner: Demand of a plan in which every rank owns one block.
+        outer: Demand of the plan between the groups.
+        encode_between: The groups' means are encoded before they go on.
     """
-    share, members = Fraction(1, inner.blocks), inner.blocks
-    sums = not encode_between and members > 1
+    share = Fraction(1, inner.blocks)
+    sums = not encode_between and inner.blocks > 1
 
-    def scaled(half: Half, times: int) -> Half:
+    def scaled(half: Half) -> Half:
         """The outer plan's, which works on sums if they are not encoded."""
-        return Half(_scaled(half.sent, share, times, sums),
-                    _scaled(half.received, share, times, sums),
-                    half.own * share * (not sums),
-                    half.encoded * share * times)
+        return Half(_scaled(half.sent, share, sums),
+                    _scaled(half.received, share, sums),
+                    half.own * share * (not sums), half.encoded * share)
 
-    within = inner.workers
+    within = inner.reduce
     if not encode_between:
-        within = Role(Half(within.reduce.sent, within.reduce.received,
-                           within.reduce.own), within.gather)
-    around = Role(*(scaled(half, 1) for half in outer.workers))
-    return Demand(
-        inner.blocks * outer.blocks, inner.steps + outer.steps,
-        Role(*map(_both, within, around)),
-        outer.servers and Role(*(scaled(half, members)
-                                 for half in outer.servers)))
+        within = Half(within.sent, within.received, within.own)
+    return Demand(inner.blocks * outer.blocks, inner.steps + outer.steps,
+                  _both(within, scaled(outer.reduce)),
+                  _both(inner.gather, scaled(outer.gather)))
 
 
 def torus2d_demand(rows: int, columns: int) -> tuple[Demand, Demand]:
-    """Of :func:`~.plan.torus2d`, by formula; rows lie in dimension 0."""
+    """What :func:`~.plan.torus2d` needs; rows lie in dimension 0."""
     def half(first: int, second: int, dimension: int) -> Demand:
         return compose_demand(ring_demand(first, dimension),
                               ring_demand(second, 1 - dimension), False)
 
     return half(columns, rows, 0), half(rows, columns, 1)
-
-
-def _role(plan: Plan, rank: int, dimension: Callable[[int, int], int]
-          ) -> Role:
-    part = program(plan, rank)
-    reduced = len(plan.reduced(rank))
-    halves = []
-    for steps in part.steps[:reduced], part.steps[reduced:]:
-        sent: dict[tuple[int, MessageForm], Traffic] = {}
-        received: dict[tuple[int, MessageForm], Traffic] = {}
-        own = encoded = Fraction(0)
-        for step in steps:
-            kind, peer, start, stop = step.action
-            share = Fraction(stop - start, plan.blocks)
-            if kind is Opcode.ENCODE:
-                encoded += share
-                continue
-            flows = (sent if kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT)
-                     else received)
-            key = dimension(rank, peer), form_of(step)
-            flows[key] = flows.get(key, NO_TRAFFIC).and_(Traffic(1, share))
-            if (kind is Opcode.RECEIVE_PARTIAL and step.fresh
-                    and part.contributes):
-                own += share
-        halves.append(Half(sent, received, own, encoded))
-    return Role(*halves)
 
 
 def _flows(dimension: int, counts: Mapping[MessageForm, int], share: Fraction
@@ -200,15 +118,15 @@ def _flows(dimension: int, counts: Mapping[MessageForm, int], share: Fraction
             for form, count in counts.items() if count}
 
 
-def _scaled(flows: Flows, share: Fraction, times: int, sums: bool) -> Flows:
-    """Of smaller blocks, more often; and of sums instead of contributions."""
+def _scaled(flows: Flows, share: Fraction, sums: bool) -> Flows:
+    """The flows for a share of the vector; contributions become sums."""
     total: dict[tuple[int, MessageForm], Traffic] = {}
     for (dimension, form), traffic in flows.items():
         if sums and form is MessageForm.CONTRIBUTION:
             form = MessageForm.PARTIAL
         before = total.get((dimension, form), NO_TRAFFIC)
-        total[dimension, form] = before.and_(Traffic(
-            traffic.messages * times, traffic.elements * share * times))
+        total[dimension, form] = before.and_(
+            traffic._replace(elements=traffic.elements * share))
     return total
 
 

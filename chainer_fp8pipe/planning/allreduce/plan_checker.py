@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ...allreduce.plan import Instruction, Opcode, Plan
+from ..deadlock import NO_MESSAGE, Deadlock, Effect, runnable_order
 from .contents import Contents, PlanError, Value, describe, wrong
 from .traffic import NO_TRAFFIC, MessageForm, Traffic, TrafficReport
 
@@ -32,13 +33,25 @@ def check(plan: Plan) -> TrafficReport:
     """
     _check_numbers(plan)
     run = _Run(plan)
-    while not all([run.advance(rank) for rank in range(plan.ranks)]):
-        if not run.progress:
-            raise PlanError(run.deadlock())
-        run.progress = False
+    try:
+        for rank, action in runnable_order(
+                [plan.actions(rank) for rank in range(plan.ranks)], _effect):
+            run.do(rank, action)
+    except Deadlock as error:
+        raise PlanError(error.said(f'plan {plan.name!r}', 'waits at',
+                                   describe)) from None
     run.check_end()
     return TrafficReport({pair: run.sent[pair] for pair in sorted(run.sent)},
-                  max(run.steps))
+                         max(run.steps))
+
+
+def _effect(rank: int, action: Instruction) -> Effect:
+    """Messages from one rank to another are one channel."""
+    if action.kind in _SENDS:
+        return Effect(sends=(rank, action.peer))
+    if action.kind is Opcode.ENCODE:
+        return NO_MESSAGE
+    return Effect(awaits=(action.peer, rank))
 
 
 class _Message(NamedTuple):
@@ -51,48 +64,28 @@ class _Run:
     """The state of all ranks.
 
     Attributes:
-        progress: Something was done.
         sent: By (source, target), then by form.
         steps: Per rank, messages in the longest chain that it waited for.
     """
 
     def __init__(self, plan: Plan) -> None:
-        ranks = range(plan.ranks)
-        self.progress = False
         self.sent: dict[tuple[int, int], dict[MessageForm, Traffic]] = {}
         self.steps = [0] * plan.ranks
         self._plan = plan
-        self._actions = [plan.actions(rank) for rank in ranks]
-        self._positions = [0] * plan.ranks
-        self._contents = [Contents(plan, rank) for rank in ranks]
+        self._done = [0] * plan.ranks       # actions
+        self._contents = [Contents(plan, rank) for rank in range(plan.ranks)]
         self._messages: dict[tuple[int, int], collections.deque[_Message]] = (
             collections.defaultdict(collections.deque))
 
-    def advance(self, rank: int) -> bool:
-        """Does what ``rank`` can do now; true if it is through."""
-        actions = self._actions[rank]
-        while self._positions[rank] < len(actions):
-            action = actions[self._positions[rank]]
-            if action.kind in _SENDS:
-                self._send(rank, action)
-            elif action.kind is Opcode.ENCODE:
-                self._encode(rank, action)
-            elif self._messages[action.peer, rank]:
-                self._receive(rank, action)
-            else:
-                return False
-            self._positions[rank] += 1
-            self.progress = True
-        return True
-
-    def deadlock(self) -> str:
-        """A sentence that names who waits for what."""
-        waits = [f'rank {rank} waits at {describe(actions[position])}'
-                 for rank, (actions, position) in enumerate(zip(
-                     self._actions, self._positions, strict=True))
-                 if position < len(actions)]
-        return (f'plan {self._plan.name!r} comes to a deadlock: '
-                + ', '.join(waits))
+    def do(self, rank: int, action: Instruction) -> None:
+        """Carries out the next action of ``rank``."""
+        if action.kind in _SENDS:
+            self._send(rank, action)
+        elif action.kind is Opcode.ENCODE:
+            self._encode(rank, action)
+        else:
+            self._receive(rank, action)
+        self._done[rank] += 1
 
     def check_end(self) -> None:
         """Nothing is left over, and every worker has everything."""
@@ -130,7 +123,7 @@ class _Run:
 
     def _encode(self, rank: int, action: Instruction) -> None:
         # Those that come after the reduce-scatter make the results.
-        final = self._positions[rank] >= len(self._plan.reduce[rank])
+        final = self._done[rank] >= len(self._plan.reduce[rank])
         self._contents[rank].encode(action, final)
 
 

@@ -20,9 +20,9 @@ import collections
 from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
 
-from .cluster import Cluster
+from ..cluster import Cluster
 from .codec_costs import CodecCosts
-from .demand import Demand, Flows, Half, Role
+from .demand import Demand, Flows, Half
 from .simulation import Timing
 from .traffic import MessageForm, Traffic
 
@@ -58,21 +58,25 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
     chunks = max(lane.chunks for lane in lanes)
     alone = max(lane.alone for lane in lanes)
     links = _busiest([lane.links for lane in lanes])
-    ranks = _busiest([lane.ranks for lane in lanes])
-    load = max(links, ranks)
+    rank = sum(lane.rank for lane in lanes)
+    load = max(links, rank)
     rounds, more = divmod(chunks - 1, frames_in_flight)
     chains = (1 + rounds) * alone + more * max(lane.stagger for lane in lanes)
     steps = max(need.steps for need in demands)
     seconds = max(chains, chunks * load
                   + max(alone - load, 0.0) / max(steps, 1))
-    return Timing(seconds, chunks * links, chunks * ranks)
+    return Timing(seconds, chunks * links, chunks * rank)
 
 
 def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
-    """With encoding before and decoding after the exchange.
+    """Adds encoding before and decoding after the exchange.
 
-    Or beside it, if the codec does them frame by frame; then they are in the
-    timing already.
+    Where the codec works frame by frame, both are in the timing already.
+
+    Args:
+        timing: Of the exchange.
+        codec: Whose rates count.
+        elements: Of the vector.
     """
     if codec.by_frame:
         return timing.seconds
@@ -85,10 +89,10 @@ class _Lane:
 
     Attributes:
         chunks: How many there are; the last one may be a part.
-        alone: Seconds of one of them, the others not being there.
-        stagger: Seconds by which the next one is behind.
-        links: For how long a chunk keeps the links of each role busy.
-        ranks: For how long a chunk keeps each role busy.
+        alone: Seconds of one chunk, the others not being there.
+        stagger: Seconds by which the next chunk is behind.
+        links: For how long a chunk keeps each link of a rank busy.
+        rank: For how long a chunk keeps a rank busy.
     """
 
     def __init__(self, need: Demand, cluster: Cluster, codec: CodecCosts,
@@ -96,21 +100,16 @@ class _Lane:
         self._cluster, self._codec = cluster, codec
         self.chunks = max(1.0, elements / need.blocks / frame)
         self._elements = elements / self.chunks
-        self.links = [self._links(role) for role in need.roles]
+        self.links = self._links(need)
         first, last = (self._shared(self._elements * seconds)
                        for seconds in (codec.first, codec.last))
-        self.ranks: list[dict[Hashable, float]] = [
-            {'rank': sum(map(self._busy, role),
-                         first + last if role is need.workers else 0.0)}
-            for role in need.roles]
+        self.rank = sum(map(self._busy, need.halves), first + last)
         self.alone = first + last + need.steps * cluster.latency + sum(
-            max(self._chain(role[half], need.steps / 2)
-                for role in need.roles) for half in (0, 1))
-
+            self._chain(half, need.steps / 2) for half in need.halves)
         self.stagger = max(
             max(self._crossing(half.sent), self._crossing(half.received),
                 self._busy(half)) / max(need.steps / 2, 1)
-            for role in need.roles for half in role)
+            for half in need.halves)
 
     def _chain(self, half: Half, steps: float) -> float:
         """One half of the plan, without latencies.
@@ -128,9 +127,9 @@ class _Lane:
         return sum(self._bytes(form, traffic) for (_, form), traffic
                    in flows.items()) / self._cluster.rate
 
-    def _links(self, role: Role) -> dict[Hashable, float]:
+    def _links(self, need: Demand) -> dict[Hashable, float]:
         seconds: dict[Hashable, float] = collections.defaultdict(float)
-        for half in role:
+        for half in need.halves:
             for way, flows in ('out', half.sent), ('in', half.received):
                 for (dimension, form), traffic in flows.items():
                     link = way, dimension if self._cluster.torus else 0
@@ -139,7 +138,7 @@ class _Lane:
         return seconds
 
     def _busy(self, half: Half) -> float:
-        """For how long a rank is, in one half of the plan."""
+        """Seconds for which a rank is busy in one half of the plan."""
         cluster, codec = self._cluster, self._codec
         seconds = 0.0
         for flows in half.sent, half.received:
@@ -159,7 +158,7 @@ class _Lane:
         return self._shared(seconds)
 
     def _shared(self, seconds: float) -> float:
-        """Where ranks share cores, each has a part of their time."""
+        """Seconds become more where ranks have to share cores."""
         return seconds * max(1.0, self._cluster.sharing / self._cluster.cores)
 
     def _bytes(self, form: MessageForm, traffic: Traffic) -> float:
@@ -173,13 +172,10 @@ def _messages(flows: Flows) -> int:
     return sum(traffic.messages for traffic in flows.values())
 
 
-def _busiest(lanes: Sequence[Sequence[Mapping[Hashable, float]]]) -> float:
-    """What is busy longest when all lanes' loads of a role come together."""
-    longest = 0.0
-    for roles in zip(*lanes, strict=True):
-        total: dict[Hashable, float] = {}
-        for load in roles:
-            for key, seconds in load.items():
-                total[key] = total.get(key, 0.0) + seconds
-        longest = max(longest, *total.values(), 0.0)
-    return longest
+def _busiest(lanes: Sequence[Mapping[Hashable, float]]) -> float:
+    """Seconds for which the busiest link is busy with all lanes' loads."""
+    total: dict[Hashable, float] = collections.defaultdict(float)
+    for links in lanes:
+        for link, seconds in links.items():
+            total[link] += seconds
+    return max(total.values(), default=0.0)

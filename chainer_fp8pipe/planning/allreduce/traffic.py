@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class MessageForm(enum.Enum):
-    """What a message is."""
+    """What a message of an all-reduce carries."""
 
     CONTRIBUTION = 'contribution'   # of one rank, or of a group, encoded
     PARTIAL = 'partial sum'         # after something was added
@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
     elements: Fraction
 
     def and_(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Adds up the messages and elements of both."""
         return Traffic(self.messages + other.messages,
                        self.elements + other.elements)
 

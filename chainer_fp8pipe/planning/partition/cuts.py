@@ -11,6 +11,7 @@ every atom is considered, of up to 1,500.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,18 @@ from typing import Any
 
 import numpy
 
-from ...pipeline.schedules.schedule import Kind, make_schedule
+from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
 from ..schedules.simulator import Costs, Link, simulate
 from ..sizes import said_bytes
 from .intervals import Intervals
 
 #: How much slower than the best a stage may be if less crosses then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
+
+
+#: A search asks for the schedule of the same problem again and again, and
+#: making it takes as long as simulating it.
+_schedule = functools.lru_cache(maxsize=16)(make_schedule)
 
 
 class DoesNotFit(ValueError):
@@ -83,16 +89,19 @@ class CutProblem:
         """Whether the schedule puts off the gradients of weights."""
         return self.schedule == 'zero_bubble'
 
+    def steps(self) -> Schedule:
+        """The actions of every rank in one step."""
+        return _schedule(self.schedule, self.stages, self.micro_batches,
+                         self.chunks)
+
     def live(self) -> list[int]:
         """For each chunk, how many micro-batches are live at a time at most.
 
         A micro-batch is live from its forward pass to the end of its
         backward pass.
         """
-        schedule = make_schedule(self.schedule, self.stages,
-                                 self.micro_batches, self.chunks)
         found = [0] * self.parts
-        for actions in schedule.actions:
+        for actions in self.steps().actions:
             now: dict[int, int] = {}
             for action in actions:
                 if action.kind is Kind.FORWARD:
@@ -124,12 +133,6 @@ class Cut:
     memory: tuple[float, ...]
     crossing: tuple[float, ...]
 
-    @property
-    def balance(self) -> float:
-        """Mean of the chunks' seconds over the longest; 1.0 is even."""
-        slowest = max(self.busy)
-        return sum(self.busy) / len(self.busy) / slowest if slowest else 1.0
-
 
 def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     """The cut with the shortest step.
@@ -151,7 +154,7 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
 
 def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
             ) -> Cut:
-    """What a cut costs.
+    """Predicts the step, the memory and the messages of a cut.
 
     Args:
         intervals: Of the model.
@@ -173,9 +176,7 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
     costs = chunk_costs(intervals, ends, again, task.defers)
     busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
-    schedule = make_schedule(task.schedule, task.stages, task.micro_batches,
-                             task.chunks)
-    line = simulate(schedule, costs, Link(
+    line = simulate(task.steps(), costs, Link(
         task.wire.latency, task.wire.bandwidth, crossing))
     return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
                tuple(task.overhead + used for used in memory),
@@ -206,7 +207,7 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
 
 
 class _Tables:
-    """The dynamic programme."""
+    """The dynamic programme: what every interval costs as each chunk."""
 
     def __init__(self, intervals: Intervals, task: CutProblem) -> None:
         self._intervals, self._task = intervals, task
@@ -273,7 +274,7 @@ class _Tables:
 
 
 def _share(task: CutProblem) -> float:
-    """The bytes that a chunk may take."""
+    """Bytes that each chunk of a rank may take."""
     assert task.memory is not None
     return (task.memory - task.overhead) / task.chunks
 
@@ -308,7 +309,7 @@ def _bytes(intervals: Intervals, task: CutProblem, live: int, start: int,
 
 
 def _why(intervals: Intervals, task: CutProblem) -> str:
-    """What is missing by how much, and what would help."""
+    """The text of DoesNotFit: the bytes that are missing, and remedies."""
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from ...mpi.placement import place
 from ...pipeline.schedules.schedule import make_schedule
+from ..cores import Cores
+from ..schedules.replicas import shared_step
 from ..schedules.simulator import Link
 from ..sizes import said_bytes
 from .calls import Call, Parameter
@@ -22,7 +24,6 @@ from .intervals import Intervals
 from .partition_plan import PartitionPlan, ends_of
 from .positions import Order
 from .search import search
-from .shared_cores import Cores, shared_step
 
 #: Bytes of an element between replicas, by the codec.
 GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}
@@ -30,7 +31,7 @@ GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}
 
 @dataclass(frozen=True)
 class Placement:
-    """All ranks of a job, as layouts have to know them.
+    """Where all ranks of a job are, and how fast they exchange bytes.
 
     Attributes:
         nodes: The node of each rank, as the placement of a grid counts them.
@@ -47,7 +48,7 @@ class Placement:
     @classmethod
     def apart(cls, count: int, wire: Wire, gradient_bytes: float = 4.0
               ) -> Placement:
-        """Ranks none of which disturbs another one.
+        """Makes a placement of ranks none of which disturbs another one.
 
         Args:
             count: How many.
@@ -114,7 +115,11 @@ def layouts(calls: Sequence[Call], order: Order,
 
 
 def table(found: Sequence[GridLayout]) -> str:
-    """A line per layout; why not the others."""
+    """Text with a line per layout; impossible ones say why.
+
+    Args:
+        found: All layouts, the fastest first.
+    """
     rows = [['stages x replicas', 'update', 'of it exchange', 'memory',
              'against the best']]
     best = found[0].seconds

@@ -13,7 +13,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Predicted:
-    """What is expected of a plan.
+    """Predicted seconds and bytes of a plan.
 
     Attributes:
         seconds: Of a step, without the update of the parameters.
@@ -148,11 +148,11 @@ def _checked(data: Mapping[str, Any]) -> PartitionPlan:
 
 def ends_of(cuts: Sequence[Position], starts: Sequence[Position]
             ) -> tuple[int, ...]:
-    """Index after the last atom of each chunk.
+    """Gives the index after the last atom of each chunk.
 
     Args:
-        cuts: Of a plan.
-        starts: Of the atoms.
+        cuts: Positions of a plan.
+        starts: Position of the first call of each atom.
     """
     return (*(sum(start < cut for start in starts) for cut in cuts),
             len(starts))

@@ -1,4 +1,4 @@
-"""From the calls of a model to a plan, and what a plan costs."""
+"""Finds a plan for the calls of a model, and predicts what a plan costs."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,14 @@ def search(calls: Sequence[Call], order: Order,
 def predict(calls: Sequence[Call], plan: PartitionPlan,
             parameters: Mapping[str, Parameter], task: CutProblem
            ) -> Predicted:
-    """What is expected of a plan for these calls."""
+    """Predicts seconds and bytes of a plan that is given.
+
+    Args:
+        calls: Of a trace, with their times and bytes.
+        plan: For any trace of the same model.
+        parameters: Shapes and dtypes, by path.
+        task: Ranks, schedule, memory limit.
+    """
     intervals = Intervals(calls, plan.order, parameters)
     return _predicted(evaluate(intervals, task, ends_of(
         plan.cuts, intervals.starts)))

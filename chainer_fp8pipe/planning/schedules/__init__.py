@@ -1,1 +1,1 @@
-"""Predicts the steps of pipelines, and proves that schedules end."""
+"""Pipelines: predicted steps, and proofs that schedules end."""

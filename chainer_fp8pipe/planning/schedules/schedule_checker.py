@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
-from .simulator import UNIT, simulate
+from ..deadlock import NO_MESSAGE, Deadlock, Effect, runnable_order
+from .simulator import UNIT, simulate, stuck
 
 _FORWARD_ONLY = (Kind.RECEIVE_ACTIVATION, Kind.FORWARD, Kind.SEND_ACTIVATION)
 _BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
@@ -32,7 +33,7 @@ class ScheduleReport:
 
 
 def check(schedule: Schedule) -> ScheduleReport:
-    """Proves that all ranks' actions together are complete and come to an end.
+    """Proves that all ranks' actions together are complete, and end.
 
     Each chunk takes each micro-batch forward and backward once, in the order
     of their numbers, and has received before what it needs.  A schedule
@@ -57,6 +58,7 @@ def check(schedule: Schedule) -> ScheduleReport:
         _check_numbers(rank, actions)
         _check_needs(schedule, rank)
     _check_messages(schedule)
+    _check_end(schedule)
     timeline = simulate(schedule, [UNIT] * (schedule.last_chunk + 1))
     return ScheduleReport(timeline.step_time, timeline.idle_share, tuple(
         _peak_live(actions) if trained else 1
@@ -162,6 +164,27 @@ def _check_messages(schedule: Schedule) -> None:
                     raise ScheduleError(
                         f'rank {target}: {received} is where rank {source} '
                         f'has {sent}')
+
+
+def _check_end(schedule: Schedule) -> None:
+    """No rank waits forever."""
+    try:
+        for _ in runnable_order(schedule.actions, _effect):
+            pass
+    except Deadlock as error:
+        raise stuck(schedule, error) from None
+
+
+def _effect(rank: int, action: Action) -> Effect:
+    """Each message is a channel of its own."""
+    kind = action.kind
+    message = (kind in (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION),
+               action.boundary, action.micro_batch)
+    if kind in (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT):
+        return Effect(awaits=message)
+    if kind in (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT):
+        return Effect(sends=message)
+    return NO_MESSAGE
 
 
 def _stream(schedule: Schedule, rank: int, kind: Kind,

@@ -1,19 +1,24 @@
-"""Predicts the time of a step from a schedule and the times of its parts.
+"""Pipelines in simulated time: a step from a schedule and its parts' times.
 
-Each rank does its actions in their order, as soon as the last one is through
-and, for a receive, the message is there.
+Each stage is a program of the engine: a rank does the actions of its stage in
+their order, each as soon as the one before is through and, for a receive, the
+message is there.
 
 "The paper" is Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method
 for Pipeline Parallelism Distributed Deep Learning".
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
 from ...report.events import Event, idle_share
+from ..cluster import Cluster
+from ..deadlock import Deadlock
+from ..engine import Compute, Engine, EngineAction, Program, Receive, Send
 
 _SENDS = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
 _RECEIVES = (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT)
@@ -84,7 +89,7 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Sequence[Costs],
              link: Link | None = None,
              sizes: Sequence[float] | None = None) -> Timeline:
-    """Runs a schedule on a clock.
+    """Predicts a step: when each rank does what, and how long it takes.
 
     With equal stages and a link that is not overlapped, ``gpipe`` takes what
     the paper says: with m micro-batches, d stages, and t_comp the time of the
@@ -106,106 +111,113 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
 
     Raises:
         ScheduleError: The ranks wait for each other forever.
-        ValueError: A wrong number of costs, sizes or bytes.
+        ValueError: The number of costs is not that of chunks, of sizes not
+            that of micro-batches, or of bytes not that of boundaries.
+    """
+    if link is None:
+        link = Link(0.0, math.inf, [0.0] * schedule.last_chunk)
+    engine = Engine(Cluster.pairs(schedule.stages, link.bandwidth,
+                                  link.latency))
+    programs = add_pipeline(engine, schedule, costs, link.message_bytes,
+                            sizes=sizes, overlapped=link.overlapped)
+    try:
+        engine.run()
+    except Deadlock as error:
+        raise stuck(schedule, error) from None
+    events = [Event(rank, label[0], start, end, *label[1:])
+              for rank, label, start, end in engine.spans]
+    return Timeline(tuple(events), max(program.ended for program in programs),
+                    idle_share(events))
+
+
+def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
+                 message_bytes: Sequence[float], *,
+                 ranks: Sequence[int] | None = None,
+                 sizes: Sequence[float] | None = None,
+                 overlapped: bool = True) -> list[Program]:
+    """Gives ranks of an engine the programs of a pipeline.
+
+    Args:
+        engine: Before it runs.
+        schedule: Of the pipeline.
+        costs: One per chunk of the whole model.
+        message_bytes: Of one micro-batch at each boundary between chunks.
+        ranks: The engine's rank of each stage; equal to the number of the
+            stage by default.
+        sizes: Of each micro-batch, all 1 by default.
+        overlapped: Stages compute on while their messages are under way;
+            if not, a stage that sends waits until the message has arrived.
+
+    Returns:
+        The program of each stage.
+
+    Raises:
+        ValueError: The number of costs is not that of chunks, of sizes not
+            that of micro-batches, or of bytes not that of boundaries.
     """
     sizes = [1.0] * schedule.micro_batches if sizes is None else sizes
     _same_length('costs', costs, 'chunks', schedule.last_chunk + 1)
     _same_length('sizes', sizes, 'micro-batches', schedule.micro_batches)
-    if link is not None:
-        _same_length('link.message_bytes', link.message_bytes, 'boundaries',
-                     schedule.last_chunk)
-    run = _Run(schedule, costs, link, sizes)
-    while not all([run.advance(rank) for rank in range(schedule.stages)]):
-        if not run.progress:
-            raise ScheduleError(run.deadlock())
-        run.progress = False
-    return Timeline(tuple(run.events), max(run.clocks),
-                    idle_share(run.events))
+    _same_length('link.message_bytes', message_bytes, 'boundaries',
+                 schedule.last_chunk)
+    ranks = range(schedule.stages) if ranks is None else ranks
+    translation = _Translation(ranks, costs, message_bytes, sizes,
+                               not overlapped)
+    return [engine.add(rank, translation.of(stage, actions))
+            for stage, (rank, actions) in enumerate(zip(
+                ranks, schedule.actions, strict=True))]
 
 
-class _Run:
-    """The state of a simulation."""
+def stuck(schedule: Schedule, error: Deadlock) -> ScheduleError:
+    """Makes the error about a schedule whose ranks wait for each other."""
+    return ScheduleError(error.said(f'schedule {schedule.name!r}',
+                                    'waits for'))
 
-    def __init__(self, schedule: Schedule, costs: Sequence[Costs],
-                 link: Link | None, sizes: Sequence[float]) -> None:
-        self.schedule, self.costs, self.link = schedule, costs, link
-        self.sizes = sizes
-        self.events: list[Event] = []
-        self.clocks = [0.0] * schedule.stages
-        self.progress = False
-        self._positions = [0] * schedule.stages
-        # When a message arrives, by kind of receive, boundary, micro-batch.
-        self._arrivals: dict[tuple[Kind, int, int], float] = {}
-        # When the wire between two ranks is free again.
-        self._free: dict[tuple[int, int], float] = {}
 
-    def advance(self, rank: int) -> bool:
-        """Does what ``rank`` can do now; true if it is through."""
-        actions = self.schedule.actions[rank]
-        while self._positions[rank] < len(actions):
-            action = actions[self._positions[rank]]
-            if action.kind in _RECEIVES:
-                arrival = self._arrivals.get(
-                    (action.kind, action.boundary, action.micro_batch))
-                if arrival is None:
-                    return False
-                self.clocks[rank] = max(self.clocks[rank], arrival)
-            elif action.kind in _SENDS:
-                self._send(rank, action)
+class _Translation:
+    """Actions of a schedule as actions of the engine."""
+
+    def __init__(self, ranks: Sequence[int], costs: Sequence[Costs],
+                 message_bytes: Sequence[float], sizes: Sequence[float],
+                 blocks: bool) -> None:
+        self._ranks, self._bytes = ranks, message_bytes
+        self._sizes, self._blocks = sizes, blocks
+        self._passes = [_passes(cost) for cost in costs]
+
+    def of(self, stage: int, actions: Sequence[Action]
+           ) -> Iterator[EngineAction]:
+        """The program of a stage."""
+        after = self._ranks[(stage + 1) % len(self._ranks)]
+        before = self._ranks[stage - 1]
+        for action in actions:
+            kind, micro_batch, chunk = action
+            if kind in _SENDS:
+                forward = kind is Kind.SEND_ACTIVATION
+                boundary = chunk - (not forward)
+                yield Send(
+                    after if forward else before,
+                    self._bytes[boundary] * self._sizes[micro_batch],
+                    (self, forward, boundary, micro_batch), self._blocks,
+                    ('send', micro_batch, chunk))
+            elif kind in _RECEIVES:
+                forward = kind is Kind.RECEIVE_ACTIVATION
+                yield Receive((self, forward, chunk - forward, micro_batch),
+                              action)
             else:
-                self._compute(rank, action)
-            self._positions[rank] += 1
-            self.progress = True
-        return True
+                size = self._sizes[micro_batch]
+                for name, seconds in self._passes[chunk][kind]:
+                    yield Compute(seconds * size, (name, micro_batch, chunk))
 
-    def deadlock(self) -> str:
-        """A sentence that names who waits for what."""
-        waits = [f'rank {rank} waits for {actions[position]}'
-                 for rank, (actions, position) in enumerate(zip(
-                     self.schedule.actions, self._positions, strict=True))
-                 if position < len(actions)]
-        return (f'schedule {self.schedule.name!r} comes to a deadlock: '
-                + ', '.join(waits))
 
-    def _compute(self, rank: int, action: Action) -> None:
-        cost = self.costs[action.chunk]
-        if action.kind is Kind.FORWARD:
-            self._spend(rank, 'forward', cost.forward, action)
-        elif action.kind is Kind.BACKWARD_WEIGHT:
-            self._spend(rank, 'backward_weight', cost.backward_weight, action)
-        else:
-            whole = action.kind is Kind.BACKWARD
-            if cost.recompute:
-                self._spend(rank, 'recompute', cost.recompute, action)
-            self._spend(rank, 'backward', cost.backward_input
-                        + whole * cost.backward_weight, action)
-
-    def _spend(self, rank: int, name: str, seconds: float,
-               action: Action) -> None:
-        start = self.clocks[rank]
-        end = start + seconds * self.sizes[action.micro_batch]
-        self.clocks[rank] = end
-        self.events.append(Event(rank, name, start, end, action.micro_batch,
-                                 action.chunk))
-
-    def _send(self, rank: int, action: Action) -> None:
-        forward = action.kind is Kind.SEND_ACTIVATION
-        target = (rank + (1 if forward else -1)) % self.schedule.stages
-        start = arrival = self.clocks[rank]
-        if self.link is not None:
-            start = max(start, self._free.get((rank, target), 0.0))
-            on_wire = (self.link.message_bytes[action.boundary]
-                       * self.sizes[action.micro_batch]
-                       / self.link.bandwidth)
-            arrival = start + self.link.latency + on_wire
-            self._free[rank, target] = start + on_wire
-            if not self.link.overlapped:
-                self.clocks[rank] = arrival
-                self.events.append(Event(rank, 'send', start, arrival,
-                                         action.micro_batch, action.chunk))
-        kind = (Kind.RECEIVE_ACTIVATION if forward
-                else Kind.RECEIVE_GRADIENT)
-        self._arrivals[kind, action.boundary, action.micro_batch] = arrival
+def _passes(cost: Costs) -> dict[Kind, list[tuple[str, float]]]:
+    """For each kind of computation its parts, and their seconds."""
+    again = [('recompute', cost.recompute)] * bool(cost.recompute)
+    return {
+        Kind.FORWARD: [('forward', cost.forward)],
+        Kind.BACKWARD: [*again, ('backward', cost.backward_input
+                                 + cost.backward_weight)],
+        Kind.BACKWARD_INPUT: [*again, ('backward', cost.backward_input)],
+        Kind.BACKWARD_WEIGHT: [('backward_weight', cost.backward_weight)]}
 
 
 def _same_length(name: str, values: Sequence[object], what: str,

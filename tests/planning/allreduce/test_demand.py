@@ -2,19 +2,13 @@
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.plan import (
-    Instruction,
-    Opcode,
-    Plan,
-    aggregator,
     compose,
     direct,
     ring,
     torus2d,
 )
 from chainer_fp8pipe.planning.allreduce.demand import (
-    aggregator_demand,
     compose_demand,
-    demand,
     direct_demand,
     ring_demand,
     torus2d_demand,
@@ -23,26 +17,18 @@ from chainer_fp8pipe.planning.allreduce.traffic import MessageForm, Traffic
 
 import pytest
 
+from .counted import counted
+
 
 @pytest.mark.parametrize('ranks', range(1, 17))
 def test_the_formulas_of_ring_and_direct_are_those_of_their_plans(ranks):
-    assert ring_demand(ranks) == demand(ring(ranks))
-    assert direct_demand(ranks) == demand(direct(ranks))
-
-
-@pytest.mark.parametrize('workers', [1, 2, 3, 8])
-@pytest.mark.parametrize('aggregators', [1, 2, 5])
-def test_the_formulas_of_aggregators_are_those_of_their_plans(workers,
-                                                              aggregators):
-    assert aggregator_demand(workers, aggregators) == demand(
-        aggregator(workers, aggregators))
+    assert ring_demand(ranks) == counted(ring(ranks))
+    assert direct_demand(ranks) == counted(direct(ranks))
 
 
 @pytest.mark.parametrize('encode_between', [False, True])
-@pytest.mark.parametrize('outer', [
-    (ring, ring_demand), (direct, direct_demand),
-    (lambda ranks: aggregator(ranks, 2),
-     lambda ranks: aggregator_demand(ranks, 2))])
+@pytest.mark.parametrize('outer', [(ring, ring_demand),
+                                   (direct, direct_demand)])
 @pytest.mark.parametrize('inner', [(ring, ring_demand),
                                    (direct, direct_demand)])
 def test_the_formulas_of_two_levels_are_those_of_their_plans(
@@ -54,7 +40,7 @@ def test_the_formulas_of_two_levels_are_those_of_their_plans(
                 lambda member, group, width=members: group * width + member,
                 encode_between)
             assert compose_demand(inner[1](members), outer[1](groups),
-                                  encode_between) == demand(plan)
+                                  encode_between) == counted(plan)
 
 
 @pytest.mark.parametrize('rows', range(1, 5))
@@ -64,33 +50,22 @@ def test_the_formulas_of_a_torus_are_those_of_its_plans(rows, columns):
         return int(source // columns != target // columns)
 
     assert torus2d_demand(rows, columns) == tuple(
-        demand(plan, dimension) for plan in torus2d(rows, columns))
+        counted(plan, dimension) for plan in torus2d(rows, columns))
 
 
 def test_a_large_torus_has_few_steps():
     for half in torus2d_demand(64, 64):
         assert half.steps == 4 * 63
         total = sum(traffic.elements for traffic
-                    in half.workers.gather.sent.values())
+                    in half.gather.sent.values())
         assert total == Fraction(4095, 4096)
 
 
 def test_what_a_ring_of_three_does_is_counted_by_hand():
     third = Fraction(1, 3)
-    reduce, gather = ring_demand(3).workers
+    reduce, gather = ring_demand(3).halves
     assert reduce.sent == {(0, MessageForm.CONTRIBUTION): Traffic(1, third),
                            (0, MessageForm.PARTIAL): Traffic(1, third)}
     assert (reduce.own, reduce.encoded) == (2 * third, third)
     assert gather.received == {(0, MessageForm.RESULT): Traffic(2, 2 * third)}
     assert (gather.own, gather.encoded) == (0, 0)
-
-
-def test_ranks_that_do_different_things_are_an_error():
-    """Rank 0 does all the work."""
-    plan = Plan('own', 2, 2, 1, (
-        (Instruction(Opcode.RECEIVE_PARTIAL, 1, 0, 1),),
-        (Instruction(Opcode.SEND_PARTIAL, 0, 0, 1),)), (((0, 1),), ()), 2, (
-        (Instruction(Opcode.SEND_RESULT, 1, 0, 1),),
-        (Instruction(Opcode.RECEIVE_RESULT, 0, 0, 1),)))
-    with pytest.raises(ValueError, match="'own': rank 1 does not do the same"):
-        demand(plan)

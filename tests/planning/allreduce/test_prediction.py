@@ -7,16 +7,13 @@ import sys
 from pathlib import Path
 
 from chainer_fp8pipe.allreduce.plan import (
-    aggregator,
     compose,
     direct,
     ring,
     torus2d,
 )
-from chainer_fp8pipe.planning.allreduce.cluster import Cluster
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.demand import (
-    aggregator_demand,
     compose_demand,
     direct_demand,
     ring_demand,
@@ -27,6 +24,7 @@ from chainer_fp8pipe.planning.allreduce.prediction import (
     total_seconds,
 )
 from chainer_fp8pipe.planning.allreduce.simulation import simulate
+from chainer_fp8pipe.planning.cluster import Cluster
 
 import pytest
 from hypothesis import assume, given, settings
@@ -57,8 +55,6 @@ ALGORITHMS = {
     'torus2d': lambda edge: (torus2d(edge, edge), torus2d_demand(edge, edge)),
     'two levels': lambda edge: ((two_level(edge),), (compose_demand(
         direct_demand(edge), ring_demand(edge), True),)),
-    'aggregator': lambda edge: ((aggregator(edge, 1),),
-                                (aggregator_demand(edge, 1),)),
 }
 
 

@@ -9,10 +9,10 @@ from chainer_fp8pipe.allreduce.plan import (
     ring,
     torus2d,
 )
-from chainer_fp8pipe.planning.allreduce.cluster import Cluster
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.plan_checker import check
 from chainer_fp8pipe.planning.allreduce.simulation import simulate
+from chainer_fp8pipe.planning.cluster import Cluster
 
 import pytest
 from hypothesis import given, settings

@@ -101,7 +101,7 @@ def test_equal_calls_are_dealt_out_equally():
     calls, parameters = chain(*[.01] * 12)
     found = best_cut(intervals_of(calls, parameters), CutProblem(4, 8))
     assert found.ends == (3, 6, 9, 12)
-    assert found.balance == pytest.approx(1)
+    assert found.busy == pytest.approx((found.busy[0],) * 4)
 
 
 def test_of_equal_cuts_the_one_that_moves_less_is_taken():

@@ -1,4 +1,5 @@
 """Which factorisation of the ranks is predicted to be best, and why."""
+from chainer_fp8pipe.planning.cores import Cores
 from chainer_fp8pipe.planning.partition.cuts import CutProblem, Wire
 from chainer_fp8pipe.planning.partition.layouts import (
     GRADIENT_BYTES,
@@ -7,7 +8,6 @@ from chainer_fp8pipe.planning.partition.layouts import (
     table,
 )
 from chainer_fp8pipe.planning.partition.positions import order_of
-from chainer_fp8pipe.planning.partition.shared_cores import Cores
 
 import pytest
 

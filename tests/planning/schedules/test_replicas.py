@@ -1,6 +1,7 @@
 """Ranks on common cores: as the simulator where nobody is disturbed."""
 from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
-from chainer_fp8pipe.planning.partition.shared_cores import Cores, shared_step
+from chainer_fp8pipe.planning.cores import Cores
+from chainer_fp8pipe.planning.schedules.replicas import shared_step
 from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
 
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 SCHEDULES = st.sampled_from(['gpipe', '1f1b', 'zero_bubble'])
-NO_WIRE = Link(0.0, float('inf'), [0.0] * 7)
 
 
 def rows(stages, replicas):
@@ -65,8 +65,6 @@ def test_what_shares_a_core_matters():
 def test_a_call_is_never_faster_than_alone():
     slow = Cores((0, 1), 1.5, (1.2, 1.0))
     assert step(1, 2, 1, slow) == pytest.approx(1.5 * 3)
-    assert slow.slowdown(0, 1) == 1.5
-    assert Cores((0, 0), 1.0, (3.0,)).slowdown(0, 2) == 3.0
 
 
 def test_ranks_that_wait_for_each_other_are_an_error():
@@ -74,5 +72,5 @@ def test_ranks_that_wait_for_each_other_are_an_error():
     backwards = type(schedule)('none', 2, 1, 1, (
         schedule.actions[0][::-1], schedule.actions[1]))
     with pytest.raises(ValueError, match='wait for each other'):
-        shared_step(backwards, [Costs(1.0, 1.0, 0.0)] * 2, NO_WIRE,
-                    rows(2, 1), Cores((0, 1)))
+        shared_step(backwards, [Costs(1.0, 1.0, 0.0)] * 2,
+                    Link(0.0, 1.0, [0.0]), rows(2, 1), Cores((0, 1)))

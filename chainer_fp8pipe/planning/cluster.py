@@ -6,11 +6,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy
-
 
 class Hop(NamedTuple):
-    """A link on the way of a message, and the latency behind it."""
+    """A link on the way of a message.
+
+    Attributes:
+        link: Tells the link from all others.
+        rate: Bytes per second.
+        latency: Seconds from the end of the link to the next one.
+        burst: Bytes that pass at once if the link was idle.
+    """
 
     link: Hashable
     rate: float
@@ -37,19 +42,22 @@ class Cluster:
             one link per pair of neighbours; None for a star around a switch.
         message_cost: Seconds for which a rank is busy with a message, both
             when it sends and when it receives.
-        byte_cost: Likewise, for each byte.
-        local_rate: Between ranks of one host, for each pair.
-        local_latency: Likewise.
+        byte_cost: Seconds for which a rank is busy with each byte of a
+            message, at either end.
+        local_rate: Bytes per second between ranks of one host; each pair
+            has a link of its own.
+        local_latency: Seconds of a message between ranks of one host.
         cores: How many ranks can be busy at a time, of those that share
             cores.
         sharing: How many ranks, in the order of their numbers, share these
             cores; as many as ``cores`` if nobody has to wait.
         time_slice: Seconds for which a rank with work to do keeps a core that
-            others wait for (only :mod:`.simulation` knows of it).
+            others wait for (estimates of an all-reduce do not know of
+            slices).
         in_switch: Hosts that are in the switch: no port slows them down.
         burst: Bytes that a link which was idle long enough passes at once,
-            before its rate counts (a token bucket of this size; only
-            :mod:`.simulation` knows of it).
+            before its rate counts: a token bucket of this size (estimates of
+            an all-reduce do not know it).
     """
 
     hosts: Sequence[int]
@@ -73,6 +81,18 @@ class Cluster:
         if any(not 0 <= host < rows * columns for host in self.hosts):
             raise ValueError(f'a {rows} x {columns} torus has no host '
                              f'{max(self.hosts)}')
+
+    @classmethod
+    def pairs(cls, ranks: int, rate: float, latency: float) -> Cluster:
+        """Ranks with a link between any two, for each direction.
+
+        Args:
+            ranks: How many.
+            rate: Bytes per second of each link.
+            latency: Seconds of each message.
+        """
+        return cls((0,) * ranks, math.inf, 0.0, local_rate=rate,
+                   local_latency=latency)
 
     def route(self, source: int, target: int) -> tuple[Hop, ...]:
         """The links from one rank to another one, in order."""
@@ -101,40 +121,6 @@ class Cluster:
                   for place in _round(column, last_column, columns)),
                 *(place * columns + last_column
                   for place in _round(row, last_row, rows))]
-
-
-class Line(NamedTuple):
-    """A message of n bytes takes ``latency + n / rate``."""
-
-    latency: float
-    rate: float
-
-
-def fit_ping_pong(samples: Sequence[tuple[int, float]]) -> Line:
-    """Latency and rate from messages of several sizes.
-
-    The straight line with the least squares of relative errors: samples of
-    small and of large messages count alike.
-
-    Args:
-        samples: Bytes, and seconds one way (half of to and fro); of two
-            sizes at least.
-
-    Raises:
-        ValueError: There is one size only, or large messages do not take
-            longer than small ones.
-    """
-    sizes, seconds = numpy.array(samples, numpy.float64).reshape(-1, 2).T
-    if len(set(sizes)) < 2:
-        raise ValueError('latency and rate need messages of two sizes')
-    (latency, slope), *_ = numpy.linalg.lstsq(
-        numpy.stack([1 / seconds, sizes / seconds], axis=1),
-        numpy.ones_like(seconds), rcond=None)
-    if slope <= 0:
-        raise ValueError('large messages took no longer than small ones: '
-                         'measure larger ones, or more often')
-    # Below zero by noise only.
-    return Line(max(float(latency), 0.0), 1 / float(slope))
 
 
 def _round(place: int, last: int, count: int) -> list[int]:

@@ -1,9 +1,8 @@
-"""Routes are those of the wiring, and a fit finds what samples came from."""
+"""Routes are those of the wiring."""
 import math
 
-from chainer_fp8pipe.planning.allreduce.cluster import Cluster, fit_ping_pong
+from chainer_fp8pipe.planning.cluster import Cluster
 
-import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,42 +64,18 @@ def test_a_host_that_the_torus_has_not_is_an_error():
         Cluster([0, 4], 1e9, 1e-5, torus=(2, 2))
 
 
-@given(st.floats(1e-6, 1e-3), st.floats(1e6, 1e11))
-def test_latency_and_rate_are_found(latency, rate):
-    samples = [(size, latency + size / rate)
-               for size in (1, 1000, 100_000, 10_000_000)]
-    line = fit_ping_pong(samples)
-    assert line.latency == pytest.approx(latency, rel=1e-4)
-    # Where latency is all there is, the rate is lost in rounding.
-    if samples[-1][1] > 1.01 * latency:
-        assert line.rate == pytest.approx(rate, rel=1e-4)
-
-
-def test_noise_of_large_messages_does_not_hide_the_latency():
-    draws = numpy.random.default_rng(0)
-    samples = [(size, (5e-5 + size / 6e7) * draws.uniform(0.95, 1.05))
-               for size in 2 ** numpy.arange(27) for _ in range(3)]
-    line = fit_ping_pong(samples)
-    assert line.latency == pytest.approx(5e-5, rel=0.05)
-    assert line.rate == pytest.approx(6e7, rel=0.05)
-
-
-def test_a_latency_is_not_negative():
-    assert fit_ping_pong([(100, 0.9), (200, 2.0)]).latency == 0
-    assert math.isfinite(fit_ping_pong([(100, 0.9), (200, 2.0)]).rate)
-
-
-@pytest.mark.parametrize(('samples', 'message'), [
-    ([], 'two sizes'), ([(8, 1e-5), (8, 2e-5)], 'two sizes'),
-    ([(8, 1e-5), (1 << 20, 1e-6)], 'took no longer')])
-def test_samples_that_say_nothing_are_an_error(samples, message):
-    with pytest.raises(ValueError, match=message):
-        fit_ping_pong(samples)
-
-
 def test_a_host_in_the_switch_is_limited_by_the_others_ports_only():
     cluster = Cluster([0, 1, 2], rate=100.0, latency=1e-3,
                       in_switch=frozenset([2]))
     assert [hop.rate for hop in cluster.route(0, 2)] == [100.0, math.inf]
     assert [hop.rate for hop in cluster.route(2, 1)] == [math.inf, 100.0]
     assert [hop.rate for hop in cluster.route(0, 1)] == [100.0, 100.0]
+
+
+def test_pairs_have_a_link_for_each_direction():
+    cluster = Cluster.pairs(3, 1e9, 1e-5)
+    assert len({links(cluster, source, target)[0] for source in range(3)
+                for target in range(3) if source != target}) == 6
+    for route in cluster.route(0, 1), cluster.route(2, 0):
+        (_, rate, latency, burst), = route
+        assert (rate, latency, burst) == (1e9, 1e-5, 0)
