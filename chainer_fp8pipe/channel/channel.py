@@ -342,7 +342,7 @@ class _PostedReceive:
             itemsize = numpy.dtype(spec.dtype).itemsize
             self._wire = numpy.empty(-(-size // itemsize), spec.dtype)
             self._views = (shaped(
-                self._wire[:math.prod(spec.shape)], spec),)
+                self._wire[:math.prod(spec.sent)], spec),)
         else:
             self._wire = empty_wire(xp, size, numpy.uint8)
         self.request = comm.Irecv([self._wire, MPI.BYTE], source, tag)

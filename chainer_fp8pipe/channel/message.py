@@ -1,7 +1,8 @@
 """Arrays as the bytes of one message, and a description that travels apart.
 
 A description has no Python in it: the number of arrays, and for each array
-its axes, its order in memory, whether it crosses as fp8, and its dtype.
+its axes, its order in memory, along which axes one number is repeated, whether
+it crosses as fp8, and its dtype.
 """
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from . import fp8_wire
 _ALIGNMENT = 64     # bytes; a cache line, and more than any dtype asks for
 
 _NUMBER = struct.Struct('<I')       # arrays in the message
-_HEAD = struct.Struct('<BBBB')      # kind, length of the dtype's name, axes, 0
+# Kind, length of the dtype's name, axes, repeated axes.
+_HEAD = struct.Struct('<BBBB')
 _AXIS = struct.Struct('<Q')
-_NOTHING, _PLAIN, _ORDERED, _CODED = 0, 1, 2, 4     # kind: sum of these
+_NOTHING, _PLAIN, _ORDERED, _CODED, _REPEATED = 0, 1, 2, 4, 8
+# A kind is a sum of these.
 
 
 class Spec(NamedTuple):
@@ -35,17 +38,30 @@ class Spec(NamedTuple):
             one with the smallest; None: as in C.  A layer may be sensitive
             to it: sums over other axes are rounded in another order.
         coded: Whether it crosses as fp8 codes.
+        repeated: Axes along which the same number is repeated, as
+            ``broadcast_to`` makes them; they cross once, and are repeated
+            without a copy, because what is computed of an array gets the
+            order of its memory.
     """
 
     shape: tuple[int, ...]
     dtype: str
     order: tuple[int, ...] | None
     coded: bool
+    repeated: tuple[int, ...] = ()
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The shape of what crosses."""
+        if not self.repeated:
+            return self.shape
+        return tuple(1 if axis in self.repeated else length
+                     for axis, length in enumerate(self.shape))
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes in a message."""
-        size = math.prod(self.shape)
+        size = math.prod(self.sent)
         if self.coded and size:
             return fp8_wire.EXPONENT + size
         return size * numpy.dtype(self.dtype).itemsize
@@ -79,7 +95,8 @@ class MessageLayout:
             self.size = start + length
             self.places.append(slice(start, self.size))
         self._signature = [
-            spec and (spec.shape, numpy.dtype(spec.dtype), spec.order)
+            spec and (spec.shape, numpy.dtype(spec.dtype),
+                      (spec.order, spec.repeated))
             for spec in specs]
         self.bare = (len(specs) == 1 and self.size > 0
                      and specs[0] is not None and not specs[0].coded
@@ -91,7 +108,7 @@ class MessageLayout:
         try:
             return self._signature == [
                 None if array is None
-                else (array.shape, array.dtype, order_of(array))
+                else (array.shape, array.dtype, strides_of(array))
                 for array in arrays]
         except AttributeError:      # describe says what is wrong
             return False
@@ -121,9 +138,12 @@ def encode_specs(specs: Specs) -> bytes:
             continue
         name = spec.dtype.encode()
         ordered = spec.order is not None
-        kind = _PLAIN + _ORDERED * ordered + _CODED * spec.coded
-        parts += [_HEAD.pack(kind, len(name), len(spec.shape), 0), name]
-        parts += map(_AXIS.pack, (*spec.shape, *(spec.order or ())))
+        kind = (_PLAIN + _ORDERED * ordered + _CODED * spec.coded
+                + _REPEATED * bool(spec.repeated))
+        parts += [_HEAD.pack(kind, len(name), len(spec.shape),
+                             len(spec.repeated)), name]
+        parts += map(_AXIS.pack, (*spec.shape, *(spec.order or ()),
+                                  *spec.repeated))
     return b''.join(parts)
 
 
@@ -132,15 +152,16 @@ def decode_specs(data: bytes) -> Specs:
     number, = _NUMBER.unpack_from(data)
     place, specs = _NUMBER.size, []
     for _ in range(number):
-        kind, length, axes, _ = _HEAD.unpack_from(data, place)
+        kind, length, axes, repeated = _HEAD.unpack_from(data, place)
         place += _HEAD.size
         name = data[place:place + length].decode()
         place += length
-        numbers = struct.unpack_from(
-            f'<{axes * (2 if kind & _ORDERED else 1)}Q', data, place)
+        ordered = axes * (2 if kind & _ORDERED else 1)
+        numbers = struct.unpack_from(f'<{ordered + repeated}Q', data, place)
         place += len(numbers) * _AXIS.size
-        specs.append(Spec(numbers[:axes], name, numbers[axes:] or None,
-                          bool(kind & _CODED)) if kind else None)
+        specs.append(Spec(
+            numbers[:axes], name, numbers[axes:ordered] or None,
+            bool(kind & _CODED), numbers[ordered:]) if kind else None)
     return tuple(specs)
 
 
@@ -169,7 +190,7 @@ def pack(layout: MessageLayout, arrays: Sequence[Any]) -> numpy.ndarray:
         else:
             part = wire[place].view(spec.dtype)
             if isinstance(array, numpy.ndarray):
-                shaped(part, spec)[...] = array
+                _unrepeated(part, spec)[...] = _once(array, spec)
             else:
                 download(_flat(array, spec), part)
     return wire
@@ -195,23 +216,50 @@ def unpack(layout: MessageLayout, wire: numpy.ndarray,
 
 def shaped(flat: Any, spec: Spec) -> Any:
     """The array whose elements these are, in the order of memory."""
+    array = _unrepeated(flat, spec)
+    if not spec.repeated:
+        return array
+    return array_module(array).broadcast_to(array, spec.shape)
+
+
+def _unrepeated(flat: Any, spec: Spec) -> Any:
+    """The same with a length of 1 where one number is repeated."""
     if spec.order is None:
-        return flat.reshape(spec.shape)
-    lengths = [spec.shape[axis] for axis in spec.order]
+        return flat.reshape(spec.sent)
+    lengths = [spec.sent[axis] for axis in spec.order]
     back = sorted(range(len(lengths)), key=spec.order.__getitem__)
     return flat.reshape(lengths).transpose(back)
 
 
-def order_of(array: Any) -> tuple[int, ...] | None:
-    """The order of the axes in memory; None for C's.
+def strides_of(array: Any
+               ) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """What :attr:`Spec.order` and :attr:`Spec.repeated` say of an array.
 
-    An array with gaps or overlaps in memory is sent in C's order.
+    An array with gaps, or with other overlaps in memory, is sent in C's
+    order.
     """
     if array.flags.c_contiguous:
-        return None
+        return None, ()
+    repeated = tuple([axis for axis, stride in enumerate(array.strides)
+                      if not stride and array.shape[axis] > 1])
+    array = _at_first(array, repeated)
+    if array.flags.c_contiguous:
+        return None, repeated
     order = tuple(sorted(range(array.ndim),
                          key=lambda axis: -array.strides[axis]))
-    return order if array.transpose(order).flags.c_contiguous else None
+    return (order if array.transpose(order).flags.c_contiguous else None,
+            repeated)
+
+
+def _once(array: Any, spec: Spec) -> Any:
+    """Without the repetitions."""
+    return _at_first(array, spec.repeated) if spec.repeated else array
+
+
+def _at_first(array: Any, axes: Sequence[int]) -> Any:
+    """The array at the first place of these axes, which stay."""
+    return array[tuple([slice(1) if axis in axes else slice(None)
+                        for axis in range(array.ndim)])] if axes else array
 
 
 def crosses_as(specs: Specs, codec: str | None) -> bool:
@@ -236,9 +284,10 @@ def _flat(array: Any, spec: Spec) -> Any:
 
 def _ordered(array: Any, spec: Spec | None) -> Any:
     """The array with its axes in the order in which they lie in memory."""
-    if spec is None or spec.order is None:
+    if spec is None:
         return array
-    return array.transpose(spec.order)
+    array = _once(array, spec)
+    return array if spec.order is None else array.transpose(spec.order)
 
 
 def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
@@ -253,8 +302,9 @@ def _spec(array: Any, codec: str | None, number: int) -> Spec:
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    return Spec(shape, _name(dtype), order_of(array),
-                _is_coded(dtype, codec))
+    order, repeated = strides_of(array)
+    return Spec(shape, _name(dtype), order, _is_coded(dtype, codec),
+                repeated)
 
 
 @functools.lru_cache(256)

@@ -29,8 +29,10 @@ DTYPES = ['<f2', '<f4', '<f8', '>f4', '|b1', '|i1', '<u8', '<c8', '<U3',
 def specs(draw):
     shape = tuple(draw(st.lists(st.integers(0, 2 ** 40), max_size=6)))
     order = draw(st.none() | st.permutations(range(len(shape))).map(tuple))
+    repeated = draw(st.sets(st.sampled_from(range(len(shape))))
+                    if shape else st.just(()))
     return Spec(shape, draw(st.sampled_from(DTYPES)), order or None,
-                draw(st.booleans()))
+                draw(st.booleans()), tuple(sorted(repeated)))
 
 
 @given(st.lists(st.none() | specs(), max_size=8).map(tuple))
@@ -39,7 +41,7 @@ def test_specs_survive_their_bytes(wanted):
 
 
 def test_a_description_is_plain_bytes():
-    """Count; kind, dtype's length, axes, 0; dtype; axes.  And a None."""
+    """Count; kind, dtype's length, axes, repeated; dtype; axes.  A None."""
     arrays = (numpy.zeros((3, 5), numpy.float16), None)
     assert encode_specs(describe(arrays, None)) == (
         struct.pack('<I', 2) + struct.pack('<BBBB', 1, 3, 2, 0) + b'<f2'
@@ -180,6 +182,27 @@ def test_the_order_of_axes_in_memory_is_kept(order):
         for found in cross(arrays):
             assert found.strides == array.strides
             numpy.testing.assert_array_equal(found, array)
+
+
+@given(nst.arrays('f4', nst.array_shapes(max_dims=4, max_side=3),
+                  elements=st.floats(-2, 2, width=32)), st.data())
+def test_numbers_that_are_repeated_in_memory_cross_once(array, data):
+    """Sums over what is computed of them keep their order of rounding."""
+    order = data.draw(st.permutations(range(array.ndim)))
+    wanted = numpy.broadcast_to(array, tuple(
+        data.draw(st.sampled_from([2, 5])) if length == 1 else length
+        for length in array.shape)).transpose(order)
+    for codec in None, 'fp8':
+        layout = MessageLayout(describe((wanted,), codec))
+        assert layout.size == array.size * (1 if codec else 4) + (
+            4 if codec else 0)
+        found, = cross((wanted,), codec=codec)
+        assert [stride for stride, length in zip(
+            found.strides, found.shape, strict=True) if length > 1] == [
+            stride for stride, length in zip(
+                wanted.strides, wanted.shape, strict=True) if length > 1]
+        if codec is None:
+            numpy.testing.assert_array_equal(found, wanted)
 
 
 def test_what_arrives_can_be_written_to():

@@ -115,6 +115,41 @@ def test_memory_is_read_as_in_one_process_wherever_the_cut_is(
     close(gradients(comm, model), own(plain))
 
 
+class Scaled(chainer.Chain):
+    """A mean over what is computed of repeated numbers."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, stride=2, nobias=True)
+            self.gain = chainer.Parameter(
+                numpy.linspace(.3, 1.7, 8, dtype='f'))
+
+    def forward(self, x):
+        h = self.conv(x)
+        gain = F.broadcast_to(F.reshape(self.gain, (1, 8, 1, 1)), h.shape)
+        return F.sum(F.mean(h * gain, axis=(2, 3)) ** 3)
+
+
+@pytest.mark.parametrize('calls_later', range(5))
+@on_ranks(2)
+def test_repeated_numbers_cross_without_another_rounding(comm, calls_later):
+    """Where they lie in memory settles the order of sums over the product."""
+    batch = numpy.random.RandomState(0).randn(8, 3, 16, 16).astype('f'),
+    with deferred(0):
+        plain, model = reporting(Scaled()), reporting(Scaled())
+    plan = {'format': 1, 'stages': 2, 'schedule': '1f1b',
+            'micro_batches': 2, 'recompute': [False, False],
+            'order': [['/conv/W'], ['/gain']],
+            'cuts': [{'before': '/gain', 'calls_later': calls_later}]}
+    updater = updater_of(comm, model, [batch], cut={'plan': plan})
+    give(plain, values(comm, model))
+    found = observed(model, updater.update)
+    halves = [batch[0][start:start + 4].copy() for start in (0, 4)]
+    assert found['total'] == sum(
+        float((plain(half) / 2).array) for half in halves)
+
+
 class Moving(chainer.Chain):
     """A link of it moves on with every forward pass."""
 
