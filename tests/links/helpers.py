@@ -1,6 +1,5 @@
 """Models and ranks for the tests of links."""
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer.functions as F
 import chainer.links as L

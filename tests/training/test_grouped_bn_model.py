@@ -5,8 +5,7 @@ import io
 import pickle
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
 from chainer_fp8pipe.mpi.groups import split_groups
 from chainer_fp8pipe.pipeline.layers import LayerError

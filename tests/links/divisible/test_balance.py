@@ -1,6 +1,5 @@
 
-from chainer_fp8pipe.links import Divisible, Dropout
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, Dropout, lazy
 from chainer_fp8pipe.links.divisible.balance import count_parameters
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.planning.even_parts import partition

@@ -1,5 +1,4 @@
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.layers import LayerError
 

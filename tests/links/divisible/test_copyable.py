@@ -1,8 +1,7 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer
 import chainer.functions as F

@@ -1,7 +1,6 @@
 import contextlib
 
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.layers import LayerError
 
 import chainer

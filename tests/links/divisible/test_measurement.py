@@ -1,5 +1,4 @@
-from chainer_fp8pipe.links import Divisible, Dropout
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, Dropout, lazy
 from chainer_fp8pipe.links.divisible.measurement import measure
 from chainer_fp8pipe.pipeline.layers import LayerError
 

@@ -1,7 +1,6 @@
 import functools
 
-from chainer_fp8pipe.links import Divisible, Dropout
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, Dropout, lazy
 
 import chainer
 import chainer.functions as F

@@ -1,7 +1,6 @@
 import io
 
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer
 import chainer.functions as F

@@ -1,8 +1,7 @@
 import functools
 import itertools
 
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.divisible.shared_parameters import things_used
 
 import chainer

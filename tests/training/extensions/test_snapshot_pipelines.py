@@ -3,8 +3,7 @@ import json
 import warnings
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.links import Divisible, Dropout
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, Dropout, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.iterators import ReplicaIterator

@@ -1,6 +1,5 @@
 """Networks and a serial reference for the tests of the pipeline."""
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.randomness import Place, at
 
 import chainer

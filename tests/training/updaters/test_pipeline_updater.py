@@ -1,5 +1,4 @@
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 from chainer_fp8pipe.planning.schedules.schedule_checker import check
 from chainer_fp8pipe.training.updaters import PipelineUpdater
