@@ -9,7 +9,7 @@ import chainer
 
 from .layer_slots import LayerSlots
 from .lazy import Lazy
-from .shared_parameters import things_used
+from .shared_parameters import elements, own_parameters
 
 #: Groups of more rows than this show what repeats itself once.
 _LONG = 12
@@ -154,19 +154,9 @@ def _text(layer: Any) -> str:
 
 def _size(slot: Any, seen: set[int]) -> int | None:
     """Number of parameters that no layer before has; None if not known."""
-    if not isinstance(slot, (Lazy, chainer.Link)):
-        return 0
-    things = [thing for thing in things_used(slot) if id(thing) not in seen]
-    seen.update(map(id, things))
-    sizes = [None if isinstance(thing, Lazy) else _elements(thing)
-             for thing in things
-             if isinstance(thing, chainer.Parameter)
-             or isinstance(thing, Lazy) and thing.layer is None]
+    sizes = [None if isinstance(thing, Lazy) else elements(thing)
+             for thing in own_parameters(slot, seen)]
     return None if None in sizes else sum(filter(None, sizes))
-
-
-def _elements(parameter: chainer.Parameter) -> int | None:
-    return None if parameter.array is None else parameter.array.size
 
 
 def _number(row: Row) -> str:

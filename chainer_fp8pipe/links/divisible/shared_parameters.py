@@ -67,6 +67,30 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
     return found
 
 
+def own_parameters(slot: Any, seen: set[int]) -> list[Any]:
+    """Parameters, and the lazy layer itself, that no earlier slot holds.
+
+    Args:
+        slot: A layer, or a lazy one that may not be built yet.
+        seen: Identities of all that earlier slots use; the slot's are added.
+    """
+    # A function may use parameters, but does not hold them.
+    if not isinstance(slot, (Lazy, chainer.Link)):
+        return []
+    things = ([slot] if isinstance(slot, Lazy) and slot.layer is None
+              else things_used(slot))
+    found = [thing for thing in things if id(thing) not in seen
+             and (isinstance(thing, chainer.Parameter)
+                  or isinstance(thing, Lazy) and thing.layer is None)]
+    seen.update(map(id, things))
+    return found
+
+
+def elements(parameter: chainer.Parameter) -> int | None:
+    """Number of elements; None before the parameter has a shape."""
+    return None if parameter.array is None else parameter.array.size
+
+
 def _is_around(item: Any, layer: Any) -> bool:
     return isinstance(item, LayerSlots) and any(
         slot is layer for _, slot in item.numbered_slots())
