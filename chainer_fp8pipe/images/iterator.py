@@ -12,9 +12,9 @@ from .bad_image import ImageError
 from .batch import Batch
 from .reading import Reader
 from .skipping import Skipped
-from .substitute import first_usable
 from .workers.batch_ring import Outcome
-from .workers.loading import Failure, Loader, Request
+from .workers.loading import Failure, Loader
+from .workers.worker import attempt
 
 
 class ImageIterator(chainer.dataset.Iterator):
@@ -209,20 +209,23 @@ class ImageIterator(chainer.dataset.Iterator):
 
     def _substitute(self, step: shards.GlobalBatch
                     ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """A batch of one image from elsewhere in this rank's epoch."""
-        found = first_usable(self._reader, step.epoch, (
-            sample for other in shards.others(
-                step, self._samples, self.batch_size, self._ranks)
-            for sample in self._indices(other).tolist()))
-        if found is None:
-            raise ImageError('', f'{self._who()}: no image of its share of '
-                             f'epoch {step.epoch} can be used; the log names '
-                             'those of the batch')
-        sample, loaded = found
-        for failure in loaded.failures:     # not about an image: it raises
-            self._fail(failure)
-        self._skipped.substituted += 1
-        return loaded.images, numpy.array([sample])
+        """The next good image of this rank's epoch, and its number."""
+        transform = self._reader.transform
+        assert transform is not None
+        images = numpy.empty((1, *transform.shape), transform.dtype)
+        for other in shards.others(step, self._samples, self.batch_size,
+                                   self._ranks):
+            for sample in self._indices(other).tolist():
+                outcome, reason = attempt(self._reader, sample, step.epoch,
+                                          images[0])
+                if outcome == Outcome.DONE:
+                    self._skipped.substituted += 1
+                    return images, numpy.array([sample])
+                if outcome != Outcome.IMAGE:
+                    self._fail(Failure(sample, outcome, reason))
+        raise ImageError('', f'{self._who()}: no image of its share of '
+                         f'epoch {step.epoch} can be used; the log names '
+                         'those of the batch')
 
     def _request(self, loader: Loader) -> None:
         step = shards.next_step(self._requested, self._samples,
@@ -230,7 +233,7 @@ class ImageIterator(chainer.dataset.Iterator):
         indices = self._indices(step)
         self._steps.append((step, indices))
         self._requested = step.after
-        loader.request(Request(step.epoch, indices))
+        loader.request(step.epoch, indices)
 
     def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
         """This rank's samples of a step."""

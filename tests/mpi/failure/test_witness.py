@@ -27,7 +27,7 @@ SCRIPT = """
 import contextlib, os, signal, sys, threading, time
 import chainer_fp8pipe
 from chainer_fp8pipe import ProcessGrid, create_communicator
-from chainer_fp8pipe.mpi import witness
+from chainer_fp8pipe.mpi.failure import witness
 from chainer_fp8pipe.mpi.failure.witness import watch
 from mpi4py import MPI
 world = MPI.COMM_WORLD
@@ -230,7 +230,7 @@ wait_for_ever()
 
 def test_who_ends_all_ranks_is_not_named_a_second_time(run):
     done = run(2, """
-from chainer_fp8pipe.mpi import abort
+from chainer_fp8pipe.mpi.failure import abort
 class NoGroups:         # a launcher that kills rank after rank
     rank, size = world.rank, world.size
     def Abort(self, code):
