@@ -1,4 +1,4 @@
-"""Goes through the images of a folder, in batches that are ready in time."""
+"""The iterator over a folder's images, with batches read ahead."""
 from __future__ import annotations
 
 from collections import deque
@@ -18,34 +18,32 @@ from .workers.worker import attempt
 
 
 class ImageIterator(chainer.dataset.Iterator):
-    """What :meth:`ImageFolder.iterator` gives; see there.
+    """Made by :meth:`ImageFolder.iterator`.
 
     All ranks go through an epoch together: each global batch is divided over
     them, so that each sample comes once in an epoch, on one rank, and every
     rank makes as many batches.  The batches of an epoch differ by one sample
     at most.
 
-    A batch is never empty: where none of its images can be used, it is one
-    good image of another batch of this rank in the same epoch, as it is
-    there.
+    A batch is never empty: if none of its images can be used, it is one good
+    image of another batch of this rank in the same epoch, cropped as there.
 
-    A snapshot holds where the epoch stands, which is the same on all ranks,
-    so that a run goes on from it with any number of ranks and of workers;
-    and what was left out on the rank that saved it.
+    A snapshot holds the position in the epoch, which is the same on all
+    ranks, so that a run goes on from it with any number of ranks and of
+    workers; and the counts of images left out on the rank that saved it.
 
     Args:
-        reader: What samples are read with.
-        ranks: This rank and how many there are.
-        batch: Samples of a batch on this rank, at most.
+        reader: Reads samples.
+        ranks: This rank's number, and how many there are.
+        batch: Most samples of a batch on this rank.
         workers: Processes that read.
         prefetch: Batches that are read ahead.
         repeat: Whether to go on after one epoch.
         shuffle: Whether each epoch has an order of its own.
-        on_error: What an image that cannot be used is.
+        on_error: Whether to skip or to raise where an image cannot be used.
 
     Attributes:
-        batch_size: Samples of a batch on this rank, at most.
-        repeat: As given.
+        batch_size: Most samples of a batch on this rank.
         epoch: Finished epochs.
         is_new_epoch: Whether the last batch finished one.
         skipped: Images left out so far on this rank because they could not
@@ -73,7 +71,7 @@ class ImageIterator(chainer.dataset.Iterator):
             workers, self._ahead + 1)
         self.is_new_epoch: bool
         self._previous: float
-        # Of the loader's requests: where they lead, and this rank's samples.
+        # The loader's requests: their global batch, and this rank's samples.
         self._steps: deque[tuple[shards.GlobalBatch, numpy.ndarray]] = deque()
         self._start(shards.EpochPosition(), False, -1.0)
 
@@ -132,7 +130,7 @@ class ImageIterator(chainer.dataset.Iterator):
         """Starts again with the first epoch.
 
         Raises:
-            RuntimeError: It was finalized, or a worker has died.
+            RuntimeError: The iterator was finalized, or a worker has died.
         """
         self._start(shards.EpochPosition(), False, -1.0)
 
@@ -143,15 +141,14 @@ class ImageIterator(chainer.dataset.Iterator):
             loader.close()
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads where in which epoch it is, and what was skipped.
+        """Saves or loads the position in the epochs, and the skipped images.
 
-        What was counted is taken by the rank of the same number as the one
-        that saved it; other ranks go on with their own.
+        Counts are loaded by the rank that saved them; others keep their own.
 
         Raises:
-            ValueError: It was saved with other images or another seed.
-            RuntimeError: It is to go on elsewhere, but was finalized, or a
-                worker has died.
+            ValueError: The state is of other images or another seed.
+            RuntimeError: The position changes, but the iterator was
+                finalized, or a worker has died.
         """
         for name, here in (('samples', self._samples),
                            ('seed', self._reader.seed),
