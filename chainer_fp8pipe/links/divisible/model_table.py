@@ -1,4 +1,4 @@
-"""What ``print`` shows of a model: which layers it has, and where."""
+"""The table of a model's layers that ``print`` shows."""
 from __future__ import annotations
 
 import functools
@@ -22,8 +22,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: In the whole model.
-        text: What it is.
-        parameters: How many it has; None if that is not known.
+        text: The layer in a few words.
+        parameters: Number of its own; None if not known.
     """
 
     number: int
@@ -43,11 +43,11 @@ def describe(model: Any) -> str:
 def rows_of(model: Any,
             parameters: Sequence[int | None] | None = None
             ) -> tuple[Row, ...]:
-    """A row for each layer of the whole model, nothing being built.
+    """A row for each layer of the whole model; builds nothing.
 
     Args:
-        model: The model.
-        parameters: How many each layer has, where the layer cannot tell.
+        model: The model, or a part.
+        parameters: Numbers of parameters of layers that have no shape yet.
     """
     rows = {row.number: row for row in (model._part.rows if model._part
                                         else ())}
@@ -75,7 +75,7 @@ def table(model: Any) -> str:
 
 def _groups(model: Any, rows: tuple[Row, ...]
             ) -> list[tuple[str, tuple[Row, ...]]]:
-    """Titles and rows of what is on one rank, or here and elsewhere."""
+    """Titles and rows by rank, or of layers here and elsewhere."""
     part = model._part
     if part is None:
         return [('', rows)]

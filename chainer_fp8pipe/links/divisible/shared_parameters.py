@@ -16,11 +16,11 @@ from .lazy import Lazy
 
 def check_cut(layers: Iterable[Layer],
               owner: Callable[[int], Hashable]) -> None:
-    """A layer that stands at two places must not be cut in two.
+    """Checks that no link or parameter would be on two sides of a cut.
 
     Args:
-        layers: All of the model; nothing is built.
-        owner: From a layer's index to who gets it.
+        layers: All of the model; none is built.
+        owner: Maps a layer's index to its owner.
 
     Raises:
         ValueError: Two owners' layers use one link, parameter or array; the
@@ -52,7 +52,7 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
             a function may refer to it.
     """
     found: list[Any] = []
-    # Things are kept alive here, as an id is free again after a death.
+    # Keeps things alive, as the id of a freed one may be used again.
     waiting = [layer]
     seen = {id(model)}
     for item in waiting:

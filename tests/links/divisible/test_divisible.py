@@ -325,7 +325,7 @@ def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks(comm, balance):
 
 
 @on_ranks(4)
-def test_so_it_is_on_all_ranks_of_a_grid(comm):
+def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks_of_a_grid(comm):
     grid = ProcessGrid(comm, pipeline=2)
     with pytest.raises(LayerError, match='rank 1: .*; rank 3: layer 1'):
         model().stage(grid, balance='layers')

@@ -161,7 +161,7 @@ def test_removing_functions_does_not_build_layers_before_their_time():
     (None, 'a layer must be callable'),
     (L.Linear, r'Linear is a class.*write Linear\(...\) or lazy\(Linear'),
 ])
-def test_what_is_no_layer_is_an_error(layer, message):
+def test_adding_something_that_is_no_layer_is_an_error(layer, message):
     model = Divisible(F.relu)
     for add in (model.append, lambda layer: model.insert(0, layer),
                 lambda layer: model.extend([F.relu, layer]),
@@ -216,7 +216,7 @@ PARTS = {'divided': lambda model: model.divide(1, 3),
     lambda part: part.repeat(2),
     lambda part: part.flatten(),
 ])
-def test_what_would_change_numbers_is_an_error_on_a_part(part, change):
+def test_edits_that_change_numbers_are_errors_on_a_part(part, change):
     part = PARTS[part](Divisible(*linears(4)))
     before = list(part)
     with pytest.raises(ValueError, match=(
@@ -273,7 +273,7 @@ def test_a_copy_is_of_the_class_and_has_the_same_values(
 
 
 @pytest.mark.parametrize('duplicate', COPIES)
-def test_what_a_copy_shares(duplicate):
+def test_copies_share_arrays_in_mode_share_and_layers_if_shallow(duplicate):
     model = Divisible(*linears(2))
     other = COPIES[duplicate](model)
     same_arrays = other[0].W.array is model[0].W.array
@@ -391,7 +391,7 @@ def test_chainers_sequential_can_be_added_from_both_sides():
 
 
 @pytest.mark.parametrize('other', [5, [F.relu], chainer.Chain()])
-def test_nothing_else_can_be_added(other):
+def test_only_a_sequential_can_be_added(other):
     model = Net()
     for add in (lambda: model + other, lambda: other + model,
                 lambda: model.__iadd__(other)):

@@ -43,7 +43,7 @@ def test_nothing_is_built_before_it_is_asked_for():
     assert factory.made == []
 
 
-def test_what_is_added_later_is_built_as_well():
+def test_layers_added_later_are_built_as_well():
     factory, model = counted(1)
     list(model.params())
     model.append(lazy(factory, 1))
@@ -221,7 +221,7 @@ def load(file, model, **options):
 
 # --- running ----------------------------------------------------------------
 
-def test_it_computes_what_chainers_sequential_does():
+def test_forward_equals_that_of_chainers_sequential():
     layers = [L.Linear(3, 4), F.relu, L.BatchNormalization(4),
               L.Linear(4, 2)]
     np.testing.assert_array_equal(
@@ -251,7 +251,7 @@ def test_a_model_without_layers_does_not_run():
         Net()[2:2](X)
 
 
-def test_it_trains_with_chainers_own_updater():
+def test_a_divisible_trains_with_chainers_own_updater():
     def trained(model):
         optimizer = chainer.optimizers.Adam().setup(
             L.Classifier(model))
@@ -273,7 +273,7 @@ def test_it_trains_with_chainers_own_updater():
 
 # --- names ------------------------------------------------------------------
 
-def test_what_is_at_two_places_is_yielded_once_under_its_first_name():
+def test_a_link_at_two_places_is_yielded_once_under_its_first_name():
     link = chainer.Sequential(L.Linear(2, 2), L.Linear(2, 2))
     tied = L.Linear(2, 2)
     with tied.init_scope():
@@ -310,7 +310,7 @@ def test_parameters_without_a_shape_can_be_left_out():
         assert model.count_params() == 2 + 6
 
 
-def test_it_can_be_a_child():
+def test_a_part_can_be_a_child_of_a_chain():
     chain = chainer.Chain(predictor=Net().divide(2, 5))
     assert [name for name, _ in chain.namedparams()] == [
         '/predictor/2/W', '/predictor/2/b', '/predictor/4/W',
