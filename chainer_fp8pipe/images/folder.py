@@ -54,7 +54,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             counted, and named in the log (``'skip'``), or it is an error
             (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
             which nothing is left takes an image of another of the rank's.
-        decoder: Of :func:`~.decode.create_decoder`, or its name there.
+        decoder: A :class:`~.decode.Decoder`, or the name of one for
+            :func:`~.decode.create_decoder`.
 
     Attributes:
         classes: Their names; the index is the label.

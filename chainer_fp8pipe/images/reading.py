@@ -38,8 +38,11 @@ class Reader:
                  seed: int) -> None:
         self.table, self.transform, self.decoder = table, transform, decoder
         self.kind, self.cache, self.seed = kind, cache, seed
+        # A user's own decoder may know no indices.
+        self._can_index = hasattr(decoder, 'decode_indexed')
         # A file that is read once, or as a whole, needs no index.
-        self._indexes = kind == 'memory' and transform is not None
+        self._indexes = (self._can_index and kind == 'memory'
+                         and transform is not None)
 
     def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
         """Writes a sample, as it is in an epoch, into ``out``.
@@ -78,7 +81,7 @@ class Reader:
             return crop_and_resize(pixels, self.transform.plan(
                 width, height, rng))
         data, codes = self._file(index)
-        if codes is not None:
+        if codes is not None and self._can_index:
             return self.decoder.decode_indexed(
                 data, codes, self.transform.plan(*codes.size, rng))
         data = bytes(data)

@@ -167,6 +167,25 @@ def test_an_index_that_another_ranks_decoder_made_is_not_in_the_way(
     assert (read(other, 0) == expected).all()
 
 
+class SizeAndDecode:
+    """A user's decoder, which knows no indices."""
+
+    def __init__(self):
+        decoder = create_decoder('pillow')
+        self.size, self.decode = decoder.size, decoder.decode
+
+
+@needs_turbo
+def test_a_users_decoder_needs_size_and_decode_only(photographs):
+    source = reader(photographs, 'memory', decoder='turbojpeg')
+    other = Reader(source.table, crop(), SizeAndDecode(), 'memory',
+                   source.cache, 5)
+    read(source, 0)     # is in the cache with an index
+    plain = reader(photographs, decoder='pillow')
+    for sample in range(3):
+        assert (read(other, sample) == read(plain, sample)).all()
+
+
 @needs_turbo
 def test_reading_whole_images_makes_no_index(photographs, calls):
     table = find_images(photographs)

@@ -36,7 +36,9 @@ _told = threading.Event()
 class Decoder(abc.ABC):
     """Turns the bytes of one file into pixels.
 
-    Every file is checked in the same way, whatever decodes it.
+    Every file is checked in the same way, whatever decodes it.  A decoder of
+    one's own is any object that can be pickled and has ``size`` and
+    ``decode``, and maybe ``index`` and ``decode_indexed``.
 
     Attributes:
         name: Makes an equal decoder with :func:`create_decoder`; never
