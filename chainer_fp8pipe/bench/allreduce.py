@@ -1,4 +1,4 @@
-"""Which algorithm and codec average gradients fastest on this cluster."""
+"""Times the mean of gradients by every algorithm and codec."""
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +15,7 @@ from ..communicators import create_communicator
 from ..communicators.codec_communicator import CodecCommunicator
 from .timing import Times, interleaved
 
-#: What a float32 all-reduce of the MPI library is called in tables.
+#: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
 
 
@@ -42,7 +42,7 @@ class Case(NamedTuple):
         return create_communicator(self.codec, comm, **self.arguments())
 
     def call(self) -> str:
-        """The call that makes it, to be copied."""
+        """The call that makes the communicator, to be copied."""
         options = ''.join(f', {name}={value!r}' for name, value in
                           (('algorithm', self.algorithm), *self.options))
         return f'create_communicator({self.codec!r}{options})'
@@ -71,13 +71,10 @@ def model(comm: MPI.Comm, size: int) -> chainer.Link:
 
 
 class Mean:
-    """The mean of a model's gradients, again and again.
-
-    What is timed is all that a communicator does in an update: encode,
-    exchange and decode.
+    """Averages a model's gradients as in an update: encode to decode.
 
     Args:
-        communicator: Is finalised when this is closed.
+        communicator: Finalised by :meth:`close`.
         link: The model.
     """
 

@@ -1,4 +1,4 @@
-"""Times what ranks do together."""
+"""Times actions of all ranks, in turns."""
 from __future__ import annotations
 
 import statistics
@@ -16,7 +16,7 @@ class Times(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Median, in seconds."""
         return statistics.median(self.seconds)
 
     @property

@@ -126,16 +126,3 @@ def ratio_decode(dtype: str) -> Kernel:
         gradient = e5m2_from_ratio({ratio}, weight, inverse);
         ''',
     )
-
-
-def all_kernels() -> list[Kernel]:
-    """Every kernel there is."""
-    by_rounding = (encode, add, ratio_encode, ratio_feedback)
-    return [
-        *(kernel(rounding) for kernel in by_rounding
-          for rounding in range(len(ROUNDINGS))),
-        decode(),
-        accumulate(),
-        ratio_decode('uint8'),
-        ratio_decode('float32'),
-    ]

@@ -1,13 +1,13 @@
-"""What is raised about an image that cannot be used."""
+"""The error about an image that cannot be used."""
 from __future__ import annotations
 
 
 class ImageError(ValueError):
-    """One image cannot be used; the message names it, and why.
+    """One image cannot be used; the message names the file and why.
 
     Args:
         path: The file; '' where only its bytes are known, as in a decoder.
-        reason: What is wrong with it and, where there is one, the remedy.
+        reason: The fault and, where there is one, the remedy.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -19,5 +19,5 @@ class ImageError(ValueError):
         return f'{self.path}: {self.reason}' if self.path else self.reason
 
     def of(self, path: str) -> ImageError:
-        """The same about ``path``: a reader knows it, a decoder does not."""
+        """This error with a path, which a decoder does not know."""
         return ImageError(path, self.reason)

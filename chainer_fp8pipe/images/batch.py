@@ -1,4 +1,4 @@
-"""Batches: lists for Chainer, and whole arrays for who wants no copy."""
+"""Batches: lists for Chainer that are parts of whole arrays."""
 from __future__ import annotations
 
 from typing import Any
@@ -12,20 +12,15 @@ from .workers.pinned import PinnedMemory
 class Batch(list):
     """A list of ``(image, label)``, which are parts of two whole arrays.
 
-    Chainer's own ``concat_examples`` copies what is in the list;
-    :func:`batch_arrays` takes the arrays as they are.  They stay as they are
-    for as long as anything refers to them.  A copy, or what is pickled, is
-    a plain list.
-
-    Args:
-        images: Shape (samples, C, H, W).
-        labels: int32, shape (samples,).
-        memory: Where the images are.
+    Chainer's own ``concat_examples`` copies the items of the list;
+    :func:`batch_arrays` takes the arrays without a copy.  Nothing writes to
+    them as long as anything refers to them.  Copies and pickles are plain
+    lists.
 
     Attributes:
-        images: As given.
-        labels: As given.
-        memory: As given.
+        images: Shape (samples, C, H, W).
+        labels: int32, shape (samples,).
+        memory: Holds the images.
     """
 
     def __init__(self, images: numpy.ndarray, labels: numpy.ndarray,
@@ -39,11 +34,11 @@ class Batch(list):
 
 @chainer.dataset.converter()
 def batch_arrays(batch: Any, device: Any = None) -> Any:
-    """A converter that takes a :class:`Batch` as it is.
+    """A converter that takes a :class:`Batch` without a copy.
 
     For ``StandardUpdater(iterator, optimizer, converter=batch_arrays)`` and
-    evaluators.  On the CPU nothing is copied.  To a GPU the images go from
-    memory that is pinned.  Other batches are left to ``concat_examples``.
+    evaluators.  Images go to a GPU from pinned memory.  Other batches are
+    left to ``concat_examples``.
 
     Args:
         batch: Of an :class:`~chainer_fp8pipe.images.ImageIterator`.

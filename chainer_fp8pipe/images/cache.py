@@ -5,10 +5,9 @@
 The two more are height and width of pixels; or, of a file, the bytes of the
 index of its codes, which follows it, and 0.
 
-A sample is added by whichever process reads it first, and stays.  When the
-next one does not fit it is not kept, and nothing is thrown out for it: every
-sample is used once in an epoch, so a cache that made room would throw out
-what is needed sooner.
+The process that first reads a sample adds it.  A sample that does not fit is
+not kept, and none is evicted: every sample is used once in an epoch, so an
+evicted one would be needed sooner than the new one.
 """
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ from .workers.segment import Segment
 _USED = 0       # header: bytes that are given out
 _HEADER = 8
 _ENTRY = 4      # numbers of int64 in an entry
-_RESERVED = -1  # in place of a start: somebody is writing the sample
+_RESERVED = -1  # in place of a start: a process is writing the sample
 _ALIGNMENT = 16
 
 
 class CachedFile(NamedTuple):
-    """What was kept of a file: not copies, read-only.
+    """Read-only views of a file in the cache.
 
-    The memory stays as long as these are there, even after
-    :meth:`Cache.close`.
+    The memory stays as long as these views, even after :meth:`Cache.close`.
 
     Attributes:
         data: The file.
@@ -45,8 +43,8 @@ class Cache:
     """Bytes or pixels of samples in shared memory.
 
     Args:
-        segment: From :meth:`create`, or another process's.
-        samples: How many there can be.
+        segment: The memory of :meth:`create`, maybe in another process.
+        samples: Most samples.
     """
 
     def __init__(self, segment: Segment, samples: int) -> None:
@@ -59,22 +57,21 @@ class Cache:
 
     @classmethod
     def create(cls, samples: int, budget: int) -> Cache:
-        """An empty one.
+        """An empty cache.
 
         Args:
-            samples: How many there can be; each takes 32 bytes more than the
-                budget.
-            budget: Bytes for what is kept.
+            samples: Most samples; each takes 32 bytes more than the budget.
+            budget: Bytes for files or pixels.
         """
         return cls(Segment.create(_overhead(samples) + budget), samples)
 
     @property
     def room(self) -> int:
-        """Bytes that are left of the budget."""
+        """Bytes left of the budget."""
         return self.budget - int(self._header[_USED])
 
     def get(self, index: int) -> CachedFile | None:
-        """What :meth:`put` kept of a sample; None if it did not."""
+        """The file of a sample; None if :meth:`put` has not kept it."""
         start, size, extra, _ = self._entry(index)
         if start <= 0:
             return None
@@ -82,7 +79,7 @@ class Cache:
         return CachedFile(view[:size - extra], view[size - extra:])
 
     def get_pixels(self, index: int) -> numpy.ndarray | None:
-        """What :meth:`put_pixels` kept of a sample: not a copy, read-only."""
+        """A read-only view of a sample's pixels; None if not kept."""
         start, _, height, width = self._entry(index)
         if start <= 0:
             return None
@@ -92,9 +89,9 @@ class Cache:
 
     def put(self, index: int, data: bytes,
             extra: bytes | memoryview = b'') -> bool:
-        """Keeps the bytes of a sample; returns whether they fit.
+        """Keeps the file of a sample; returns whether it fits.
 
-        Also true if another process keeps them, or is about to.
+        True as well if another process keeps it, or is about to.
 
         Args:
             index: Of the sample.
@@ -105,17 +102,17 @@ class Cache:
                                  for part in (data, extra)], len(extra), 0)
 
     def put_pixels(self, index: int, pixels: numpy.ndarray) -> bool:
-        """As :meth:`put`, of pixels: (H, W, 3), uint8."""
+        """Like :meth:`put`, for pixels: (H, W, 3), uint8."""
         return self._put(index, [pixels], *pixels.shape[:2])
 
     def statistics(self) -> tuple[int, int]:
-        """How many samples are kept, and in how many bytes."""
+        """Number of samples kept, and their bytes."""
         with self._lock:
             kept = self._entries[:, 0] > 0
             return int(kept.sum()), int(self._entries[kept, 1].sum())
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Closes the memory."""
         self.segment.close()
         del self._header, self._entries
 
@@ -134,9 +131,9 @@ class Cache:
                 return False
             self._header[_USED] = start - (-size // _ALIGNMENT * _ALIGNMENT)
             self._entries[index, 0] = _RESERVED
-        # Long enough for others to wait.  Whoever is killed here leaves a
-        # hole, not half a sample: the entry is written when all is there,
-        # and until then, or for ever, others read the file.
+        # Without the lock, as copying takes long.  A process that is killed
+        # here leaves a hole, not half a sample: the entry is written last,
+        # and until then others read the file.
         start = at = start + self._start
         for part in parts:
             self.segment.array(at, part.shape, numpy.uint8)[...] = part

@@ -19,7 +19,7 @@ SUFFIXES = ('.jpeg', '.jpg', '.png')
 
 
 class FileTable:
-    """Which files there are, and the class of each.
+    """The files of a folder, and the class of each.
 
     Args:
         root: The folder.
@@ -38,14 +38,14 @@ class FileTable:
         return len(self.ends)
 
     def path(self, index: int) -> str:
-        """Where a file is."""
+        """The path of a file."""
         start = self.ends[index - 1] if index else 0
         name = self.names[start:self.ends[index]].tobytes()
         return os.path.join(self.root, os.fsdecode(name))
 
 
 class TableHandle(NamedTuple):
-    """What a child needs to know to use a table in shared memory."""
+    """A table in shared memory, as sent to a child process."""
 
     fd: int
     root: str
@@ -53,7 +53,7 @@ class TableHandle(NamedTuple):
     characters: int
 
     def open(self) -> FileTable:
-        """The table without the names of the classes."""
+        """The table, without the names of the classes."""
         segment = Segment(self.fd)
         n = self.files
         return FileTable(
@@ -62,7 +62,7 @@ class TableHandle(NamedTuple):
 
 
 def share(table: FileTable) -> tuple[Segment, TableHandle]:
-    """A copy of a table that children can open."""
+    """Copies a table to shared memory that children can open."""
     segment = Segment.of([table.ends, table.labels, table.names])
     return segment, TableHandle(segment.fd, table.root, len(table),
                                 len(table.names))

@@ -29,33 +29,33 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     ahead, divides the images over ranks, and goes on in mid-epoch from a
     snapshot.
 
-    With a communicator as ``shard`` this and :meth:`iterator` are called on
-    all of its ranks; what is wrong on one is raised on each.  From then on
-    an exception that nobody catches, on any rank, ends the job.
+    With a communicator as ``shard``, all of its ranks make the folder and
+    call :meth:`iterator`; a mistake on one rank is raised on each.  From then
+    on an uncaught exception on any rank ends the job.
 
     Args:
         root: The folder.  ``.jpg`` and ``.png`` are found as well.
-        transform: What becomes of each image, such as
+        transform: Crops and normalises, such as
             :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
             Without one ``dataset[i]`` is the whole image, uint8.
         cache: ``'memory'`` keeps the files' bytes in memory, with an index
             of their codes if the decoder makes one (7.5 % more),
             ``'decoded'`` the pixels of the whole images (five to ten times
             as much, for less to do), None nothing.  The ranks of a node and
-            their workers share one copy; what does not fit is read from its
-            file.
-        cache_bytes: How much is kept on a node; half of the memory that is
-            available if not said.  It is taken as the cache fills.
+            their workers share one copy; images that do not fit are read
+            from their files.
+        cache_bytes: Bytes of the cache of a node, taken as it fills; by
+            default half of the available memory.
         shard: A communicator (this package's, ChainerMN's or mpi4py's) whose
-            ranks divide the images, or this one's number and how many there
-            are; None for all.
+            ranks divide the images; or (index, count); None for all.
         seed: Of the order and of the transform's random numbers; the same on
             all ranks.
         on_error: An image that cannot be decoded is left out of its batch,
             counted, and named in the log (``'skip'``), or it is an error
             (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
             which nothing is left takes an image of another of the rank's.
-        decoder: What :func:`~.decode.create_decoder` makes, or its name.
+        decoder: A :class:`~.decode.Decoder`, or the name of one for
+            :func:`~.decode.create_decoder`.
 
     Attributes:
         classes: Their names; the index is the label.
@@ -127,7 +127,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 an epoch has many.
             workers: Processes that read and decode; 0 does it in this one,
                 when a batch is wanted.
-            prefetch: Batches that are read ahead, by workers.
+            prefetch: Batches that workers read ahead.
             repeat: Whether to go on after the first epoch.
             shuffle: Whether the images are in a new order, and on other
                 ranks, in each epoch; otherwise they are in the folder's.
@@ -165,7 +165,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             workers, prefetch, repeat, shuffle, self._on_error)
 
     def _generator(self) -> numpy.random.Generator:
-        """The process's own; a fork must not draw what its parent does."""
+        """The process's generator: a fork draws other numbers."""
         if self._draws is None or self._draws[0] != os.getpid():
             words = [self._reader.seed, self._ranks.rank]
             if self._draws is not None:
@@ -177,7 +177,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 def _checked(cache: object, cache_bytes: int | None, seed: int,
              on_error: object, root: str | os.PathLike[str]
              ) -> tuple[int, int | None, str]:
-    """Seed, cache_bytes and root as they are used."""
+    """Checks these arguments; returns seed, cache_bytes and root."""
     if cache not in _KINDS:
         raise ValueError(f'cache={cache!r} is none of {_KINDS}')
     if on_error not in _ON_ERROR:
@@ -210,10 +210,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _described(transform: Transform | None) -> str:
-    """A transform as ranks compare it: as it writes itself.
-
-    One that does not is its class; addresses in memory count for nothing.
-    """
+    """A transform's repr without memory addresses, for ranks to compare."""
     return re.sub(r' at 0x[0-9a-f]+', '', repr(transform))
 
 

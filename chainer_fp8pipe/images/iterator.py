@@ -1,4 +1,4 @@
-"""Goes through the images of a folder, in batches that are ready in time."""
+"""The iterator over a folder's images, with batches read ahead."""
 from __future__ import annotations
 
 from collections import deque
@@ -12,40 +12,38 @@ from .bad_image import ImageError
 from .batch import Batch
 from .reading import Reader
 from .skipping import Skipped
-from .substitute import first_usable
 from .workers.batch_ring import Outcome
-from .workers.loading import Failure, Loader, Request
+from .workers.loading import Failure, Loader
+from .workers.worker import attempt
 
 
 class ImageIterator(chainer.dataset.Iterator):
-    """What :meth:`ImageFolder.iterator` gives; see there.
+    """Made by :meth:`ImageFolder.iterator`.
 
     All ranks go through an epoch together: each global batch is divided over
     them, so that each sample comes once in an epoch, on one rank, and every
     rank makes as many batches.  The batches of an epoch differ by one sample
     at most.
 
-    A batch is never empty: where none of its images can be used, it is one
-    good image of another batch of this rank in the same epoch, as it is
-    there.
+    A batch is never empty: if none of its images can be used, it is one good
+    image of another batch of this rank in the same epoch, cropped as there.
 
-    A snapshot holds where the epoch stands, which is the same on all ranks,
-    so that a run goes on from it with any number of ranks and of workers;
-    and what was left out on the rank that saved it.
+    A snapshot holds the position in the epoch, which is the same on all
+    ranks, so that a run goes on from it with any number of ranks and of
+    workers; and the counts of images left out on the rank that saved it.
 
     Args:
-        reader: What samples are read with.
-        ranks: This rank and how many there are.
-        batch: Samples of a batch on this rank, at most.
+        reader: Reads samples.
+        ranks: This rank's number, and how many there are.
+        batch: Most samples of a batch on this rank.
         workers: Processes that read.
         prefetch: Batches that are read ahead.
         repeat: Whether to go on after one epoch.
         shuffle: Whether each epoch has an order of its own.
-        on_error: What an image that cannot be used is.
+        on_error: Whether to skip or to raise where an image cannot be used.
 
     Attributes:
-        batch_size: Samples of a batch on this rank, at most.
-        repeat: As given.
+        batch_size: Most samples of a batch on this rank.
         epoch: Finished epochs.
         is_new_epoch: Whether the last batch finished one.
         skipped: Images left out so far on this rank because they could not
@@ -73,7 +71,7 @@ class ImageIterator(chainer.dataset.Iterator):
             workers, self._ahead + 1)
         self.is_new_epoch: bool
         self._previous: float
-        # Of the loader's requests: where they lead, and this rank's samples.
+        # The loader's requests: their global batch, and this rank's samples.
         self._steps: deque[tuple[shards.GlobalBatch, numpy.ndarray]] = deque()
         self._start(shards.EpochPosition(), False, -1.0)
 
@@ -132,7 +130,7 @@ class ImageIterator(chainer.dataset.Iterator):
         """Starts again with the first epoch.
 
         Raises:
-            RuntimeError: It was finalized, or a worker has died.
+            RuntimeError: The iterator was finalized, or a worker has died.
         """
         self._start(shards.EpochPosition(), False, -1.0)
 
@@ -143,15 +141,14 @@ class ImageIterator(chainer.dataset.Iterator):
             loader.close()
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads where in which epoch it is, and what was skipped.
+        """Saves or loads the position in the epochs, and the skipped images.
 
-        What was counted is taken by the rank of the same number as the one
-        that saved it; other ranks go on with their own.
+        Counts are loaded by the rank that saved them; others keep their own.
 
         Raises:
-            ValueError: It was saved with other images or another seed.
-            RuntimeError: It is to go on elsewhere, but was finalized, or a
-                worker has died.
+            ValueError: The state is of other images or another seed.
+            RuntimeError: The position changes, but the iterator was
+                finalized, or a worker has died.
         """
         for name, here in (('samples', self._samples),
                            ('seed', self._reader.seed),
@@ -209,20 +206,23 @@ class ImageIterator(chainer.dataset.Iterator):
 
     def _substitute(self, step: shards.GlobalBatch
                     ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """A batch of one image from elsewhere in this rank's epoch."""
-        found = first_usable(self._reader, step.epoch, (
-            sample for other in shards.others(
-                step, self._samples, self.batch_size, self._ranks)
-            for sample in self._indices(other).tolist()))
-        if found is None:
-            raise ImageError('', f'{self._who()}: no image of its share of '
-                             f'epoch {step.epoch} can be used; the log names '
-                             'those of the batch')
-        sample, loaded = found
-        for failure in loaded.failures:     # not about an image: it raises
-            self._fail(failure)
-        self._skipped.substituted += 1
-        return loaded.images, numpy.array([sample])
+        """The next good image of this rank's epoch, and its number."""
+        transform = self._reader.transform
+        assert transform is not None
+        images = numpy.empty((1, *transform.shape), transform.dtype)
+        for other in shards.others(step, self._samples, self.batch_size,
+                                   self._ranks):
+            for sample in self._indices(other).tolist():
+                outcome, reason = attempt(self._reader, sample, step.epoch,
+                                          images[0])
+                if outcome == Outcome.DONE:
+                    self._skipped.substituted += 1
+                    return images, numpy.array([sample])
+                if outcome != Outcome.IMAGE:
+                    self._fail(Failure(sample, outcome, reason))
+        raise ImageError('', f'{self._who()}: no image of its share of '
+                         f'epoch {step.epoch} can be used; the log names '
+                         'those of the batch')
 
     def _request(self, loader: Loader) -> None:
         step = shards.next_step(self._requested, self._samples,
@@ -230,7 +230,7 @@ class ImageIterator(chainer.dataset.Iterator):
         indices = self._indices(step)
         self._steps.append((step, indices))
         self._requested = step.after
-        loader.request(Request(step.epoch, indices))
+        loader.request(step.epoch, indices)
 
     def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
         """This rank's samples of a step."""

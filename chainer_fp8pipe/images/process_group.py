@@ -1,4 +1,4 @@
-"""Who shares the images of a folder: ranks of MPI, or nobody."""
+"""The ranks that share the images of a folder: MPI's, or one alone."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,13 +12,11 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """A rank that asks nobody.
-
-    It does alone what :class:`~.shared_folder.FolderRanks` does with all.
+    """:class:`~.shared_folder.FolderRanks` of one rank, without MPI.
 
     Args:
-        rank: This one.
-        size: How many there are.
+        rank: Number of this shard.
+        size: Number of shards.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -28,28 +26,28 @@ class Alone:
         self.rank, self.size = rank, size
 
     def together(self, action: Callable[[], Any]) -> Any:
-        """Does something."""
+        """Calls ``action``."""
         return action()
 
     def same(self, what: str, **settings: object) -> None:
-        """Nobody has others."""
+        """Does nothing: no other rank can differ."""
 
     def find(self, root: str) -> FileTable:
-        """The files."""
+        """Finds the files."""
         return find_images(root)
 
     def cache(self, samples: int, budget: int) -> Cache:
-        """A cache of its own."""
+        """A cache of this process."""
         return Cache.create(samples, budget)
 
 
 def ranks_of(shard: Any) -> FolderRanks | Alone:
-    """What ``shard`` means: a communicator, (index, count), or None."""
+    """The ranks of a communicator, of (index, count), or of None."""
     if shard is None:
         return Alone()
     if isinstance(shard, tuple):
         return Alone(*shard)
-    # Not before it is wanted: the import starts MPI.
+    # Imported only now, as that starts MPI.
     from mpi4py import MPI
 
     from .shared_folder import FolderRanks

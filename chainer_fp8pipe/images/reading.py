@@ -1,17 +1,17 @@
-"""One sample from its file, or from the cache, to what a model is given.
+"""Reads one sample, from its file or the cache, and transforms it.
 
-Its random numbers depend on the seed, the epoch and the sample alone, not on
-who reads it or when.
+The random numbers of a sample depend on the seed, the epoch and the sample
+alone, not on the process that reads it or on the time.
 """
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy
 
 from .bad_image import ImageError
 from .cache import Cache
-from .decoding.decode import Decoder, IndexingDecoder
+from .decoding.decode import Decoder
 from .decoding.resizing import crop_and_resize
 from .file_list import FileTable
 from .jpeg.jpeg_index import JpegIndex
@@ -21,20 +21,15 @@ from .transforms import Crop, Transform
 CacheKind = Literal['memory', 'decoded'] | None
 
 
-class _File(NamedTuple):
-    data: bytes | memoryview
-    codes: JpegIndex | None     # where they are
-
-
 class Reader:
     """Reads samples of a table.
 
     Args:
         table: The files.
-        transform: What becomes of each.
+        transform: Crops and normalises; None gives whole images.
         decoder: Turns bytes into pixels.
         kind: What the cache keeps.
-        cache: The cache; None if nothing is kept.
+        cache: None if nothing is kept.
         seed: Of the random numbers.
     """
 
@@ -43,11 +38,11 @@ class Reader:
                  seed: int) -> None:
         self.table, self.transform, self.decoder = table, transform, decoder
         self.kind, self.cache, self.seed = kind, cache, seed
-        # Who makes and uses indices: what is read once, or as a whole, does
-        # not need one.
-        self._indexer = (
-            decoder if kind == 'memory' and transform is not None
-            and isinstance(decoder, IndexingDecoder) else None)
+        # A user's own decoder may know no indices.
+        self._can_index = hasattr(decoder, 'decode_indexed')
+        # A file that is read once, or as a whole, needs no index.
+        self._indexes = (self._can_index and kind == 'memory'
+                         and transform is not None)
 
     def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
         """Writes a sample, as it is in an epoch, into ``out``.
@@ -78,56 +73,49 @@ class Reader:
 
     def _part(self, index: int, rng: numpy.random.Generator
               ) -> numpy.ndarray:
-        """The part of an image that the transform wants, as it wants it."""
+        """The part of an image that the transform wants, resized."""
         assert self.transform is not None
-        if self.kind != 'decoded':
-            return self._decode_part(self._file(index), rng)
+        if self.kind == 'decoded':
+            pixels = self._kept_pixels(index)
+            height, width, _ = pixels.shape
+            return crop_and_resize(pixels, self.transform.plan(
+                width, height, rng))
+        data, codes = self._file(index)
+        if codes is not None and self._can_index:
+            return self.decoder.decode_indexed(
+                data, codes, self.transform.plan(*codes.size, rng))
+        data = bytes(data)
+        return self.decoder.decode(data, self.transform.plan(
+            *self.decoder.size(data), rng))
+
+    def _whole(self, index: int) -> numpy.ndarray:
+        if self.kind == 'decoded':
+            return self._kept_pixels(index)
+        return _decode_whole(self.decoder, bytes(self._file(index)[0]))
+
+    def _kept_pixels(self, index: int) -> numpy.ndarray:
+        """The whole image, from the cache or decoded and kept there.
+
+        Also if the image does not fit: a part that is decoded alone can
+        have other pixels, and what fits depends on chance.
+        """
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         if pixels is None:
-            # The whole, also if it does not fit: a part that is decoded for
-            # itself can have other pixels, and what fits is chance.
-            pixels = self._decode_and_keep(index, self.file(index))
-        height, width, _ = pixels.shape
-        return crop_and_resize(pixels, self.transform.plan(
-            width, height, rng))
-
-    def _decode_part(self, file: _File, rng: numpy.random.Generator
-                     ) -> numpy.ndarray:
-        assert self.transform is not None
-        # The decoder of another rank may have made the index.
-        if self._indexer is None or file.codes is None:
-            data = bytes(file.data)
-            return self.decoder.decode(data, self.transform.plan(
-                *self.decoder.size(data), rng))
-        return self._indexer.decode_indexed(
-            file.data, file.codes, self.transform.plan(
-                *file.codes.size, rng))
-
-    def _whole(self, index: int) -> numpy.ndarray:
-        if self.kind != 'decoded':
-            return _decode_whole(self.decoder, bytes(self._file(index).data))
-        assert self.cache is not None
-        pixels = self.cache.get_pixels(index)
-        return (self._decode_and_keep(index, self.file(index))
-                if pixels is None else pixels)
-
-    def _decode_and_keep(self, index: int, data: bytes) -> numpy.ndarray:
-        pixels = _decode_whole(self.decoder, data)
-        assert self.cache is not None
-        self.cache.put_pixels(index, pixels)
+            pixels = _decode_whole(self.decoder, self.file(index))
+            self.cache.put_pixels(index, pixels)
         return pixels
 
-    def _file(self, index: int) -> _File:
-        """A sample's file, and where its codes are if somebody has looked."""
+    def _file(self, index: int
+              ) -> tuple[bytes | memoryview, JpegIndex | None]:
+        """A sample's file, and the index of its codes if there is one."""
         if self.cache is None:
-            return _File(self.file(index), None)
+            return self.file(index), None
         kept = self.cache.get(index)
         if kept is None:
             data = self.file(index)
-            return _File(data, self._keep(index, data))
-        return _File(kept.data,
-                     JpegIndex(kept.extra) if kept.extra else None)
+            return data, self._keep(index, data)
+        return kept.data, JpegIndex(kept.extra) if kept.extra else None
 
     def _keep(self, index: int, data: bytes) -> JpegIndex | None:
         """Keeps a file if it fits, with an index if that fits as well."""
@@ -141,7 +129,7 @@ class Reader:
 
     def codes(self, data: bytes) -> JpegIndex | None:
         """An index of a file, if this reader makes use of one."""
-        return self._indexer.index(data) if self._indexer else None
+        return self.decoder.index(data) if self._indexes else None
 
     def file(self, index: int) -> bytes:
         """The bytes of a file."""
@@ -155,7 +143,7 @@ def _decode_whole(decoder: Decoder, data: bytes) -> numpy.ndarray:
 
 
 def kept_bytes(reader: Reader, index: int) -> int:
-    """What a sample would take in a cache; 0 if it cannot be kept."""
+    """Bytes that a sample takes in a cache; 0 if it cannot be kept."""
     data = reader.file(index)
     if reader.kind == 'memory':
         codes = reader.codes(data)

@@ -1,10 +1,10 @@
-"""Which samples come next, on which rank: a pure function of the position.
+"""The samples of each batch on each rank: a pure function of the position.
 
 An epoch is one order of all samples, from the seed and the epoch's number.
 It is cut into global batches, and each of these into one part per rank, by
-where the epoch stands and nothing else: not by what came before, nor by what
-another rank does.  So every rank makes the same number of batches, and a run
-goes on at any sample, even with other ranks or another batch size.
+the position in the epoch alone, not by earlier batches or other ranks.  So
+every rank makes the same number of batches, and a run goes on at any sample,
+even with other ranks or another batch size.
 
 No sample is left out or repeated to fill a last batch.  The batches of an
 epoch are instead of nearly equal size: ``rest`` samples take the n batches
@@ -20,7 +20,7 @@ import numpy
 
 
 class EpochPosition(NamedTuple):
-    """How far the ranks together are.
+    """How far all ranks together are.
 
     Attributes:
         epoch: Finished epochs.
@@ -35,9 +35,9 @@ class GlobalBatch(NamedTuple):
     """One global batch.
 
     Attributes:
-        epoch: The epoch that it belongs to.
-        start: Where it begins in the order of that epoch.
-        stop: Where it ends.
+        epoch: The epoch of its samples.
+        start: Index of its first sample in the order of that epoch.
+        stop: Index after its last sample.
         after: The position behind it.
     """
 
@@ -52,14 +52,10 @@ def epoch_order(samples: int, seed: int, epoch: int,
     """The order of all samples in one epoch: int64, shape (samples,)."""
     if not shuffle:
         return numpy.arange(samples)
-    return numpy.random.RandomState(seed_words(seed, epoch)).permutation(
-        samples)
-
-
-def seed_words(*numbers: int) -> list[int]:
-    """Numbers of 64 bits as what a ``RandomState`` is seeded with."""
-    return [number >> shift & 0xffffffff
-            for number in numbers for shift in (0, 32)]
+    words = [number >> shift & 0xffffffff
+             for number in (seed, epoch) for shift in (0, 32)]
+    # Not a Generator: NumPy may change the numbers that those draw.
+    return numpy.random.RandomState(words).permutation(samples)
 
 
 def batches_left(rest: int, batch: int, ranks: int) -> int:
@@ -106,13 +102,9 @@ def next_step(position: EpochPosition, samples: int, batch: int,
 
 def others(step: GlobalBatch, samples: int, batch: int,
            ranks: int) -> Iterator[GlobalBatch]:
-    """The other steps of an epoch: those behind one, then those before it.
+    """The other steps of an epoch: those behind ``step``, then those before.
 
-    Args:
-        step: The one.
-        samples: As in :func:`next_step`.
-        batch: As there.
-        ranks: As there.
+    The other arguments are those of :func:`next_step`.
     """
     position = step.after
     while position.epoch == step.epoch:
@@ -127,12 +119,12 @@ def others(step: GlobalBatch, samples: int, batch: int,
 
 
 def part(step: GlobalBatch, rank: int, ranks: int) -> slice:
-    """Where a rank's samples of a step are in the order of the epoch."""
+    """The slice of the epoch's order that a rank has of a step."""
     size = step.stop - step.start
     return slice(step.start + size * rank // ranks,
                  step.start + size * (rank + 1) // ranks)
 
 
 def largest_part(samples: int, batch: int, ranks: int) -> int:
-    """Samples that a batch of a rank has at most."""
+    """Most samples of a batch of one rank."""
     return min(-(-samples // ranks), batch if batch > 1 or ranks == 1 else 2)

@@ -1,4 +1,4 @@
-"""A folder that ranks have in common: the same files, one cache a node."""
+"""Ranks that read one folder: the same files, and one cache per node."""
 from __future__ import annotations
 
 import logging
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 class FolderRanks:
     """The ranks that share a folder's images.
 
-    An exception that nobody catches, on any rank, ends the job from then on.
+    From then on an uncaught exception on any rank ends the job.
 
     Args:
-        comm: mpi4py's communicator of theirs.
+        comm: mpi4py's communicator.
 
     Attributes:
-        rank: This one.
-        size: How many there are.
+        rank: This rank's number.
+        size: Number of ranks.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -37,18 +37,18 @@ class FolderRanks:
         self._comm = comm
 
     def together(self, action: Callable[[], Any]) -> Any:
-        """Does something that may fail, on all ranks or on none."""
+        """Calls ``action``; if it fails on a rank, raises on all."""
         return agreement.raise_together(self._comm, action, ValueError)
 
     def same(self, what: str, **settings: object) -> None:
-        """Raises on all ranks unless their settings are the same."""
+        """Raises on all ranks if their settings differ."""
         agreement.agree(self._comm, agreement.Signature({
             f'{what} {name}': repr(value)
             for name, value in settings.items()}),
             remedy='Give all ranks the same.')
 
     def find(self, root: str) -> FileTable:
-        """The files, looked for by one rank only; the same on all."""
+        """Finds the files on rank 0, and gives them to all ranks."""
         def look() -> FileTable | None:
             if not os.path.isdir(root):
                 raise ValueError(f'{root!r} is not a folder; images are '

@@ -1,4 +1,4 @@
-"""What a rank has left out: counted, named once, saved in snapshots."""
+"""Images that a rank left out: counted, logged once, saved in snapshots."""
 from __future__ import annotations
 
 import logging
@@ -17,7 +17,7 @@ class Skipped:
         samples: How many there are on all ranks.
 
     Attributes:
-        images: How often one was left out.
+        images: How often an image was left out.
         substituted: Batches that are an image of another batch.
     """
 
@@ -34,10 +34,10 @@ class Skipped:
             _log.warning('rank %d: skipped %s: %s', self._rank, path, reason)
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads all of it.
+        """Saves or loads counts and logged images.
 
-        What was counted is loaded by the rank of the same number only: one
-        rank's snapshot may be loaded on all.  The log is all ranks'.
+        One rank's snapshot may be loaded on all ranks: only the rank of the
+        same number takes over its counts.
         """
         rank = serializer('rank', self._rank)
         images = serializer('skipped', self.images)

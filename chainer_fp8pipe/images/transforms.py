@@ -1,9 +1,9 @@
-"""What becomes of an image: which part of it, how large, mirrored, scaled.
+"""Transforms of images: crop, resize, mirror and normalise.
 
 A transform works in two steps.  :meth:`plan` needs only the size of the
-image, which stands in the file's header, so that a decoder knows before it
-decodes which part is needed and how large it will be.  :meth:`finish` turns
-the decoded pixels into what a model is given.
+image, which is in the file's header, so that a decoder decodes no more than
+the part and the size that are needed.  :meth:`finish` turns the decoded
+pixels into a model's input.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .normalisation import IMAGENET, Normalise
 
 @dataclasses.dataclass(frozen=True)
 class Crop:
-    """What is to be made of one image.
+    """A part of an image, its new size, and whether it is mirrored.
 
     Attributes:
         box: Left, top, width and height of the part that is used, in pixels
@@ -34,7 +34,7 @@ class Crop:
 
 
 class Transform(Protocol):
-    """What an image folder needs to know of a transform."""
+    """The methods of a transform that an image folder calls."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -50,11 +50,11 @@ class Transform(Protocol):
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into what a model is given."""
+        """Turns decoded pixels into a model's input."""
 
 
 class _Crop:
-    """What the two crops have in common: size and normalisation."""
+    """Size and normalisation of both crops."""
 
     def __init__(self, size: int | tuple[int, int],
                  normalise: Normalise | None) -> None:
@@ -79,12 +79,12 @@ class _Crop:
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into what a model is given.
+        """Turns decoded pixels into a model's input.
 
         Args:
-            pixels: Of shape (H, W, 3), uint8, red, green, blue.
-            out: Where the result is written, of shape (3, H, W) and of
-                :attr:`dtype`; a new array if not said.
+            pixels: Shape (H, W, 3), uint8, red, green, blue.
+            out: Array for the result, of shape (3, H, W) and of
+                :attr:`dtype`; by default a new one.
 
         Returns:
             ``out``.
@@ -112,8 +112,8 @@ class RandomResizedCrop(_Crop):
         scale: Smallest and largest part of the image's area.
         ratio: Smallest and largest width over height of the part.
         flip: Probability of mirroring left to right.
-        normalise: What turns pixels into floats; ``None`` leaves them
-            bytes, a quarter of the memory, to be normalised later.
+        normalise: Turns pixels into floats; ``None`` leaves them bytes, a
+            quarter of the memory, to be normalised later.
 
     Raises:
         ValueError: If a range is empty or outside what is possible, or

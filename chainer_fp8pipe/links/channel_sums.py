@@ -1,4 +1,4 @@
-"""An array by its channels: sums over all else, and factors for each."""
+"""Sums of an array per channel, and scaling by a factor per channel."""
 from __future__ import annotations
 
 import math
@@ -18,8 +18,8 @@ _LONGEST = 4096
 class ChannelView:
     """An input as an array of shape (outer, channels, inner).
 
-    Statistics are over the first and the last axis.  On a CPU it is gone
-    through in blocks that stay in the cache from one operation to the next.
+    Statistics are over the first and the last axis.  On a CPU the array is
+    read in blocks that stay in the cache from one operation to the next.
 
     Args:
         x: The input.
@@ -59,9 +59,9 @@ class ChannelView:
                            for start in range(0, inner, step)]
 
     def centre(self, x: Any) -> Any:
-        """Something near the mean of each channel; zeros if there is none.
+        """About the mean of each channel; zeros if there are no elements.
 
-        It need not be exact, as what it lacks is found in what is left.
+        It need not be exact: :meth:`moments` of the rest corrects it.
         """
         total = sum((self._sum(part) for part in self._parts(x)),
                     self._zeros())

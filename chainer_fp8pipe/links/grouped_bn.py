@@ -24,7 +24,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         group: The ranks; see :class:`chainer_fp8pipe.mpi.group.Group`.
 
     Attributes:
-        group_elements: Of each channel, in the whole group's last batch.
+        group_elements: Elements per channel in the group's last batch.
 
     Raises:
         ValueError: When called, on all ranks of the group: the input of one
@@ -53,7 +53,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         if self.avg_mean is None:
             self._find_size(x)
         number = self.N + 1 if finetune else self.N
-        # A forward pass that is made again changes no running statistics.
+        # Recomputing a forward pass changes no running statistics.
         averages = {} if chainer.config.in_recomputing else {
             'mean': self.avg_mean, 'var': self.avg_var}
         function = GroupedBatchNormalizationFunction(
@@ -77,7 +77,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
             raise
 
     def _find_size(self, x: Any) -> None:
-        """All ranks of the group must find the same."""
+        """Initialises the parameters; all ranks must find the same size."""
         size = tuple(length for number, length in enumerate(x.shape)
                      if number not in self.axis
                      ) if hasattr(x, 'shape') else type(x).__name__

@@ -36,14 +36,14 @@ class GroupStatistics(NamedTuple):
 
 
 def refusal(channels: int) -> numpy.ndarray:
-    """What a rank sends whose input cannot be normalised."""
+    """The message of a rank whose input cannot be normalised."""
     numbers = numpy.zeros(1 + 2 * channels)
     numbers[0] = -1
     return numbers
 
 
 def join(everyone: numpy.ndarray) -> GroupStatistics:
-    """The whole's statistics of the parts'.
+    """Joins the statistics of all ranks' parts.
 
     Args:
         everyone: float64 of shape (ranks, 1 + 2 * channels): each rank's
@@ -73,7 +73,7 @@ def join(everyone: numpy.ndarray) -> GroupStatistics:
 
 class GroupedBatchNormalizationFunction(
         batch_normalization.BatchNormalization):
-    """What ``chainer.functions.batch_normalization`` is, for a group.
+    """``chainer.functions.batch_normalization`` over a group's batch.
 
     One message forward and one backward, and the latter only if the gradient
     of ``x`` is wanted.  Statistics are float32 or better, and float64 where

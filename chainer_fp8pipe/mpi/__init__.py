@@ -1,1 +1,1 @@
-"""What ranks need beside messages, whatever they are exchanged for."""
+"""Ranks: agreement, failure, grids and groups, waiting."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -12,7 +12,7 @@ from .waiting import wait_until
 
 
 class Signature:
-    """What must be equal on all ranks.
+    """Entries that must be equal on all ranks.
 
     Args:
         entries: Name to description, e.g.
@@ -47,23 +47,20 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
 
     Args:
         comm: The ranks.
-        signature: What must be equal on all of them.
-        problem: What is wrong on this rank already; it is then raised on
-            all ranks, with this rank's number.
+        signature: Must be equal on all of them.
+        problem: A fault of this rank, '' if none; all ranks then raise, and
+            name this rank.
         remedy: Added to the message about a difference.
-        error: What to raise.
+        error: Class of the exception.
 
     Raises:
-        error: As said; the message names the ranks and the entry.
+        error: The message names the ranks and the entry.
     """
     Agreement(comm, signature, problem, remedy, error).wait()
 
 
 class Agreement:
-    """An agreement that is under way; arguments as for :func:`agree`.
-
-    All ranks call :meth:`wait`, some of them maybe later than others.
-    """
+    """A pending :func:`agree`; every rank calls :meth:`wait` at some time."""
 
     def __init__(self, comm: MPI.Comm, signature: Signature,
                  problem: str = '', remedy: str = '',
@@ -85,14 +82,30 @@ class Agreement:
         """
         if self._error:
             raise self._error
-        # Not MPI's own wait, which keeps the core from a rank, or a thread,
-        # that is on it.
+        # MPI's own wait would keep the core from other ranks and threads.
         wait_until(self._request.Test)
         largest, smallest = int(self._extremes[0]), -int(self._extremes[1])
         if smallest != largest or largest < 0:
             self._error = self._kind(_explain(
                 self._comm, self._signature, self._problem, self._remedy))
             raise self._error
+
+
+def check_same(everyone: Sequence[Mapping[str, Any]], remedy: str,
+               write: Callable[[Any], str] = repr) -> None:
+    """Raises ValueError if a rank's arguments are not those of rank 0.
+
+    Args:
+        everyone: Each rank's arguments by name, as gathered on all ranks.
+        remedy: The end of the message.
+        write: Writes a value in the message.
+    """
+    for rank, arguments in enumerate(everyone):
+        for name, value in arguments.items():
+            if value != everyone[0][name]:
+                raise ValueError(
+                    f'{name} is {write(everyone[0][name])} on rank 0 but '
+                    f'{write(value)} on rank {rank}; {remedy}')
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],

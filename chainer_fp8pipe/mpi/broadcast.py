@@ -16,8 +16,8 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
 
     Args:
         comm: The ranks; all of them call.
-        value: Something small that can be pickled; counts on rank 0.
-        arrays: Host arrays of plain numbers; None but on rank 0.
+        value: A small object that can be pickled; rank 0's counts.
+        arrays: Host arrays of plain numbers on rank 0, None elsewhere.
 
     Returns:
         Both, on all ranks; rank 0 gets its own arrays back.
@@ -30,7 +30,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
     found = arrays or [numpy.empty(shape, dtype) for shape, dtype in specs]
     for array in found:
         whole = numpy.ascontiguousarray(array)
-        # Ranks may outnumber the cores, which MPI's own wait keeps.
+        # MPI's own wait would keep the core from other ranks.
         wait_until(comm.Ibcast(
             [whole.reshape(-1).view(numpy.uint8), MPI.BYTE]).Test)
     return value, found
@@ -44,7 +44,7 @@ def send_array(comm: MPI.Comm, array: numpy.ndarray, rank: int) -> None:
 
 
 def receive_array(comm: MPI.Comm, rank: int) -> numpy.ndarray:
-    """What another rank sends by :func:`send_array`."""
+    """Receives the array that another rank's :func:`send_array` sent."""
     shape, dtype = comm.recv(source=rank)
     array = numpy.empty(shape, dtype)
     wait_until(comm.Irecv(

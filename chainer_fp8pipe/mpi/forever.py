@@ -8,9 +8,8 @@ from typing import Any
 def keep_forever(owner: Any) -> None:
     """Never frees an object, nor anything it refers to.
 
-    What a message is written to must be there until the message has come.
-    One that is given up may come at any time, even in MPI_Finalize, which
-    mpi4py calls when the interpreter is gone, and with it all variables of
-    all modules: a reference in one of those would not do.
+    A message that was given up may still arrive in its buffer, even in
+    MPI_Finalize.  mpi4py calls that after the interpreter has freed the
+    variables of all modules, so a reference in one of those is not enough.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-#: What messages are sent with; tests take one that never buffers.
+#: The function that sends; tests set one that never buffers.
 SEND = 'MPI_Isend'
 
 
@@ -28,7 +28,7 @@ class Library(NamedTuple):
 
 
 def library() -> Library:
-    """What compiled code must know of MPI."""
+    """The functions and handles that compiled code calls MPI with."""
     return Library(
         (_address(SEND), _address('MPI_Irecv'), _address('MPI_Testsome')),
         (MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)),
@@ -36,7 +36,7 @@ def library() -> Library:
 
 
 def handle(of: MPI.Comm | MPI.Datatype) -> int:
-    """The handle, as the number that is passed to functions.
+    """The handle of a C function's argument, as a number.
 
     A pointer in some libraries, an int in others.
     """
@@ -47,11 +47,11 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
 
 
 def exception(code: int, statuses: bytes) -> MPI.Exception:
-    """The error that a function has returned.
+    """The error that an MPI function has returned.
 
     Args:
-        code: What it returned.
-        statuses: Of the messages it was about, one after the other.
+        code: The value it returned.
+        statuses: The statuses of its messages, one after the other.
     """
     if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
         status = MPI.Status()
@@ -66,7 +66,7 @@ def exception(code: int, statuses: bytes) -> MPI.Exception:
 
 @functools.lru_cache(None)
 def _address(name: str) -> int:
-    # Where mpi4py has its own from: the libraries that it was linked with.
+    # From the libraries that mpi4py was linked with.
     function = getattr(ctypes.CDLL(MPI.__file__), name)
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address

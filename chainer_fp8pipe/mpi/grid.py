@@ -6,8 +6,10 @@ from typing import Any
 from mpi4py import MPI
 
 from . import once
+from .agreement import check_same
 from .failure.witness import watch
 from .placement import AXES, place
+from .shapes import divisors
 
 
 class ProcessGrid:
@@ -66,8 +68,9 @@ class ProcessGrid:
                      'pipeline_bytes': pipeline_bytes,
                      'data_bytes': data_bytes,
                      'ranks_per_node': ranks_per_node}
-        # All hear of all arguments first, so that all find the same fault.
-        _must_be_same(self.comm.allgather(arguments))
+        # Gathered before they are checked, so that all find the same fault.
+        check_same(self.comm.allgather(arguments), 'make the ProcessGrid '
+                   'with the same arguments on all ranks')
         _must_be_valid(self.comm.size, **arguments)
         self.placement = place(_nodes(self.comm, ranks_per_node), pipeline,
                                inside, pipeline_bytes, data_bytes)
@@ -86,7 +89,7 @@ class ProcessGrid:
                                               self.replica_index)
 
     def free(self) -> None:
-        """Gives both axes' communicators back to MPI; call it on all ranks.
+        """Frees the communicators of both axes; call it on all ranks.
 
         MPI libraries have room for some 2,000 communicators.
         """
@@ -108,14 +111,14 @@ class ProcessGrid:
                 f'{self.replica_index} of {self.replicas}>')
 
     def _role(self) -> str:
-        """What this rank is called where it dies."""
+        """This rank's name in a message about its death."""
         if self.stages == 1:
             return ''
         return f'stage {self.stage_index}' + (
             f' of replica {self.replica_index}' if self.replicas > 1 else '')
 
     def _axes(self) -> list[str]:
-        """A line on each axis: what it moves, and whether between nodes."""
+        """A line for each axis: bytes per step, and whether between nodes."""
         axes = {'pipeline': (self.stages, self.placement.pipeline_crossings),
                 'data': (self.replicas, self.placement.data_crossings)}
         lines = []
@@ -132,24 +135,13 @@ class ProcessGrid:
         return lines
 
 
-def _must_be_same(everyone: list[dict[str, Any]]) -> None:
-    for rank, arguments in enumerate(everyone):
-        for name, value in arguments.items():
-            if value != everyone[0][name]:
-                raise ValueError(
-                    f'{name} is {everyone[0][name]!r} on rank 0 but '
-                    f'{value!r} on rank {rank}; make the ProcessGrid with '
-                    'the same arguments on all ranks')
-
-
 def _must_be_valid(size: int, pipeline: Any, inside: Any,
                    pipeline_bytes: Any, data_bytes: Any,
                    ranks_per_node: Any) -> None:
-    divisors = [number for number in range(1, size + 1) if not size % number]
-    if pipeline not in divisors:
+    if pipeline not in divisors(size):
         raise ValueError(
             f'pipeline={pipeline!r} does not divide the {size} ranks; it can '
-            f'be {", ".join(map(str, divisors))}')
+            f'be {", ".join(map(str, divisors(size)))}')
     if inside not in (*AXES, 'auto'):
         raise ValueError(f"inside must be 'pipeline', 'data' or 'auto', not "
                          f'{inside!r}')

@@ -1,4 +1,4 @@
-"""A few ranks that bring numbers together."""
+"""Ranks that gather a few numbers, and hear when one of them gives up."""
 from __future__ import annotations
 
 import dataclasses
@@ -13,12 +13,12 @@ from .waiting import wait_until
 
 @dataclasses.dataclass
 class GroupState:
-    """What is kept with a communicator, and freed with it."""
+    """Groups and failures kept with a communicator, and freed with it."""
 
     #: Its groups, each made once: MPI libraries have room for some 2,000.
     groups: dict[Any, MPI.Comm] = dataclasses.field(default_factory=dict)
-    tags: int = 0           # how many there have been of Group
-    #: Of one that failed: its messages may be on their way still.
+    tags: int = 0           # Group objects so far
+    #: Why one failed; its messages may still be on their way.
     problem: str = ''
 
 
@@ -31,7 +31,7 @@ _STATE = MPI.Comm.Create_keyval(delete_fn=_free)
 
 
 def state_of(comm: MPI.Comm) -> GroupState:
-    """This communicator's, new at the first call."""
+    """The state of a communicator, made at the first call."""
     state: Any = comm.Get_attr(_STATE)
     if state is None:
         state = GroupState()
@@ -40,21 +40,21 @@ def state_of(comm: MPI.Comm) -> GroupState:
 
 
 class Group:
-    """Ranks that bring together a few numbers of each.
+    """Ranks that gather a few numbers of each.
 
-    Copies of it, also deep ones, are the same object: a model and its copies
-    talk to the same ranks.
+    A copy, also a deep one, is the same object: a model and its copies talk
+    to the same ranks.
 
     Args:
-        comm: mpi4py's communicator, of these ranks only.  Make it on all of
-            them.
+        comm: mpi4py's communicator, of these ranks only.  All of them make
+            the group.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
         self.size, self.rank = comm.size, comm.rank
         self._state = state_of(comm)
-        # Of messages that a rank gives up, which may be for one group only.
+        # Tag of the message that gives up this group alone.
         self._state.tags += 1
         self._tag = self._state.tags
         self._problem = ''
@@ -81,7 +81,7 @@ class Group:
             return everyone
         if not self._problem:
             request = self._comm.Iallgather(numbers, everyone)
-            # Not MPI's own wait, which keeps the core from a rank on it.
+            # MPI's own wait would keep the core from other ranks.
             wait_until(lambda: request.Test() or self._hears_of_failure())
             if self._problem:
                 keep_forever((request, numbers, everyone))
@@ -92,7 +92,7 @@ class Group:
     def give_up(self, text: str) -> None:
         """Tells the others that this rank will not answer any more.
 
-        Whoever waits for it, or comes to, gets an error with this text.
+        Their present or next :meth:`gather` raises with this text.
         """
         if not self._problem:
             self._problem = self._state.problem = text

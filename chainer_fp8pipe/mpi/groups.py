@@ -1,8 +1,8 @@
-"""Groups of ranks that share something smaller than the whole job's.
+"""Groups of consecutive ranks, or of tiles of a two-dimensional torus.
 
-The paper's groups ("Image Classification at Supercomputer Scale", section on
-distributed batch normalisation) are of consecutive ranks, or tiles of a
-two-dimensional torus, whose ranks are neighbours in both directions.
+Ying et al., "Image Classification at Supercomputer Scale" (2018), section on
+distributed batch normalisation: ranks of a tile are neighbours in both
+directions.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+from .agreement import check_same
 from .group import state_of
 from .shapes import divisors, torus_shape
 
@@ -47,8 +48,9 @@ def split_groups(comm: Any, group_size: int | None = None,
     comm = ranks_of(comm)
     arguments = {'group_size': _plain(group_size), 'tile': _plain(tile),
                  'shape': _plain(shape)}
-    # All hear of all arguments first, so that all find the same fault.
-    _must_be_same(comm.allgather(arguments))
+    # Gathered before they are checked, so that all find the same fault.
+    check_same(comm.allgather(arguments), 'all ranks must make the same '
+               'groups', str)
     if tile is None:
         _must_divide(comm.size, arguments)
         torus = 1, comm.size
@@ -84,22 +86,13 @@ def ranks_of(comm: Any) -> MPI.Comm:
 
 
 def _plain(value: Any) -> Any:
-    """Integers and tuples of them; what is neither stays as it is told."""
+    """Integers, tuples of them, None; the repr of anything else."""
     try:
         return operator.index(value)
     except TypeError:
         if isinstance(value, (tuple, list, numpy.ndarray)):
             return tuple(map(_plain, value))
         return None if value is None else repr(value)
-
-
-def _must_be_same(everyone: list[dict[str, Any]]) -> None:
-    for rank, arguments in enumerate(everyone):
-        for name, value in arguments.items():
-            if value != everyone[0][name]:
-                raise ValueError(
-                    f'{name} is {everyone[0][name]} on rank 0 but {value} on '
-                    f'rank {rank}; all ranks must make the same groups')
 
 
 def _must_divide(ranks: int, arguments: dict[str, Any]) -> None:

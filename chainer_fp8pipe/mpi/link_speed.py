@@ -14,7 +14,7 @@ _ROUNDS = 5
 
 
 class LinkSpeed(NamedTuple):
-    """Of the slowest link between neighbours.
+    """Speed of the slowest link between neighbours.
 
     Attributes:
         latency: Seconds of a short message.
@@ -28,8 +28,8 @@ class LinkSpeed(NamedTuple):
 def measure_links(comm: MPI.Comm) -> LinkSpeed:
     """Sends to and fro between neighbours; call it on all ranks.
 
-    Every second pair at a time, each some rounds of 1 KiB and 1 MiB, of
-    which the fastest counts: on a link of 1 Gbit/s in 0.2 s.
+    Every second pair at a time sends 1 KiB and 1 MiB some rounds; the
+    fastest counts.  On a link of 1 Gbit/s this takes 0.2 s.
 
     Args:
         comm: The ranks of a pipeline, in the order of the stages.
@@ -52,8 +52,8 @@ def measure_links(comm: MPI.Comm) -> LinkSpeed:
 def measure_exchange(comm: MPI.Comm) -> LinkSpeed:
     """All ranks send to the next one at once; call it on all ranks.
 
-    So do replicas that average gradients: every link is busy both ways, and
-    so is the network that is common to all.  On links of 1 Gbit/s in 0.1 s.
+    Replicas that average gradients do so: every link is busy both ways, and
+    so is the common network.  On links of 1 Gbit/s this takes 0.1 s.
 
     Args:
         comm: All ranks that exchange gradients at the same time.
@@ -68,7 +68,7 @@ def measure_exchange(comm: MPI.Comm) -> LinkSpeed:
 
 
 def _slowest(comm: MPI.Comm, times: numpy.ndarray) -> LinkSpeed:
-    """What both sizes' seconds on the slowest rank say."""
+    """The speed by the slowest rank's seconds for both sizes."""
     slowest = numpy.empty_like(times)
     comm.Allreduce(times, slowest, MPI.MAX)
     short, long = slowest.tolist()
@@ -93,7 +93,7 @@ def _shift(comm: MPI.Comm, size: int) -> float:
 
 
 def _barrier(comm: MPI.Comm) -> None:
-    """Not MPI's own, which keeps the core from those who still work."""
+    """MPI's own would keep the core from ranks that still work."""
     wait_until(comm.Ibarrier().Test)
 
 

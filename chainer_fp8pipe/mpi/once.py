@@ -1,4 +1,4 @@
-"""What is made once for a communicator and kept with it.
+"""Objects that are kept with a communicator, each made once.
 
 MPI libraries have room for some 2,000 communicators, and a search over
 hyperparameters makes more pipelines than that on the same ranks.
@@ -15,7 +15,7 @@ _KEPT = MPI.Comm.Create_keyval()
 
 
 def once(comm: MPI.Comm, name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` gave when it was first asked for under this name.
+    """The object of this name; the first call makes it.
 
     If ``make`` is collective, so is the first call.
     """
@@ -29,7 +29,7 @@ def once(comm: MPI.Comm, name: str, make: Callable[[], Any]) -> Any:
 
 
 def free(comm: MPI.Comm) -> None:
-    """Frees what was kept and has something to free; on all ranks."""
+    """Calls ``free`` of the objects that have it; on all ranks."""
     kept: Any = comm.Get_attr(_KEPT) or {}
     for value in kept.values():
         if hasattr(value, 'free'):

@@ -1,11 +1,11 @@
-"""Shapes of grids of ranks: how many rows and columns so many make."""
+"""Rows and columns of a number of ranks."""
 from __future__ import annotations
 
 import math
 
 
 def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
-    """Rows and columns where the caller gives none.
+    """The default rows and columns of a torus.
 
     A node is a row where there are several nodes of several ranks; else the
     most nearly square.  (1, ranks), for a prime number, is a ring.
@@ -22,6 +22,6 @@ def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
 
 
 def divisors(number: int) -> list[int]:
-    """All that divide it, the smallest first."""
+    """All divisors, in ascending order."""
     return [divisor for divisor in range(1, number + 1)
             if number % divisor == 0]

@@ -1,10 +1,8 @@
-"""How a rank waits for a message: as briefly as it can, and politely.
+"""Waits for a message that leave the core to other ranks.
 
-Ranks may outnumber the cores, so that the one which is waited for needs the
-core of the one that waits.  A wait polls, and soon yields the core between
-polls, which is about as fast while nobody else wants the core.  When it has
-lasted a while it sleeps between polls: the core is then free, and what the
-sleep adds is little beside what has passed already.
+Ranks may outnumber the cores.  A wait polls, and soon yields the core between
+polls, which is about as fast while nobody else wants the core.  After a while
+it sleeps between polls, for a small part of the time that has passed.
 """
 from __future__ import annotations
 
@@ -21,18 +19,18 @@ _LONGEST = 5e-4        # seconds of a sleep, little beside 32 ms of waiting
 #: Seconds of yielding before the first sleep: among ranks of one node all is
 #: over by then, and sleeping would make it take twice as long.
 BRIEF = 2e-3
-#: Seconds that a thread may wait for messages without a look around: Python
-#: looks at signals between two calls.
+#: Seconds that a thread may wait in one call: Python handles signals between
+#: two calls.
 LONG = 0.05
 
-#: Lets others have the core first, if any wait for it.  (Not every system has
-#: a call for that.)
+#: Yields the core, if any other thread wants it; not every system has a call
+#: for that.
 give_way: Callable[[], object] = getattr(
     os, 'sched_yield', functools.partial(time.sleep, 0))
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Calls ``done`` until it returns something true."""
+    """Polls ``done`` until it returns a true value."""
     for _ in range(_POLLS):
         if done():
             return
@@ -51,25 +49,23 @@ def wait_until(done: Callable[[], bool]) -> None:
 class Pauses:
     """Pauses between polls that are not cheap.
 
-    A poll that looks at many messages takes some 20 microseconds.  A rank that
-    waits for long would poll most of the time, on a core that others need, if
-    only to run the network.  So pauses are a part of what has been waited
-    already: that they add is little beside it.
+    A poll of many messages takes some 20 microseconds.  A rank that waits for
+    long would poll most of the time, on a core that others need, if only to
+    run the network.  So a pause takes a small part of the wait so far.
     """
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
 
     def restart(self) -> None:
-        """There was something to do: a new wait begins."""
+        """Begins a new wait, after a poll that found work."""
         self._since = time.perf_counter()
 
     def pause(self, longest: float) -> None:
-        """There was nothing to do.
+        """Yields or sleeps, after a poll that found nothing.
 
         Args:
-            longest: Seconds that a pause may take, as what is waited for
-                takes much longer.
+            longest: Most seconds to sleep.
         """
         waited = time.perf_counter() - self._since
         if waited < BRIEF or longest < _SLEEP:

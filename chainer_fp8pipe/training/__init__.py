@@ -1,1 +1,1 @@
-"""What Chainer's Trainer sees of this package."""
+"""Iterators, losses, hooks, extensions and updaters for Chainer's Trainer."""

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
+from ..images.shards import epoch_order
+
 
 class Share(NamedTuple):
-    """What part of a batch of all replicas this replica has.
+    """This replica's part of a batch of all replicas.
 
     Attributes:
         start: Index of its first sample in the batch.
@@ -36,8 +38,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     Otherwise the last batch of the only epoch is as short as it must be; a
     rest too small for all replicas joins the batch before it.
 
-    What is saved does not depend on the replica, so that a run goes on at
-    any number of them.
+    The saved state does not depend on the replica, so that a run goes on
+    with any number of replicas.
 
     Args:
         dataset: The whole data set, the same on all ranks.
@@ -51,9 +53,6 @@ class ReplicaIterator(chainer.dataset.Iterator):
             of ``replica_index`` and ``replicas``.
 
     Attributes:
-        dataset: As given.
-        batch_size: As given.
-        repeat: As given.
         epoch: Finished epochs.
         is_new_epoch: Whether the last batch finished one.
         current_position: Samples of this epoch that were used already.
@@ -98,10 +97,10 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._previous_epoch_detail = -1.0
 
     def next_indices(self) -> numpy.ndarray:
-        """Goes on like ``next``, but does not read the data set.
+        """Like ``next``, without reading the data set.
 
         Returns:
-            int64 array: where this replica's samples are in the data set.
+            int64 array: positions of this replica's samples in the data set.
             For stages that need neither inputs nor labels.
 
         Raises:
@@ -144,7 +143,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         return self._previous_epoch_detail
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads where in which epoch it is.
+        """Saves or loads the position in the epochs.
 
         Raises:
             ValueError: It was saved with a larger data set.
@@ -170,15 +169,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
 
     def _permutation(self) -> numpy.ndarray:
         """The order of the present epoch."""
-        if not self._shuffle:
-            return numpy.arange(len(self.dataset))
         if self._order is None or self._order[0] != self.epoch:
-            # Not a Generator: NumPy may change what those draw.
-            words = [number >> shift & 0xffffffff
-                     for number in (self._seed, self.epoch)
-                     for shift in (0, 32)]
-            self._order = self.epoch, numpy.random.RandomState(
-                words).permutation(len(self.dataset))
+            self._order = self.epoch, epoch_order(
+                len(self.dataset), self._seed, self.epoch, self._shuffle)
         return self._order[1]
 
 

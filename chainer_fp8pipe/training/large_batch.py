@@ -1,7 +1,7 @@
 """``large_batch``: the recipe for batches of thousands of samples.
 
-The parts are those of "Image Classification at Supercomputer Scale" (paper
-002): linear scaling, warm-up and decay of the learning rate, and LARS.
+Linear scaling, warm-up and decay of the learning rate, and LARS, as in Ying et
+al., "Image Classification at Supercomputer Scale" (2018).
 """
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         >>> optimizer.lr
         0.1
     """
-    # ChainerMN's has the real one inside, and hands setup() on to it.
+    # ChainerMN's wraps the real one, and calls its setup().
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     hyperparam = getattr(actual, 'hyperparam', None)
     if hyperparam is None or 'lr' not in hyperparam.get_dict():
@@ -85,9 +85,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
 
 
 class _SetUp:
-    """``setup`` of one optimizer, which then adds the hooks.
+    """``setup`` of one optimizer that adds the hooks again.
 
-    Chainer forgets an optimizer's hooks there.
+    Chainer's own drops an optimizer's hooks.
     """
 
     def __init__(self, optimizer: Any, hooks: list[Any]) -> None:

@@ -13,7 +13,7 @@ Decay = Callable[[float, float, float], float]
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """``(1 - share)^power`` of what comes after the warm-up.
+    """``(1 - share)^power``, with the share of the time after the warm-up.
 
     You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
     (2017), section 5, with a power of 2.
@@ -69,8 +69,8 @@ class LearningRate:
     """Linear scaling, gradual warm-up and decay.
 
     The rate rises in a straight line from ``base_lr`` to ``base_lr * batch /
-    base_batch`` (Goyal et al. 2017, sections 2.1 and 2.2), and then falls.
-    After ``epochs`` it stays what the decay has come to.
+    base_batch`` (Goyal et al. 2017, sections 2.1 and 2.2), and then decays.
+    After ``epochs`` it stays constant.
 
     Args:
         base_lr: The rate that is right for ``base_batch``.

@@ -52,7 +52,7 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
 
 def _targets(x: chainer.Variable, labels: Any, smoothing: float,
              ignore_label: int) -> tuple[Any, Any]:
-    """Probabilities, of zeros for samples that do not count; how many do."""
+    """Target probabilities, 0 for ignored samples; number of the others."""
     xp, classes = x.xp, x.shape[1]
     counts = labels != ignore_label
     # On a GPU a look at the labels would wait for it.

@@ -35,7 +35,7 @@ def test_every_case_is_timed_as_often_as_asked(comm):
 
 
 @on_ranks(3)
-def test_what_is_timed_is_the_mean_of_different_gradients(comm):
+def test_the_timed_action_averages_different_gradients(comm):
     link = model(comm, 1000)
     mean = comm.allreduce(link.x.grad.astype(float)) / comm.size
     assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size

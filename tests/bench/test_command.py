@@ -8,7 +8,7 @@ from tests.ranks import run_script
 BENCH = ('-m', 'chainer_fp8pipe', 'bench', 'allreduce')
 
 
-def test_it_prints_a_table_and_writes_json(tmp_path):
+def test_the_command_prints_a_table_and_writes_json(tmp_path):
     file = tmp_path / 'times.json'
     done = run_script(
         3, *BENCH, '--sizes', '2k,5000', '--codecs', 'fp8,float32',

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sysconfig
 
-from chainer_fp8pipe.fp8 import kernels
+from chainer_fp8pipe.fp8 import ROUNDINGS, kernels
 
 import numpy as np
 import pytest
@@ -87,13 +87,24 @@ class HostKernel:
         self._function(*values, ctypes.c_longlong(size))
 
 
+def all_kernels():
+    """Every kernel there is."""
+    by_rounding = (kernels.encode, kernels.add, kernels.ratio_encode,
+                   kernels.ratio_feedback)
+    return [
+        *(kernel(rounding) for kernel in by_rounding
+          for rounding in range(len(ROUNDINGS))),
+        kernels.decode(), kernels.accumulate(),
+        kernels.ratio_decode('uint8'), kernels.ratio_decode('float32')]
+
+
 def host_kernels(folder):
     """Every kernel by name; skips the test where there is no C++ compiler."""
     compiler = shutil.which('c++') or shutil.which('g++')
     if compiler is None:
         pytest.skip('no C++ compiler (c++ or g++)')
     result = {}
-    for kernel in kernels.all_kernels():
+    for kernel in all_kernels():
         source = pathlib.Path(folder, f'{kernel.name}.cpp')
         source.write_text(cpp_source(kernel))
         library = source.with_suffix('.so')

@@ -43,7 +43,7 @@ def stand_in(host):
         def __init__(self, in_params, out_params, operation, name, *,
                      preamble, options, no_return):
             kernel = kernels.Kernel(name, in_params, out_params, operation)
-            assert kernel in kernels.all_kernels()
+            assert kernel in compilers.all_kernels()
             assert preamble == kernels.preamble()
             assert options == ('--fmad=false',)
             assert no_return

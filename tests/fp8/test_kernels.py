@@ -41,7 +41,7 @@ def codes(values):
 
 @pytest.mark.parametrize('architecture', ['sm_80', 'sm_90'])
 @pytest.mark.parametrize(
-    'kernel', kernels.all_kernels(), ids=lambda kernel: kernel.name)
+    'kernel', compilers.all_kernels(), ids=lambda kernel: kernel.name)
 def test_the_gpu_compiler_takes_every_kernel(nvrtc, kernel, architecture):
     ptx = nvrtc.ptx(compilers.cuda_source(kernel), architecture)
     assert f'.entry {kernel.name}' in ptx

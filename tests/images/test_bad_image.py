@@ -13,6 +13,6 @@ def test_a_reader_adds_the_file_that_a_decoder_does_not_know():
     assert (error.path, error.reason) == ('a/b.JPEG', 'is empty')
 
 
-def test_it_crosses_processes():
+def test_an_image_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(ImageError('a', 'b')))
     assert (error.path, error.reason) == ('a', 'b')

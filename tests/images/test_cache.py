@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ..ranks import environment
 
 
-def test_what_is_kept_is_what_was_given():
+def test_the_cache_returns_the_bytes_it_was_given():
     cache = Cache.create(3, 1000)
     assert cache.get(1) is None
     assert cache.put(1, b'some bytes')
@@ -23,7 +23,7 @@ def test_what_is_kept_is_what_was_given():
     assert cache.statistics() == (1, 10)
 
 
-def test_what_goes_with_a_file_is_kept_with_it():
+def test_an_index_is_kept_beside_its_file():
     cache = Cache.create(3, 100)
     assert cache.put(0, b'a file', b'its index')
     assert cache.put(1, b'a file without one')
@@ -36,7 +36,7 @@ def test_what_goes_with_a_file_is_kept_with_it():
     assert cache.get(2) == (b'x' * 50, b'yy')
 
 
-def test_what_is_kept_cannot_be_changed():
+def test_cached_arrays_are_read_only():
     cache = Cache.create(1, 100)
     cache.put(0, b'a file', b'its index')
     for part in cache.get(0):
@@ -55,7 +55,7 @@ def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
     assert cache.get_pixels(0) is None
 
 
-def test_what_is_in_use_outlives_the_cache():
+def test_views_in_use_outlive_the_cache():
     cache = Cache.create(2, 1000)
     cache.put_pixels(0, numpy.full((2, 2, 3), 7, numpy.uint8))
     cache.put(1, b'a file', b'its index')
@@ -69,7 +69,7 @@ def test_what_is_in_use_outlives_the_cache():
 @settings(max_examples=100, deadline=None)
 @given(budget=st.integers(0, 300),
        sizes=st.lists(st.integers(0, 100), min_size=1, max_size=20))
-def test_nothing_is_thrown_out_and_the_budget_is_kept(budget, sizes):
+def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
     cache = Cache.create(len(sizes), budget)
     kept = {}
     for index, size in enumerate(sizes):

@@ -16,7 +16,7 @@ def root(tmp_path):
     return make_folder(tmp_path / 'root')
 
 
-def test_it_is_a_data_set_of_chainers(root):
+def test_a_folder_is_a_data_set_of_chainers(root):
     data = ImageFolder(root, crop())
     assert len(data) == 12
     assert data.classes == ['class0', 'class1', 'class2']
@@ -80,12 +80,12 @@ def test_an_item_that_is_no_image_is_an_error_that_names_it(root):
     ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
     ({'decoder': 'magic'}, 'magic'),
 ])
-def test_what_cannot_be_is_an_error_that_says_so(root, options, message):
+def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
     with pytest.raises(ValueError, match=message):
         ImageFolder(root, crop(), **options)
 
 
-def test_something_else_than_a_communicator_is_an_error(root):
+def test_a_shard_that_is_no_communicator_is_an_error(root):
     with pytest.raises(TypeError, match='neither a communicator nor'):
         ImageFolder(root, crop(), shard='all')
 

@@ -108,7 +108,7 @@ def test_labels_are_the_classes_of_the_images(iterate):
         assert [label for _, label in batch] == batch.labels.tolist()
 
 
-def test_what_a_trainer_asks_about_the_epoch(iterate):
+def test_epoch_detail_and_is_new_epoch_follow_the_batches(iterate):
     iterator = iterate(workers=1, prefetch=5)
     assert iterator.previous_epoch_detail is None
     seen = []
@@ -311,7 +311,7 @@ def test_finalize_ends_the_workers_and_can_be_repeated(iterate):
     assert iterator.worker_pids == []
 
 
-def test_what_was_finalized_says_so_at_once_and_can_still_be_saved(
+def test_a_finalized_iterator_raises_and_can_still_be_saved(
         iterate, tmp_path):
     iterator = iterate()
     next(iterator)

@@ -79,14 +79,14 @@ def test_a_rank_that_is_killed_takes_its_workers_with_it(start):
     assert eventually(job.is_gone)
 
 
-def test_with_one_rank_of_a_job_all_the_others_go(start):
+def test_a_killed_rank_ends_all_other_ranks_and_workers(start):
     job = start(2)
     assert len(holders(job.memory)) == 6
     os.kill(job.pids[0][0], signal.SIGKILL)     # it made the cache
     assert eventually(job.is_gone)
 
 
-def test_with_a_killed_worker_the_job_ends_and_says_which(start):
+def test_a_killed_worker_ends_the_job_and_is_named(start):
     job = start(2)
     os.kill(job.pids[1][2], signal.SIGKILL)
     _, printed = job.job.communicate(timeout=60)
@@ -109,7 +109,7 @@ def test_an_end_without_finalize_leaves_nothing(start):
     assert eventually(job.is_gone)
 
 
-def test_the_launcher_that_is_killed_takes_all_with_it(start):
+def test_a_killed_launcher_ends_all_ranks_and_workers(start):
     job = start(2)
     job.job.terminate()
     assert eventually(job.is_gone)

@@ -11,7 +11,7 @@ def _reference(batch, mean, std):
 
 
 @pytest.mark.parametrize('shape', [(3, 4, 5), (2, 3, 4, 5), (0, 3, 4, 5)])
-def test_it_is_the_definition_in_float64(shape):
+def test_normalising_equals_the_definition_in_float64(shape):
     batch = numpy.random.default_rng(0).integers(
         0, 256, shape).astype(numpy.uint8)
     mean, std = (.5, .4, .3), (.2, .3, .1)

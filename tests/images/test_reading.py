@@ -52,7 +52,7 @@ def test_random_numbers_depend_on_seed_epoch_and_sample_alone(root):
 
 
 @pytest.mark.parametrize('kind', ['memory', 'decoded'])
-def test_what_is_cached_is_read_without_its_file(root, kind):
+def test_a_cached_sample_is_read_without_its_file(root, kind):
     source, plain = reader(root, kind), reader(root)
     first = read(source, 3)
     assert (first == read(plain, 3)).all()
@@ -64,7 +64,7 @@ def test_what_is_cached_is_read_without_its_file(root, kind):
 
 
 @pytest.mark.parametrize('kind', ['memory', 'decoded'])
-def test_what_does_not_fit_is_read_from_its_file(root, kind):
+def test_a_sample_that_does_not_fit_is_read_from_its_file(root, kind):
     source = reader(root, kind)
     budget = 2 * kept_bytes(source, 0) + 32
     source = reader(root, kind, budget)
@@ -134,7 +134,7 @@ def test_an_index_is_made_once_and_used_from_then_on(photographs, calls):
 
 
 @needs_turbo
-def test_what_is_not_kept_is_not_indexed(photographs, calls):
+def test_a_file_that_is_not_kept_is_not_indexed(photographs, calls):
     source = reader(photographs, 'memory', 100, decoder='turbojpeg')
     for epoch in range(2):
         read(source, 0, epoch)
@@ -167,8 +167,27 @@ def test_an_index_that_another_ranks_decoder_made_is_not_in_the_way(
     assert (read(other, 0) == expected).all()
 
 
+class SizeAndDecode:
+    """A user's decoder, which knows no indices."""
+
+    def __init__(self):
+        decoder = create_decoder('pillow')
+        self.size, self.decode = decoder.size, decoder.decode
+
+
 @needs_turbo
-def test_who_takes_whole_images_makes_no_index(photographs, calls):
+def test_a_users_decoder_needs_size_and_decode_only(photographs):
+    source = reader(photographs, 'memory', decoder='turbojpeg')
+    other = Reader(source.table, crop(), SizeAndDecode(), 'memory',
+                   source.cache, 5)
+    read(source, 0)     # is in the cache with an index
+    plain = reader(photographs, decoder='pillow')
+    for sample in range(3):
+        assert (read(other, sample) == read(plain, sample)).all()
+
+
+@needs_turbo
+def test_reading_whole_images_makes_no_index(photographs, calls):
     table = find_images(photographs)
     for kind, transform in ('memory', None), ('decoded', crop()):
         source = Reader(table, transform, create_decoder('turbojpeg'), kind,
@@ -201,7 +220,7 @@ def test_an_error_names_the_file(root, kind):
 
 
 @needs_turbo
-def test_what_a_sample_would_take_is_its_index_as_well(photographs):
+def test_kept_bytes_counts_the_index(photographs):
     source = reader(photographs, 'memory', decoder='turbojpeg')
     sizes = [os.path.getsize(source.table.path(k)) for k in range(2)]
     # Photographs of 300 x 200 pixels: 10 groups in each of 13 rows of units.
@@ -211,7 +230,7 @@ def test_what_a_sample_would_take_is_its_index_as_well(photographs):
     assert kept_bytes(plain, 0) == sizes[0]
 
 
-def test_what_a_sample_would_take_is_its_bytes_or_its_pixels(root):
+def test_kept_bytes_counts_the_file_or_the_pixels(root):
     source = reader(root, 'memory')
     assert kept_bytes(source, 0) == os.path.getsize(source.table.path(0))
     assert kept_bytes(reader(root, 'decoded'), 0) == 3 * 24 * 20

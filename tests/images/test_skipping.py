@@ -68,7 +68,7 @@ def test_a_file_that_has_gone_is_no_substitute(root):
         next(iterator)
 
 
-def test_what_was_skipped_goes_on_after_a_resume(root, tmp_path, caplog):
+def test_counts_of_skipped_images_go_on_after_a_resume(root, tmp_path, caplog):
     first = make(root, [4], shuffle=False)
     epoch_of(first)
     path = tmp_path / 'state.npz'
@@ -95,7 +95,7 @@ def test_snapshots_have_one_shape_whatever_was_skipped(root):
     assert shapes[0] == shapes[1]
 
 
-def test_what_one_rank_has_counted_is_not_counted_again_by_others(
+def test_other_ranks_do_not_load_the_counts_of_one_rank(
         root, tmp_path):
     first = make(root, [0, 1], shard=(0, 2), batch=5, shuffle=False)
     next(first)

@@ -92,7 +92,7 @@ def test_parts_that_do_not_fit_are_drawn_again():
     ((10, 1000), (0, 493, 10, 13)),
     ((1, 1), (0, 0, 1, 1)),
 ])
-def test_where_nothing_fits_the_centre_is_taken(size, box):
+def test_a_crop_that_never_fits_is_the_centre(size, box):
     assert {plan.box for plan in _plans(
         RandomResizedCrop(224), *size, count=20)} == {box}
 

@@ -17,7 +17,7 @@ def cases(draw):
 
 @settings(deadline=None, max_examples=150)
 @given(cases(), st.sampled_from(['e', 'f', 'd']), st.integers(0, 9))
-def test_it_is_as_numpy_has_it(case, dtype, seed):
+def test_channel_sums_equal_numpys(case, dtype, seed):
     shape, axis, block = case
     random = np.random.RandomState(seed)
     x, gy = random.randn(2, *shape).astype(dtype)

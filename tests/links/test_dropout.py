@@ -117,7 +117,7 @@ def test_a_ratio_out_of_range_is_an_error(ratio):
         Dropout(ratio)
 
 
-def test_without_a_place_it_is_chainers_dropout():
+def test_dropout_outside_of_a_pipeline_is_chainers():
     x = ones(4, 5)
     np.random.seed(3)
     expected = F.dropout(x, 0.4).array
@@ -143,7 +143,7 @@ def test_a_single_number_is_no_sample():
         dropped(Dropout(0.5), np.float32(3).reshape(()))
 
 
-def test_it_is_a_link_without_parameters():
+def test_dropout_is_a_link_without_parameters():
     model = Divisible(L.Linear(3, 3), Dropout(0.25))
     assert str(model[1]) == 'Dropout(ratio=0.25)'
     assert list(model[1].params()) == []

@@ -95,7 +95,7 @@ def test_a_group_is_one_process_with_the_whole_batch(
 
 # The backward pass of Chainer's fails if gamma has no dimensions.
 @pytest.mark.parametrize('case', sorted({*CASES} - {'one channel for all'}))
-def test_one_rank_is_what_chainer_is(case):
+def test_one_rank_normalises_as_chainer_does(case):
     shape, axis = CASES[case]
     link, = make(Threads(1), shape, axis)
     serial = L.BatchNormalization(link.avg_mean.shape, axis=axis)

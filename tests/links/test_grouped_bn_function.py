@@ -33,7 +33,7 @@ def test_parts_have_the_mean_and_variance_of_the_whole(sizes, centre, seed):
         atol=1e-14)
 
 
-def test_who_refuses_is_named():
+def test_a_rank_that_refuses_is_named():
     rows = [told(np.ones((2, 3))), refusal(3), refusal(3)]
     with pytest.raises(ValueError, match='failed on rank 1, 2 of the group'):
         join(np.array(rows))

@@ -29,7 +29,7 @@ def test_all_ranks_get_the_values_and_arrays_of_the_first(comm):
 
 
 @on_ranks(1, 3)
-def test_no_arrays_are_none(comm):
+def test_an_empty_list_of_arrays_is_broadcast(comm):
     assert broadcast_arrays(comm, 3 if comm.rank == 0 else None,
                             [] if comm.rank == 0 else None) == (3, [])
 

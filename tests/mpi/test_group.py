@@ -30,7 +30,7 @@ def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
 
 
 @on_ranks(2, 4)
-def test_who_waits_for_a_rank_that_gives_up_gets_an_error(comm):
+def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
     ranks = split_groups(comm)
     other, group = Group(ranks), Group(ranks)
     numbers = np.zeros(10000)

@@ -6,7 +6,7 @@ from tests.training.updaters.test_pipeline_updater import make_updater
 
 
 @on_ranks(2)
-def test_it_is_made_once_for_each_communicator(comm):
+def test_once_makes_an_object_per_communicator(comm):
     other = comm.Dup()
     made = [once(one, 'list', list) for one in (comm, comm, other)]
     assert made[0] is made[1]

@@ -115,7 +115,7 @@ def test_rests_that_fit_together_are_joined():
     assert placement.pipeline_crossings == 2
 
 
-def test_what_moves_is_counted_over_all_ranks():
+def test_moved_counts_the_bytes_of_all_ranks():
     """2 stages, 2 replicas: each moves 6 resp. 5 bytes, counted by hand.
 
     Two pipelines move 6 each.  An all-reduce over 2 replicas sends twice

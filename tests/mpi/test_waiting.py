@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize('polls', [1, 2, 21, 22, 5000])
-def test_it_polls_until_it_is_so_and_not_longer(polls):
+def test_wait_until_stops_polling_at_the_first_true(polls):
     count = 0
 
     def done():

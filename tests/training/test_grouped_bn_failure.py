@@ -29,7 +29,7 @@ class NoPaper:
 
 @on_ranks(2, 4)
 @pytest.mark.parametrize('layer', [0, 3, 6])
-def test_it_is_an_error_on_every_rank(comm, layer):
+def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):
     """Before, between and behind the batch normalisations."""
     grid = ProcessGrid(comm, pipeline=comm.size // 2)
     for _ in range(2):          # also with what is made anew on these ranks

@@ -150,7 +150,7 @@ def train(comm, name, dtype, **options):
 @on_ranks(2, 4)
 @pytest.mark.parametrize('name', ['float32', 'fp8'])
 @pytest.mark.parametrize('dtype', [np.float32, chainer.mixed16])
-def test_it_goes_along_with_an_exchange_during_backward(comm, name, dtype):
+def test_grouped_bn_works_with_an_exchange_during_backward(comm, name, dtype):
     with chainer.using_config('train', True):
         late, early = (train(comm, name, dtype, overlap=overlap,
                              bucket_bytes=64) for overlap in (False, True))

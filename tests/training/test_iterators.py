@@ -72,7 +72,7 @@ def test_one_epoch_gives_all_replicas_equally_many_batches(
 
 @pytest.mark.parametrize('repeat', [True, False])
 @pytest.mark.parametrize(('samples', 'batch'), [(10, 4), (8, 4), (7, 7)])
-def test_it_counts_epochs_as_chainers_serial_iterator(samples, batch, repeat):
+def test_epochs_are_counted_as_by_serial_iterator(samples, batch, repeat):
     data = list(range(samples))
     ours = ReplicaIterator(data, batch, shuffle=False, repeat=repeat)
     theirs = chainer.iterators.SerialIterator(data, batch, shuffle=False,
@@ -112,7 +112,7 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 @given(steps=st.integers(0, 9), width=st.integers(1, 4))
 @settings(deadline=None)
-def test_it_goes_on_at_any_number_of_replicas(steps, width):
+def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
     first = ReplicaIterator(range(13), 5, 1, 3, seed=4)
     whole = ReplicaIterator(range(13), 5, seed=4)
     for _ in range(steps):

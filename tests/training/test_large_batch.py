@@ -132,7 +132,7 @@ def test_the_examples_numbers():
 
 @on_ranks(1, 2)
 @pytest.mark.parametrize('wrapped', ['before', 'after'])
-def test_it_goes_inside_or_around_chainermns_optimizer(comm, wrapped):
+def test_large_batch_goes_inside_or_around_chainermns_optimizer(comm, wrapped):
     communicator = create_communicator('float32', comm)
     arrays, gradients = arrays_and_gradients()
     model = model_of(**arrays)
@@ -289,7 +289,7 @@ def test_without_loss_scaling_the_communicator_names_the_parameter(comm):
 
 
 @on_ranks(4)
-def test_it_works_in_pipelines_with_replicas(comm):
+def test_large_batch_works_in_pipelines_with_replicas(comm):
     """As on one rank: LARS is layer by layer, and so is every stage."""
     x = numpy.random.default_rng(0).normal(size=(16, 4)).astype('f4')
     t = (numpy.arange(16) % 3).astype('i4')

@@ -54,7 +54,7 @@ def test_decays_may_be_given_as_functions():
     assert goyal(decay='constant').at(89) == goyal().peak
 
 
-def test_without_warm_up_it_begins_at_the_top():
+def test_a_schedule_without_warm_up_begins_at_the_peak():
     assert goyal(warmup_epochs=0).at(0) == goyal().peak
 
 
@@ -63,7 +63,7 @@ def test_without_warm_up_it_begins_at_the_top():
        st.floats(0.5, 10), st.floats(0.1, 50),
        st.sampled_from(['polynomial', 'step', 'constant']))
 @example(49, 1, 1e-4, 1.0, 1.0, 'constant')     # 1e-4 * 49 / 49 < 1e-4
-def test_it_rises_to_the_scaled_rate_and_then_never_again(
+def test_the_rate_rises_to_the_scaled_rate_and_then_never_again(
         base_batch, factor, base_lr, warmup, rest, decay):
     rate = LearningRate(base_lr, base_batch * factor, base_batch, warmup,
                         warmup + rest, decay)

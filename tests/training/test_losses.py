@@ -58,7 +58,7 @@ def test_loss_and_gradient_are_those_of_the_definition(
                     atol=1e-4 if dtype == 'f2' else 1e-6)
 
 
-def test_without_smoothing_it_is_chainers():
+def test_smoothing_of_zero_is_chainers_cross_entropy():
     x, t = scores(0, (7, 4), 'f4'), numpy.arange(7, dtype='i4') % 4
     t[2] = -1
     assert_allclose(smoothed_cross_entropy(x, t, 0).array,
@@ -88,7 +88,7 @@ def test_chainers_soft_targets_do_not_ignore():
     assert abs(theirs.array - smoothed_cross_entropy(x, t).array) > 0.01
 
 
-def test_of_nothing_it_is_zero():
+def test_the_loss_of_no_samples_is_zero():
     x = chainer.Variable(scores(2, (3, 2), 'f4'))
     loss = smoothed_cross_entropy(x, numpy.full(3, -1, 'i4'))
     loss.backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 import abc
 import logging
 import threading
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy
 
@@ -33,12 +33,23 @@ _NAMES = [base + end for base in ('turbojpeg', 'pillow')
 _told = threading.Event()
 
 
-class Decoder(Protocol):
-    """What turns the bytes of one file into pixels."""
+class Decoder(abc.ABC):
+    """Turns the bytes of one file into pixels.
 
-    @property
-    def name(self) -> str:
-        """What :func:`create_decoder` makes the same of; never 'auto'."""
+    Every file is checked in the same way, whatever decodes it.  A decoder of
+    one's own is any object that can be pickled and has ``size`` and
+    ``decode``, and maybe ``index`` and ``decode_indexed``.
+
+    Attributes:
+        name: Makes an equal decoder with :func:`create_decoder`; never
+            'auto'.
+    """
+
+    def __init__(self, name: str, max_pixels: int) -> None:
+        self.name, self._max_pixels = name, max_pixels
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return create_decoder, (self.name, self._max_pixels)
 
     def size(self, data: bytes) -> tuple[int, int]:
         """Width and height, in pixels, from the header alone.
@@ -46,33 +57,47 @@ class Decoder(Protocol):
         Raises:
             ImageError: The file is not an image that can be used.
         """
+        return self._header(data)[:2]
 
     def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
-        """Does what ``plan`` says.
+        """Decodes, crops, resizes and mirrors.
 
         Returns:
-            Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be
-        read-only.
+            Shape ``(*plan.size, 3)``, uint8: red, green, blue; maybe
+            read-only.
 
         Raises:
             ImageError: The file is not an image that can be used.
             ValueError: ``plan.box`` is not inside the image.
         """
-
-
-@runtime_checkable
-class IndexingDecoder(Decoder, Protocol):
-    """A decoder that decodes a part faster if it has seen the file before."""
+        header = self._header(data)
+        check_box(plan, header.width, header.height)
+        if not self.name.endswith(_WHOLE):
+            return self._decode(data, header, plan)
+        whole = Crop((0, 0, header.width, header.height),
+                     (header.height, header.width))
+        return crop_and_resize(self._decode(data, header, whole), plan)
 
     def index(self, data: bytes) -> JpegIndex | None:
-        """What makes later parts of this file faster; None if nothing does.
+        """An index with which parts of this file decode faster.
 
-        Nothing is raised for a file that cannot be used.
+        None if there is no such index; raises nothing for a file that
+        cannot be used.
         """
+        return None
 
     def decode_indexed(self, data: bytes | memoryview, index: JpegIndex,
                        plan: Crop) -> numpy.ndarray:
-        """As :meth:`decode`, and with the same result, with an index."""
+        """The result of :meth:`decode`, found faster if this can use it."""
+        return self.decode(bytes(data), plan)
+
+    def _header(self, data: bytes) -> Header:
+        return read_header(data, self._max_pixels)
+
+    @abc.abstractmethod
+    def _decode(self, data: bytes, header: Header,
+                plan: Crop) -> numpy.ndarray:
+        """The pixels of a file whose header has been read."""
 
 
 def create_decoder(name: str = 'auto',
@@ -83,10 +108,10 @@ def create_decoder(name: str = 'auto',
         name: ``'turbojpeg'`` decodes with libjpeg-turbo 3 no more than the
             part that is needed.  ``'pillow'`` decodes the whole image with
             Pillow, but not more finely than needed.  ``'auto'`` is the
-            former where its library is there, and otherwise the latter,
-            which it says once in the log.  ``'turbojpeg-whole'`` and
-            ``'pillow-whole'`` decode the whole image and then crop and
-            resize it: what the others are compared with.
+            former where its library is there, and otherwise the latter; the
+            log names missing libraries once.  ``'turbojpeg-whole'`` and
+            ``'pillow-whole'`` decode the whole image, then crop and resize
+            it, as a reference for the others.
         max_pixels: Images of more pixels are errors.
 
     Returns:
@@ -111,43 +136,13 @@ def create_decoder(name: str = 'auto',
     return kind(name, max_pixels)
 
 
-class _Base(abc.ABC):
-    """Checks every file in the same way, whatever decodes it."""
-
-    def __init__(self, name: str, max_pixels: int) -> None:
-        self.name, self._max_pixels = name, max_pixels
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return create_decoder, (self.name, self._max_pixels)
-
-    def size(self, data: bytes) -> tuple[int, int]:
-        return self._header(data)[:2]
-
-    def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
-        header = self._header(data)
-        check_box(plan, header.width, header.height)
-        if not self.name.endswith(_WHOLE):
-            return self._decode(data, header, plan)
-        whole = Crop((0, 0, header.width, header.height),
-                     (header.height, header.width))
-        return crop_and_resize(self._decode(data, header, whole), plan)
-
-    def _header(self, data: bytes) -> Header:
-        return read_header(data, self._max_pixels)
-
-    @abc.abstractmethod
-    def _decode(self, data: bytes, header: Header,
-                plan: Crop) -> numpy.ndarray:
-        """The pixels of a file whose header has been read."""
-
-
-class _Pillow(_Base):
+class _Pillow(Decoder):
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
         return decode_with_pillow(data, header.kind, plan)
 
 
-class _Turbo(_Base):
+class _Turbo(Decoder):
     """libjpeg-turbo for usual JPEGs, Pillow for what it does not decode."""
 
     def __init__(self, name: str, max_pixels: int) -> None:
@@ -157,7 +152,7 @@ class _Turbo(_Base):
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
         pixels = None
-        # Four components are CMYK, for which it has no conversion.
+        # Four components are CMYK, which libjpeg-turbo does not convert.
         if header.frame in USUAL_FRAMES and header.bits == 8 \
                 and header.components in (1, 3):
             shrink = shrink_for(plan)
@@ -190,14 +185,14 @@ class _Turbo(_Base):
 
 
 def _made(pixels: numpy.ndarray, plan: Crop, shrink: int) -> numpy.ndarray:
-    """What ``plan`` makes of the part's pixels, shrunk while decoding."""
+    """Resizes and mirrors a part that was shrunk while it was decoded."""
     left, top = plan.box[0] // shrink, plan.box[1] // shrink
     return mirrored(resize(pixels, plan.size, box_within(
         plan, shrink, left, top)), plan)
 
 
 def _tell_what_is_missing() -> None:
-    """Says once which fast libraries are not there."""
+    """Logs once which fast libraries are missing."""
     missing = [what for what, there in (
         ('libturbojpeg 3 (decoding)', libturbojpeg.library()),
         ('cykooz-resizer (resizing)', resizing.FAST)) if not there]

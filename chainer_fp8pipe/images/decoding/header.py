@@ -1,7 +1,7 @@
 """The size and kind of an image from the head of its file.
 
-Nothing is decoded.  What is wrong with a file is found here if it can be, so
-that it does not depend on the decoder, or on which part is decoded.
+Nothing is decoded.  Faults of a file are found here if they can be, so that
+they depend neither on the decoder nor on the part that is decoded.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USUAL_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 
 
 class Header(NamedTuple):
-    """What the head of a file says.
+    """The head of a file.
 
     Attributes:
         width: Pixels.
@@ -40,7 +40,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
-    """Reads what the head of an image file says.
+    """Reads the head of an image file.
 
     Args:
         data: The file.

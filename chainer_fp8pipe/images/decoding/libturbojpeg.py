@@ -48,7 +48,7 @@ class _Factor(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """libturbojpeg of version 3, or None where there is none."""
+    """libturbojpeg of version 3; None if it is not installed."""
     for path in [*_NAMES, *_in_wheel()]:
         with contextlib.suppress(OSError):
             found = ctypes.CDLL(path)
@@ -129,7 +129,7 @@ class Decompressor:
 
 
 def _in_wheel() -> list[str]:
-    """Where the wheel ``turbojpeg`` has put the library."""
+    """Paths of the library in the wheel ``turbojpeg``."""
     try:
         files = importlib.metadata.files('turbojpeg') or []
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +140,7 @@ def _in_wheel() -> list[str]:
 
 
 def _declared(tj: ctypes.CDLL) -> ctypes.CDLL:
-    """``tj`` with the types of what is used of it (turbojpeg.h)."""
+    """Declares the types of the functions in use (turbojpeg.h)."""
     for name, result, *arguments in (
             ('tj3Init', c_void_p, c_int),
             ('tj3Destroy', None, c_void_p),

@@ -31,7 +31,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     Args:
         data: The file.
         kind: ``'JPEG'`` or ``'PNG'``.
-        plan: What is to be made of it; the box is inside the image.
+        plan: Its box is inside the image.
 
     Returns:
         Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be

@@ -29,11 +29,11 @@ Box = tuple[float, float, float, float]
 
 
 def crop_and_resize(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
-    """Does to a decoded image what ``plan`` says.
+    """Crops, resizes and mirrors a decoded image.
 
     Args:
         pixels: The whole image, of shape (H, W, 3), uint8.
-        plan: Which part of it, how large, whether mirrored.
+        plan: The part, its new size, and whether it is mirrored.
 
     Returns:
         Shape ``(*plan.size, 3)``, uint8; it may be read-only.
@@ -55,7 +55,7 @@ def resize(pixels: numpy.ndarray, size: tuple[int, int],
         pixels: Of shape (H, W, 3), uint8; need not be contiguous.
         size: Height and width of the result.
         box: Left, top, right and bottom, in pixels, of the part that is
-            resized; edges may lie within pixels.  The whole if not said.
+            resized; edges may lie within pixels.  By default the whole.
 
     Returns:
         Shape ``(*size, 3)``, uint8; it shares nothing with ``pixels``, and
@@ -81,7 +81,7 @@ def check_box(plan: Crop, width: int, height: int) -> None:
 
 
 def shrink_for(plan: Crop) -> int:
-    """By how much a decoder may shrink without going below the result.
+    """The factor by which a decoder may shrink without loss to the result.
 
     Returns:
         1, 2, 4 or 8.
@@ -94,17 +94,17 @@ def shrink_for(plan: Crop) -> int:
 
 def box_within(plan: Crop, shrink: int, left: int = 0,
                top: int = 0) -> Box | None:
-    """Where ``plan.box`` is in what a decoder has shrunk.
+    """The box of ``plan`` in the pixels of a decoder that shrinks.
 
     Args:
-        plan: The plan.
-        shrink: By how much it has.
-        left: Shrunk columns that it has left out.
-        top: Shrunk rows that it has left out.
+        plan: Its box is in pixels of the image.
+        shrink: The decoder's factor.
+        left: Shrunk columns that the decoder has left out.
+        top: Shrunk rows that the decoder has left out.
 
     Returns:
-        As :func:`resize` takes it; None where nothing was shrunk, as a
-        decoder then gives the part alone.
+        A box for :func:`resize`; None if ``shrink`` is 1, as a decoder then
+        gives the part alone.
     """
     if shrink == 1:
         return None

@@ -5,8 +5,8 @@ and a block's mean (DC) is coded as the difference to the last block's.  An
 index is made by reading all codes once.  It says where every 32nd column of
 each row of units begins, and which means come before.  With it the codes of a
 part are copied, bit by bit, behind a header of the part's size; only the
-first means in each row are coded anew.  A decoder then reads no codes but
-the part's, and what it finds are the coefficients of the whole image's file.
+first means in each row are coded anew.  A decoder then reads the codes of the
+part alone, and finds the same coefficients as in the whole file.
 
 Baseline and extended sequential JPEGs (ITU-T T.81) of 8 bits are indexed,
 grey or of three components, in one scan, without restart markers; that is,
@@ -38,8 +38,8 @@ class JpegPart(NamedTuple):
         data: A JPEG of it.
         width: In pixels.
         height: In pixels.
-        box: Left, top, width and height of what was wanted, in pixels of the
-            part.
+        box: Left, top, width and height of the requested box, in pixels of
+            the part.
     """
 
     data: bytes | memoryview
@@ -49,11 +49,11 @@ class JpegPart(NamedTuple):
 
 
 class JpegIndex:
-    """Where the codes of one JPEG are.
+    """The positions of the codes of one JPEG.
 
     Args:
-        data: What :attr:`data` of another one was.  It is checked against
-            the file when it is used.
+        data: :attr:`data` of an index of the same file, which is checked
+            when the index is used.
 
     Attributes:
         data: The index as bytes, to be kept: 12 for every 32 columns of a row
@@ -80,9 +80,8 @@ class JpegIndex:
 
         Args:
             file: The file that this is the index of.
-            box: Left, top, width and height of what is wanted, in pixels,
-                inside the image.
-            shrink: By how much the decoder will shrink it: 1, 2, 4 or 8.
+            box: Left, top, width and height, in pixels, inside the image.
+            shrink: Factor by which the decoder will shrink: 1, 2, 4 or 8.
 
         Returns:
             The part; its left and upper edge are multiples of 8.  A decoder

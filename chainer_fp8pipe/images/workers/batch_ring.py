@@ -2,7 +2,7 @@
 
 Each slot has room for one batch:
 
-    what to read: epoch and samples | what came of each | messages | images
+    epoch and samples to read | outcome of each | messages | images
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MESSAGE = 1024         # bytes of an error's text that are kept
 
 
 class Outcome(enum.IntEnum):
-    """What came of a sample."""
+    """How reading a sample ended."""
 
     DONE = 0
     IMAGE = 1           # the image cannot be used
@@ -49,7 +49,7 @@ class Slot:
                                     (n, *layout.shape), layout.dtype)
 
     def set_message(self, place: int, text: str) -> None:
-        """Keeps a text about one sample; the end of it if it is long."""
+        """Keeps the last kilobyte of a text about one sample."""
         data = text.encode(errors='replace')[-_MESSAGE:]
         row = self._messages[place]
         row[:] = 0
@@ -62,10 +62,10 @@ class Slot:
 
 
 class RingLayout(NamedTuple):
-    """What is where, for the rank and for its workers.
+    """Offsets of all arrays, for the rank and for its workers.
 
     Attributes:
-        slots: How many there are.
+        slots: Number of slots.
         capacity: Samples in a slot.
         shape: Of an image: (C, H, W).
         dtype: Of an image.
@@ -105,7 +105,7 @@ class BatchRing:
         self.generation = segment.array(0, (1,), numpy.int64)
 
     def __getitem__(self, number: int) -> Slot:
-        """New arrays for a slot, whose life tells whether it is used."""
+        """New arrays for a slot; the slot is in use while they live."""
         return Slot(self.segment, _PAGE + number * self.layout.slot_bytes,
                     self.layout)
 

@@ -1,4 +1,4 @@
-"""Batches of samples: read ahead by workers, or here when they are wanted."""
+"""Batches of samples: read ahead by workers, or here on demand."""
 from __future__ import annotations
 
 import weakref
@@ -14,25 +14,13 @@ from .segment import Segment
 from .worker import read_into
 from .workers import WorkerPool
 
-# Slots that the training may hold: the batch that it is given, and the one
-# before, which a loop's variable still names.  Of more it gets copies.
+# Slots that the training may hold: the batch that is handed out, and the one
+# before, which a loop's variable still names.  Further batches are copies.
 _HELD = 2
 
 
-class Request(NamedTuple):
-    """Samples that make one batch.
-
-    Attributes:
-        epoch: Which their random numbers belong to.
-        indices: int64, shape (samples,).
-    """
-
-    epoch: int
-    indices: numpy.ndarray
-
-
 class Failure(NamedTuple):
-    """A sample that could not be read: which, how it failed, and why."""
+    """A sample that could not be read."""
 
     sample: int
     outcome: Outcome
@@ -40,11 +28,11 @@ class Failure(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What came of a request.
+    """A batch that has been read.
 
     Attributes:
         images: Shape (good samples, C, H, W).
-        good: bool, shape (samples,): which samples these are.
+        good: bool, shape (samples,): which samples were read.
         failures: The others.
     """
 
@@ -57,21 +45,22 @@ class Loader:
     """Reads batches in the order in which they are requested.
 
     Args:
-        reader: What samples are read with.
-        capacity: Samples of a batch at most.
+        reader: Reads the samples.
+        capacity: Most samples of a batch.
         workers: Processes; 0 reads in this one, when a batch is taken.
         requests: How many may be open at a time.
 
     Attributes:
-        pinned: Sends batches to a GPU from the memory that they are in.
+        pinned: Sends batches to a GPU from their own memory.
     """
 
     def __init__(self, reader: Reader, capacity: int, workers: int,
                  requests: int) -> None:
         assert reader.transform is not None
         self._reader = reader
-        layout = RingLayout(requests + _HELD, capacity, reader.transform.shape,
-                        numpy.dtype(reader.transform.dtype))
+        layout = RingLayout(
+            requests + _HELD, capacity, reader.transform.shape,
+            numpy.dtype(reader.transform.dtype))
         self._slots = BatchRing(Segment.create(layout.total_bytes), layout)
         self._free = deque(range(layout.slots))
         self._held: set[int] = set()
@@ -87,23 +76,28 @@ class Loader:
 
     @property
     def requests(self) -> int:
-        """How many are open."""
+        """Number of open requests."""
         return len(self._open)
 
-    def request(self, request: Request) -> None:
-        """Has a batch read."""
+    def request(self, epoch: int, indices: numpy.ndarray) -> None:
+        """Starts to read a batch.
+
+        Args:
+            epoch: Which the samples' random numbers belong to.
+            indices: int64, shape (samples,).
+        """
         number = self._free.popleft()
         slot = self._slots[number]
-        count = len(request.indices)
-        slot.epoch[0] = request.epoch
-        slot.indices[:count] = request.indices
+        count = len(indices)
+        slot.epoch[0] = epoch
+        slot.indices[:count] = indices
         self._open.append((number, slot, count))
         if self._workers:
             self._workers.submit(number, count,
                                  int(self._slots.generation[0]))
 
     def take(self) -> Loaded:
-        """The batch that was requested first.
+        """The batch of the oldest request.
 
         Raises:
             RuntimeError: A worker has died.
@@ -140,7 +134,7 @@ class Loader:
 
     def _hand_out(self, number: int, slot: Slot, good: numpy.ndarray
                   ) -> numpy.ndarray:
-        """The good images of a slot, which is free when they are gone."""
+        """The good images of a slot, which is freed with them."""
         if len(self._held) == _HELD or not good.all():
             self._free.append(number)
             return slot.images[:len(good)][good]

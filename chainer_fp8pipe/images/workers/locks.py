@@ -1,4 +1,7 @@
-"""A lock between processes that outlives none of its holders."""
+"""A lock between processes, on memory that has no name.
+
+Not filelock: it locks files by path, and a killed process leaves the file.
+"""
 from __future__ import annotations
 
 import fcntl
@@ -8,24 +11,22 @@ from types import TracebackType
 
 
 class FileLock:
-    """Only one thread of one process is inside ``with lock:``.
+    """Admits one thread of one process at a time to ``with lock:``.
 
-    The kernel keeps it for the process, and opens it when that ends, even by
-    SIGKILL: nobody waits for the dead.
+    The kernel releases the lock when the process ends, even by SIGKILL.
 
     Args:
-        fd: Descriptor of the file or memory that is locked, the same in all
-            processes.  No other descriptor of it may be closed while the
-            lock is used, as that would open the lock.
+        fd: Descriptor of the same file or memory in all processes.  To close
+            another descriptor of that file would release the lock.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._threads = threading.Lock()    # the kernel does not tell apart
+        self._threads = threading.Lock()    # the kernel sees one process
         self._owner = os.getpid()
 
     def __enter__(self) -> None:
-        if os.getpid() != self._owner:      # a fork: its threads are its own
+        if os.getpid() != self._owner:      # a fork has other threads
             self._owner = os.getpid()
             self._threads = threading.Lock()
         self._threads.acquire()

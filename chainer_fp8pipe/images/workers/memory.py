@@ -1,4 +1,8 @@
-"""How much memory there is, for this process and those beside it."""
+"""Memory of the machine, or of this process's control groups if less.
+
+Not psutil: its ``virtual_memory`` reads ``/proc/meminfo`` alone, and a
+container is killed at the limit of its control group.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -9,12 +13,12 @@ _ROOT = '/sys/fs/cgroup'
 
 
 def total_bytes() -> int:
-    """What the machine has, or a control group of this process may use."""
+    """Bytes that the machine has, or a control group may use if fewer."""
     return min([_machine('MemTotal'), *(limit for limit, _ in _groups())])
 
 
 def available_bytes() -> int:
-    """What can still be used without anything being swapped or killed."""
+    """Bytes that can still be used without swapping or a kill."""
     return min([_machine('MemAvailable'),
                 *(max(limit - used, 0) for limit, used in _groups())])
 
@@ -26,7 +30,7 @@ def _machine(field: str) -> int:
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """Limit and present use of each control group that has a limit."""
+    """Limit and present use, in bytes, of each group that has a limit."""
     for folder, limit, used in _files():
         # 'max' in place of a number means no limit.
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -38,7 +42,7 @@ def _groups() -> Iterator[tuple[int, int]]:
 
 
 def _files() -> Iterator[tuple[str, str, str]]:
-    """Where control groups say it: those of this process, up to the root."""
+    """Folder and file names of this process's groups, up to the root."""
     lines = []
     with contextlib.suppress(OSError):
         lines = _read('/proc/self/cgroup').splitlines()

@@ -10,14 +10,13 @@ from .segment import Segment
 
 
 class PinnedMemory:
-    """Batches' memory, which a GPU may read by itself once it is pinned.
+    """Memory of batches that is pinned when the first one is sent.
 
-    The driver keeps pinned pages where they are, so that the GPU fetches
-    them at the full speed of the bus; from other memory it copies them to
-    pages of its own first.
+    A GPU fetches pinned pages at the full speed of the bus; others, the
+    driver first copies to pages of its own.
 
     Args:
-        segment: The memory; it is pinned when something is first sent.
+        segment: The memory.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -26,10 +25,10 @@ class PinnedMemory:
         self._address = 0
 
     def send(self, array: numpy.ndarray, device: Any) -> Any:
-        """A copy on a GPU; when this returns, ``array`` can be changed.
+        """Copies to a GPU; ``array`` may be changed afterwards.
 
         Args:
-            array: In this memory or, without gain, somewhere else.
+            array: In this memory or, without gain, elsewhere.
             device: Chainer's ``GpuDevice``.
 
         Returns:
@@ -45,7 +44,7 @@ class PinnedMemory:
         return result
 
     def release(self) -> None:
-        """Lets the system move the pages again."""
+        """Unpins the pages."""
         if self._runtime is not None:
             with contextlib.suppress(self._runtime.CUDARuntimeError):
                 self._runtime.hostUnregister(self._address)

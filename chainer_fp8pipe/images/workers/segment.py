@@ -1,9 +1,11 @@
-"""Memory that several processes share and that is never left over.
+"""Anonymous memory that several processes share.
 
-It has no name in the file system: it is there as long as a process has it
-mapped or open, and however they end, even by SIGKILL, it goes with the last.
-A child gets it as an inherited file descriptor; another rank of the node
-opens it through the process that made it.
+It has no name in the file system, and the kernel frees it with the last
+process that has it open, even after SIGKILL.  A child inherits the file
+descriptor; another rank of the node opens it through ``/proc/PID/fd``.
+
+Not multiprocessing.shared_memory: after SIGKILL of a rank and its resource
+tracker, which launchers do, ``/dev/shm/psm_*`` is left (Python 3.11).
 """
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _NAME = 'chainer_fp8pipe'       # as /proc/PID/maps shows it: memfd:NAME
 
 
 class SegmentPlace(NamedTuple):
-    """Where memory is found: as a descriptor of a process, and which it is."""
+    """A descriptor of a process, and the file behind that descriptor."""
 
     pid: int
     fd: int
@@ -68,13 +70,13 @@ class Segment:
 
     @property
     def place(self) -> SegmentPlace:
-        """Where other processes of the node find it."""
+        """The address of this memory for other processes of the node."""
         status = os.fstat(self.fd)
         return SegmentPlace(os.getpid(), self.fd, status.st_dev, status.st_ino)
 
     @classmethod
     def open(cls, place: SegmentPlace) -> Segment | None:
-        """The memory that another process of this node made.
+        """Opens memory of another process of this node.
 
         None if this process may not, or the system has no ``/proc``.
         """
@@ -84,7 +86,7 @@ class Segment:
             return None
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != (place.device, place.file):
-            # In another container: that process is not the one meant.
+            # In another container the number is another process's.
             os.close(fd)
             return None
         return cls(fd)
@@ -103,7 +105,7 @@ class Segment:
         return memoryview(self._map)[start:start + size]
 
     def close(self) -> None:
-        """Lets go of the memory; nothing happens the second time."""
+        """Closes the memory; a second call does nothing."""
         if self.fd >= 0:
             self._close()
             self.fd = -1

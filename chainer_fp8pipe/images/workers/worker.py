@@ -1,13 +1,13 @@
 """A process that reads samples for a rank.
 
 The rank starts ``python -m chainer_fp8pipe.images.workers.worker`` and sends
-what the process needs through its standard input.  The process imports
-neither Chainer nor MPI, and is a new one, not a fork: ranks have threads, and
-memory that the network card knows.  Its tasks and results cross two pipes that
+its setting through its standard input.  The process imports neither Chainer
+nor MPI, and is a new one, not a fork: ranks have threads, and memory that is
+registered with the network card.  Its tasks and results cross two pipes that
 all workers of a rank share; pixels stay in shared memory.
 
-It ends when the rank does, however that ends: then nobody can write to the
-pipe of tasks any more.
+The process ends with the rank, even by SIGKILL: the pipe of tasks has no
+writer then.
 """
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import sys
 import traceback
 from typing import NamedTuple
 
+import numpy
+
 from ..bad_image import ImageError
 from ..cache import Cache
 from ..file_list import TableHandle
@@ -27,16 +29,16 @@ from ..reading import CacheKind, Reader
 from .batch_ring import BatchRing, Outcome, RingLayout, Slot
 from .segment import Segment
 
-_PATIENCE = 1.0         # seconds between looks at who the parent is
+_PATIENCE = 1.0         # seconds between checks of the parent
 
 
 class Task(NamedTuple):
     """Samples of one batch that a worker reads.
 
     Attributes:
-        generation: Void if it is not the present one.
-        slot: Where they go.
-        first: The first one's place in the slot.
+        generation: The task is void if this is not the ring's.
+        slot: Number of the slot that the samples go to.
+        first: The first sample's place in the slot.
         samples: How many there are.
     """
 
@@ -46,7 +48,7 @@ class Task(NamedTuple):
     samples: int
 
     def pack(self) -> bytes:
-        """As it crosses a pipe; small enough to cross in one piece."""
+        """Bytes for a pipe, few enough to cross in one piece."""
         return _RECORD.pack(*self)
 
 
@@ -55,12 +57,12 @@ RECORD_BYTES = _RECORD.size
 
 
 def unpack(data: bytes) -> list[Task]:
-    """The tasks in what came through a pipe."""
+    """The tasks of bytes that came through a pipe."""
     return [Task(*numbers) for numbers in _RECORD.iter_unpack(data)]
 
 
 class Setting(NamedTuple):
-    """What a worker must know; file descriptors are inherited."""
+    """A worker's arguments; file descriptors are inherited."""
 
     parent: int
     tasks: int
@@ -71,7 +73,7 @@ class Setting(NamedTuple):
     kind: CacheKind
     cache: int | None
     seed: int
-    means: bytes            # pickled: the transform and the decoder
+    means: bytes            # the transform and the decoder, pickled
 
 
 def main() -> None:
@@ -101,7 +103,7 @@ def _next(setting: Setting) -> bytes:
         try:
             return os.read(setting.tasks, RECORD_BYTES)
         except BlockingIOError:         # another worker was faster
-            # Somebody may have inherited the pipe from the rank.
+            # A fork of the rank may still hold the pipe.
             if os.getppid() != setting.parent:
                 return b''
 
@@ -115,21 +117,26 @@ def _perform(task: Task, reader: Reader, slots: BatchRing) -> None:
 
 
 def read_into(slot: Slot, place: int, reader: Reader) -> None:
-    """Reads the sample of one place of a slot; nothing is raised."""
+    """Reads the sample of one place of a slot; raises nothing."""
+    outcome, reason = attempt(reader, int(slot.indices[place]),
+                              int(slot.epoch[0]), slot.images[place])
+    slot.outcomes[place] = outcome
+    if reason:
+        slot.set_message(place, reason)
+
+
+def attempt(reader: Reader, sample: int, epoch: int, out: numpy.ndarray
+            ) -> tuple[Outcome, str]:
+    """Reads a sample into ``out``; returns how it went, and why."""
     try:
-        reader.read(int(slot.indices[place]), int(slot.epoch[0]),
-                    slot.images[place])
+        reader.read(sample, epoch, out)
     except ImageError as error:
-        slot.outcomes[place] = Outcome.IMAGE
-        slot.set_message(place, error.reason)
+        return Outcome.IMAGE, error.reason
     except OSError as error:
-        slot.outcomes[place] = Outcome.FILE
-        slot.set_message(place, f'{type(error).__name__}: {error}')
+        return Outcome.FILE, f'{type(error).__name__}: {error}'
     except Exception:
-        slot.outcomes[place] = Outcome.OTHER
-        slot.set_message(place, traceback.format_exc())
-    else:
-        slot.outcomes[place] = Outcome.DONE
+        return Outcome.OTHER, traceback.format_exc()
+    return Outcome.DONE, ''
 
 
 if __name__ == '__main__':

@@ -1,4 +1,9 @@
-"""The worker processes of a rank, seen from the rank."""
+"""Starts, feeds and ends the worker processes of a rank.
+
+Not a ProcessPoolExecutor: its workers hold both ends of their pipe and stay
+for ever when the rank is killed (measured with Python 3.11, spawn); it also
+runs two threads in the rank, and imports the main script, which starts MPI.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +23,7 @@ from ..reading import Reader
 from .batch_ring import BatchRing
 from .worker import RECORD_BYTES, Setting, Task, unpack
 
-_LOOK = 0.2             # seconds between looks at whether all workers live
+_LOOK = 0.2             # seconds between checks that all workers live
 _GRACE = 5.0            # seconds that a worker has to finish its sample
 _REMEDY = ('with workers=0 the images are read in the rank itself, which '
            'shows what happens')
@@ -27,27 +32,26 @@ _REMEDY = ('with workers=0 the images are read in the rank itself, which '
 class WorkerPool:
     """Processes that read samples into slots.
 
-    All of them take their tasks from one pipe, so that none waits while
-    there is something to do, and report to another.  Nothing runs in the
-    rank between calls: no thread.
+    All take their tasks from one pipe, so that none waits while there is
+    work, and report to another.  The rank runs no thread for them.
 
     Args:
         count: Processes.
-        reader: What they read with.
-        slots: What they read into.
+        reader: Copied to each process.
+        slots: The ring that the samples are written to.
 
     Raises:
         ValueError: Transform or decoder cannot be sent to another process.
     """
 
     def __init__(self, count: int, reader: Reader, slots: BatchRing) -> None:
-        # First, as what cannot be sent must leave nothing open.
+        # First: if this fails, nothing may be left open.
         means = _pickled(reader.transform, reader.decoder)
         self._pending: deque[Task] = deque()
         self._open: dict[int, int] = {}     # slot: samples still to come
         table, handle = share(reader.table)
         mine, theirs = os.pipe(), os.pipe()     # tasks; results
-        # Several workers look when a task comes, and one finds it.
+        # A task wakes several workers, of which one reads it.
         os.set_blocking(mine[0], False)
         os.set_blocking(mine[1], False)
         self._tasks, self._results = mine[1], theirs[0]
@@ -78,17 +82,17 @@ class WorkerPool:
         return [process.pid for process in self._processes]
 
     def submit(self, slot: int, samples: int, generation: int) -> None:
-        """Has a slot filled; what is to be read is in the slot.
+        """Starts to fill a slot with the samples that it lists.
 
         Args:
             slot: Number of the slot.
-            samples: How many it is filled with.
-            generation: The slots' present one.
+            samples: How many.
+            generation: The ring's present one.
 
         Raises:
             RuntimeError: All workers have died.
         """
-        # Small enough that all workers finish a batch at about one time.
+        # Small tasks, so that all workers finish a batch together.
         size = max(1, samples // (8 * len(self._processes)))
         self._open[slot] = samples
         self._pending.extend(
@@ -97,7 +101,7 @@ class WorkerPool:
         self._feed()
 
     def wait(self, slot: int) -> None:
-        """Returns when a slot is filled, or its tasks are void.
+        """Waits until a slot is filled, or its tasks are void.
 
         Raises:
             RuntimeError: A worker has died.
@@ -111,7 +115,7 @@ class WorkerPool:
         del self._open[slot]
 
     def _feed(self) -> None:
-        """Writes tasks until there are none, or the pipe is full."""
+        """Writes pending tasks until the pipe is full."""
         with contextlib.suppress(BlockingIOError):
             while self._pending:
                 try:
@@ -121,7 +125,7 @@ class WorkerPool:
                 self._pending.popleft()
 
     def _receive(self, seconds: float) -> bool:
-        """Takes the results that are there, or come in some time."""
+        """Reads results; False if none came in this time."""
         if not select.select([self._results], [], [], seconds)[0]:
             return False
         data = os.read(self._results, 256 * RECORD_BYTES)
@@ -132,8 +136,8 @@ class WorkerPool:
         return True
 
     def _lost(self) -> NoReturn:
-        """Raises about workers of whom none has the pipes any more."""
-        # A process that ends closes its pipes before it says how it ended.
+        """Raises, as no worker holds the other end of a pipe."""
+        # A process closes its pipes before its exit code is known.
         end = time.monotonic() + _GRACE
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,7 +173,7 @@ def _pickled(*means: object) -> bytes:
 
 
 def _start(setting: Setting) -> subprocess.Popen:
-    # Not a fork that goes on: a new program, with what is named here.
+    # A new program, not a fork of a rank that has threads.
     process = subprocess.Popen(
         [sys.executable, '-m', 'chainer_fp8pipe.images.workers.worker'],
         stdin=subprocess.PIPE,
@@ -188,7 +192,7 @@ def _start(setting: Setting) -> subprocess.Popen:
 
 def _close(owner: int, processes: list[subprocess.Popen], slots: BatchRing,
            fds: list[int]) -> None:
-    """Ends the workers, also when nobody asked for it."""
+    """Ends the workers; called at the latest with the pool's life."""
     if os.getpid() != owner:        # a fork of the rank: they are not its own
         return
     slots.generation[0] += 1

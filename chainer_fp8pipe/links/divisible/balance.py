@@ -13,7 +13,7 @@ from ...planning.even_parts import partition
 from .layer_slots import LayerSlots
 from .lazy import Lazy
 from .measurement import LayerCost, measure
-from .shared_parameters import things_used
+from .shared_parameters import elements, own_parameters
 
 _BALANCES = ('parameters', 'layers', 'time')
 
@@ -24,11 +24,11 @@ def chunk_counts(model: LayerSlots, stages: int, chunks: int,
     """The number of layers of each chunk, in the model's order.
 
     Returns:
-        The counts, and the layers' numbers of parameters if they had to be
+        The counts, and the layers' numbers of parameters if these had to be
         found out.
 
     Raises:
-        ValueError: It cannot be cut so; on all ranks.
+        ValueError: The model cannot be cut so; on all ranks.
     """
     if operator.index(chunks) < 1:
         raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
@@ -69,41 +69,27 @@ def count_parameters(model: LayerSlots) -> list[int | None]:
     counts = []
     for number, slot in model.numbered_slots():
         sizes: list[int | None] = []
-        for thing in _own_things(slot):
-            if id(thing) in seen:
+        for thing in own_parameters(slot, seen):
+            if not isinstance(thing, Lazy):
+                sizes.append(elements(thing))
                 continue
-            seen.add(id(thing))
-            if isinstance(thing, chainer.Parameter):
-                sizes.append(_size(thing))
-            elif isinstance(thing, Lazy) and thing.layer is None:
-                if thing.key not in made:
-                    made[thing.key] = _sizes(thing.make(model.seed, number))
-                sizes.extend(made[thing.key])
+            if thing.key not in made:
+                made[thing.key] = _sizes(thing.make(model.seed, number))
+            sizes.extend(made[thing.key])
         counts.append(None if None in sizes else sum(filter(None, sizes)))
     return counts
-
-
-def _own_things(slot: Any) -> list[Any]:
-    if isinstance(slot, Lazy) and slot.layer is None:
-        return [slot]
-    # A function may use parameters, but does not hold them.
-    return things_used(slot) if isinstance(slot, (Lazy, chainer.Link)) else []
-
-
-def _size(parameter: chainer.Parameter) -> int | None:
-    return None if parameter.array is None else parameter.array.size
 
 
 def _sizes(layer: Any) -> list[int | None]:
     if not isinstance(layer, chainer.Link):
         return []
-    return [_size(parameter) for parameter
+    return [elements(parameter) for parameter
             in {id(one): one for one in layer.params()}.values()]
 
 
 def _completed(model: LayerSlots, counts: list[int | None], comm: Any,
                example: Any) -> list[int | None]:
-    """The counts with what an example tells."""
+    """The counts; those not known yet are found by running an example."""
     def found_out() -> list[LayerCost]:
         if example is None:
             number = counts.index(None)
@@ -131,7 +117,7 @@ def _given(balance: Sequence[int], parts: int, total: int) -> list[int]:
 
 def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
                    ) -> list[LayerCost]:
-    """What rank 0 finds; all ranks must cut at the same places.
+    """The result of ``action`` on rank 0: all ranks must cut alike.
 
     Raises:
         ValueError: ``action`` raised it there; on all ranks.

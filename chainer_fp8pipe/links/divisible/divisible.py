@@ -7,9 +7,9 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from ...pipeline.layers import Layer
+from ...mpi.ranks import all_ranks
+from ...pipeline.layers import Layer, LayerError
 from .balance import chunk_counts
-from .building import build_together
 from .layer_list import LayerList
 from .layer_slots import LayerRange
 from .model_table import describe, rows_of, table
@@ -70,10 +70,7 @@ class Divisible(LayerList):
 
     @property
     def pieces(self) -> tuple[tuple[Layer, ...], ...]:
-        """For each chunk that is here, its layers with their numbers.
-
-        Lazy layers are built.
-        """
+        """For each chunk that is here, its layers, built, by number."""
         layers = dict(self._numbered_layers())
         return tuple(tuple((number, layers[number])
                            for number in range(start, end))
@@ -132,10 +129,10 @@ class Divisible(LayerList):
             comm: The ranks of one pipeline, in the order of the stages: a
                 communicator of mpi4py's or ChainerMN's, or a
                 ``ProcessGrid``.
-            balance: What is to be even: ``'parameters'``: their number (and
-                with it the memory); ``'layers'``: the number of layers;
-                ``'time'``: the seconds that forward and backward take,
-                measured on ``example`` by rank 0.  Or the number of layers
+            balance: The measure that is divided evenly: ``'parameters'``
+                (their number, and with it the memory), ``'layers'`` (their
+                number), or ``'time'`` (seconds of forward and backward,
+                measured on ``example`` by rank 0).  Or the number of layers
                 of each chunk.
             chunks: How many chunks each rank gets, for the schedules
                 that take several; chunk ``c`` goes to rank ``c % comm.size``.
@@ -171,7 +168,7 @@ class Divisible(LayerList):
             stages=tuple(
                 f'stage {number}' + ('' if is_grid else f', rank {number}')
                 for number in range(stages)))
-        build_together(part, comm)
+        _build_together(part, comm)
         return part
 
     def __getitem__(self, i: Any) -> Any:
@@ -203,16 +200,15 @@ class Divisible(LayerList):
                       for number in range(start, end)]
         # All layers are no part, but they may be all that there is.
         if layout or bounds != ((0, self.total),):
-            part._part = LayerRange(self.total, bounds, rows_of(self,
-                                                                parameters),
-                              **layout)
+            part._part = LayerRange(
+                self.total, bounds, rows_of(self, parameters), **layout)
         part._leave(self, [slot for number, slot in slots.items()
                            if number not in inside])
         part._name_links()
         return part
 
     def _leave(self, whole: Divisible, outside: list[Any]) -> None:
-        """Lets go of other layers and methods of the whole model."""
+        """Drops attributes that hold other layers of the whole model."""
         gone = {id(thing) for thing in things_used(outside, whole)}
         for name in vars(self).keys() - _OWN:
             value = _rebound(vars(self)[name], whole, self)
@@ -227,7 +223,7 @@ _OWN = frozenset([*vars(Divisible()), '_local_link_hooks'])
 
 
 def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
-    """A method of the whole becomes that of the part."""
+    """A layer; in place of a method of the whole, that of the part."""
     if isinstance(layer, types.MethodType) and layer.__self__ is whole:
         return types.MethodType(layer.__func__, part)
     return layer
@@ -238,3 +234,29 @@ def _place(comm: Any) -> tuple[int, int]:
     if hasattr(comm, 'stage_index'):
         return comm.stage_index, comm.stages
     return comm.rank, comm.size
+
+
+def _build_together(part: Divisible, comm: Any) -> None:
+    """Builds the lazy layers of this rank's part, with all ranks.
+
+    A rank whose layer cannot be built would end alone, and the others would
+    wait for it.
+
+    Raises:
+        LayerError: A layer failed on some rank; on all ranks that can gather
+            objects.
+    """
+    problem, cause = '', None
+    try:
+        part._numbered_layers()
+    except Exception as error:      # the ranks that wait must hear of it
+        problem, cause = str(error), error
+    gather = getattr(all_ranks(comm), 'allgather', None)
+    if gather is None:
+        if cause:
+            raise cause
+        return
+    texts = [f'rank {rank}: {text}'
+             for rank, text in enumerate(gather(problem)) if text]
+    if texts:
+        raise LayerError('; '.join(texts)) from cause

@@ -1,19 +1,25 @@
-"""What one can do with a list, on a model of numbered layers."""
+"""The list operations of ``chainer.Sequential`` on numbered layers.
+
+Chainer's give copies and sums of the base class, cannot copy a lambda, and
+would build lazy layers before their numbers are final.
+"""
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from chainer import Link
+import numpy
+from chainer import Link, Sequential
 
-from .copyable import Copyable
-from .joining import must_be_sequential, slots_of
+from ...pipeline.layers import layer_name
+from .layer_slots import LayerRange, LayerSlots
 from .lazy import Lazy
 
 
-class LayerList(Copyable):
-    """A list of layers, as ``chainer.Sequential`` is.
+class LayerList(LayerSlots):
+    """A list of layers that can be edited, copied, added and pickled.
 
     What would give layers of the whole model other numbers is an error on a
     part of it.  Layers are compared by what they are, not by their names.
@@ -45,15 +51,10 @@ class LayerList(Copyable):
 
     def index(self, layer: Any, start: int | None = None,
               end: int | None = None) -> int:
-        """Position in this list of the first such layer.
-
-        Args:
-            layer: What to look for.
-            start: Look from here on.
-            end: Look up to here.
+        """Position of the first such layer from ``start`` up to ``end``.
 
         Raises:
-            ValueError: It is not there.
+            ValueError: There is none.
         """
         for position in range(len(self))[start:end]:
             if _same(self._slots[position], layer):
@@ -70,29 +71,24 @@ class LayerList(Copyable):
 
     # --- changing -----------------------------------------------------------
 
-    def append(self, layer: Any) -> None:
-        """Adds a layer at the end.
+    def extend(self, layers: Iterable[Any]) -> None:
+        """Adds layers at the end; those of a model are not built.
 
         Args:
-            layer: A link, a function, anything that can be called, or a
-                :func:`lazy` layer.
+            layers: Links, functions, anything that can be called, or
+                :func:`lazy` layers.
 
         Raises:
-            ValueError: It cannot be called, or this is a part of a model.
+            ValueError: One cannot be called, or this is a part of a model.
         """
-        self.insert(len(self), layer)
-
-    def extend(self, layers: Iterable[Any]) -> None:
-        """Adds layers at the end."""
-        # A model's lazies stay as they are.
-        self[len(self):] = slots_of(layers)
+        self[len(self):] = _slots_of(layers)
 
     def insert(self, i: SupportsIndex, layer: Any) -> None:
         """Adds a layer before position ``i``.
 
         Raises:
             IndexError: ``i`` is out of range.
-            ValueError: As :meth:`append`.
+            ValueError: As :meth:`extend`.
         """
         position = operator.index(i)
         if not -len(self) <= position <= len(self):
@@ -124,7 +120,7 @@ class LayerList(Copyable):
         """Takes out the first such layer.
 
         Raises:
-            ValueError: It is not there.
+            ValueError: There is none.
         """
         del self[self.index(layer)]
 
@@ -135,7 +131,7 @@ class LayerList(Copyable):
             if name != type_name]
 
     def _type_names(self) -> list[str]:
-        """Lazy layers are built only if they are made by functions."""
+        """Names of the layers' types; builds lazies of functions only."""
         return [slot.__name__ if isinstance(slot, Lazy)
                 and isinstance(slot.factory, type)
                 else _type_name(self[position])
@@ -150,7 +146,7 @@ class LayerList(Copyable):
         self[:] = self._slots[::-1]
 
     def add_link(self, link: Link) -> None:
-        """:meth:`append`, for links only."""
+        """Adds a link at the end."""
         if not isinstance(link, Link):
             raise TypeError(f'{link!r} is not a link; use append')
         self.append(link)
@@ -171,10 +167,189 @@ class LayerList(Copyable):
                              f'or lazy(...), not {layer!r}')
         return layer
 
+    # --- sums ---------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return self._sum(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._sum(other, self)
+
     def __iadd__(self, other: Any) -> Any:
-        must_be_sequential(other)
+        _must_be_sequential(other)
         self.extend(other)
         return self
+
+    def _sum(self, first: Any, second: Any) -> Any:
+        for model in (first, second):
+            _must_be_sequential(model)
+        return self._with([*_slots_of(first), *_slots_of(second)],
+                          _joined_part(first, second))
+
+    # --- copies -------------------------------------------------------------
+
+    def _alike(self) -> Any:
+        """A model of this class and with its attributes, without layers."""
+        result = type(self).__new__(type(self))
+        vars(result).update(vars(self))
+        result._slots, result.name = [], None
+        result._complete = result._initialised = False
+        hooks = self._local_link_hooks
+        result._local_link_hooks = None if hooks is None else hooks.copy()
+        return result
+
+    def _with(self, slots: list[Any], part: LayerRange | None = None) -> Any:
+        """A model of this class and with its attributes, of other layers."""
+        result = self._alike()
+        result._slots, result._part = list(slots), part
+        result._name_links()
+        return result
+
+    def copy(self, mode: str = 'share') -> Any:
+        """A copy of the same class, with copies of the layers.
+
+        Args:
+            mode: ``'share'``: parameters share their arrays with these.
+                ``'copy'``: they have equal values.  Both build lazy layers
+                first.  ``'init'``: they have new initial values, drawn from
+                NumPy's global generator; so is the seed of lazy layers that
+                are not built yet.
+
+        Raises:
+            ValueError: Another mode.
+        """
+        if mode not in ('share', 'copy', 'init'):
+            raise ValueError("mode must be 'share', 'copy' or 'init', not "
+                             f'{mode!r}')
+        if mode == 'share':
+            return self._with(_shared(self._layers), self._part)
+        if mode == 'copy':
+            self._numbered_layers()
+        result = copy.deepcopy(self)
+        result.name = None
+        if mode == 'init':
+            result._draw_again()
+        return result
+
+    def _draw_again(self) -> None:
+        self._seed = int(numpy.random.randint(1 << 31))
+        built = {id(layer): layer for layer in self._slots
+                 if isinstance(layer, Link)}
+        for layer in built.values():
+            if isinstance(layer, LayerList):
+                layer._draw_again()
+                continue
+            for parameter in layer.params(include_uninit=False):
+                parameter.initialize(parameter.shape)
+
+    def repeat(self, n_repeat: int, mode: str = 'init') -> Any:
+        """A model of this class whose layers are copies of this model.
+
+        As everywhere in Chainer, a repeated model becomes one layer;
+        :meth:`flatten` makes its layers those of the model, so that it can
+        be cut between them.
+
+        Args:
+            n_repeat: How often.
+            mode: Of :meth:`copy`.
+
+        Raises:
+            ValueError: Another mode, or this is a part.
+        """
+        self._must_be_whole()
+        result = self._alike()
+        for _ in range(n_repeat):
+            result.append(self.copy(mode))
+        return result
+
+    def flatten(self) -> Any:
+        """A model of this class with the layers of the models inside of it.
+
+        Lazy layers stay so, unless they may turn out to be such models.
+
+        Raises:
+            ValueError: This is a part.
+        """
+        self._must_be_whole()
+        return self._with(_flat_slots_of(self))
+
+    def __copy__(self) -> Any:
+        return self._with(self._slots, self._part)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        for name, value in vars(self).items():
+            vars(result)[name] = copy.deepcopy(value, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        for number, layer in self.numbered_slots():
+            # A lazy layer is called what its factory is.
+            if getattr(layer, '__name__', '') == '<lambda>':
+                raise ValueError(
+                    f'{layer_name(number, layer)} cannot be pickled as it is '
+                    'a lambda; use functools.partial or a function of a '
+                    'module')
+        # Those below 2 would not call __new__.
+        return super().__reduce_ex__(max(operator.index(protocol), 2))
+
+
+def _slots_of(layers: Iterable[Any]) -> list[Any]:
+    """The layers; those of a model are not built."""
+    if isinstance(layers, LayerSlots):
+        return [slot for _, slot in layers.numbered_slots()]
+    return list(layers)
+
+
+def _flat_slots_of(model: Sequential) -> list[Any]:
+    """The layers, with those of models inside of it in their place."""
+    flat: list[Any] = []
+    for position, slot in enumerate(_slots_of(model)):
+        if isinstance(slot, Lazy) and (
+                not isinstance(slot.factory, type)
+                or issubclass(slot.factory, Sequential)):
+            slot = model[position]      # it may turn out to be a model
+        flat.extend(_flat_slots_of(slot) if isinstance(slot, Sequential)
+                    else [slot])
+    return flat
+
+
+def _must_be_sequential(other: Any) -> None:
+    if not isinstance(other, Sequential):
+        raise ValueError('only a chainer.Sequential can be added, not a '
+                         f'{type(other).__name__}')
+
+
+def _joined_part(first: Sequential, second: Sequential) -> LayerRange | None:
+    """The layers of two models together: None for a whole model.
+
+    Raises:
+        ValueError: One is a part, and the other does not follow on it.
+    """
+    parts = [model._part for model in (first, second)
+             if isinstance(model, LayerSlots) and model._part]
+    if not parts:
+        return None
+    if isinstance(first, LayerSlots) and isinstance(second, LayerSlots) and (
+            first.total == second.total and first.seed == second.seed):
+        numbers = [number for model in (first, second)
+                   for number, _ in model.numbered_slots()]
+        start, end = min(numbers, default=0), max(numbers, default=-1) + 1
+        if numbers == list(range(start, end)):
+            whole = (start, end) == (0, parts[0].total)
+            return None if whole else LayerRange(
+                parts[0].total, ((start, end),), parts[0].rows)
+    raise ValueError(
+        f'{first!r} and {second!r} do not follow each other in one model; '
+        'for a new model of their layers write Divisible(*first, *second)')
+
+
+def _shared(layers: list[Any]) -> list[Any]:
+    """Copies of layers that share arrays; one of a layer at two places."""
+    copies = {id(layer): layer.copy('share') if isinstance(layer, Link)
+              else copy.copy(layer) for layer in layers}
+    return [copies[id(layer)] for layer in layers]
 
 
 def _same(slot: Any, layer: Any) -> bool:

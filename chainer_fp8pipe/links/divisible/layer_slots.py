@@ -1,13 +1,21 @@
-"""What a model holds: layers, built or not, and their numbers."""
+"""A ``chainer.Sequential`` whose layers keep the numbers of the whole model.
+
+Chainer's own puts links in a wrong order from the third on
+(``sequential.py:281``), deletes by the links' ``name``, which another model
+may have changed, and yields a link that stands at two places twice; so what
+depends on these lists is written anew here.
+"""
 from __future__ import annotations
 
 import contextlib
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+import chainer
 from chainer import Link, Sequential
 
+from ...pipeline.layer_block import as_tuple
 from ...pipeline.layers import LayerError, layer_name
 from .lazy import Lazy, initialising
 
@@ -18,11 +26,11 @@ class LayerRange(NamedTuple):
     Attributes:
         total: Number of layers of the whole model.
         bounds: Start and end (exclusive) of each run of layers.
-        rows: What the table says of each layer of the whole model.
+        rows: A table row for each layer of the whole model.
         layout: Start and end of each chunk of the whole model, in order;
-            None if it was cut by hand.
+            None if the part was cut by hand.
         stage: This rank's stage.
-        stages: What each stage is called.
+        stages: The name of each stage in tables.
     """
 
     total: int
@@ -34,7 +42,7 @@ class LayerRange(NamedTuple):
 
 
 class LayerSlots(Sequential):
-    """Holds layers by their numbers, and builds lazy ones when asked.
+    """Holds layers by their numbers, builds lazy ones, runs and names them.
 
     A layer's number is its index in the whole model, functions included; a
     part of a model keeps the numbers of the whole.
@@ -80,18 +88,10 @@ class LayerSlots(Sequential):
         return self._part.bounds if self._part else ((0, len(self._slots)),)
 
     def numbered_slots(self) -> list[tuple[int, Any]]:
-        """Number and layer of all that is here; nothing is built."""
+        """Number and layer of all that is here; builds nothing."""
         numbers = [number for start, end in self.bounds
                    for number in range(start, end)]
         return list(zip(numbers, self._slots, strict=True))
-
-    def _numbered_links(self) -> list[tuple[int, Link]]:
-        """Each link that is a layer, once, with its first number."""
-        first: dict[int, tuple[int, Link]] = {}
-        for number, layer in self._numbered_layers():
-            if isinstance(layer, Link):
-                first.setdefault(id(layer), (number, layer))
-        return list(first.values())
 
     def _must_be_whole(self) -> None:
         if self._part:
@@ -101,7 +101,7 @@ class LayerSlots(Sequential):
                 'a new model of these layers: Divisible(*part)')
 
     def _name_links(self) -> None:
-        """Lets links know their numbers; nothing here depends on it."""
+        """Gives links their numbers as names; nothing here reads them."""
         # Backwards, so that a link at two places has its first number.
         for number, layer in reversed(self.numbered_slots()):
             if isinstance(layer, Link):
@@ -131,21 +131,154 @@ class LayerSlots(Sequential):
             self._name_links()
         return self.numbered_slots()
 
+    def _numbered_links(self) -> list[tuple[int, Link]]:
+        """Each link that is a layer, once, with its first number."""
+        first: dict[int, tuple[int, Link]] = {}
+        for number, layer in self._numbered_layers():
+            if isinstance(layer, Link):
+                first.setdefault(id(layer), (number, layer))
+        return list(first.values())
+
+    # Chainer's own methods work on these two.
+
     @property
     def _layers(self) -> list[Any]:
-        """What Chainer's own methods work on."""
         self._numbered_layers()
         return self._slots
 
     @property
     def _children(self) -> list[Link]:
-        """As ``_layers``."""
         return [link for _, link in self._numbered_links()]
+
+    # --- forward ------------------------------------------------------------
+
+    def forward(self, *xs: Any) -> Any:
+        """Runs the layers one after the other.
+
+        A tuple (or list) that a layer returns becomes the arguments of the
+        next.  Parameters whose shape is known only now get the values that
+        they would get in a pipeline of any depth.
+
+        Raises:
+            RuntimeError: There are no layers, or they do not follow one
+                another.
+            TypeError: A layer returned None; the message names it.
+        """
+        if not self._slots:
+            raise RuntimeError(f'{self!r} does not have any layer')
+        ends = [end for _, end in self.bounds[:-1]]
+        if ends != [start for start, _ in self.bounds[1:]]:
+            raise RuntimeError(f'{self!r} cannot be run at a stretch, as '
+                               'layers are missing between; run its pieces')
+        value: Any = xs
+        for number, layer in self._numbered_layers():
+            value = self._call(number, layer, as_tuple(value))
+            if value is None:
+                raise TypeError(f'{layer_name(number, layer)} returned None; '
+                                'a layer returns a variable, an array, or a '
+                                'tuple of these')
+        self._initialised = True
+        return value
+
+    def _call(self, number: int, layer: Any, xs: tuple) -> Any:
+        if self._initialised or not isinstance(layer, Link) or all(
+                parameter.array is not None for parameter in layer.params()):
+            return layer(*xs)
+        with initialising(self._seed, number, layer.xp):
+            return layer(*xs)
+
+    # --- traversal ----------------------------------------------------------
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        """Each link once."""
+        for _, link in self.namedlinks(skipself):
+            yield link
+
+    def namedlinks(self, skipself: bool = False
+                   ) -> Iterator[tuple[str, Link]]:
+        """Each link once, with the first of its paths (``'/7/conv'``)."""
+        seen: set[int] = set()
+        if not skipself:
+            yield '/', self
+        for number, child in self._numbered_links():
+            for path, link in child.namedlinks():
+                if id(link) not in seen:
+                    seen.add(id(link))
+                    yield f'/{number}{path}'.rstrip('/'), link
+
+    def params(self, include_uninit: bool = True
+               ) -> Iterator[chainer.Parameter]:
+        """Each parameter once."""
+        for _, parameter in self.namedparams(include_uninit):
+            yield parameter
+
+    def namedparams(self, include_uninit: bool = True
+                    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """Each parameter once, with the first of its paths (``'/7/W'``)."""
+        seen: set[int] = set()
+        for number, child in self._numbered_links():
+            for path, parameter in child.namedparams(include_uninit):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f'/{number}{path}', parameter
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Saves or loads under the numbers of the whole model (``'7/W'``).
+
+        Any part can load what the whole model saved, and the files of all
+        parts together make up that of the whole.
+        """
+        for number, child in self._numbered_links():
+            child.serialize(serializer[str(number)])
+
+    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
+        """Copies from the layers with the same numbers.
+
+        Args:
+            link: A model that has all links that this has: the whole, or
+                the same part.
+            copy_persistent: As in Chainer.
+
+        Raises:
+            ValueError: A layer is missing there.
+        """
+        for mine, other in self._paired(link):
+            mine.copyparams(other, copy_persistent)
+
+    def addgrads(self, link: Link) -> None:
+        """Adds gradients of the layers with the same numbers."""
+        for mine, other in self._paired(link):
+            mine.addgrads(other)
+
+    def _paired(self, other: Any) -> Iterator[tuple[Link, Link]]:
+        if not isinstance(other, Sequential):
+            raise ValueError(f'{self!r} has nothing in common with a '
+                             f'{type(other).__name__}')
+        theirs = dict(other._numbered_layers() if isinstance(other, LayerSlots)
+                      else enumerate(other))
+        for number, child in self._numbered_links():
+            if not isinstance(theirs.get(number), Link):
+                raise ValueError(f'{layer_name(number, child)} is not in '
+                                 f'{type(other).__name__}')
+            yield child, theirs[number]
+
+    def init_scope(self, *_: Any) -> NoReturn:
+        """Refuses whatever is not a layer.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f'{type(self).__name__} holds layers only, as everything else '
+            'could not be cut; append a link that holds what you wanted to '
+            'register')
+
+    add_persistent = register_persistent = init_scope
 
 
 @contextlib.contextmanager
 def _inside(name: str) -> Iterator[None]:
-    """Says which layer of this model a layer that fails is in."""
+    """Adds the outer layer's name to an error about a layer inside."""
     try:
         yield
     except LayerError as error:

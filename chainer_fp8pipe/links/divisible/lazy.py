@@ -13,7 +13,7 @@ from ...pipeline.randomness import Place, at, current, preserved
 
 
 class Lazy:
-    """What :func:`lazy` returns: a layer that is yet to be built."""
+    """A layer that is not built yet, made by :func:`lazy`."""
 
     def __init__(self, factory: Callable, args: tuple,
                  kwargs: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Lazy:
 
     @property
     def __name__(self) -> str:
-        """What messages call this layer: the class or function's name."""
+        """The name of the class or function, for messages."""
         factory = getattr(self.factory, 'func', self.factory)   # a partial
         return getattr(factory, '__name__', type(factory).__name__)
 
@@ -74,7 +74,7 @@ class Lazy:
         return self.layer
 
     def make(self, seed: int, index: int) -> Callable:
-        """A layer like :meth:`build`'s that nobody keeps."""
+        """Builds another such layer, without keeping it."""
         name = layer_name(index, self)
         try:
             with initialising(seed, index), \
@@ -124,10 +124,10 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Lazy:
 
 @contextlib.contextmanager
 def initialising(seed: int, index: int, xp: Any = numpy) -> Iterator[None]:
-    """What is drawn inside depends on the model's seed and the layer alone.
+    """Seeds NumPy's generator inside by the model's seed and the layer.
 
     Inside of another layer that is being seeded (a ``Divisible`` may be a
-    layer of another one, and a pipeline seeds its layers) it does nothing:
+    layer of another one, and a pipeline seeds its layers) this does nothing:
     equal models at different places must not start with equal values.
 
     Args:

@@ -1,4 +1,4 @@
-"""What each layer of a model costs, measured one layer at a time."""
+"""Measures the parameters and the time of each layer of a model."""
 from __future__ import annotations
 
 import copy
@@ -38,9 +38,8 @@ def measure(model: LayerSlots, example: Any,
 
     Args:
         model: The whole model.
-        example: An input, or a tuple of them; where they are, the layers
-            run.
-        timed: Take the time of forward and backward as in training.
+        example: An input, or a tuple of them; the layers run on its device.
+        timed: Whether to time forward and backward as in training.
 
     Raises:
         ValueError: There is no example.
@@ -77,7 +76,7 @@ def _measured(slot: Any, seed: int, number: int, arrays: tuple,
     with initialising(seed, number, device.xp), chainer.using_device(device):
         if isinstance(layer, chainer.Link):
             layer.to_device(device)
-        # Nobody wants the gradient of the first layer's input.
+        # The first layer's input needs no gradient.
         outputs, _ = _run(layer, arrays, number > 0, timed, device)
         seconds = min(_run(layer, arrays, number > 0, timed, device)[1]
                       for _ in range(_RUNS)) if timed else 0.0
@@ -87,7 +86,7 @@ def _measured(slot: Any, seed: int, number: int, arrays: tuple,
 
 def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
          device: Any) -> tuple[tuple, float]:
-    """The outputs, and the seconds it took."""
+    """Runs a layer; returns its outputs and the seconds."""
     inputs = [chainer.Variable(
         array, requires_grad=wanted and array.dtype.kind == 'f')
         for array in arrays]

@@ -1,4 +1,4 @@
-"""What ``print`` shows of a model: which layers it has, and where."""
+"""The table of a model's layers that ``print`` shows."""
 from __future__ import annotations
 
 import functools
@@ -9,7 +9,7 @@ import chainer
 
 from .layer_slots import LayerSlots
 from .lazy import Lazy
-from .shared_parameters import things_used
+from .shared_parameters import elements, own_parameters
 
 #: Groups of more rows than this show what repeats itself once.
 _LONG = 12
@@ -22,8 +22,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: In the whole model.
-        text: What it is.
-        parameters: How many it has; None if that is not known.
+        text: The layer in a few words.
+        parameters: Number of its own; None if not known.
     """
 
     number: int
@@ -43,11 +43,11 @@ def describe(model: Any) -> str:
 def rows_of(model: Any,
             parameters: Sequence[int | None] | None = None
             ) -> tuple[Row, ...]:
-    """A row for each layer of the whole model, nothing being built.
+    """A row for each layer of the whole model; builds nothing.
 
     Args:
-        model: The model.
-        parameters: How many each layer has, where the layer cannot tell.
+        model: The model, or a part.
+        parameters: Numbers of parameters of layers that have no shape yet.
     """
     rows = {row.number: row for row in (model._part.rows if model._part
                                         else ())}
@@ -75,7 +75,7 @@ def table(model: Any) -> str:
 
 def _groups(model: Any, rows: tuple[Row, ...]
             ) -> list[tuple[str, tuple[Row, ...]]]:
-    """Titles and rows of what is on one rank, or here and elsewhere."""
+    """Titles and rows by rank, or of layers here and elsewhere."""
     part = model._part
     if part is None:
         return [('', rows)]
@@ -154,19 +154,9 @@ def _text(layer: Any) -> str:
 
 def _size(slot: Any, seen: set[int]) -> int | None:
     """Number of parameters that no layer before has; None if not known."""
-    if not isinstance(slot, (Lazy, chainer.Link)):
-        return 0
-    things = [thing for thing in things_used(slot) if id(thing) not in seen]
-    seen.update(map(id, things))
-    sizes = [None if isinstance(thing, Lazy) else _elements(thing)
-             for thing in things
-             if isinstance(thing, chainer.Parameter)
-             or isinstance(thing, Lazy) and thing.layer is None]
+    sizes = [None if isinstance(thing, Lazy) else elements(thing)
+             for thing in own_parameters(slot, seen)]
     return None if None in sizes else sum(filter(None, sizes))
-
-
-def _elements(parameter: chainer.Parameter) -> int | None:
-    return None if parameter.array is None else parameter.array.size
 
 
 def _number(row: Row) -> str:

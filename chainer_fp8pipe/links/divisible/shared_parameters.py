@@ -16,11 +16,11 @@ from .lazy import Lazy
 
 def check_cut(layers: Iterable[Layer],
               owner: Callable[[int], Hashable]) -> None:
-    """A layer that stands at two places must not be cut in two.
+    """Checks that no link or parameter would be on two sides of a cut.
 
     Args:
-        layers: All of the model; nothing is built.
-        owner: From a layer's index to who gets it.
+        layers: All of the model; none is built.
+        owner: Maps a layer's index to its owner.
 
     Raises:
         ValueError: Two owners' layers use one link, parameter or array; the
@@ -52,7 +52,7 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
             a function may refer to it.
     """
     found: list[Any] = []
-    # Things are kept alive here, as an id is free again after a death.
+    # Keeps things alive, as the id of a freed one may be used again.
     waiting = [layer]
     seen = {id(model)}
     for item in waiting:
@@ -65,6 +65,30 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
             found.append(item.array)
         waiting.extend(_inside(item))
     return found
+
+
+def own_parameters(slot: Any, seen: set[int]) -> list[Any]:
+    """Parameters, and the lazy layer itself, that no earlier slot holds.
+
+    Args:
+        slot: A layer, or a lazy one that may not be built yet.
+        seen: Identities of all that earlier slots use; the slot's are added.
+    """
+    # A function may use parameters, but does not hold them.
+    if not isinstance(slot, (Lazy, chainer.Link)):
+        return []
+    things = ([slot] if isinstance(slot, Lazy) and slot.layer is None
+              else things_used(slot))
+    found = [thing for thing in things if id(thing) not in seen
+             and (isinstance(thing, chainer.Parameter)
+                  or isinstance(thing, Lazy) and thing.layer is None)]
+    seen.update(map(id, things))
+    return found
+
+
+def elements(parameter: chainer.Parameter) -> int | None:
+    """Number of elements; None before the parameter has a shape."""
+    return None if parameter.array is None else parameter.array.size
 
 
 def _is_around(item: Any, layer: Any) -> bool:

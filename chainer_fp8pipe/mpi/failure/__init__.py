@@ -1,1 +1,1 @@
-"""Ranks that fail: the others end, and the one that failed is named."""
+"""A rank that fails ends the others, and is named."""

@@ -1,7 +1,7 @@
-"""The process beside the ranks of a node that sees which of them ends first.
+"""The script of the witness, which sees the first rank of a node that ends.
 
-:mod:`.witness` has it run as a script, and says what it is for.  It knows the
-standard library only, so that it starts quickly and stays small.
+:mod:`.witness` says what it is for.  It imports the standard library only, so
+that it starts quickly and stays small.
 
 A launcher that loses a rank kills the others, and one that is told to end the
 job kills them all; both come as signals to the ranks' process groups.  So two
@@ -12,11 +12,10 @@ first, it was the launcher that began, and the witness has nothing to say.
 Where all are ended by SIGTERM a rank may be gone before the sentinel; but that
 ends by it, too, while launchers that have lost a rank use SIGKILL.
 
-It does not matter how late the witness gets a core to look, as the kernel
-notes what happens in its order.  A process that dies closes what it has open,
-and the launcher acts on that, before the process counts as ended.  So what
-tells of an end is that the rank's line to the witness is closed; or, where
-a fork of the rank has it open, too, the end itself.
+The witness may get a core late, as the kernel keeps events in their order.  A
+dying process closes its files, on which the launcher acts, before it counts
+as ended.  So the end of a rank shows as its closed line to the witness; or,
+where a fork of the rank holds the line, too, as the end of the process.
 """
 import array
 import contextlib
@@ -84,12 +83,12 @@ class _Process:
             self.pidfd = os.pidfd_open(pid)
 
     def is_gone(self) -> bool:
-        """Whether it has ended, or does so soon."""
+        """Whether it has ended, or ends within a second."""
         return self.pidfd is None or bool(
             select.select([self.pidfd], [], [], _DYING)[0])
 
     def in_words(self) -> str:
-        """How it has ended."""
+        """Describes how it has ended."""
         status = self._status()
         if status is None:
             return 'was killed or crashed'
@@ -105,7 +104,7 @@ class _Process:
             if name in ('SIGKILL', 'SIGBUS') else '')
 
     def _status(self) -> int | None:
-        """As os.wait gives it to the parent; None if it cannot be had."""
+        """Wait status, as ``os.wait`` returns it; None if not available."""
         end = time.monotonic() + _PATIENCE
         while True:
             status = self._before_wait() or self._after_wait()
@@ -114,7 +113,7 @@ class _Process:
             time.sleep(1e-3)
 
     def _before_wait(self) -> int | None:
-        """While the parent has not asked.  Not 0, which may be a refusal."""
+        """The status of a zombie; None for 0, which may be a refusal."""
         with contextlib.suppress(OSError), open(
                 f'/proc/{self.pid}/stat') as file:
             fields = file.read().rpartition(')')[2].split()
@@ -123,7 +122,7 @@ class _Process:
         return None
 
     def _after_wait(self) -> int | None:
-        """When it has, from Linux 6.15 on."""
+        """The status after the parent has waited; from Linux 6.15 on."""
         if self.pidfd is None:
             return None
         info = array.array('B', _INFO.pack(_PIDFD_INFO_EXIT, 0))
@@ -142,11 +141,11 @@ class _Rank(_Process):
         pid: Its number.
 
     Attributes:
-        line: What it says comes from there.
-        closed: Whether it says nothing any more.
-        name: As it calls itself; '' if it has not.
+        line: Its connection to the witness.
+        closed: Whether the line is closed.
+        name: The name that it sent; '' before.
         said_goodbye: Whether it may end.
-        how: It has ended, in words; '' before :meth:`learn_how`.
+        how: How it has ended, in words; '' before :meth:`learn_how`.
     """
 
     def __init__(self, pid: int) -> None:
@@ -161,7 +160,7 @@ class _Rank(_Process):
         """Whether it has ended, or is ending.
 
         Args:
-            ready: File descriptor that something happened to.
+            ready: File descriptor that has an event.
         """
         if self.pidfd in (None, ready):
             return True
@@ -180,7 +179,7 @@ class _Rank(_Process):
                 f'job ({at}{others})\n')
 
     def learn_how(self) -> None:
-        """Asks how it has ended; the kernel may know it for a short time."""
+        """Finds how it has ended, which the kernel may soon forget."""
         self.how = self.in_words()
 
 
@@ -188,8 +187,8 @@ class _Witness:
     """Waits for the first end.
 
     Args:
-        listener: Ranks connect to it, and say who they are.
-        pipe: File descriptor of one that the sentinel reads.
+        listener: Socket that ranks connect to.
+        pipe: File descriptor of the pipe that the sentinel reads.
         sentinel: Its process.
     """
 
@@ -206,18 +205,18 @@ class _Witness:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks that it has heard of."""
         return len(self._ranks)
 
     def wait(self, starter: int) -> _Rank | None:
         """The rank that ended first; None if that was in order."""
-        # Also if it does not connect, the witness must not outlive it.
+        # The witness must not outlive its starter, connected or not.
         while self._add(starter).pidfd is not None:
             # In the order in which it happened, unlike poll.
             for ready, _ in self._epoll.poll():
                 if ready == self._pipe:
                     return None
-                # What was said before an end must be heard before it counts.
+                # A goodbye that was sent before an end counts.
                 self._meet()
                 if self._hear():
                     return None
@@ -235,7 +234,7 @@ class _Witness:
                     and self._sentinel.in_words().endswith('SIGTERM'))
 
     def _add(self, pid: int) -> _Rank:
-        """The rank of a process, which is watched from now on."""
+        """The rank of a process; watches the process from now on."""
         rank = self._ranks.get(pid)
         if rank is None:
             rank = self._ranks[pid] = _Rank(pid)
@@ -244,7 +243,7 @@ class _Witness:
         return rank
 
     def _meet(self) -> None:
-        """Takes new ranks in."""
+        """Accepts new connections."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 line, _ = self._listener.accept()
@@ -257,7 +256,7 @@ class _Witness:
                     self._add(pid).line = line
 
     def _hear(self) -> bool:
-        """Listens to all ranks; whether one of them ends the job."""
+        """Reads all messages; True if one of them ends the job."""
         for rank in self._ranks.values():
             with contextlib.suppress(BlockingIOError):
                 while rank.line and not rank.closed:

@@ -56,7 +56,7 @@ def end_all_ranks(text: str, code: int) -> None:
 
 
 def _wait_until_read() -> None:
-    """Until the launcher has taken what was printed out of its pipes."""
+    """Waits until the launcher has read the pipes of our output."""
     end = time.monotonic() + _PATIENCE
     for descriptor in (1, 2):       # whatever Python's own files are by now
         with contextlib.suppress(OSError):      # it is closed
@@ -65,7 +65,7 @@ def _wait_until_read() -> None:
 
 
 def _unread(descriptor: int) -> int:
-    """Bytes in a pipe that nobody has read; Linux tells the writer, too."""
+    """Unread bytes in a pipe, which Linux tells the writer, too."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return 0
     number = fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack('i', 0))

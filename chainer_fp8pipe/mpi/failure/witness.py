@@ -1,15 +1,14 @@
-"""A rank that dies without Python's knowledge is named all the same.
+"""Names a rank that is killed, or that crashes in a library.
 
-A rank may be killed by the kernel for want of memory, or crash in a library.
-It prints nothing then, and the launcher kills all other ranks before they can
-say whom they miss.  So on each node there is a process beside the ranks, the
-*witness*, which the launcher does not know of.  It waits for the first of
-them to end, and if that one has not said goodbye, names it on the standard
-error that it has from the rank that started it.  :mod:`._witness_process` is
-what it runs.
+Such a rank prints nothing, and the launcher kills all others.  The launcher's
+own report is not enough: when rank 1 of 3 was killed, Hydra (MPICH 5.0.2)
+named the process of rank 0, and it printed nothing about ``os._exit(3)``.
 
-This is a help, and not what a job depends on: where it cannot work, which is
-anywhere but on Linux and where processes may not be watched, there is none.
+So each node has a process beside the ranks, the *witness*, which runs
+:mod:`._witness_process`.  The witness waits for the first rank to end, and
+names a rank that has not said goodbye on its starter's standard error.  No
+job depends on the witness: there is none on systems other than Linux, or
+where processes may not be watched.
 """
 from __future__ import annotations
 
@@ -31,18 +30,18 @@ from . import _witness_process
 SWITCH = 'CHAINER_FP8PIPE_WITNESS'
 
 _SECONDS = 1.0          # to connect, at most
-_BACKLOG = 1024         # ranks of a node that may connect before it is up
+_BACKLOG = 1024         # ranks that may connect before the witness is up
 # A process that dies closes what it opened last first, Linux being so.  This
 # is above what the launcher reads, so that the witness knows before it does.
 _LOWEST_FD = 200
 
 
 class _Line:
-    """This rank's way to its witness.
+    """This rank's connection to its witness.
 
     Attributes:
         address: Of the witness; b'' if there is none.
-        role: What this rank does in the job.
+        role: This rank's part in the job.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class _Line:
         self._owner = 0
 
     def connect(self, address: bytes) -> None:
-        """Has this rank watched, if it can be."""
+        """Connects to a witness, if that is possible."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
             low.settimeout(_SECONDS)
             try:
@@ -70,7 +69,7 @@ class _Line:
             MPI.Comm.Create_keyval(delete_fn=say_goodbye), None)
 
     def say(self, message: bytes) -> None:
-        """Tells the witness, if there is one."""
+        """Sends a message to the witness, if there is one."""
         # Not from a fork of this rank, which has the socket, too.
         if self._socket and os.getpid() == self._owner:
             with contextlib.suppress(OSError):
@@ -81,17 +80,16 @@ _line = _Line()
 
 
 def watch(comm: MPI.Comm, role: str = '') -> None:
-    """Has these ranks watched, each once.  Call it on all of them.
+    """Registers these ranks with the witness of their node; call it on all.
 
-    One process is started per node, if it is not there, and not waited for:
-    a rank that dies within the first tenth of a second is not named.  It is
-    gone as soon as any rank of the node is.
+    The first call on a node starts the witness without waiting for it: a
+    rank that dies within the next tenth of a second is not named.  The
+    witness ends with the first rank of the node.
 
     Args:
         comm: The ranks.
-        role: What this rank does in the job, such as ``'stage 0'``, to be
-            named with it.  Without one it keeps that of an earlier call; at
-            first it is ``'worker'``.
+        role: This rank's part in the job for the message, such as ``'stage
+            0'``; '' keeps that of an earlier call, at first ``'worker'``.
     """
     if comm.size == 1:
         return
@@ -108,12 +106,12 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
 
 
 def say_goodbye(*_: Any) -> None:
-    """This rank's process may end from now on."""
+    """Tells the witness that this rank may end from now on."""
     _line.say(_witness_process.GOODBYE)
 
 
 def say_that_all_end() -> None:
-    """This rank ends the job, having said why; nobody need be named."""
+    """Tells the witness that this rank, which has said why, ends the job."""
     _line.say(_witness_process.ALL_END)
 
 
@@ -130,8 +128,7 @@ def _agree_on_one(node: MPI.Comm) -> bytes:
 
 
 def _is_possible() -> bool:
-    # Other systems have none of these, and a Python that was built for an
-    # old Linux has not the first.
+    # Missing on other systems, the first also in builds for an old Linux.
     return (hasattr(os, 'pidfd_open') and hasattr(socket, 'SO_PEERCRED')
             and bool(sys.executable) and os.environ.get(SWITCH) != '0')
 
@@ -142,7 +139,7 @@ def _start() -> bytes:
             socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind('')       # Linux then finds a name, and no file
         listener.listen(_BACKLOG)
-        # Nobody waits for it, so it must not be missed either.
+        # Kept, as Popen warns when a process is freed before it ends.
         keep_forever(subprocess.Popen(
             [sys.executable, '-I', '-S', _witness_process.__file__,
              str(listener.fileno()), str(os.getpid()),

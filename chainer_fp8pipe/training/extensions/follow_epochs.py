@@ -1,4 +1,4 @@
-"""Tells the learning rate's schedule how far the training is."""
+"""Passes the trainer's epoch to the learning rate's schedule."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,10 +15,10 @@ class FollowEpochs(extension.Extension):
 
     Add it on all ranks, once the optimizers are set up, where the number of
     samples is not known or batches are not all of one size.  Where an
-    optimizer has a communicator, its rank 0 speaks for all: rates that
-    differ would let the ranks' weights go apart.
+    optimizer has a communicator, rank 0's epoch counts for all: with
+    different rates the ranks' weights would diverge.
 
-    It has no state: after a snapshot the iterator knows where it is.
+    It has no state: a snapshot holds the iterator's.
 
     Raises:
         ValueError: No optimizer of the trainer has a schedule.

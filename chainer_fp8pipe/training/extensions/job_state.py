@@ -1,14 +1,14 @@
-"""All that one rank must have back for an exact continuation.
+"""The state of one rank, complete for an exact continuation.
 
-What a trainer serializes is not enough: Chainer leaves out much of the
-optimizers (:mod:`.optimizer_state`) and the generators of random numbers, and
-it knows nothing of a communicator's residuals.
+A trainer's own serialization is not enough: Chainer leaves out much of the
+optimizers (:mod:`.optimizer_state`), the generators of random numbers, and a
+communicator's residuals.
 
 A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
 Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
-``random/`` are this module's.  Keys of parameters are the same on whatever
-rank the parameter is, so that a state can move to other ranks; those below
-``communicator/`` and ``random/`` are of one rank in one layout, and cannot.
+``random/`` are this module's.  A parameter has the same keys on
+every rank, so that its state can move to other ranks; the state below
+``communicator/`` and ``random/`` is of one rank in one layout, and cannot.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
 
     Args:
         trainer: On this rank.
-        comm: What ``Snapshot`` was given.
+        comm: The argument of ``Snapshot``.
     """
     state = {**_prefixed('trainer/', _trainer(trainer)),
              **_prefixed('optimizer/', collect_optimizers(trainer)),
@@ -48,9 +48,9 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
 
 def restore(state: State, trainer: chainer.training.Trainer,
             comm: Any) -> None:
-    """Takes over what :func:`collect` gave, or :func:`movable` chose."""
-    # Not strict: an optimizer that had not updated a parameter yet has
-    # nothing to say of it; what must be there was checked before.
+    """Restores the state of :func:`collect`, or a part of one."""
+    # Not strict: an optimizer that had not updated a parameter yet has no
+    # state of it; necessary keys were checked before.
     deserializer = chainer.serializers.NpzDeserializer(state, strict=False)
     trainer.serialize(deserializer['trainer'])
     restore_optimizers(below('optimizer/', state), trainer)
@@ -64,7 +64,7 @@ def restore(state: State, trainer: chainer.training.Trainer,
 
 
 def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
-    """Those that average gradients, as far as one can see."""
+    """The communicators of ``comm`` and of multi-node optimizers."""
     found = [comm] if hasattr(comm, 'mpi_comm') else []
     for optimizer in trainer.updater.get_all_optimizers().values():
         # ChainerMN's multi-node optimizer has one.
@@ -76,9 +76,9 @@ def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
 
 
 def layout(keys: Collection[str]) -> set[str]:
-    """The keys that tell which part of which job a rank does.
+    """The keys of the model and of the updater's own values.
 
-    Those of the model, and what the updater has to say for itself.
+    Two ranks with equal ones do the same part of the same job.
     """
     return {key for key in keys if key.startswith(MODEL) or _of_updater(key)}
 
@@ -87,7 +87,7 @@ def movable(keys: Collection[str], current: State,
             trainer: chainer.training.Trainer) -> list[str]:
     """The keys that this rank takes from a snapshot of another layout.
 
-    Of model and optimizer, what belongs to this rank's parameters.
+    Of model and optimizer, those of this rank's parameters.
 
     Args:
         keys: All keys of the snapshot, of all its ranks.
@@ -113,7 +113,7 @@ def movable(keys: Collection[str], current: State,
 
 
 def missing(saved: Collection[str], current: State, exact: bool) -> str:
-    """What a snapshot lacks of what this rank needs; '' if nothing.
+    """The error about a key that a snapshot lacks; '' if none.
 
     Args:
         saved: The keys that this rank would get.
@@ -162,7 +162,7 @@ def incompatible(saved: State, current: State) -> str:
 
 
 def describe(key: str) -> str:
-    """A key as messages call it."""
+    """The name of a key in messages."""
     if key.startswith(MODEL):
         return 'parameter /' + key[len(MODEL):].partition('/')[2]
     return key
@@ -179,13 +179,13 @@ def _prefixed(prefix: str, state: State) -> State:
 
 
 def _of_updater(key: str) -> bool:
-    """Whether it is an updater's own value, such as ``iteration``."""
+    """Whether this is an updater's own value, such as ``iteration``."""
     return key.startswith('trainer/updater/') and ':' not in key
 
 
 def _stateful(trainer: chainer.training.Trainer, comm: Any
               ) -> Iterator[tuple[str, Any]]:
-    """The communicators that have a state, and where it is kept."""
+    """The communicators that have a state, with the prefix of its keys."""
     for number, communicator in enumerate(communicators(trainer, comm)):
         if hasattr(communicator, 'state'):
             yield f'communicator{number or ""}/', communicator
@@ -196,8 +196,8 @@ def _trainer(trainer: chainer.training.Trainer) -> State:
     try:
         trainer.serialize(serializer)
     except RuntimeError:
-        # The last thing it writes is the time since its start; one that has
-        # not started raises there.
+        # A trainer writes the time since its start last, and raises there
+        # if it has not started.
         if trainer._start_at is not None:
             raise
         serializer('_snapshot_elapsed_time', 0.0)
@@ -206,7 +206,7 @@ def _trainer(trainer: chainer.training.Trainer) -> State:
 
 
 def _random() -> State:
-    """Of NumPy's and Python's global generators, which Chainer draws from.
+    """The state of NumPy's and Python's global generators.
 
     CuPy's generators cannot be read; dropout on a GPU goes on with other
     masks.

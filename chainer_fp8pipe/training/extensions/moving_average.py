@@ -13,7 +13,7 @@ from ..learning_rate import check_number
 
 
 class _Place(NamedTuple):
-    """Where an array of a model is kept."""
+    """An array of a model, found by its owner and attribute."""
 
     key: str            # '/l1/W'
     owner: Any          # a parameter, or the link of a persistent value
@@ -70,7 +70,7 @@ class MovingAverage(extension.Extension):
 
     def __call__(self, trainer: chainer.training.Trainer | None = None
                  ) -> None:
-        """Takes the weights as they are now into the average."""
+        """Adds the present weights to the average."""
         new = 1 - min(self._decay, (1 + self._updates) / (10 + self._updates))
         for place in _places(self._model):
             with chainer.using_device(place.owner.device):
@@ -88,8 +88,8 @@ class MovingAverage(extension.Extension):
     def weights(self) -> Iterator[None]:
         """A ``with`` block in which the model has the averaged weights.
 
-        Afterwards it has its own back, bit for bit, whatever happens in the
-        block.  Before the first update, the average is the model itself.
+        Afterwards the model has its own weights back, bit for bit, also after
+        an error.  Before the first update, the average is the model itself.
         """
         own = []
         try:
@@ -134,7 +134,7 @@ class MovingAverage(extension.Extension):
             return
         self._averages.clear()
         for place in _places(self._model) if self._updates else ():
-            # Whatever the snapshot has none of starts when it comes.
+            # An array that the snapshot lacks starts with its first value.
             with contextlib.suppress(KeyError):
                 average = serializer(f'average{place.key}', None)
                 if average is not None:

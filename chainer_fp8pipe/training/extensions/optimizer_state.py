@@ -1,8 +1,8 @@
-"""What Chainer's optimizers leave out when they are serialized.
+"""The state of optimizers that Chainer does not serialize.
 
-Hyperparameters (a learning rate that an extension has changed), those that a
-single parameter has to itself, the dynamic loss scale, and the float32 copies
-of float16 parameters (``use_fp32_update``).
+Hyperparameters (a learning rate that an extension has changed), also those of
+single parameters, the dynamic loss scale, and the float32 copies of float16
+parameters (``use_fp32_update``).
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOSS_SCALE = ('_loss_scale', '_loss_scaling_isnan_ever')
 
 
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:
-    """Of every optimizer, below its name; to be saved beside the trainer."""
+    """The state of every optimizer, with keys below its name."""
     state: State = {}
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         state[f'{name}/class'] = numpy.asarray(_class_of(optimizer))
@@ -38,7 +38,7 @@ def collect_optimizers(trainer: chainer.training.Trainer) -> State:
 
 def restore_optimizers(state: State,
                        trainer: chainer.training.Trainer) -> None:
-    """Takes over what :func:`collect_optimizers` gave.
+    """Restores the state of :func:`collect_optimizers`.
 
     Call it after the trainer, and so the optimizers, were deserialized.
     """
@@ -98,7 +98,7 @@ def _rules(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _own(hyperparam: Any) -> Iterator[tuple[str, numpy.ndarray]]:
-    """The numbers that this set of hyperparameters has to itself."""
+    """The numbers in this set of hyperparameters, without its parent's."""
     for key, value in vars(hyperparam).items() if hyperparam else ():
         if isinstance(value, (int, float, numpy.number)):
             yield key, _from_number(value)

@@ -90,14 +90,14 @@ class PipelineTimeline(extension.Extension):
 
 
 def start_recording(updater: Any) -> None:
-    """The next update is recorded; call it on all ranks."""
+    """Records the next update; call it on all ranks."""
     updater.recorder.start(_common_origin(updater.grid.comm))
 
 
 def gather_events(updater: Any) -> list[Event] | None:
-    """What was recorded on all ranks in the update before.
+    """Gathers the events of the last update; call it on all ranks.
 
-    Call it on all ranks; rank 0 gets the events, the others None.
+    Rank 0 gets the events, the others None.
     """
     own = [event._replace(iteration=updater.iteration)
            for event in updater.recorder.events]
@@ -109,7 +109,7 @@ def gather_events(updater: Any) -> list[Event] | None:
 
 
 def _common_origin(comm: MPI.Comm) -> float:
-    """The same moment on all ranks, as each rank's clock has it.
+    """The same moment on all ranks, by each rank's clock.
 
     The ranks of a node have one clock.  Those of different nodes take the end
     of a barrier, some tens of microseconds apart.

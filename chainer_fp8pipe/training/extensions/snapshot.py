@@ -1,11 +1,11 @@
 """Snapshots of a whole job in one file, and continuation from them.
 
-Chainer's ``snapshot`` writes what one rank knows.  A run continues exactly
+Chainer's ``snapshot`` writes the state of one rank.  A run continues exactly
 only if every rank gets back its own iterator, random numbers and residuals,
-so this one gathers all ranks.  What is equal on all ranks that have it
-(a layer's parameters, its optimizer's state) is written once, under a name
-that does not depend on the rank; so a run can also go on with another number
-of stages or replicas.
+so this one gathers all ranks.  Values that are equal on all ranks that have
+them (a layer's parameters, its optimizer's state) are written once, under a
+name without the rank; so a run can also go on with another number of stages
+or replicas.
 """
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
     """Writes the state of all ranks to ``path``; call it on all ranks.
 
     Raises:
-        RuntimeError: Rank 0 could not write, on all ranks.  What was at
-            ``path`` before is still there.
+        RuntimeError: Rank 0 could not write, on all ranks.  A file that was
+            at ``path`` before is still there.
     """
     ranks = all_ranks(comm)
     state = raise_together(ranks, lambda: collect(trainer, comm))
@@ -218,7 +218,7 @@ def _is_layout(index: SnapshotIndex, ranks: MPI.Comm, current: State,
 
 def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
               ) -> str:
-    """What of the snapshot's model is on no rank; '' if nothing.
+    """The error about a key of the model that no rank takes; '' if none.
 
     Call it on all ranks.
     """
@@ -231,7 +231,7 @@ def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
 
 
 def _after(trainer: chainer.training.Trainer) -> None:
-    """Lets optimizers and updater know that they go on."""
+    """Tells optimizers and updater that they were resumed."""
     for optimizer in trainer.updater.get_all_optimizers().values():
         if hasattr(optimizer, 'target_params'):
             # ChainerMN's optimizer spends its first update on a broadcast

@@ -27,7 +27,7 @@ ALL = 'all/'
 
 
 class SnapshotIndex(NamedTuple):
-    """What is in a snapshot.
+    """The keys of a snapshot.
 
     Attributes:
         path: Of the file.
@@ -56,7 +56,7 @@ class Content:
     """An open snapshot; one value at a time is in memory.
 
     Attributes:
-        index: What is in it.
+        index: Its keys.
     """
 
     def __init__(self, path: str, archive: Any) -> None:
@@ -133,13 +133,13 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray]]) -> None:
 
 
 def digests(state: State) -> dict[str, bytes]:
-    """Of each value, dtype and shape included."""
+    """Digests of each value with its dtype and shape."""
     return {key: _digest(value) for key, value in state.items()}
 
 
 def plan(tables: Sequence[dict[str, bytes]]
          ) -> tuple[list[list[tuple[str, str]]], numpy.ndarray]:
-    """Who writes what.
+    """Decides which rank sends which values.
 
     Args:
         tables: Each rank's :func:`digests`.
@@ -173,7 +173,7 @@ def _digest(value: numpy.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """Whatever goes wrong inside means that the file is damaged."""
+    """Turns any error inside into one that says the file is damaged."""
     try:
         yield
     except FileNotFoundError:

@@ -57,7 +57,7 @@ def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
 
 def read(comm: MPI.Comm, content: Content | None, keys: Sequence[str],
          wanted: numpy.ndarray, exact: bool) -> State:
-    """What this rank wants from the file; call it on all ranks.
+    """Reads this rank's values from the file; call it on all ranks.
 
     Args:
         comm: The ranks.
@@ -87,7 +87,7 @@ def read(comm: MPI.Comm, content: Content | None, keys: Sequence[str],
 def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
            wishes: numpy.ndarray, exact: bool
            ) -> tuple[State, Exception | None]:
-    """Rank 0's part of :func:`read`: its own state, and what went wrong.
+    """Rank 0's part of :func:`read`: its own state, and the error.
 
     Args:
         wishes: bool array (ranks, keys).
@@ -114,12 +114,12 @@ def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
 
 
 class _Source:
-    """Reads until something goes wrong, and then gives None.
+    """Reads values; after an error, gives None.
 
-    The other ranks have to get something for each value they wait for.
+    The other ranks wait for a message for each of their values.
 
     Attributes:
-        problem: What went wrong.
+        problem: The first error.
     """
 
     def __init__(self, content: Content) -> None:
@@ -138,7 +138,7 @@ class _Source:
 
 def _arrivals(comm: MPI.Comm, parts: list[list[tuple[str, str]]]
               ) -> Iterator[tuple[str, numpy.ndarray]]:
-    """What the other ranks send, as they do."""
+    """The values that the other ranks send, in their order."""
     for rank, part in enumerate(parts):
         for prefix, key in part if rank else ():
             yield prefix + key, comm.recv(source=rank)

@@ -15,8 +15,8 @@ class StopWhenDiverged:
     for ever.  Without dynamic loss scaling this hook does nothing;
     communicators of this package then raise an error themselves.
 
-    After averaging, gradients and scale are the same on all ranks, and so
-    all raise.
+    After averaging, gradients and scale are the same on all ranks, so all of
+    them raise.
     """
 
     name = 'StopWhenDiverged'

@@ -1,4 +1,4 @@
-"""The learning rate of every update, from how far the training is."""
+"""Sets the learning rate of every update from the epoch."""
 from __future__ import annotations
 
 from typing import Any
@@ -9,21 +9,21 @@ from ..learning_rate import LearningRate, check_count
 class RateSchedule:
     """Sets the optimizer's ``lr`` before each update.
 
-    How far the training is, it finds from the optimizer's count of updates,
-    which is part of every snapshot, or is told by
+    The epoch follows from the optimizer's count of updates, which is part of
+    every snapshot, or is set by
     :class:`~chainer_fp8pipe.training.extensions.FollowEpochs`.
 
     Args:
         rate: The rates.
         samples: In the data set, over all ranks; every update is then taken
             to be of a whole batch, as those of Chainer's iterators are that
-            repeat.  None: it has to be told.
+            repeat.  None: :attr:`epoch` must be set.
 
     Raises:
         ValueError: ``samples`` is no positive integer, or less than a batch.
 
     Attributes:
-        epoch: What it was told, epochs so far; None: nothing.
+        epoch: Epochs so far, where ``samples`` is None.
     """
 
     name = 'Schedule'

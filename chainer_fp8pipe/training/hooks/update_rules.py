@@ -1,4 +1,4 @@
-"""Hooks that see gradients as update rules do: unscaled, in float32.
+"""Hooks for gradients that are unscaled and in float32.
 
 Chainer calls an optimizer's own hooks while gradients still carry the factor
 of loss scaling, in float16 for parameters in float16.  Norms taken then are
@@ -71,7 +71,7 @@ class WeightHook(abc.ABC):
         Args:
             xp: NumPy or CuPy.
             weight: An array, float32 or float64.
-            gradient: Of the same shape; to be left as it is.
+            gradient: Of the same shape; must not be changed.
         """
 
     def _join(self, optimizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of this package, trained as a pipeline."""
+"""Trains an unmodified Chainer script as a pipeline."""
 from .refusal import Refusal, refuse_all
 from .script_run import Options, PipelineJob
 

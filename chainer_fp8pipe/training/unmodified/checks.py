@@ -1,7 +1,7 @@
-"""What a script may do that is to be trained as a pipeline.
+"""Checks that a script can be trained as a pipeline.
 
-Every ``ValueError`` here says in one line what the script does that cannot be
-done, and what to do instead.
+Every ``ValueError`` names, in one line, the obstacle in the script and the
+remedy.
 """
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def the_optimizer(given: Any, replicas: int) -> Any:
 
 
 def check_loss(loss_func: Any, model: chainer.Link) -> None:
-    """The loss must be inside of the model."""
+    """Raises ValueError if the loss is not inside of the model."""
     if loss_func is not None and not is_model(loss_func, model):
         name = getattr(loss_func, '__name__', type(loss_func).__name__)
         raise ValueError(
@@ -70,14 +70,14 @@ def check_loss(loss_func: Any, model: chainer.Link) -> None:
 
 
 def is_model(function: Any, model: Any) -> bool:
-    """Whether to call it is to call the model."""
+    """Whether a function is the model, or its ``forward``."""
     return function is model or (
         getattr(function, '__self__', None) is model
         and function.__name__ in ('__call__', 'forward'))
 
 
 def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
-    """How many samples a micro-batch has."""
+    """Number of samples of a micro-batch."""
     found = batch_size // (micro_batches * replicas)
     if not found:
         raise ValueError(

@@ -1,9 +1,8 @@
 """One rank reads each batch and divides it over the replicas.
 
-Every rank of the job runs the script, and has an iterator of its own; without
-a seed, each shuffles in another way.  Only the first one's is used, so that
-each sample comes once in an epoch, and in the order in which the script would
-have read it by itself.
+Every rank of the job runs the script and makes an iterator; without a seed,
+each shuffles in another order.  Only the first rank's is used, so that each
+sample comes once in an epoch, in the order of a serial run.
 """
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class DividingIterator(chainer.dataset.Iterator):
 
 
 class ReceivingIterator(FollowingIterator):
-    """Has the samples that the first replica's rank has for this one.
+    """Receives this replica's samples from the first replica's rank.
 
     Args:
         comm: The replicas' ranks that read.

@@ -16,7 +16,7 @@ _STATISTICS = extensions.ParameterStatistics,
 
 
 def adapted(extension: Any, job: Any) -> Any:
-    """What a trainer gets in place of an extension; None: nothing.
+    """The extension that replaces a script's own; None to leave it out.
 
     Args:
         extension: The script's, on each rank.
@@ -34,9 +34,9 @@ def adapted(extension: Any, job: Any) -> Any:
 
 
 def _silent(extension: Any) -> Any:
-    """The same extension on a rank that writes and prints nothing.
+    """Keeps an extension from writing and printing.
 
-    A ``LogReport`` goes on collecting: others look into it.
+    A ``LogReport`` goes on collecting, as other extensions read it.
     """
     if isinstance(extension, extensions.PlotReport):
         return None
@@ -51,7 +51,7 @@ def _silent(extension: Any) -> Any:
 
 
 class _Nowhere:
-    """A stream of which nobody hears."""
+    """A stream that discards its text."""
 
     def write(self, text: str) -> None:
         """Does nothing."""
@@ -88,7 +88,7 @@ class WholeSnapshot(_snapshot._Snapshot):
     job: Any
 
     def initialize(self, trainer: Any) -> None:
-        """As in Chainer: loads the newest snapshot, if it is to."""
+        """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
         if self.autoload:
             name = self.job.comm.bcast(
                 None if self.job.comm.rank else
@@ -101,7 +101,7 @@ class WholeSnapshot(_snapshot._Snapshot):
             self.writer._add_cleanup_hook(lambda: self._clean(trainer.out))
 
     def on_error(self, trainer: Any, exc: Any, tb: Any) -> None:
-        """Nothing: the other ranks may not take part."""
+        """Does nothing, as the other ranks may not take part."""
 
     def __call__(self, trainer: Any) -> None:
         if self.job.comm.bcast(bool(self.condition())):

@@ -15,9 +15,9 @@ from .refusal import Refusal, refusing
 
 def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """What ``save_npz`` does with an object of the script; on all ranks.
+    """Replaces ``save_npz`` of the script; on all ranks.
 
-    Rank 0 writes; a model or optimizer as one that has all parameters.
+    Rank 0 writes; the file of a model or optimizer has all parameters.
     """
     if isinstance(obj, dict):       # of what has been gathered
         original(file, obj, *args, **kwargs)
@@ -39,7 +39,7 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """What ``load_npz`` does with an object of the script; on all ranks."""
+    """Replaces ``load_npz`` of the script; on all ranks."""
     if isinstance(obj, chainer.training.Trainer):
         if original.__name__ != 'load_npz' or not _is_path(file):
             raise Refusal('a trainer of a pipeline can go on by '
@@ -91,7 +91,7 @@ def _is_divided(job: Any, obj: Any) -> bool:
 
 
 def _prefix(job: Any, obj: Any) -> str:
-    """Of a link's keys in its model; '' for the model and for others."""
+    """Prefix of a link's keys in its model; '' for the model and others."""
     if job.updater is None or not isinstance(obj, chainer.Link):
         return ''
     return next((path.strip('/') + '/' for path, link

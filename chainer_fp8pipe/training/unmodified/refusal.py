@@ -1,4 +1,4 @@
-"""Scripts that cannot be trained as a pipeline are told why, in one line."""
+"""Ends all ranks with one line on why a script cannot be a pipeline."""
 from __future__ import annotations
 
 import contextlib
@@ -13,7 +13,7 @@ from ...mpi.failure.abort import end_all_ranks
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
-#: What a command gives that was called wrongly.
+#: Exit code of a command with wrong arguments.
 _CODE = 2
 
 

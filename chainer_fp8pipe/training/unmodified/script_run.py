@@ -1,4 +1,4 @@
-"""A script that knows nothing of ranks, run on all of them."""
+"""Runs an unmodified script on all ranks, as a pipeline."""
 from __future__ import annotations
 
 import inspect
@@ -47,12 +47,11 @@ class Options(NamedTuple):
 
 
 class PipelineJob:
-    """Has a script's ``StandardUpdater`` be a :class:`PipelineUpdater`.
+    """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
 
     A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
-    ranks run the script; what the ranks would do differently (initial values,
-    the order of the data, a validation set drawn by chance) is done as on
-    rank 0, and what is printed or written comes from rank 0.
+    ranks run the script with rank 0's initial values, order of the data and
+    validation set; rank 0 alone prints and writes.
 
     Args:
         comm: All ranks.
@@ -77,11 +76,7 @@ class PipelineJob:
         return self.updater and self.updater.get_optimizer('main').target
 
     def finish(self) -> None:
-        """At the end of the script.
-
-        Raises:
-            Refusal: No pipeline was made.
-        """
+        """Raises Refusal if the script has made no pipeline."""
         if self.updater is None:
             raise Refusal(
                 'the script has made no chainer.training.StandardUpdater, so '
@@ -158,7 +153,7 @@ class PipelineJob:
     # --- details ------------------------------------------------------------
 
     def warn(self, text: str) -> None:
-        """Says something on rank 0."""
+        """Prints a warning on rank 0."""
         if self.comm.rank == 0:
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
 
@@ -240,12 +235,12 @@ class PipelineJob:
         return DividingIterator(iterator, self.grid.data)
 
     def _seed(self) -> int:
-        """Of dropout: another one where the script is seeded otherwise."""
+        """The seed of dropout, drawn from the script's generator."""
         with preserved():
             return self.comm.bcast(int(numpy.random.randint(1 << 31)))
 
     def _evaluation(self, target: Any) -> Callable:
-        """What an ``Evaluator`` calls; it may be made before the updater."""
+        """The function of an ``Evaluator``, which may precede the updater."""
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             if self.updater is None:
                 return target(*args, **kwargs)
@@ -259,7 +254,7 @@ class PipelineJob:
 
 
 def _arrays_of(optimizer: Any) -> int:
-    """How many arrays of a parameter's size the optimizer keeps."""
+    """Number of arrays of a parameter's size that the optimizer keeps."""
     rule = optimizer.create_update_rule()
     parameter = chainer.Parameter(numpy.zeros(1, numpy.float32))
     parameter.grad = numpy.zeros(1, numpy.float32)

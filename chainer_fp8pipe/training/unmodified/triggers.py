@@ -1,4 +1,4 @@
-"""When something is due, where every rank runs the script."""
+"""Triggers that fire on all ranks when rank 0's does."""
 from __future__ import annotations
 
 from typing import Any
@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 from ...mpi.waiting import wait_until
 
-#: These look at nothing but how many updates there were.
+#: These depend on the number of updates alone.
 _COUNTING = IntervalTrigger, ManualScheduleTrigger
 
 
 def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
-    """Has all ranks do what is due on rank 0: clocks differ between them.
+    """Makes all triggers follow rank 0's, as clocks differ between ranks.
 
     Call it on all ranks, before the training runs.
 
@@ -23,7 +23,7 @@ def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
         comm: All ranks.
     """
     trainer.stop_trigger = _followed(trainer.stop_trigger, comm)
-    # What only writes a picture is on rank 0 alone.
+    # Extensions that only write a picture are on rank 0 alone.
     everywhere = set.intersection(
         *map(set, comm.allgather(list(trainer._extensions))))
     for name, entry in trainer._extensions.items():
@@ -49,7 +49,7 @@ class Followed:
 
     def __call__(self, trainer: Any) -> bool:
         fires = numpy.array([bool(self._trigger(trainer))])
-        # Ranks may outnumber the cores, which MPI's own wait keeps.
+        # MPI's own wait would keep the core from other ranks.
         wait_until(self._comm.Ibcast(fires).Test)
         return bool(fires[0])
 

@@ -8,10 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images.bad_image import ImageError
 from chainer_fp8pipe.images.decoding import decode, libturbojpeg, resizing
-from chainer_fp8pipe.images.decoding.decode import (
-    IndexingDecoder,
-    create_decoder,
-)
+from chainer_fp8pipe.images.decoding.decode import create_decoder
 from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
 
 import numpy
@@ -102,7 +99,7 @@ def test_transparency_is_ignored(name):
 
 
 @every_decoder
-def test_of_sixteen_bits_the_upper_eight_are_used(name):
+def test_sixteen_bits_are_cut_to_the_upper_eight(name):
     grey = numpy.arange(2000, dtype=numpy.uint16).reshape(40, 50) * 32
     result = create_decoder(name).decode(png(grey), _whole(50, 40))
     numpy.testing.assert_array_equal(result[..., 1], grey >> 8)
@@ -255,11 +252,10 @@ def test_with_an_index_a_part_is_what_it_is_without(number, side):
 
 def test_the_fast_decoder_alone_has_an_index():
     encoded = jpeg(photograph())
-    assert not isinstance(create_decoder('pillow'), IndexingDecoder)
+    assert create_decoder('pillow').index(encoded) is None
     if _THERE:
         assert create_decoder('turbojpeg-whole').index(encoded) is None
         assert create_decoder('turbojpeg').index(encoded)
-        assert isinstance(create_decoder('turbojpeg'), IndexingDecoder)
 
 
 @_NEEDS
@@ -271,7 +267,7 @@ def test_with_an_index_only_a_part_of_the_file_is_read(asked):
 
 
 @_NEEDS
-def test_what_an_index_says_is_checked_like_a_header():
+def test_the_size_in_an_index_is_checked_like_that_in_a_header():
     encoded = jpeg(_small())
     decoder = create_decoder('turbojpeg', max_pixels=1999)
     index = decoder.index(encoded)
@@ -302,7 +298,7 @@ def without_libraries(monkeypatch):
 
 
 @pytest.mark.usefixtures('without_libraries')
-def test_without_the_libraries_pillow_does_it_and_the_log_says_so_once(
+def test_missing_libraries_are_replaced_by_pillow_and_logged_once(
         caplog):
     with caplog.at_level(logging.WARNING):
         names = [create_decoder().name for _ in range(3)]

@@ -50,7 +50,7 @@ def test_bytes_that_fill_between_segments_are_skipped():
                        _LIMIT)[:2] == (50, 40)
 
 
-def test_what_follows_the_image_is_ignored():
+def test_bytes_after_the_image_are_ignored():
     assert read_header(jpeg(_small()) + bytes(100), _LIMIT)[:2] == (50, 40)
 
 
@@ -62,7 +62,7 @@ def test_what_follows_the_image_is_ignored():
     (b'\xff\xd8\xff\xd9', 'a JPEG without an image'),
     (b'\x89PNG\r\n\x1a\n', 'cut short in its header'),
 ])
-def test_what_is_no_image_is_an_error_that_says_so(data, reason):
+def test_a_file_that_is_no_image_is_an_error_with_its_fault(data, reason):
     with pytest.raises(ImageError, match=reason):
         read_header(data, _LIMIT)
 

@@ -66,7 +66,7 @@ def test_shrinking_averages_pixels():
 
 @pytest.mark.parametrize('data', [b'', b'no image', jpeg(
     photograph()[:16, :16], mode='CMYK')], ids=['empty', 'text', 'CMYK'])
-def test_what_it_cannot_decode_is_none(data):
+def test_a_file_that_the_library_cannot_decode_gives_none(data):
     assert libturbojpeg.Decompressor().decode(
         data, 16, 16, (0, 0, 16, 16), 1) is None
 

@@ -25,7 +25,7 @@ def fast(request, monkeypatch):
 
 @pytest.mark.usefixtures('fast')
 @pytest.mark.parametrize('size', [(224, 224), (31, 57), (640, 700), (1, 1)])
-def test_it_is_pillows_bilinear_to_one_level(size):
+def test_resizing_equals_pillows_bilinear_to_one_level(size):
     expected = numpy.asarray(Image.fromarray(photograph()).resize(
         size[::-1], Image.Resampling.BILINEAR))
     assert difference(resize(photograph(), size), expected).max() <= 1

@@ -115,7 +115,7 @@ def test_pillow_finds_the_same_pixels_in_it(data):
 @pytest.mark.parametrize('options', [
     {}, {'subsampling': '4:4:4', 'quality': 100}, {'mode': 'L'},
     {'optimize': True, 'quality': 20}], ids=str)
-def test_all_of_an_image_is_the_file_without_what_is_not_needed(options):
+def test_a_cut_of_the_whole_image_is_the_file_without_metadata(options):
     encoded = jpeg(photograph(), exif=b'Exif' + bytes(1000), **options)
     part = JpegIndex.of(encoded).cut(encoded, (0, 0, 640, 427), 1)
     assert (part.width, part.height) == (640, 427)
@@ -227,7 +227,7 @@ SMALL = jpeg(photograph()[:40, :50])
         'no end', 'cut short', 'more than codes', 'header cut short',
         'arithmetic', '12 bits', 'several scans', 'restarts announced',
         'no table', 'marker', 'marker behind'])
-def test_what_is_unusual_or_damaged_has_no_index(data):
+def test_an_unusual_or_damaged_jpeg_has_no_index(data):
     assert JpegIndex.of(data) is None
 
 

@@ -43,7 +43,7 @@ def test_a_message_is_read_back(text):
     assert slot.message(0) == ''
 
 
-def test_of_a_long_message_the_end_is_kept():
+def test_a_long_message_keeps_its_end():
     layout = RingLayout(1, 1, (3, 2, 2), numpy.dtype('u1'))
     slot = BatchRing(Segment.create(layout.total_bytes), layout)[0]
     slot.set_message(0, 'x' * 5000 + 'KeyError')

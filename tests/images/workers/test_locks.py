@@ -66,7 +66,7 @@ def test_an_error_inside_opens_it(segment):
     assert is_through(enter(lock), 20)
 
 
-def test_what_cannot_be_locked_is_not_held():
+def test_a_lock_that_fails_is_not_held():
     segment = Segment.create(10)
     lock = FileLock(segment.fd)
     segment.close()

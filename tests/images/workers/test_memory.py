@@ -31,7 +31,7 @@ def group(files, folder, limit, used, cached, version=2):
         f'anon 5\nactive_file {cached}\ninactive_file {cached}\n')
 
 
-def test_without_control_groups_it_is_the_machines(files):
+def test_without_control_groups_memory_is_the_machines(files):
     assert memory.total_bytes() == 16 * GIB
     assert memory.available_bytes() == 8 * GIB
 
@@ -69,5 +69,5 @@ def test_another_system_has_no_such_files(files):
     assert memory.total_bytes() == memory.available_bytes() > 0
 
 
-def test_this_machine_has_some():
+def test_this_machine_has_memory():
     assert 0 < memory.available_bytes() <= memory.total_bytes()

@@ -11,8 +11,8 @@ from ..processes import holders
 
 OTHER = """
 import sys
-from chainer_fp8pipe.images.workers.segment import Place, Segment
-segment = Segment.open(Place(*map(int, sys.argv[1:])))
+from chainer_fp8pipe.images.workers.segment import Segment, SegmentPlace
+segment = Segment.open(SegmentPlace(*map(int, sys.argv[1:])))
 segment.view(0, 3)[:] = b'abc'
 """
 

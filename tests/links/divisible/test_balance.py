@@ -79,7 +79,7 @@ def test_arguments_that_cannot_be_compared_are_counted_one_by_one():
     assert count_parameters(model) == [8, 8]
 
 
-def test_what_is_shared_counts_where_it_is_first():
+def test_shared_parameters_count_where_they_are_first():
     link, later = L.Linear(2, 2), lazy(L.Linear, 3, 3)
     tied = L.Linear(2, 2)
     with tied.init_scope():

@@ -2,6 +2,8 @@ import gc
 import weakref
 
 from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.mpi.grid import ProcessGrid
+from chainer_fp8pipe.pipeline.layers import LayerError
 
 import chainer
 import chainer.functions as F
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.ranks import on_ranks
 
 from ..helpers import INPUT, Net, Rank, bits, linears, marks, stages
 
@@ -306,3 +310,31 @@ def test_a_slice_over_several_chunks_has_several_runs():
 def test_a_slice_with_gaps_is_an_error():
     with pytest.raises(ValueError, match='consecutive'):
         Divisible(*linears(4))[::2]
+
+
+def model():
+    return Divisible(lazy(L.Linear, 4, 4), lazy(L.Linear, 4, 3, bad=1))
+
+
+@on_ranks(1, 2)
+@pytest.mark.parametrize('balance', ['layers', 'parameters'])
+def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks(comm, balance):
+    with pytest.raises(LayerError, match=r'layer 1 .* cannot be built: '
+                                         'TypeError'):
+        model().stage(comm, balance=balance)
+
+
+@on_ranks(4)
+def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks_of_a_grid(comm):
+    grid = ProcessGrid(comm, pipeline=2)
+    with pytest.raises(LayerError, match='rank 1: .*; rank 3: layer 1'):
+        model().stage(grid, balance='layers')
+    grid.free()
+
+
+def test_a_communicator_that_only_counts_is_enough():
+    class Comm:
+        rank, size = 0, 2
+    part = Divisible(lazy(L.Linear, 4, 4), lazy(L.Linear, 4, 3)).stage(
+        Comm(), balance='layers')
+    assert part.bounds == ((0, 1),)

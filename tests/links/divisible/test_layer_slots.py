@@ -1,4 +1,5 @@
 import contextlib
+import io
 
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.layers import LayerError
@@ -9,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from ..helpers import Net, Rank, bits
+from ..helpers import INPUT, Net, Rank, bits, linears
 
 
 class Counting:
@@ -42,7 +43,7 @@ def test_nothing_is_built_before_it_is_asked_for():
     assert factory.made == []
 
 
-def test_what_is_added_later_is_built_as_well():
+def test_layers_added_later_are_built_as_well():
     factory, model = counted(1)
     list(model.params())
     model.append(lazy(factory, 1))
@@ -202,3 +203,245 @@ def test_a_failure_is_not_remembered():
     with contextlib.suppress(LayerError):
         list(model.params())
     assert len(list(model.params())) == 2
+
+
+X = np.ones((1, 2), np.float32)
+
+
+def saved(model):
+    """What ``save_npz`` writes, as a dictionary."""
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, model)
+    return file.getvalue(), dict(np.load(io.BytesIO(file.getvalue())))
+
+
+def load(file, model, **options):
+    chainer.serializers.load_npz(io.BytesIO(file), model, **options)
+
+
+# --- running ----------------------------------------------------------------
+
+def test_forward_equals_that_of_chainers_sequential():
+    layers = [L.Linear(3, 4), F.relu, L.BatchNormalization(4),
+              L.Linear(4, 2)]
+    np.testing.assert_array_equal(
+        Divisible(*layers)(INPUT).array,
+        chainer.Sequential(*layers)(INPUT).array)
+
+
+@pytest.mark.parametrize('kind', [tuple, list])
+def test_several_outputs_are_the_next_layers_arguments(kind):
+    model = Divisible(lambda x: kind([x, 2 * x]), lambda x, y: (y, x + y),
+                      lambda y, z: y * z)
+    assert model(3) == 6 * 9
+    assert model.divide(1, 3)(3, 6) == 6 * 9
+
+
+def test_a_layer_that_returns_nothing_is_named():
+    model = Divisible(F.relu, lambda x: None, F.relu)
+    with pytest.raises(TypeError, match=r'layer 1 \(<lambda>\) returned '
+                                        'None'):
+        model(X)
+
+
+def test_a_model_without_layers_does_not_run():
+    with pytest.raises(RuntimeError, match='does not have any layer'):
+        Divisible()(X)
+    with pytest.raises(RuntimeError, match='does not have any layer'):
+        Net()[2:2](X)
+
+
+def test_a_divisible_trains_with_chainers_own_updater():
+    def trained(model):
+        optimizer = chainer.optimizers.Adam().setup(
+            L.Classifier(model))
+        data = chainer.datasets.TupleDataset(
+            INPUT, np.array([0, 1, 0, 1, 1], np.int32))
+        updater = chainer.training.StandardUpdater(
+            chainer.iterators.SerialIterator(data, 2, shuffle=False),
+            optimizer)
+        for _ in range(5):
+            updater.update()
+        # Not params(): Chainer's are in a wrong order.
+        return [layer.W.array for layer in model
+                if isinstance(layer, L.Linear)]
+
+    model, other = Divisible(*Net()), chainer.Sequential(*Net())
+    for mine, theirs in zip(trained(model), trained(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# --- names ------------------------------------------------------------------
+
+def test_a_link_at_two_places_is_yielded_once_under_its_first_name():
+    link = chainer.Sequential(L.Linear(2, 2), L.Linear(2, 2))
+    tied = L.Linear(2, 2)
+    with tied.init_scope():
+        tied.W = link[0].W
+    model = Divisible(link, F.relu, link, tied, chainer.Chain(a=link[1]))
+    assert [name for name, _ in model.namedparams()] == [
+        '/0/0/W', '/0/0/b', '/0/1/W', '/0/1/b', '/3/b']
+    assert [name for name, _ in model.namedlinks()] == [
+        '/', '/0', '/0/0', '/0/1', '/3', '/4']
+    assert list(model.params()) == [
+        parameter for _, parameter in model.namedparams()]
+    assert list(model.links()) == [link for _, link in model.namedlinks()]
+    assert list(model.links(skipself=True)) == list(model.links())[1:]
+    assert list(model.children()) == [link, tied, model[4]]
+    assert model.count_params() == 6 + 6 + 2
+
+
+def test_an_optimizer_steps_once_on_what_is_at_two_places():
+    link = L.Linear(1, 1, initialW=1)
+    model = Divisible(link, link)
+    optimizer = chainer.optimizers.SGD(lr=1).setup(model)
+    link.W.grad, link.b.grad = [np.full_like(p.array, 0.25)
+                                for p in (link.W, link.b)]
+    optimizer.update()
+    assert link.W.array == 0.75
+
+
+def test_parameters_without_a_shape_can_be_left_out():
+    model = Divisible(L.Linear(None, 2), L.Linear(2, 2))
+    assert len(list(model.params())) == 4
+    assert [name for name, _ in model.namedparams(include_uninit=False)] == [
+        '/0/b', '/1/W', '/1/b']
+    with pytest.warns(UserWarning, match='/0/W'):
+        assert model.count_params() == 2 + 6
+
+
+def test_a_part_can_be_a_child_of_a_chain():
+    chain = chainer.Chain(predictor=Net().divide(2, 5))
+    assert [name for name, _ in chain.namedparams()] == [
+        '/predictor/2/W', '/predictor/2/b', '/predictor/4/W',
+        '/predictor/4/b']
+    assert 'Net: layers 2 to 4 of 5' in str(chain)
+
+
+# --- gradients and devices ---------------------------------------------------
+
+def test_gradients_are_cleared_and_added_by_numbers():
+    whole, other = Divisible(*linears(4)), Divisible(*linears(4))
+    for number, link in enumerate(whole):
+        link.W.grad = np.full((2, 2), number, np.float32)
+    part = other.divide(1, 3)
+    part.cleargrads()
+    part.addgrads(whole)
+    part.addgrads(whole)
+    assert [link.W.grad[0, 0] for link in part] == [2, 4]
+    part.cleargrads()
+    assert part[0].W.grad is None
+
+
+def test_values_are_copied_by_numbers():
+    whole, part = Divisible(*linears(4)), Divisible(*linears(4)[::-1])[1:3]
+    part.copyparams(whole)
+    assert [link.W.array[0, 0] for link in part] == [1, 2]
+    part.copyparams(chainer.Sequential(*linears(4)[::-1]))
+    assert [link.W.array[0, 0] for link in part] == [2, 1]
+    for copying in (whole.copyparams, whole.addgrads):
+        with pytest.raises(ValueError, match=r'layer 0 \(Linear\) is not'):
+            copying(part)
+        with pytest.raises(ValueError, match='nothing in common'):
+            copying(L.Linear(2, 2))
+
+
+def test_running_statistics_are_copied_on_demand():
+    one, two = [Divisible(F.relu, L.BatchNormalization(2))
+                for _ in range(2)]
+    one[1].avg_mean[...] = 3
+    two.copyparams(one, copy_persistent=False)
+    assert two[1].avg_mean[0] == 0
+    two.copyparams(one)
+    assert two[1].avg_mean[0] == 3
+
+
+def test_a_device_is_for_all_layers():
+    model = Net()
+    assert model.to_device('@numpy') is model
+    assert model.to_cpu().xp is np
+    visited = []
+
+    class Visitor(chainer.device_resident.DeviceResidentsVisitor):
+        def visit_device_resident(self, resident):
+            visited.append(id(resident))
+
+        def visit_variable(self, parameter):
+            visited.append(id(parameter))
+
+    model.device_resident_accept(Visitor())
+    assert sorted(visited) == sorted(
+        map(id, [*model.links(), *model.params()]))
+
+
+def test_updates_can_be_switched_off():
+    model = Net()
+    chainer.optimizers.SGD().setup(model)
+    assert model.update_enabled
+    part = model.divide(2, 4)
+    part.disable_update()
+    assert not part.update_enabled
+    assert [p.update_rule.enabled for p in model.params()] == [
+        True, True, False, False, True, True]
+
+
+# --- files ------------------------------------------------------------------
+
+def test_the_parts_files_make_up_the_file_of_the_whole():
+    _, whole = saved(Net())
+    assert sorted(whole) == ['0/W', '0/b', '2/W', '2/b', '4/W', '4/b']
+    merged = {}
+    for rank in range(3):
+        _, part = saved(Net().stage(Rank(rank, 3)))
+        assert not set(part) & set(merged)
+        merged.update(part)
+    assert sorted(merged) == sorted(whole)
+    assert all((merged[key] == whole[key]).all() for key in whole)
+
+
+def test_any_part_loads_its_layers_from_the_file_of_the_whole():
+    whole = Net()
+    for parameter in whole.params():
+        parameter.array[...] = np.random.rand(*parameter.shape)
+    file, _ = saved(whole)
+    for start, end in [(0, 5), (0, 1), (1, 4), (2, 5)]:
+        part = Net().divide(start, end)
+        load(file, part)
+        assert bits(part).items() <= bits(whole).items()
+
+
+def test_loading_more_than_a_file_has_is_an_error_when_strict():
+    file, _ = saved(Net().divide(2, 5))
+    with pytest.raises(KeyError, match='0/'):
+        load(file, Net())
+    part = Net()
+    load(file, part, strict=False)
+    assert bits(part) == bits(Net())
+
+
+def test_a_file_gives_parameters_their_shapes():
+    filled = Divisible(L.Linear(None, 2), F.relu)
+    filled(X)
+    file, keys = saved(filled)
+    assert sorted(keys) == ['0/W', '0/b']
+    empty = Divisible(lazy(L.Linear, None, 2), F.relu)
+    load(file, empty)
+    assert bits(empty) == bits(filled)
+
+
+# --- what it cannot have ----------------------------------------------------
+
+def scoped(model):
+    with model.init_scope():
+        model.link = L.Linear(2, 2)
+
+
+@pytest.mark.parametrize('register', [
+    scoped,
+    lambda model: model.add_param('W', (2, 2)),
+    lambda model: model.add_persistent('mean', 3),
+    lambda model: model.register_persistent('width'),
+])
+def test_only_layers_can_be_registered(register):
+    with pytest.raises(TypeError, match='Net holds layers only.*append'):
+        register(Net())

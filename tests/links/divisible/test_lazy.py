@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 
-def test_it_says_what_it_will_be():
+def test_the_repr_of_a_lazy_layer_shows_its_factory_and_arguments():
     assert repr(lazy(L.Linear, 3, 2, nobias=True)) == (
         'lazy(Linear, 3, 2, nobias=True)')
     assert repr(lazy(functools.partial(L.Linear, 3), 2)) == (
@@ -23,7 +23,7 @@ def test_it_says_what_it_will_be():
     (5, 'a class or function that makes a layer, not 5'),
     (L.Linear(3, 2), 'Linear is a layer already'),
 ])
-def test_what_makes_no_layer_is_an_error_at_once(factory, message):
+def test_lazy_refuses_a_factory_that_cannot_be_called(factory, message):
     with pytest.raises(TypeError, match=message):
         lazy(factory, 3)
 

@@ -41,7 +41,7 @@ def test_a_small_model_has_a_line_for_each_layer():
         '0 Linear(in_size=2, out_size=3, nobias=False) 9')
 
 
-def test_what_repeats_itself_is_shown_once():
+def test_repeated_layers_are_shown_once():
     model = Divisible(F.tanh, *deep(), L.Linear(100, 10))
     assert lines(model) == [
         'Divisible: 66 layers, 324,210 parameters',
@@ -107,7 +107,7 @@ def test_a_divided_model_shows_what_is_elsewhere():
         'elsewhere: layer 3, 0 parameters', '3 elu']
 
 
-def test_what_is_at_two_places_counts_once():
+def test_a_link_at_two_places_counts_once():
     link = L.Linear(1, 1)
     assert lines(Divisible(link, link))[0] == (
         'Divisible: 2 layers, 2 parameters')

@@ -27,7 +27,7 @@ SCRIPT = """
 import contextlib, os, signal, sys, threading, time
 import chainer_fp8pipe
 from chainer_fp8pipe import ProcessGrid, create_communicator
-from chainer_fp8pipe.mpi import witness
+from chainer_fp8pipe.mpi.failure import witness
 from chainer_fp8pipe.mpi.failure.witness import watch
 from mpi4py import MPI
 world = MPI.COMM_WORLD
@@ -183,7 +183,7 @@ wait_for_ever()
     (0, 'os._exit(7)', 'ended with exit code 7, without an exception or '
      'MPI_Finalize,'),
 ])
-def test_however_a_rank_dies_it_is_named(run, dying, action, how):
+def test_a_crashed_or_exited_rank_is_named(run, dying, action, how):
     done = run(3, f"""
 watch(world)
 when_watched(lambda: {action})
@@ -228,9 +228,9 @@ wait_for_ever()
     assert named(done) == ('rank 0 of 2 (worker)', KILLED)
 
 
-def test_who_ends_all_ranks_is_not_named_a_second_time(run):
+def test_a_rank_that_ends_all_ranks_is_not_named_a_second_time(run):
     done = run(2, """
-from chainer_fp8pipe.mpi import abort
+from chainer_fp8pipe.mpi.failure import abort
 class NoGroups:         # a launcher that kills rank after rank
     rank, size = world.rank, world.size
     def Abort(self, code):
@@ -310,7 +310,7 @@ time.sleep(1000)
     (2, 'del os.pidfd_open'),
     (2, "sys.executable = '/no/python'"),
 ])
-def test_without_a_witness_a_job_is_what_it_was(run, ranks, before):
+def test_a_job_without_a_witness_runs_as_before(run, ranks, before):
     done = run(ranks, f"""
 {before}
 def environment(name):

@@ -287,7 +287,7 @@ class _Still(chainer.training.updaters.StandardUpdater):
 
 
 @on_ranks(2)
-def test_without_it_a_snapshot_that_has_it_still_loads(comm, tmp_path):
+def test_a_snapshot_with_averages_loads_without_the_extension(comm, tmp_path):
     communicator = create_communicator('float32', comm)
     trainer, _ = make_trainer(comm, tmp_path, 1, 'float32')
     model = trainer.updater.get_optimizer('main').target

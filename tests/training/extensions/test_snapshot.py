@@ -120,7 +120,7 @@ def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
 
 
 @on_ranks(3)
-def test_what_is_equal_on_all_ranks_is_written_once(comm, tmp_path):
+def test_values_equal_on_all_ranks_are_written_once(comm, tmp_path):
     trainer = train(comm, tmp_path, 2)
     del trainer
     comm.Barrier()

@@ -67,7 +67,7 @@ def members(*names):
     yield 'meta/communicator', numpy.asarray('none')
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_snapshot_file_is_read_as_it_was_written(tmp_path):
     path = str(tmp_path / 'x.npz')
     write(path, members('all/a', 'all/b/c'))
     with opened(path) as content:

@@ -40,7 +40,7 @@ def test_an_overflow_at_a_larger_scale_is_skipped():
     assert (optimizer.target.W.array == before).all()
 
 
-def test_one_at_a_scale_of_one_ends_the_training():
+def test_an_overflow_at_a_loss_scale_of_one_ends_the_training():
     optimizer = set_up()
     update(optimizer)
     update(optimizer, bad=True)
@@ -65,7 +65,7 @@ def _elsewhere(optimizer):
     optimizer._loss_scaling_isnan = True
 
 
-def test_without_dynamic_loss_scaling_it_does_nothing():
+def test_the_divergence_hook_does_nothing_without_dynamic_loss_scaling():
     optimizer = set_up(dynamic=False)
     update(optimizer, bad=True)
     assert numpy.isnan(optimizer.target.b.array).any()

@@ -33,7 +33,7 @@ def test_a_weights_step_is_a_share_of_its_norm():
 @given(st.integers(0, 2 ** 32 - 1), st.integers(1, 5), st.integers(1, 300),
        st.floats(1e-5, 10), st.floats(0, 1), st.floats(-6, 6),
        st.sampled_from(['f4', 'f8']))
-def test_it_is_the_papers_equation(
+def test_lars_equals_the_papers_equation(
         seed, rows, columns, coefficient, decay, power, dtype):
     generator = numpy.random.default_rng(seed)
     weight = generator.normal(size=(rows, columns)).astype(dtype)

@@ -45,7 +45,7 @@ def test_a_resumed_optimizer_goes_on_where_it_was(tmp_path):
         [RATE.at(number / 4) for number in range(7)], abs=1e-5)
 
 
-def test_what_it_is_told_counts_where_samples_are_not_known():
+def test_the_schedule_takes_the_epoch_it_is_told_without_samples():
     hook = RateSchedule(RATE)
     optimizer = set_up(hook)
     hook.epoch = 2.5

@@ -34,7 +34,7 @@ def test_parameters_of_normalisations_may_have_several_dimensions():
     assert names_of_weights(model) == ['/1/W']
 
 
-def test_those_of_chainermns_are_no_weights_either():
+def test_parameters_of_chainermns_normalisation_are_no_weights():
     link = MultiNodeBatchNormalization((2, 3), _Alone())
     assert names_of_weights(link) == []
 
