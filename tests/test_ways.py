@@ -18,7 +18,7 @@ MICRO_BATCHES = 4
 #: them.
 MODULES = 12
 #: Have only the batch as a whole pass, once for each step.
-MODULES_OF_BATCH = 5
+MODULES_OF_BATCH = 4
 
 
 class Ways:
