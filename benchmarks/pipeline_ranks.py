@@ -9,8 +9,7 @@ import sys
 import time
 import warnings
 
-from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.chunk import Chunk
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums

@@ -47,6 +47,20 @@ USES = {
             numpy.array([1, 0]))
         assert abs(found.array - numpy.log([.75, .5])).max() < 1e-6
         ''',
+    'chainer.serializers.hdf5': '''
+        import h5py, numpy
+        with h5py.File('in memory', 'w', driver='core',
+                       backing_store=False) as file:
+            saved = {'text': 'K\\xe4se', 'texts': ['a', 'b'], 'bytes': b'c',
+                     'number': 3}
+            for name, value in saved.items():
+                file[name] = value
+            load = chainer.serializers.HDF5Deserializer(file)
+            assert load('text', '') == str(load('text', None)) == 'K\\xe4se'
+            assert load('texts', None).tolist() == ['a', 'b']
+            assert load('bytes', None).item() == b'c'
+            assert load('number', 0) == 3
+        ''',
     'chainer.testing.helper': '''
         import chainer.testing, unittest
         assert chainer.testing.with_requires('numpy>=1')(str) is str
@@ -176,13 +190,28 @@ sys.modules[check.__name__] = check
 @pytest.mark.parametrize('module', [
     'chainer.functions.array.as_strided',
     'chainer.functions.array.resize_images',
-    'chainer.distributions.categorical',
+    'chainer.distributions.categorical', 'chainer.serializers.hdf5',
     'chainermn.communicators._memory_utility'])
 def test_chainer_may_be_imported_first(module):
     passes(python(
         SHIMS + f'import chainer, chainermn, {module}\n'
         "vars(numpy).pop('sctypes')\n"
         'import chainer_fp8pipe\n' + textwrap.dedent(USES[module])))
+
+
+def test_without_h5py_chainer_says_so_even_when_imported_again():
+    passes(python('''
+        import importlib, sys, chainer_fp8pipe, chainer
+        sys.modules['h5py'] = None
+        del sys.modules['chainer.serializers.hdf5']
+        hdf5 = importlib.import_module('chainer.serializers.hdf5')
+        try:
+            hdf5.load_hdf5('nowhere', None)
+        except RuntimeError as error:
+            assert 'h5py is not installed' in str(error), error
+        else:
+            raise AssertionError
+        '''))
 
 
 def test_ranks_may_import_chainermn_first():

@@ -19,7 +19,7 @@ HOME = ROOT / '.venv-matrix'
 # The first NumPy with wheels for that Python, but none before 1.23.
 OLDEST = {'3.10': '1.23.5', '3.11': '1.23.5', '3.12': '1.26.0',
           '3.13': '2.1.0'}
-REQUIREMENTS = ['hypothesis', 'ml_dtypes', 'mpich', 'pytest',
+REQUIREMENTS = ['h5py', 'hypothesis', 'ml_dtypes', 'mpich', 'pytest',
                 'pytest-timeout']
 TESTS = ['tests/test_compat.py', 'tests/fp8', 'tests/allreduce']
 COLUMNS = ['Python', 'NumPy', 'mpi4py', 'setuptools', 'passed', 'failed',

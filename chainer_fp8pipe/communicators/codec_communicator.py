@@ -14,7 +14,12 @@ from mpi4py import MPI
 from ..allreduce.algorithm import Algorithm
 from ..codecs import Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
-from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
+from ..exchange.gradients import (
+    SAME_MODEL,
+    arrays_of,
+    describe,
+    distinct_parameters,
+)
 from ..exchange.model_state import ModelStates, WarmUp
 from ..exchange.reducer import Final, Reducer
 from ..mpi.agreement import Signature, agree
@@ -76,11 +81,16 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: The models differ between ranks, or a parameter
                 cannot be averaged; on all ranks, naming rank and parameter.
+                In Chainer's debug mode also if a parameter, a gradient or a
+                mean is NaN or infinite, whatever the options say.
             RuntimeError: A gradient is NaN or infinite (unless options say
                 otherwise); on all ranks, naming rank and parameter.  If a
                 parameter itself is, it may be on its rank only.
         """
-        self._reducer.mean(model, zero_fill)
+        if chainer.is_debug():
+            self._mean_of_finite(model, zero_fill)
+        else:
+            self._reducer.mean(model, zero_fill)
 
     def announced(self, model: chainer.Link, loss_scale: float | None
                   ) -> contextlib.AbstractContextManager[Final]:
@@ -191,6 +201,24 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     # --- details ------------------------------------------------------------
 
+    def _mean_of_finite(self, model: chainer.Link, zero_fill: bool) -> None:
+        """Raises what ChainerMN's ``_ensure_all_finite`` raises, on all ranks.
+        """
+        try:
+            agree(self.mpi_comm, Signature({}), _diverged(model, 'before'))
+        except ValueError:
+            self._reducer.discard(model)      # sent during backward
+            raise
+        try:
+            self._reducer.mean(model, zero_fill)
+            problem = _diverged(model, 'after')
+        except RuntimeError as error:
+            # Errors that this option asks for name it as their remedy.
+            if 'nonfinite=' not in str(error):
+                raise
+            problem = f'parameters diverged in the all-reduce: {error}'
+        agree(self.mpi_comm, Signature({}), problem)
+
     def _init_ranks(self) -> None:
         per_node = self.options.ranks_per_node
         if not per_node:
@@ -203,6 +231,18 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._intra_size = per_node
         self._inter_rank = self.rank // per_node
         self._inter_size = self.size // per_node
+
+
+def _diverged(model: chainer.Link, when: str) -> str:
+    """Names the first value or gradient that is not finite; '' if all are."""
+    for name, parameter in distinct_parameters(model):
+        for kind, array in zip(('the value', 'the gradient'),
+                               arrays_of(parameter), strict=True):
+            xp = chainer.backend.get_array_module(array)
+            if array is not None and not xp.isfinite(array).all():
+                return (f'parameters diverged {when} the all-reduce: {kind} '
+                        f'of parameter {name} is not finite')
+    return ''
 
 
 def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:

@@ -84,6 +84,36 @@ def _categorical(module, run):
         meshgrid=lambda *xi, **options: list(numpy.meshgrid(*xi, **options)))
 
 
+# --- strings of h5py --------------------------------------------------------
+
+def _h5py_gives_bytes():
+    try:        # not _imports, which remembers: Chainer asks at every import
+        import h5py
+    except ImportError:
+        return False
+    with h5py.File('in memory', 'w', driver='core',
+                   backing_store=False) as file:
+        file['text'] = 'abc'
+        return isinstance(file['text'][()], bytes)
+
+
+@_patch('chainer.serializers.hdf5', '157,168',
+        'h5py 3.0 reads strings as bytes, which str() makes "b\'...\'"',
+        'value = type(value)(numpy.asarray(dataset))', _h5py_gives_bytes)
+def _hdf5(module, run):
+    run()
+    h5py = module.h5py
+
+    def asarray(value, *args, **kwargs):
+        # What was saved as bytes was read as bytes before h5py 3, too.
+        if isinstance(value, h5py.Dataset) and h5py.check_string_dtype(
+                value.dtype) == ('utf-8', None):
+            return numpy.asarray(value.asstr()[()], object)
+        return numpy.asarray(value, *args, **kwargs)
+
+    module.numpy = _numpy_with(asarray=asarray)
+
+
 # --- modules that are gone ---------------------------------------------------
 
 @contextlib.contextmanager

@@ -1,14 +1,14 @@
-"""Objects that have something done before anybody looks at them.
+"""Asks a keeper before anybody looks at an object.
 
 A mark is a subclass, made for the purpose, of the class that the object has.
 Its properties stand before the attributes that all ways to the object's
 contents go through.
 
-No class of Chainer is changed, and no other object: a marked one has its own
-class back when the mark is taken off, in any thread.  One object has one mark
-at a time.  If another package has given the object a class derived from the
-mark's meanwhile, the object keeps that one, and its properties ask nobody
-until the next mark.
+No class of Chainer is changed, so two packages cannot meet in one; and no
+other object is: a marked one has its own class back when the mark is taken
+off, in any thread.  One object has one mark at a time.  If another package has
+given the object a class derived from the mark's meanwhile, the object keeps
+that one, and its properties ask nobody until the next mark.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MARK = '_mark'
 
 
 class Keeper(Protocol):
-    """Who is asked before a look."""
+    """An object that is asked before each look at a marked one."""
 
     def look_at(self, subject: Any) -> None:
-        """Does what is to be done; the look follows."""
+        """Prepares the subject; the look takes place when this returns."""
 
 
 class _Mark(NamedTuple):
@@ -56,22 +56,22 @@ def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
 
 
 def unmark(owner: Any) -> None:
-    """Makes an object again what it was, if it is marked."""
+    """Gives a marked object its own class back; others stay as they are."""
     if vars(owner).pop(_MARK, None) is not None and (
             type(owner).__bases__[0] is _Marked):
         owner.__class__ = _class_before(owner)
 
 
 def keeper_of(owner: Any) -> Any:
-    """Who is asked before a look at this object; None: nobody."""
+    """Returns the keeper of an object; None: the object is not marked."""
     found = vars(owner).get(_MARK)
     return found.keeper if found else None
 
 
 def unmarked(owner: Any) -> Any:
-    """A copy without mark; what it refers to is the owner's.
+    """Returns a copy without mark; what the copy refers to is the owner's.
 
-    For the keeper, who looks often and need not be asked.
+    For the keeper, which looks often and need not be asked.
     """
     kind: Any = _class_before(owner)
     made = kind.__new__(kind)

@@ -2,9 +2,11 @@
 
 ``chainer.functions.as_strided`` reads the memory that an array is a view of,
 not the array (Chainer 7.8.1, chainer/functions/array/as_strided.py, function
-``_get_base_array``, line 95).  What came in a message is a view of its bytes,
+``_get_base_array``, line 108).  What came in a message is a view of its bytes,
 and ``as_strided`` made bytes of it.  While somebody holds the patch, an array
-that is a view of another dtype is all of its memory; nothing else changes.
+that is a view of another dtype is all of its memory; nothing else changes (see
+:class:`.Patch`).  Another package's function in the same place is asked first,
+and its answer kept where that has the array's dtype.
 """
 from __future__ import annotations
 

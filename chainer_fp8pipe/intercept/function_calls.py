@@ -5,13 +5,18 @@ While there is a block of :func:`intercepting` in any thread, these of Chainer
 (chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
 that has no ``__call__`` of its own, ``Variable.backward`` and
-``unchain_backward`` (variable.py, lines 1489 and 1644), ``chainer.backward``
+``unchain_backward`` (variable.py, lines 1490 and 1644), ``chainer.backward``
 (_backprop.py, line 15), ``chainer.grad`` (function_node.py, line 1013), and
 the cross entropy that is made of several functions
 (functions/loss/softmax_cross_entropy.py, line 390), whose labels no function
 sees: an interceptor that has a method ``leave_out(labels, label)`` is told of
-what its mean leaves out.  They act in the thread of the block only; the others
-call the originals, with another package's patch among them.
+what its mean leaves out.  They act in the thread of the block only; other
+threads call the originals.
+
+Another package may have patched the same places before: its functions are the
+originals then, which interceptors are given to call.  If it patches them
+meanwhile, its functions are called first and stay; if they call what they
+replaced, the interceptor sees these calls.
 
 To put them on and take them off costs some 40 us, and Python 3.13 is slower
 after several hundred times (see :class:`.Patch`); :func:`hold` saves that.

@@ -1,9 +1,11 @@
-"""Has somebody else give parameters their values.
+"""Has another object give parameters their values.
 
 While there is a block of :func:`creating` in any thread, two methods of
 Chainer 7.8.1 are replaced (see :class:`.Patch`): ``Parameter.__init__``
-(chainer/variable.py, line 1777) and ``Parameter.initialize`` (line 1906).
-They act in the thread of the block only.
+(chainer/variable.py, line 1775) and ``Parameter.initialize`` (line 1906).
+They act in the thread of the block only.  Another package's methods in the
+same places are called wherever Chainer's would be: for every parameter that is
+made, and for those that the block's object does not initialize.
 """
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Nodes = dict[Any, int]          # of variables; how many functions use them
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know."""
+    """An observer of the gradients that become final."""
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """Whose gradients: parameters by name, all of them initialised."""
@@ -68,7 +68,7 @@ class Watcher(Protocol):
 
 
 class _Watchers:
-    """All that there are; thread-safe."""
+    """The watchers of all threads; thread-safe."""
 
     def __init__(self) -> None:
         self.present: tuple[Watcher, ...] = ()
@@ -105,12 +105,12 @@ _thread = _Thread()
 
 
 def watch(watcher: Watcher) -> None:
-    """From now on, this watcher is told of passes through its parameters."""
+    """Tells a watcher, from now on, of passes through its parameters."""
     _watchers.add(watcher)
 
 
 def unwatch(watcher: Watcher) -> None:
-    """Ends it."""
+    """Stops telling a watcher of passes."""
     _watchers.remove(watcher)
 
 
@@ -188,7 +188,7 @@ class _Reports:
         self.names = names
 
     def final(self, node: Any, gradient: Any) -> None:
-        """Tells."""
+        """Tells every watcher of this variable."""
         for watcher, name in self.names[node]:
             watcher.final(name, gradient)
 
@@ -218,7 +218,7 @@ class _Table(_backprop_utils.GradTable):
         return any(found is gradients for _, found in self._through)
 
     def report(self) -> None:
-        """All has been added."""
+        """Tells of the gradients that nothing more is added to."""
         through, self._through = self._through, []
         for leaf, gradients in through:
             # As pop will do at the end: the sum is made once only.

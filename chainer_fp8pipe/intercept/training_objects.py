@@ -11,6 +11,11 @@ that save and load files (chainer/serializers/npz.py, lines 84 and 213;
 hdf5.py, lines 68 and 172), under both names that they have.  Methods are
 replaced and not classes, so that it does not matter how a script got hold of
 a class, and what it derives from one stays derived from it.
+
+Another package's functions in these places are what the substitute is given as
+the originals, if they were there before the block.  If they come in the block,
+they are called first and stay, and the substitute is asked when they call what
+they replaced.
 """
 from __future__ import annotations
 

@@ -7,6 +7,11 @@ times as many functions as the forward pass.  A pipeline makes the same calls
 for every micro-batch.  Here they take some 12 us, and results have the same
 bits: what is left out are checks.
 
+Nothing is replaced but by :mod:`.function_calls`.  Another package's patch of
+``FunctionNode.apply`` that was there before sees only those calls that go
+Chainer's way; one that comes later sees all, and leaves what it passes on to
+this module.  A function hook sees every call, whenever it was added.
+
 Whoever looks on finds Chainer's own ``apply``: function hooks, debug mode,
 static graphs, layouts, arrays that are not NumPy's, classes with an ``apply``
 of their own.
@@ -73,28 +78,28 @@ def apply(node: chainer.FunctionNode, inputs: Any,
 
 
 def is_watched(node: chainer.FunctionNode) -> bool:
-    """Whether more is to be done for a call than the call."""
+    """Whether hooks, debug mode or a static graph look at a call."""
     return bool(node._n_local_function_hooks or chainer.get_function_hooks()
                 or _config.debug or _config.schedule_func is not None)
 
 
 def unchecked() -> contextlib.AbstractContextManager[None]:
-    """A block in which this thread's functions are called so."""
+    """A block in which this thread's functions are called without checks."""
     return intercepting(_UNCHECKED)
 
 
 class _Unchecked:
-    """The interceptor."""
+    """The interceptor of :func:`unchecked` blocks."""
 
     def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
         return apply(node, inputs, original)
 
     def before_backward(self, outputs: Any) -> None:
-        """Allows it."""
+        """Lets Chainer go on."""
 
     def before_unchain(self, output: chainer.Variable) -> None:
-        """Allows it."""
+        """Lets Chainer go on."""
 
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
                   kwargs: Mapping[str, Any], original: Callable[..., Any]

@@ -3,9 +3,9 @@
 While there is a function to ask, ``chainer.GradientMethod.update`` (Chainer
 7.8.1, chainer/optimizer.py, line 857) is replaced, which all of Chainer's
 optimizers inherit, and ChainerMN's call (see :class:`.Patch`).  Another
-package's ``update`` in the same place is called where no function takes the
-update over.  Threads may add and remove functions at any time, also while
-other threads update.
+package's ``update`` that was there before is called where no function takes
+the update over; one that comes later is called first, and stays.  Threads may
+add and remove functions at any time, also while other threads update.
 """
 from __future__ import annotations
 

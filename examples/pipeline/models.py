@@ -4,8 +4,7 @@ Their layers are ``lazy``: a rank builds those that it owns and no others.
 """
 import functools
 
-from chainer_fp8pipe.links import Divisible, Dropout
-from chainer_fp8pipe.links.divisible import lazy
+from chainer_fp8pipe.links import Divisible, Dropout, lazy
 
 import chainer.functions as F
 import chainer.links as L

@@ -47,6 +47,22 @@ def test_axes_keep_their_order_in_memory():
     assert found.array.tolist() == [0, 1, 2, 3]
 
 
+def test_somebody_elses_function_is_asked_first_and_comes_back(monkeypatch):
+    asked = []
+
+    def theirs(array):
+        asked.append(array.dtype)
+        return ORIGINAL(array)
+    monkeypatch.setattr(as_strided, '_get_base_array', theirs)
+    owner = Owner()
+    array_memory.hold(owner)
+    found = F.as_strided(received(numpy.ones(3, 'f')), (2,), (1,), 0)
+    assert found.array.tolist() == [1, 1]
+    assert set(asked) == {numpy.dtype('f')}
+    del owner
+    assert as_strided._get_base_array is theirs
+
+
 @pytest.mark.usefixtures('_held')
 def test_a_part_of_an_array_is_read_as_by_chainer():
     values = numpy.arange(6, dtype='f').reshape(2, 3)

@@ -22,6 +22,15 @@ def test_both_names_call_the_other_function_until_the_block_ends():
     assert all(owner.create_communicator is ORIGINAL for owner in OWNERS)
 
 
+def test_somebody_elses_function_is_not_called_and_comes_back(monkeypatch):
+    def theirs():
+        raise AssertionError
+    monkeypatch.setattr(chainermn, 'create_communicator', theirs)
+    with creating(lambda: 'ours'):
+        assert chainermn.create_communicator() == 'ours'
+    assert chainermn.create_communicator is theirs
+
+
 def test_what_a_script_puts_there_stays(monkeypatch):
     monkeypatch.setattr(chainermn, 'create_communicator', ORIGINAL)
 

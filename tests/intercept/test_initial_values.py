@@ -84,6 +84,39 @@ def test_the_innermost_block_is_asked_and_errors_end_it():
     assert methods() == ORIGINAL
 
 
+def test_somebody_elses_initialize_is_called_where_chainers_would_be(
+        monkeypatch):
+    called, original = [], chainer.Parameter.initialize
+
+    def theirs(parameter, shape):
+        called.append(shape)
+        original(parameter, shape)
+    monkeypatch.setattr(chainer.Parameter, 'initialize', theirs)
+    for creation, shape in ((Noting(), (2,)),
+                            (Noting(initializes=True), (3,))):
+        with creating(creation):
+            chainer.Parameter(0).initialize(shape)
+    assert called == [(2,)]
+    assert chainer.Parameter.initialize is theirs
+
+
+def test_somebody_elses_initialize_of_meanwhile_stays(monkeypatch):
+    monkeypatch.setattr(chainer.Parameter, 'initialize', ORIGINAL[1])
+    creation, called = Noting(), []
+    with creating(creation):
+        ours = chainer.Parameter.initialize
+
+        def theirs(parameter, shape):
+            called.append(shape)
+            ours(parameter, shape)
+        monkeypatch.setattr(chainer.Parameter, 'initialize', theirs)
+        chainer.Parameter(0).initialize((2,))
+    assert called == creation.shaped == [(2,)]
+    chainer.Parameter(0).initialize((3,))
+    assert called == [(2,), (3,)]
+    assert creation.shaped == [(2,)]
+
+
 def _raised(parameter):
     raise ValueError('no shape')
 

@@ -1,7 +1,14 @@
 """An attribute is replaced while there are users, and then as before."""
+import importlib
+import inspect
+import pkgutil
+import re
 import threading
 import types
+from unittest import mock
 
+from chainer_fp8pipe import intercept
+from chainer_fp8pipe.intercept import communicator_creation, training_objects
 from chainer_fp8pipe.intercept.patching import Patch
 
 import pytest
@@ -159,6 +166,40 @@ def test_a_call_that_has_begun_ends_as_it_began():
     patch.install()
     assert owner().method() == (None, ['original', 0])
     assert owner().method() == ['original', 0]
+
+
+def replaced():
+    """Modules that replace something, and owner and name of what."""
+    for found in pkgutil.iter_modules(intercept.__path__):
+        module = importlib.import_module(f'{intercept.__name__}.{found.name}')
+        for value in vars(module).values():
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, Patch):
+                    yield module, one._owner, one._name
+    for module, make in (
+            (training_objects, lambda: training_objects.substituting(
+                mock.MagicMock())),
+            (communicator_creation, lambda: communicator_creation.creating(
+                mock.Mock()))):
+        with mock.patch.object(module, 'Patch', wraps=Patch) as made, make():
+            for (owner, name, _), _ in made.call_args_list:
+                yield module, owner, name
+
+
+REPLACED = [pytest.param(*one, id=f'{one[1].__name__}.{one[2]}')
+            for one in replaced()]
+
+
+@pytest.mark.parametrize(('module', 'owner', 'name'), REPLACED)
+def test_the_docstring_gives_the_line_of_what_is_replaced(
+        module, owner, name):
+    original = inspect.unwrap(getattr(owner, name))
+    if inspect.ismodule(original):
+        line = inspect.getsource(owner).partition(
+            f'\nfrom chainer import {name}\n')[0].count('\n') + 2
+    else:
+        line = inspect.getsourcelines(original)[1]
+    assert str(line) in re.findall(r'\b\d+\b', module.__doc__)
 
 
 def test_threads_install_and_remove_at_the_same_time():

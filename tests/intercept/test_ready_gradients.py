@@ -1,6 +1,7 @@
 """What is said to be final is what Chainer leaves in the parameters."""
 import contextlib
 import threading
+import types
 
 import chainer_fp8pipe
 from chainer_fp8pipe.intercept.ready_gradients import (
@@ -323,6 +324,32 @@ def test_somebody_elses_loop_is_called_and_survives(monkeypatch):
         model.loss(2).backward()
     assert (len(calls), len(watcher.passes)) == (5, 1)
     assert dict(watcher.finals)['/l1/W'] is model.l1.W.grad
+
+
+def test_somebody_elses_step_and_table_are_used(monkeypatch):
+    """The table where no watcher is concerned."""
+    used = []
+
+    class Table(_backprop._backprop_utils.GradTable):
+        def __init__(self, **options):
+            used.append('table')
+            super().__init__(**options)
+
+    def step(*arguments):
+        used.append('step')
+        original.backprop_step(*arguments)
+    original = _backprop._backprop_utils
+    theirs = types.SimpleNamespace(**{
+        **vars(original), 'GradTable': Table, 'backprop_step': step})
+    monkeypatch.setattr(_backprop, '_backprop_utils', theirs)
+    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
+    with watching(model) as watcher:
+        model.loss(0).backward()
+        assert set(used) == {'step'}
+        other.loss(0).backward()
+        assert 'table' in used
+    assert len(watcher.passes) == 1
+    assert _backprop._backprop_utils is theirs
 
 
 def test_a_watcher_may_leave_during_a_pass():

@@ -58,6 +58,44 @@ def test_the_substitute_is_asked_in_the_block_only(tmp_path):
     assert not notes.asked
 
 
+def test_somebody_elses_function_is_the_original_and_comes_back(
+        monkeypatch, tmp_path):
+    called, original = [], npz.save_npz
+
+    def theirs(*args, **kwargs):
+        called.append(args)
+        return original(*args, **kwargs)
+    monkeypatch.setattr(chainer.serializers, 'save_npz', theirs)
+    notes = Notes()
+    with substituting(notes):
+        chainer.serializers.save_npz(tmp_path / 'model',
+                                     chainer.links.Linear(1, 1))
+    assert (notes.asked, len(called)) == (['save'], 1)
+    assert chainer.serializers.save_npz is theirs
+
+
+def test_somebody_elses_function_of_meanwhile_asks_and_stays(
+        monkeypatch, tmp_path):
+    original = chainer.serializers.save_npz
+    monkeypatch.setattr(chainer.serializers, 'save_npz', original)
+    notes, called = Notes(), []
+    with substituting(notes):
+        ours = chainer.serializers.save_npz
+
+        def theirs(*args, **kwargs):
+            called.append(args)
+            return ours(*args, **kwargs)
+        monkeypatch.setattr(chainer.serializers, 'save_npz', theirs)
+        for _ in range(2):
+            chainer.serializers.save_npz(tmp_path / 'model',
+                                         chainer.links.Linear(1, 1))
+    assert chainer.serializers.save_npz is theirs
+    assert (notes.asked, len(called)) == (['save', 'save'], 2)
+    chainer.serializers.save_npz(tmp_path / 'model',
+                                 chainer.links.Linear(1, 1))
+    assert (notes.asked, len(called)) == (['save', 'save'], 3)
+
+
 def test_chainers_own_are_back_after_the_last_block():
     with substituting(Notes()):
         with substituting(Notes()):

@@ -157,6 +157,22 @@ def test_only_the_thread_of_the_block_is_concerned():
     assert labels == ['checked']
 
 
+def test_somebody_elses_apply_sees_what_goes_chainers_way(monkeypatch):
+    original, seen = chainer.FunctionNode.apply, []
+
+    def theirs(node, inputs):
+        seen.append(node.label)
+        return original(node, inputs)
+    monkeypatch.setattr(chainer.FunctionNode, 'apply', theirs)
+    with unchecked():
+        F.tanh(X)
+        with Hook():
+            F.exp(X)
+    F.sin(X)
+    assert seen == ['exp', 'sin']
+    assert chainer.FunctionNode.apply is theirs
+
+
 def test_chainer_is_as_before_afterwards():
     before = vars(chainer.FunctionNode)['apply']
     with unchecked():
