@@ -4,7 +4,9 @@ import doctest
 import functools
 import importlib
 import json
+import os
 import re
+import runpy
 import shutil
 import textwrap
 from pathlib import Path
@@ -28,7 +30,7 @@ from chainer_fp8pipe.planning.schedules.schedule_checker import check
 import numpy
 import pytest
 
-from tests.ranks import run_script
+from tests.ranks import on_ranks, run_script
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
@@ -104,22 +106,42 @@ NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
              'partition-train', 'partition-plot', 'partition-save'}
 
 
-@pytest.mark.parametrize(
-    'code', [pytest.param(block.code, id=f'{block.page}-{block.name}')
-             for block in BLOCKS if block.language == 'python'
-             and block.name not in NOT_ALONE])
-def test_a_python_block_runs_on_two_ranks(code, tmp_path):
-    run(tmp_path, code)
-
-
 def readme_blocks():
     text = README.read_text() if README.exists() else ''
     return re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
 
 
-@pytest.mark.parametrize('code', readme_blocks() or ['pass'])
-def test_a_python_block_of_the_readme_runs_on_two_ranks(code, tmp_path):
-    run(tmp_path, code)
+ALONE = pytest.mark.parametrize('code', [
+    *(pytest.param(block.code, id=f'{block.page}-{block.name}')
+      for block in BLOCKS
+      if block.language == 'python' and block.name not in NOT_ALONE),
+    *(pytest.param(code, id=f'readme-{place}')
+      for place, code in enumerate(readme_blocks()))])
+
+
+@ALONE
+@on_ranks(2)
+def test_a_python_block_runs_on_two_ranks(comm, code, tmp_path):
+    script = tmp_path / f'script{comm.rank}.py'
+    script.write_text(code)
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        runpy.run_path(str(script), run_name='__main__')
+        comm.Barrier()          # both are done with the folder
+    finally:
+        os.chdir(before)
+
+
+@ALONE
+def test_a_python_block_lets_chainer_import_before_it_does(code):
+    """Ranks that ran another block could import Chainer anyway."""
+    found = re.findall(r'^(?:import|from) (chainer\w*)', code, re.MULTILINE)
+    assert found[0] == 'chainer_fp8pipe'
+
+
+def test_the_imports_of_the_tour_run_in_fresh_processes(tmp_path):
+    assert 'numpy' in run(tmp_path, block('tour', 'imports'))
 
 
 @pytest.mark.parametrize(

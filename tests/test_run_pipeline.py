@@ -7,6 +7,7 @@ import chainer
 import numpy as np
 import pytest
 
+from tests.forks import run_in_forks
 from tests.ranks import run_script
 from tests.train_digits_serially import MLP
 
@@ -170,7 +171,7 @@ def run_lines(folder, lines, ranks=2):
                         script=folder / 'script.py')
 
 
-@pytest.mark.parametrize(('lines', 'message'), [
+REFUSED = [
     ('training.updaters.ParallelUpdater(iterator, optimizer, devices={})',
      'trains with a ParallelUpdater'),
     ('training.updaters.MultiprocessParallelUpdater([iterator], optimizer)',
@@ -214,9 +215,22 @@ def run_lines(folder, lines, ranks=2):
      'optimizer.setup(Net(model.predictor))\n'
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
-])
-def test_what_cannot_be_done_is_refused_in_one_line(tmp_path, lines, message):
-    check_refusal(run_lines(tmp_path, lines, 1), message)
+]
+
+
+@pytest.fixture(scope='module')
+def refusals(tmp_path_factory):
+    """What each script of REFUSED says."""
+    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
+    for folder, (lines, _) in zip(folders, REFUSED, strict=True):
+        (folder / 'script.py').write_text(_HEAD + lines)
+    return run_in_forks(['run', '--pipeline', '1', '--micro-batches', '3',
+                         'script.py'], folders)
+
+
+@pytest.mark.parametrize('case', range(len(REFUSED)))
+def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
+    check_refusal(refusals[case], REFUSED[case][1])
 
 
 @pytest.mark.parametrize(('lines', 'message'), [
