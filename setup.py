@@ -30,10 +30,10 @@ setup(
             sources=['chainer_fp8pipe/codecs/_places.c'],
         ),
         Extension(
-            'chainer_fp8pipe.allreduce._executor',
-            sources=['chainer_fp8pipe/allreduce/_executor.c'],
+            'chainer_fp8pipe.allreduce.native._executor',
+            sources=['chainer_fp8pipe/allreduce/native/_executor.c'],
             depends=LOOPS + [
-                f'chainer_fp8pipe/allreduce/{part}.h'
+                f'chainer_fp8pipe/allreduce/native/{part}.h'
                 for part in ('messages', 'job', 'job_type', 'lane', 'work',
                              'chunk', 'running')],
             extra_compile_args=OF_LOOPS,

@@ -6,6 +6,7 @@ import sys
 import chainer_fp8pipe
 
 import chainer
+import chainermn
 import numpy as np
 
 from tests.ranks import on_ranks
@@ -17,6 +18,9 @@ MICRO_BATCHES = 4
 #: Have data of every micro-batch pass, intercept's patches of Chainer among
 #: them.
 MODULES = 12
+#: Of one update of a communicator, but for services, which see no gradient.
+MODULES_OF_GRADIENT = 10
+SERVICES = {'mpi/agreement.py', 'mpi/waiting.py', 'report/statistics.py'}
 #: Have only the batch as a whole pass, once for each step.
 MODULES_OF_BATCH = 4
 
@@ -87,3 +91,25 @@ def test_a_micro_batch_passes_few_modules(comm):
         assert f'pipeline/{module}.py' in passed, module
     assert 'channel/channel.py' in passed
     assert 'mpi/agreement.py' in ways.services
+
+
+@on_ranks(2)
+def test_a_gradient_passes_few_modules(comm):
+    communicator = chainer_fp8pipe.create_communicator('fp8', comm, warmup=1)
+    model = chainer.links.Linear(300, 50)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), communicator).setup(model)
+    x = np.ones((4, 300), 'f')
+
+    def update():
+        optimizer.update(lambda: chainer.functions.sum(model(x)))
+    for _ in range(4):      # what is done once is done then
+        update()
+    with Ways() as ways:
+        update()
+    called = ways.services | ways.seen.keys()
+    assert called >= SERVICES
+    assert len(called - SERVICES) <= MODULES_OF_GRADIENT, sorted(called)
+    for module in 'exchange/reducer', 'codecs/fp8_ratio', 'allreduce/bucket':
+        assert f'{module}.py' in called, module
+    communicator.finalize()

@@ -14,10 +14,10 @@ from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG
 from ..report.statistics import Statistics
-from . import _executor
 from .algorithm import PARTS, Algorithm
 from .bucket import Bucket
 from .frames import Frames, piece_bounds
+from .native import _executor
 from .plan import Opcode, Plan
 from .rank_plan import RankPlan, program
 from .sums import in_wire_format, shrink

@@ -17,7 +17,7 @@ from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
 from ..planning.partition.layouts import (
     GRADIENT_BYTES,
     GridLayout,
-    Placement,
+    JobRanks,
     layouts,
     table,
 )
@@ -207,7 +207,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
 
 
 def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
-           codec: str) -> Placement:
+           codec: str) -> JobRanks:
     """What ranks lose to each other, as it is measured."""
     def work() -> None:
         # The calls themselves, and Python between them; nothing is known of
@@ -217,7 +217,7 @@ def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
             Tracer(model, names).trace(call)
     cores = measure_cores(whole.comm, model.device, work)
     speed = measure_exchange(whole.comm)
-    return Placement(whole.placement.nodes, cores,
+    return JobRanks(whole.placement.nodes, cores,
                  Wire(speed.latency, speed.bandwidth), GRADIENT_BYTES[codec])
 
 

@@ -1,8 +1,8 @@
 """The gradients and parameters of one update, laid end to end.
 
 For Python that is :class:`Tensors`; for compiled code, tables of addresses
-with a row for each tensor (:class:`Compiled`; ``allreduce/job.h`` has the same
-columns).
+with a row for each tensor (:class:`Compiled`; ``allreduce/native/job.h`` has
+the same columns).
 """
 from __future__ import annotations
 

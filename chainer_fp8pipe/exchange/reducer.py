@@ -33,7 +33,7 @@ class Sent(NamedTuple):
     bucket: Bucket
 
 
-class Outcome(NamedTuple):
+class ExchangeOutcome(NamedTuple):
     """What an exchange came to.
 
     Attributes:
@@ -133,7 +133,7 @@ class Reducer:
         return sent
 
     def _receive(self, codec: Codec, queue: BucketQueue, sent: list[Sent]
-                 ) -> Outcome:
+                 ) -> ExchangeOutcome:
         """Waits for all buckets, and writes their means into gradients."""
         nonfinite: list[str] = []
         wire_is_finite = True
@@ -144,10 +144,10 @@ class Reducer:
                 if found:
                     wire_is_finite &= codec.is_finite(bucket.wire)
             nonfinite += found
-        return Outcome(codec, nonfinite, wire_is_finite)
+        return ExchangeOutcome(codec, nonfinite, wire_is_finite)
 
     def _finish(self, state: ModelState, gradients: Gradients,
-                outcome: Outcome, write_back: bool = True) -> None:
+                outcome: ExchangeOutcome, write_back: bool = True) -> None:
         """The exchange is over, or will be when parameters are wanted."""
         if outcome.nonfinite and must_be_finite(self._nonfinite, state):
             raise everywhere(self._comm, outcome.codec, outcome.nonfinite,

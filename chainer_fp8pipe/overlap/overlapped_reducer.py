@@ -19,8 +19,8 @@ from ..exchange.model_state import ModelState, ModelStates
 from ..exchange.nonfinite import here, must_be_finite
 from ..exchange.reducer import (
     SAME_GRADIENTS,
+    ExchangeOutcome,
     Final,
-    Outcome,
     Reducer,
     Sent,
 )
@@ -190,14 +190,14 @@ class OverlappedReducer(Reducer):
 
     def _exchange(self, state: ModelState, gradients: Gradients,
                   sender: BucketSender, settle: Callable[[], None] | None
-                  ) -> tuple[Outcome, float]:
+                  ) -> tuple[ExchangeOutcome, float]:
         """One mean of all gradients, in place, and its seconds.
 
         With ``settle`` the mean is on its way; ``settle`` is then called
         before the mean is used.
         """
         codec, start = state.warm_up.current, time.perf_counter()
-        outcome, seconds = Outcome(codec, [], True), 0.0
+        outcome, seconds = ExchangeOutcome(codec, [], True), 0.0
         with self._thread.taken():
             queue = self._queue
             if sender.ready and sender.queue:

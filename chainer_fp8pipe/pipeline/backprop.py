@@ -49,7 +49,7 @@ _PLAIN = chainer.FunctionNode.backward_accumulate
 Take = Callable[[chainer.Parameter, Any], None]
 
 
-class Clock(Protocol):
+class LapClock(Protocol):
     """Times the functions of a pass."""
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class Backprop:
 
     def __init__(self, uses: Mapping[Any, int], take: Take,
                  defer: bool = False,
-                 clock: Clock | None = None) -> None:
+                 clock: LapClock | None = None) -> None:
         self.leaves: dict[Any, Any] = {}
         self._uses, self._take = dict(uses), take
         self._defer, self._clock = defer, clock
@@ -208,7 +208,7 @@ class Tape:
     def __init__(self, inputs: tuple[chainer.Variable, ...],
                  outputs: tuple[chainer.Variable, ...],
                  uses: Mapping[Any, int] | None = None,
-                 clock: Clock | None = None) -> None:
+                 clock: LapClock | None = None) -> None:
         self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
                            for output in outputs)
         self._inputs = tuple(variable.node for variable in inputs)

@@ -30,7 +30,7 @@ GRADIENT_BYTES = {'fp8': 1.0, 'float16': 2.0, 'float32': 4.0}
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobRanks:
     """Where all ranks of a job are, and how fast they exchange bytes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Placement:
 
     @classmethod
     def apart(cls, count: int, wire: Wire, gradient_bytes: float = 4.0
-              ) -> Placement:
+              ) -> JobRanks:
         """Makes a placement of ranks none of which disturbs another one.
 
         Args:
@@ -83,7 +83,7 @@ class GridLayout(NamedTuple):
 
 def layouts(calls: Sequence[Call], order: Order,
             parameters: Mapping[str, Parameter], task: CutProblem,
-            ranks: Placement
+            ranks: JobRanks
             ) -> list[GridLayout]:
     """All factorisations of the ranks, the fastest first.
 
@@ -141,7 +141,7 @@ def table(found: Sequence[GridLayout]) -> str:
 
 def _layout(plan: PartitionPlan, intervals: Intervals,
             parameters: Mapping[str, Parameter], task: CutProblem,
-            ranks: Placement
+            ranks: JobRanks
             ) -> GridLayout:
     replicas = len(ranks.nodes) // task.stages
     compute = shared_step(
@@ -158,7 +158,7 @@ def _layout(plan: PartitionPlan, intervals: Intervals,
 
 
 def _exchange(plan: PartitionPlan, parameters: Mapping[str, Parameter],
-              task: CutProblem, ranks: Placement, replicas: int) -> float:
+              task: CutProblem, ranks: JobRanks, replicas: int) -> float:
     """Seconds in which replicas average gradients.
 
     As many bytes as an all-reduce must send at least, by the stage that has

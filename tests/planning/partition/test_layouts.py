@@ -3,7 +3,7 @@ from chainer_fp8pipe.planning.cores import Cores
 from chainer_fp8pipe.planning.partition.cuts import CutProblem, Wire
 from chainer_fp8pipe.planning.partition.layouts import (
     GRADIENT_BYTES,
-    Placement,
+    JobRanks,
     layouts,
     table,
 )
@@ -25,7 +25,7 @@ def found(seconds, ranks, parts=4, memory=None, wire=FAST, **sizes):
 
 
 def test_without_costs_of_sending_replicas_win_over_bubbles():
-    every, best = found([1.0] * 8, Placement.apart(4, FAST))
+    every, best = found([1.0] * 8, JobRanks.apart(4, FAST))
     assert best.stages == 1
     assert {stages: one.replicas for stages, one in every.items()} == {
         1: 4, 2: 2, 4: 1}
@@ -39,7 +39,7 @@ def test_gradients_on_a_slow_network_make_the_pipeline_win():
     wire = Wire(0.0, 1e6)
     sizes = {'size': 1000, 'parameters': 2_000_000}
     every, best = found(
-        [1.0] * 8, Placement.apart(4, wire), wire=wire, **sizes)
+        [1.0] * 8, JobRanks.apart(4, wire), wire=wire, **sizes)
     assert best.stages == 4
     assert every[1].exchange == pytest.approx(2 * 3 / 4 * 8 * 2)
     assert every[2].exchange == pytest.approx(2 * 1 / 2 * 4 * 2)
@@ -48,7 +48,7 @@ def test_gradients_on_a_slow_network_make_the_pipeline_win():
 
 def test_the_codec_decides():
     wire = Wire(0.0, 1e6)
-    best = {codec: found([1.0] * 8, Placement.apart(4, wire, size), wire=wire,
+    best = {codec: found([1.0] * 8, JobRanks.apart(4, wire, size), wire=wire,
                          parameters=1_200_000)[1].stages
             for codec, size in GRADIENT_BYTES.items()}
     assert best == {'fp8': 1, 'float16': 4, 'float32': 4}
@@ -56,15 +56,15 @@ def test_the_codec_decides():
 
 def test_gradients_go_at_the_speed_of_busy_links():
     each = tuple(range(4))
-    ranks = Placement(each, Cores(each), Wire(0.0, 1e6))
+    ranks = JobRanks(each, Cores(each), Wire(0.0, 1e6))
     every, _ = found([1.0] * 8, ranks, parameters=1_000_000)
     assert every[1].exchange == pytest.approx(2 * 3 / 4 * 8)
 
 
 def test_ranks_on_common_cores_are_slower_in_all_layouts():
     pools = (0, 1, 0, 1)
-    ranks = Placement(tuple(range(4)), Cores(pools, 1.0, (2.0, 2.0)), FAST)
-    alone, _ = found([1.0] * 8, Placement.apart(4, FAST))
+    ranks = JobRanks(tuple(range(4)), Cores(pools, 1.0, (2.0, 2.0)), FAST)
+    alone, _ = found([1.0] * 8, JobRanks.apart(4, FAST))
     every, best = found([1.0] * 8, ranks)
     assert best.stages == 1
     assert every[1].seconds == pytest.approx(2 * alone[1].seconds, rel=1e-3)
@@ -74,7 +74,7 @@ def test_ranks_on_common_cores_are_slower_in_all_layouts():
 
 
 def test_what_does_not_fit_says_so_in_the_table():
-    every, best = found([1.0] * 8, Placement.apart(4, FAST), memory=3e6,
+    every, best = found([1.0] * 8, JobRanks.apart(4, FAST), memory=3e6,
                         parameters=200_000)
     assert every[1].seconds is None
     assert best.seconds is not None
@@ -85,6 +85,6 @@ def test_what_does_not_fit_says_so_in_the_table():
 
 
 def test_nothing_fits():
-    _, best = found([1.0] * 8, Placement.apart(2, FAST), memory=1e3)
+    _, best = found([1.0] * 8, JobRanks.apart(2, FAST), memory=1e3)
     assert best.seconds is None
     assert 'fits' in best.reason

@@ -9,8 +9,8 @@
 #include <Python.h>
 #include <stdint.h>
 
-#include "../fp8/half.h"
-#include "../fp8/means.h"
+#include "../../fp8/half.h"
+#include "../../fp8/means.h"
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
 

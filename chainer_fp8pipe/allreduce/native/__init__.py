@@ -1,0 +1,1 @@
+"""Compiled code that runs plans: messages, sums and fp8, without Python."""
