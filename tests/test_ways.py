@@ -66,9 +66,10 @@ class Ways:
 
 
 def _has_data(value, depth=4):
+    if isinstance(value, chainer.Parameter):
+        return False        # and is not looked at: it may wait for its update
     if isinstance(value, (chainer.Variable, np.ndarray)):
-        return value.dtype == np.float32 and not isinstance(
-            value, chainer.Parameter)
+        return value.dtype == np.float32
     if isinstance(value, dict):
         value = list(value.values())
     return depth > 0 and isinstance(value, (tuple, list)) and any(

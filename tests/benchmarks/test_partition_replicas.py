@@ -20,7 +20,7 @@ def in_benchmarks(code):
 
 
 _MODEL = '''
-from chainer_fp8pipe.planning.partition.cuts import Task, Wire, evaluate
+from chainer_fp8pipe.planning.partition.cuts import CutProblem, Wire, evaluate
 from chainer_fp8pipe.planning.partition.intervals import Intervals
 from chainer_fp8pipe.planning.partition.positions import order_of
 from partition_replicas import Setting, compared, step_seconds
@@ -39,7 +39,7 @@ for stages, ends in (1, (5,)), (2, (3, 5)), (3, (2, 4, 5)):
     for replicas in 1, 2:
         step = step_seconds(intervals, setting, (replicas,) * stages, ends,
                             6, [False] * stages)
-        cut = evaluate(intervals, Task(
+        cut = evaluate(intervals, CutProblem(
             stages, 6 // replicas, wire=setting.wire), ends)
         assert abs(step / cut.seconds - 1) < .01, (stages, replicas)
 print('as fast')
