@@ -98,7 +98,8 @@ class Bucket:
         if self._algorithm:
             algorithm.resume(self, until)
             return
-        self._algorithm = algorithm
+        if self.failure:        # what the codec keeps must not change twice
+            raise RuntimeError(self.failure)
         self.codec.settle(self.tensors, self._proposed)
         prescale = algorithm.prescale(self.codec)
         # A GPU is done with all of it before frames would have left it.
@@ -111,6 +112,7 @@ class Bucket:
             self.codec.encode(self.tensors, self.wire, prescale)
         self.decodes &= by_frame
         algorithm.submit(self, until)
+        self._algorithm = algorithm
 
     # --- while the bucket travels -------------------------------------------
 
@@ -131,10 +133,10 @@ class Bucket:
         Args:
             tensors: As for :meth:`decode`.
         """
-        self.tensors = tensors
         if self._algorithm is None:
-            self.decodes = True
+            self.tensors, self.decodes = tensors, True
         elif self.encodes:
+            self.tensors = tensors
             self._algorithm.begin_decoding(self)
 
     def decoded(self) -> list[tuple[int, int]]:
@@ -280,7 +282,7 @@ class BucketQueue:
             try:
                 bucket.launch(self.algorithm, until)
             except BaseException as error:
-                bucket.failure = repr(error)
+                bucket.failure = bucket.failure or repr(error)
                 raise
         return True
 

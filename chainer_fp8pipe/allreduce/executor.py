@@ -208,7 +208,7 @@ class PlanExecutor(Algorithm):
         """How plans share a range, and into what frames they cut it."""
         found = self._cuts.get((start, stop, itemsize))
         if found is None:
-            if len(self._cuts) == _REMEMBERED:
+            if len(self._cuts) >= _REMEMBERED:
                 self._cuts.clear()
             found = self._cuts[start, stop, itemsize] = self._cut(
                 start, stop, itemsize)

@@ -254,15 +254,15 @@ class OverlappedReducer(Reducer):
         """
         is_first = not sender.ready
         is_time = sender.order.times.keep(sender.ready)
-        sender.ready = True
-        if self._algorithm.one_order:
-            sender.queue = self._queue
-            return
         if sender.queue is None:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
-            sender.queue = BucketQueue(
-                self._comm, self._algorithm.another(), self._statistics)
+            sender.queue = self._queue if self._algorithm.one_order else (
+                BucketQueue(self._comm, self._algorithm.another(),
+                            self._statistics))
+        sender.ready = True
+        if self._algorithm.one_order:
+            return
         if is_first:
             sender.seconds = seconds
         elif is_time and self._defers:

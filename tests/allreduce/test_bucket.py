@@ -30,3 +30,21 @@ def test_waiting_for_a_bucket_that_was_not_launched_is_an_error():
             queue.finish(bucket)
     queue.free()
     algorithm.free()
+
+
+def test_the_rest_of_a_bucket_that_was_not_launched_says_why():
+    """And nothing that the codec keeps changes twice."""
+    algorithm = MpiOp(MPI.COMM_SELF, Statistics())
+    queue = BucketQueue(MPI.COMM_SELF, algorithm, Statistics())
+    values = [numpy.ones(3, 'f4')]
+    bucket = Bucket(Broken('float32'), Tensors('a', values, values),
+                    numpy.zeros(3, 'f4'))
+    queue.submit(bucket, 32)
+    with pytest.raises(ZeroDivisionError):
+        queue.advance()
+    queue.resume(bucket)
+    with pytest.raises(RuntimeError, match='so it goes'):
+        queue.advance()
+    assert bucket.failure == "ZeroDivisionError('so it goes')"
+    queue.free()
+    algorithm.free()
