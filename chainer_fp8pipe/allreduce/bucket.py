@@ -157,11 +157,6 @@ class Bucket:
             return self.compiled.nonfinite(self.tensors.names)
         return [name for name in self.tensors.names if name in self._bad]
 
-    def wait(self, seconds: float) -> None:
-        """Waits until all is finished, or so long; after all was launched."""
-        if self._algorithm:
-            self._algorithm.work(seconds, BRIEF)
-
     # --- afterwards ----------------------------------------------------------
 
     def conclude(self) -> None:
@@ -237,7 +232,7 @@ class BucketQueue:
         Returns early when all is done, or another thread interrupts.
         """
         moved = self._launch()
-        # What has still to be settled wants a look, again and again.
+        # While maxima are on their way, the caller polls them in turns.
         return self.algorithm.work(0.0 if self._waiting else LONG) or moved
 
     def interrupt(self) -> None:
@@ -270,7 +265,7 @@ class BucketQueue:
                 else:
                     pauses.pause(self.algorithm.patience)
             else:
-                bucket.wait(0.0 if more else usual)
+                self.algorithm.work(0.0 if more else usual, BRIEF)
             more = beside is not None and beside()
 
     def _launch(self) -> bool:

@@ -348,11 +348,11 @@ class _PostedReceive:
         self.request = comm.Irecv([self._wire, MPI.BYTE], source, tag)
 
     def frame(self, size: int) -> bytes:
-        """What has come, if it is a frame of so many bytes."""
+        """The first bytes of the message, which is a frame of this size."""
         return self._bytes()[:size].tobytes()
 
     def arrays(self, layout: MessageLayout) -> tuple[Any, ...]:
-        """What has come, if it is arrays of this layout."""
+        """The arrays of the message, which has this layout."""
         if self._views is not None and layout is self._layout:
             return self._views
         return unpack(layout, self._bytes(), self._xp)

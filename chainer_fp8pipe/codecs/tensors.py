@@ -139,7 +139,7 @@ class Compiled:
 def compile_tensors(codec: int, tensors: Tensors,
                     residuals: Sequence[numpy.ndarray] = (),
                     **of_codec: Any) -> Compiled | None:
-    """What is compiled of a codec.
+    """Makes the tables that compiled code reads.
 
     Where means are decoded into has still to be said.
 

@@ -105,7 +105,7 @@ def _hdf5(module, run):
     h5py = module.h5py
 
     def asarray(value, *args, **kwargs):
-        # What was saved as bytes was read as bytes before h5py 3, too.
+        # Values that were saved as bytes stay bytes, as with h5py 2.
         if isinstance(value, h5py.Dataset) and h5py.check_string_dtype(
                 value.dtype) == ('utf-8', None):
             return numpy.asarray(value.asstr()[()], object)

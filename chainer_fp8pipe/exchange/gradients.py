@@ -251,7 +251,7 @@ def arrays_of(parameter: chainer.Parameter) -> tuple[Any, Any]:
     Chainer looks at several things each time that it is asked for them.
     """
     array = parameter.array
-    # What is not initialised may not be asked for its gradient.
+    # Chainer raises an error for the gradient of an uninitialised parameter.
     return array, None if array is None else parameter.grad
 
 

@@ -31,7 +31,7 @@ _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
 
 @dataclasses.dataclass
 class InFlight:
-    """What is known of the update that is under way.
+    """Gradients and buckets of the update that is under way.
 
     Attributes:
         values: Parameters' arrays, by name; empty while nothing is sent
@@ -169,7 +169,7 @@ class BucketSender:
         order: Of buckets, and when their gradients were final.
         queue: Where buckets are sent.
         ready: The model is known, so that the next update may begin early.
-        update: What is known of the update that is under way.
+        update: Gradients and buckets of the update that is under way.
         failure: What went wrong in the exchange's thread.
         deferred: The last update, if it need not be complete yet.
         seconds: How long all buckets together travelled.

@@ -56,7 +56,7 @@ class Computing(Protocol):
 
 
 class CorePolicy(Protocol):
-    """Who computes when."""
+    """Gives ranks their turns on the cores."""
 
     def compute(self, rank: int, seconds: float) -> None:
         """Begins a computation, or has it wait for a core.

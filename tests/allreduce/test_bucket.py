@@ -16,29 +16,34 @@ class Broken(Cast):
         raise ZeroDivisionError('so it goes')
 
 
-def test_waiting_for_a_bucket_that_was_not_launched_is_an_error():
+@pytest.fixture
+def queue():
     algorithm = MpiOp(MPI.COMM_SELF, Statistics())
     queue = BucketQueue(MPI.COMM_SELF, algorithm, Statistics())
+    yield queue
+    queue.free()
+    algorithm.free()
+
+
+@pytest.fixture
+def bucket():
     values = [numpy.ones(3, 'f4')]
-    bucket = Bucket(Broken('float32'), Tensors('a', values, values),
-                    numpy.zeros(3, 'f4'))
+    return Bucket(Broken('float32'), Tensors('a', values, values),
+                  numpy.zeros(3, 'f4'))
+
+
+def test_waiting_for_a_bucket_that_was_not_launched_is_an_error(
+        queue, bucket):
     queue.submit(bucket)
     with pytest.raises(ZeroDivisionError):
         queue.advance()
     for _ in range(2):
         with pytest.raises(RuntimeError, match='not be sent.*so it goes'):
             queue.finish(bucket)
-    queue.free()
-    algorithm.free()
 
 
-def test_the_rest_of_a_bucket_that_was_not_launched_says_why():
+def test_the_rest_of_a_bucket_that_was_not_launched_says_why(queue, bucket):
     """And nothing that the codec keeps changes twice."""
-    algorithm = MpiOp(MPI.COMM_SELF, Statistics())
-    queue = BucketQueue(MPI.COMM_SELF, algorithm, Statistics())
-    values = [numpy.ones(3, 'f4')]
-    bucket = Bucket(Broken('float32'), Tensors('a', values, values),
-                    numpy.zeros(3, 'f4'))
     queue.submit(bucket, 32)
     with pytest.raises(ZeroDivisionError):
         queue.advance()
@@ -46,5 +51,3 @@ def test_the_rest_of_a_bucket_that_was_not_launched_says_why():
     with pytest.raises(RuntimeError, match='so it goes'):
         queue.advance()
     assert bucket.failure == "ZeroDivisionError('so it goes')"
-    queue.free()
-    algorithm.free()
