@@ -109,7 +109,7 @@ def breakdown(comm, repeats):
 
 
 def _parts(comm, communicator, optimizer, model, x, t):
-    before = dict(communicator.statistics.seconds)
+    before = dict(communicator.events.seconds)
     comm.Barrier()
     start = time.perf_counter()
     loss = model(x, t)
@@ -121,7 +121,7 @@ def _parts(comm, communicator, optimizer, model, x, t):
     exchanged = time.perf_counter()
     optimizer.actual_optimizer.update()
     end = time.perf_counter()
-    parts = {name: communicator.statistics.seconds[name] - before[name]
+    parts = {name: communicator.events.seconds[name] - before[name]
              for name in ('encode', 'exchange', 'decode')}
     return {'forward and backward': computed - start, **parts,
             'other': end - exchanged + exchanged - computed

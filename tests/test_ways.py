@@ -22,7 +22,7 @@ MICRO_BATCHES = 4
 MODULES = 12
 #: Of one update of a communicator, but for services, which see no gradient.
 MODULES_OF_GRADIENT = 10
-SERVICES = {'mpi/agreement.py', 'mpi/waiting.py', 'report/statistics.py'}
+SERVICES = {'mpi/agreement.py', 'mpi/waiting.py', 'report/stream.py'}
 #: Have only the batch as a whole pass, once for each step.
 MODULES_OF_BATCH = 4
 

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from ..codecs import Codec
 from ..codecs.relay import CodecRecipe
 from ..mpi.failure.abort import end_all_ranks
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .algorithm import PARTS
 from .bucket import Bucket
 from .executor import Framing, PlanExecutor
@@ -141,7 +141,7 @@ class Aggregated(PlanExecutor):
             calls :func:`.serving.serve` with it.  It is used for nothing
             else, and given back to MPI in the end.
         plans: All of the same number of workers.
-        statistics: Counters to add to; orders do not count.
+        events: Where to write what happens, but orders.
         framing: See there.
         seed: Of the aggregators' stochastic rounding.
     """
@@ -150,14 +150,14 @@ class Aggregated(PlanExecutor):
     one_order = True
 
     def __init__(self, everyone: MPI.Comm, plans: Sequence[Plan],
-                 statistics: Statistics, framing: Framing,
+                 events: EventStream, framing: Framing,
                  seed: int = 0) -> None:
         self._everyone = everyone
         self._orders: Orders | None = None
         if everyone.rank == 0:
             self._orders = Orders(everyone, plans[0].workers)
             self._orders.send(Setup(tuple(plans), framing, seed))
-        super().__init__(everyone, plans, statistics, framing)
+        super().__init__(everyone, plans, events, framing)
         _leave_at_exit()
         _working.append(self)
 

@@ -8,7 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -26,7 +26,7 @@ class Algorithm(abc.ABC):
     Args:
         comm: The ranks; the algorithm works on a duplicate, so that its
             messages cannot meet the caller's.
-        statistics: Counters to add to.
+        events: Where to write what happens.
 
     Attributes:
         by_frame: The algorithm encodes and decodes frame by frame; others
@@ -42,9 +42,9 @@ class Algorithm(abc.ABC):
     busy = False
     patience = 0.0
 
-    def __init__(self, comm: MPI.Comm, statistics: Statistics) -> None:
+    def __init__(self, comm: MPI.Comm, events: EventStream) -> None:
         self.comm = comm.Dup()
-        self.statistics = statistics
+        self.events = events
 
     @abc.abstractmethod
     def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
@@ -81,7 +81,7 @@ class Algorithm(abc.ABC):
         """
         self.allreduce(bucket.codec, bucket.tensors, bucket.wire,
                        bucket.start, bucket.stop)
-        bucket.finished = True
+        bucket.conclude()
         return bucket
 
     def resume(self, bucket: Bucket, until: int = PARTS) -> None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import Compiled
 from ..mpi.waiting import BRIEF, LONG, Pauses
-from ..report.statistics import Statistics
+from ..report.stream import EventStream, Flight
 from .algorithm import PARTS, Algorithm
 
 # Seconds; some frames come meanwhile.
@@ -61,6 +61,7 @@ class Bucket:
         self.failure = ''
         self._contributes = contributes
         self._algorithm: Algorithm | None = None
+        self._flight: Flight | None = None
         self._proposed: numpy.ndarray | None = None
         self._request: MPI.Request | None = None
         self._means: list[tuple[int, int]] = []
@@ -73,8 +74,10 @@ class Bucket:
 
     # --- before the bucket travels ------------------------------------------
 
-    def propose(self, comm: MPI.Comm) -> int:
+    def propose(self, comm: MPI.Comm, events: EventStream) -> int:
         """Asks all ranks for the codec's maxima; returns the bytes sent."""
+        self._flight = events.flight(self.tensors.names, (
+            self.stop - self.start) * self.wire.itemsize)
         self._proposed = self.codec.propose(self.tensors)
         if self._proposed is None:
             return 0
@@ -163,6 +166,8 @@ class Bucket:
         """Takes notice that the mean is in the wire."""
         if self.compiled:
             self.codec.conclude(self.compiled, self.tensors)
+        if self._flight:
+            self._flight.end()
         self.finished = True        # other threads may go on from here
 
     def decode(self, tensors: Tensors) -> list[str]:
@@ -190,14 +195,14 @@ class BucketQueue:
     Args:
         comm: The ranks; the queue works on a duplicate.
         algorithm: Makes the means.
-        statistics: Counters to add to.
+        events: Where to write what happens.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
-                 statistics: Statistics) -> None:
+                 events: EventStream) -> None:
         self.algorithm = algorithm
         self._comm = comm.Dup()
-        self._statistics = statistics
+        self._events = events
         self._waiting: collections.deque[tuple[Bucket, int]] = (
             collections.deque())
 
@@ -213,8 +218,8 @@ class BucketQueue:
             bucket: What is to become its mean.
             until: As for :meth:`.Algorithm.submit`.
         """
-        with self._statistics.section('encode'):
-            self._statistics.bytes_sent += bucket.propose(self._comm)
+        with self._events.section('encode'):
+            self._events.sent(bucket.propose(self._comm, self._events))
         self.resume(bucket, until)
 
     def resume(self, bucket: Bucket, until: int = PARTS) -> None:
@@ -272,7 +277,7 @@ class BucketQueue:
         """Hands over the next bucket, if all ranks have its maxima."""
         if not self._waiting or not self._waiting[0][0].is_settled():
             return False
-        with self._statistics.section('encode'):
+        with self._events.section('encode'):
             bucket, until = self._waiting.popleft()
             try:
                 bucket.launch(self.algorithm, until)

@@ -13,7 +13,7 @@ from ..codecs.tensors import IN_PYTHON, Compiled
 from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
 from .bucket import Bucket
 from .frames import Frames, piece_bounds
@@ -98,7 +98,7 @@ class PlanExecutor(Algorithm):
         comm: The ranks; the executor works on a duplicate, so that its
             messages cannot meet the caller's.
         plans: The same on all ranks.
-        statistics: Counters to add to.
+        events: Where to write what happens.
         framing: How vectors are cut and summed.
     """
 
@@ -106,8 +106,8 @@ class PlanExecutor(Algorithm):
     one_order = False
 
     def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
-                 statistics: Statistics, framing: Framing) -> None:
-        super().__init__(comm, statistics)
+                 events: EventStream, framing: Framing) -> None:
+        super().__init__(comm, events)
         self.plans = tuple(plans)
         self.framing = framing
         self._parts = [program(plan, comm.rank) for plan in plans]
@@ -124,7 +124,7 @@ class PlanExecutor(Algorithm):
                 plans, self._parts, strict=True)), framing.frames_in_flight)
 
     def another(self) -> PlanExecutor:
-        return PlanExecutor(self.comm, self.plans, self.statistics,
+        return PlanExecutor(self.comm, self.plans, self.events,
                             self.framing)
 
     def prescale(self, codec: Codec) -> float:
@@ -285,8 +285,8 @@ class PlanExecutor(Algorithm):
     def _take_notice(self) -> None:
         """Of what compiled code has done."""
         sent, encoding, decoding = self._compiled.taken()
-        self.statistics.bytes_sent += sent
-        self.statistics.divide(encode=encoding, decode=decoding)
+        self.events.sent(sent)
+        self.events.divide(encode=encoding, decode=decoding)
         finished = [bucket for bucket in self._buckets
                     if not bucket.handle.unfinished]
         for bucket in finished:

@@ -8,7 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .algorithm import Algorithm
 from .frames import piece_bounds
 
@@ -30,8 +30,8 @@ class MpiOp(Algorithm):
     wrong results there with user-defined operations.
     """
 
-    def __init__(self, comm: MPI.Comm, statistics: Statistics) -> None:
-        super().__init__(comm, statistics)
+    def __init__(self, comm: MPI.Comm, events: EventStream) -> None:
+        super().__init__(comm, events)
         self._received = numpy.empty(0, numpy.uint8)
 
     def reduce_scatter(self, codec: Codec, tensors: Tensors,
@@ -56,7 +56,7 @@ class MpiOp(Algorithm):
         pieces = self._pieces(wire, start, stop)
         total = next(pieces).copy()
         for piece in pieces:
-            with self.statistics.section('decode'):
+            with self.events.section('decode'):
                 codec.add(piece, total)
         wire[slice(*bounds)] = total
         return bounds
@@ -71,7 +71,7 @@ class MpiOp(Algorithm):
         # What MPI sends inside is not to be seen; this is what its
         # reduce-scatter and all-gather need for long messages.
         size = self.comm.size
-        self.statistics.bytes_sent += 2 * buffer.nbytes * (size - 1) // size
+        self.events.sent(2 * buffer.nbytes * (size - 1) // size)
 
     def allgather(self, wire: numpy.ndarray, start: int, stop: int) -> None:
         """Brings every rank's piece to every rank."""
@@ -84,7 +84,7 @@ class MpiOp(Algorithm):
         own = _bytes(wire[bounds[rank]:bounds[rank + 1]])
         requests += [self.comm.Isend(own, peer) for peer in others]
         MPI.Request.Waitall(requests)
-        self.statistics.bytes_sent += own.nbytes * len(others)
+        self.events.sent(own.nbytes * len(others))
 
     def _pieces(self, wire: numpy.ndarray, start: int, stop: int
                ) -> Iterator[numpy.ndarray]:
@@ -106,7 +106,7 @@ class MpiOp(Algorithm):
         for peer in others:
             part = _bytes(wire[bounds[peer]:bounds[peer + 1]])
             sends.append(self.comm.Isend(part, peer))
-            self.statistics.bytes_sent += part.nbytes
+            self.events.sent(part.nbytes)
         for peer in range(size):
             if peer == rank:
                 yield own

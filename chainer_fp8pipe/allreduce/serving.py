@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from ..codecs.relay import CodecRecipe, RelayState
 from ..mpi.waiting import BRIEF, Pauses
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .aggregated import Leave, Order, Setup
 from .bucket import Bucket
 from .executor import PlanExecutor
@@ -55,7 +55,7 @@ class _Service:
 
     def __init__(self, everyone: MPI.Comm, setup: Setup, inbox: _Inbox
                  ) -> None:
-        self._executor = PlanExecutor(everyone, setup.plans, Statistics(),
+        self._executor = PlanExecutor(everyone, setup.plans, EventStream(),
                                       setup.framing)
         self._seed = setup.seed, everyone.rank
         self._inbox = inbox

@@ -13,7 +13,7 @@ from ..allreduce.executor import Framing, PlanExecutor
 from ..allreduce.mpi_op import MpiOp, TwoLevel
 from ..allreduce.plan import Plan, aggregator, compose
 from ..mpi.shapes import torus_shape
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
@@ -48,17 +48,17 @@ class Nodes:
 
 
 def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                   nodes: Nodes, statistics: Statistics) -> Algorithm:
+                   nodes: Nodes, events: EventStream) -> Algorithm:
     """The algorithm for these ranks.
 
     Raises:
         ValueError: The options do not fit the ranks; on all ranks.
     """
     if options.algorithm == 'mpi_op':
-        return _mpi_op(comm, options, nodes, statistics)
+        return _mpi_op(comm, options, nodes, events)
     if options.algorithm == 'aggregator':
-        return _aggregated(comm, options, fp8, nodes, statistics)
-    return PlanExecutor(comm, _plans(comm, options, nodes), statistics,
+        return _aggregated(comm, options, fp8, nodes, events)
+    return PlanExecutor(comm, _plans(comm, options, nodes), events,
                         framing(options, fp8))
 
 
@@ -101,7 +101,7 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
 
 
 def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                nodes: Nodes, statistics: Statistics) -> Aggregated:
+                nodes: Nodes, events: EventStream) -> Aggregated:
     everyone = comm.everyone if isinstance(comm, WorkerComm) else None
     if everyone is None:
         raise ValueError(
@@ -116,20 +116,20 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
     else:
         plan = aggregator(comm.size, options.aggregators)
     seed = options.seed if isinstance(options, Fp8Options) else 0
-    return Aggregated(everyone, (plan,), statistics, framing(options, fp8),
+    return Aggregated(everyone, (plan,), events, framing(options, fp8),
                       seed)
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
-            statistics: Statistics) -> Algorithm:
+            events: EventStream) -> Algorithm:
     if not _two_levels(options, nodes):
-        return MpiOp(comm, statistics)
+        return MpiOp(comm, events)
     node, local = next(
         (node, ranks.index(comm.rank))
         for node, ranks in enumerate(nodes.ranks) if comm.rank in ranks)
     intra, inter = comm.Split(node, local), comm.Split(local, node)
     try:
-        return TwoLevel(MpiOp(intra, statistics), MpiOp(inter, statistics))
+        return TwoLevel(MpiOp(intra, events), MpiOp(inter, events))
     finally:
         intra.Free()
         inter.Free()

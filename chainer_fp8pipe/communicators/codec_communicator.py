@@ -25,7 +25,7 @@ from ..exchange.reducer import Final, Reducer
 from ..mpi.agreement import Signature, agree
 from ..overlap.exchange_thread import threads_are_allowed
 from ..overlap.overlapped_reducer import OverlappedReducer
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .algorithms import Nodes, make_algorithm
 from .options import NEXT_FORWARD, ExchangeOptions, Fp8Options
 
@@ -42,14 +42,15 @@ class CodecCommunicator(MpiCommunicatorBase):
         options: Checked options.
 
     Attributes:
-        statistics: Bytes and seconds of the exchanges so far.
+        events: Bytes and seconds of the exchanges so far, an
+            :class:`~chainer_fp8pipe.report.stream.EventStream`.
     """
 
     def __init__(self, mpi_comm: MPI.Comm, name: str,
                  options: ExchangeOptions) -> None:
         self.name = name
         self.options = options
-        self.statistics = Statistics()
+        self.events = EventStream()
         agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
@@ -60,9 +61,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._algorithm = make_algorithm(
             mpi_comm, options, isinstance(options, Fp8Options),
             Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
-            self.statistics)
+            self.events)
         self._reducer = _reducer(mpi_comm, options, self._algorithm,
-                                 self._models, self.statistics)
+                                 self._models, self.events)
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -258,8 +259,8 @@ def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
 
 
 def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,
-             models: ModelStates, statistics: Statistics) -> Reducer:
-    given = (comm, algorithm, models, statistics, options.bucket_bytes,
+             models: ModelStates, events: EventStream) -> Reducer:
+    given = (comm, algorithm, models, events, options.bucket_bytes,
              options.nonfinite)
     if not options.overlap:
         return Reducer(*given)

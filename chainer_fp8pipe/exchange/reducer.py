@@ -13,7 +13,7 @@ from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Signature, agree
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .gradients import SAME_MODEL, Gradients
 from .model_state import ModelState, ModelStates
 from .nonfinite import everywhere, must_be_finite
@@ -54,7 +54,7 @@ class Reducer:
         comm: The ranks.
         algorithm: Makes buckets their mean.
         models: What is remembered of each model.
-        statistics: Counters to add to.
+        events: Where to write what happens.
         bucket_bytes: Bytes of float32 of gradients that travel together; 0:
             all.
         nonfinite: What to do about means that are not finite, see
@@ -62,20 +62,20 @@ class Reducer:
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
-                 models: ModelStates, statistics: Statistics,
+                 models: ModelStates, events: EventStream,
                  bucket_bytes: int, nonfinite: str) -> None:
         self._comm = comm
         self._algorithm = algorithm
         self._models = models
-        self._statistics = statistics
+        self._events = events
         self._bucket_bytes = bucket_bytes
         self._nonfinite = nonfinite
-        self._queue = BucketQueue(comm, algorithm, statistics)
+        self._queue = BucketQueue(comm, algorithm, events)
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
         state = self._models.of(model)
-        with self._statistics.section('exchange'):
+        with self._events.section('exchange'):
             gradients = Gradients(model, zero_fill)
             agree(self._comm, self._signature(state, gradients),
                   gradients.problem, SAME_GRADIENTS)
@@ -139,7 +139,7 @@ class Reducer:
         wire_is_finite = True
         for tensors, bucket in sent:
             queue.finish(bucket)
-            with self._statistics.section('decode'):
+            with self._events.section('decode'):
                 found = bucket.decode(tensors)
                 if found:
                     wire_is_finite &= codec.is_finite(bucket.wire)
@@ -155,4 +155,4 @@ class Reducer:
         if write_back:
             gradients.write_back()
         state.warm_up.done += 1
-        self._statistics.updates += 1
+        self._events.updates += 1

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
 from ..mpi.forever import keep_forever
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .bucket_sender import BucketSender
 
 # Seconds between two looks when there is nothing to do.
@@ -30,11 +30,11 @@ class ExchangeThread:
     gradients it does all that there is to do, and the thread waits.
 
     Args:
-        statistics: Counters to add to.
+        events: Where to write what happens.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
-        self._statistics = statistics
+    def __init__(self, events: EventStream) -> None:
+        self._events = events
         self._models: list[BucketSender] = []
         self._ended: list[BucketSender] = []
         self._known: weakref.WeakKeyDictionary[chainer.Link, BucketSender] = (
@@ -124,7 +124,7 @@ class ExchangeThread:
             sender.interrupt()
 
     def _run(self) -> None:
-        self._statistics.hide()
+        self._events.hide()
         # Looked at after each step, which may clear what close() has set.
         while not self._leave:
             self._work.wait()
@@ -140,7 +140,7 @@ class ExchangeThread:
         # Cleared first: it may be set again at any time.
         self._work.clear()
         busy = [sender for sender in self._models if not sender.idle]
-        with self._statistics.section('exchange'):
+        with self._events.section('exchange'):
             for sender in busy:
                 try:
                     moved |= sender.step(alone=len(busy) == 1)

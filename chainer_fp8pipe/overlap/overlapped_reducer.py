@@ -26,7 +26,7 @@ from ..exchange.reducer import (
 )
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, agree
-from ..report.statistics import Statistics
+from ..report.stream import EventStream
 from .bucket_sender import BucketSender
 from .deferred_update import DeferredUpdate, Use
 from .exchange_thread import ExchangeThread
@@ -44,7 +44,7 @@ class OverlappedReducer(Reducer):
         comm: The ranks.
         algorithm: Makes buckets their mean.
         models: What is remembered of each model.
-        statistics: Counters to add to.
+        events: Where to write what happens.
         bucket_bytes: Bytes of float32 of gradients that travel together; 0:
             all.
         nonfinite: What to do about means that are not finite.
@@ -53,12 +53,12 @@ class OverlappedReducer(Reducer):
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
-                 models: ModelStates, statistics: Statistics,
+                 models: ModelStates, events: EventStream,
                  bucket_bytes: int, nonfinite: str, defers: bool) -> None:
-        super().__init__(comm, algorithm, models, statistics, bucket_bytes,
+        super().__init__(comm, algorithm, models, events, bucket_bytes,
                          nonfinite)
         self._defers = defers
-        self._thread = ExchangeThread(statistics)
+        self._thread = ExchangeThread(events)
         self._is_broken = False
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
@@ -67,7 +67,7 @@ class OverlappedReducer(Reducer):
         state = self._models.of(model)
         sender = self._thread.of(model, state)
         sender.complete()
-        with self._statistics.section('exchange'):
+        with self._events.section('exchange'):
             sender.update.thaw()
             gradients = Gradients(model, zero_fill)
             stage = sender.stage(gradients.sizes)
@@ -235,7 +235,7 @@ class OverlappedReducer(Reducer):
         means = PendingMeans(
             sender, self._thread, queue, state.warm_up.current, sent,
             gradients, must_be_finite(self._nonfinite, state),
-            self._statistics, settle)
+            self._events, settle)
         parameters = sender.parameters()
         sender.defer(DeferredUpdate(gradients.parameters, means.finish),
                      parameters)
@@ -259,7 +259,7 @@ class OverlappedReducer(Reducer):
             # each has an executor of its own.
             sender.queue = self._queue if self._algorithm.one_order else (
                 BucketQueue(self._comm, self._algorithm.another(),
-                            self._statistics))
+                            self._events))
         sender.ready = True
         if self._algorithm.one_order:
             return
@@ -297,14 +297,14 @@ class PendingMeans:
         sent: The buckets.
         gradients: Of the model.
         must_be_finite: Whether NaN and infinity are errors.
-        statistics: Counters to add to.
+        events: Where to write what happens.
         settle: Raises if the ranks are not in agreement on this update.
     """
 
     def __init__(self, sender: BucketSender, thread: ExchangeThread,
                  queue: BucketQueue, codec: Codec, sent: Sequence[Sent],
                  gradients: Gradients, must_be_finite: bool,
-                 statistics: Statistics, settle: Callable[[], None]) -> None:
+                 events: EventStream, settle: Callable[[], None]) -> None:
         self._sender = sender
         self._thread = thread
         self._queue = queue
@@ -312,7 +312,7 @@ class PendingMeans:
         self._sent = {name: one for one in sent for name in one.tensors.names}
         self._gradients = gradients
         self._must_be_finite = must_be_finite
-        self._statistics = statistics
+        self._events = events
         self._settle = settle
         self._nonfinite: dict[Bucket, list[str]] = {}
 
@@ -333,7 +333,7 @@ class PendingMeans:
             return
         tensors, bucket = self._sent[name]
         if bucket not in self._nonfinite:
-            with self._statistics.section('exchange'):
+            with self._events.section('exchange'):
                 self._settle()
                 if self._sender.failure:
                     raise RuntimeError('the exchange failed beside the '
@@ -343,7 +343,7 @@ class PendingMeans:
                     with self._thread.taken():
                         self._queue.finish(bucket, use and self._feeder(
                             name, tensors, bucket, use))
-                with self._statistics.section('decode'):
+                with self._events.section('decode'):
                     self._nonfinite[bucket] = bucket.decode(tensors)
         if self._nonfinite[bucket] and self._must_be_finite:
             raise here(self._codec, self._nonfinite[bucket][0])
@@ -365,7 +365,7 @@ class PendingMeans:
             if given == len(ranges) or (
                     self._must_be_finite and bucket.nonfinite):
                 return False        # there is none, or it will be an error
-            with self._statistics.excluded():
+            with self._events.section('update'):
                 used = False
                 while given < len(ranges) and not used:
                     start, stop = ranges[given]

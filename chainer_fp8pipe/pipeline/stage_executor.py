@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ..report.recorder import Recorder
+from ..report.stream import EventStream
 from .block import Arrays
 from .channels import Channels
 from .chunk import Chunk
@@ -23,16 +23,16 @@ class StageExecutor:
         channels: To the neighbours.
         last: Number of the pipeline's last chunk.
         layers: How many layers the whole model has.
-        recorder: Notes what happens when.
+        events: Where to write what happens.
     """
 
     def __init__(self, chunks: Mapping[int, Chunk], channels: Channels,
-                 last: int, layers: int, recorder: Recorder) -> None:
+                 last: int, layers: int, events: EventStream) -> None:
         self._chunks = dict(chunks)
         self._layers = layers
         self._channels = channels
         self._last = last
-        self._recorder = recorder
+        self._events = events
         # By micro-batch and boundary: what has been made, and not been used.
         self._activations: dict[tuple[int, int], Arrays] = {}
         self._gradients: dict[tuple[int, int], Arrays] = {}
@@ -104,7 +104,7 @@ class StageExecutor:
         chunk = self._chunks[number]
         arrays = self._activations.pop((micro_batch, number - 1))
         run = chunk.forward if self._train else chunk.infer
-        with self._recorder.note('forward', micro_batch, number):
+        with self._events.section('forward', micro_batch, number):
             arrays = run(micro_batch, arrays, self._places[micro_batch])
             if number == self._last:
                 if self._head is None:
@@ -120,9 +120,9 @@ class StageExecutor:
         kind, micro_batch, number = action
         chunk = self._chunks[number]
         if chunk.recompute:
-            with self._recorder.note('recompute', micro_batch, number):
+            with self._events.section('recompute', micro_batch, number):
                 chunk.restore(micro_batch)
-        with self._recorder.note('backward', micro_batch, number):
+        with self._events.section('backward', micro_batch, number):
             if number == self._last:
                 assert self._head is not None
                 gradients = self._head.backward(micro_batch)
@@ -137,7 +137,7 @@ class StageExecutor:
             self._gradients[micro_batch, number - 1] = gradients
 
     def _backward_weight(self, action: Action) -> None:
-        with self._recorder.note('backward_weight', action.micro_batch,
+        with self._events.section('backward_weight', action.micro_batch,
                                  action.chunk):
             self._chunks[action.chunk].backward_weight(
                 action.micro_batch, self._is_last(action))
@@ -155,13 +155,13 @@ class StageExecutor:
             self._chunks[action.chunk].settle()
 
     def _send(self, action: Action) -> None:
-        with self._recorder.note('send', action.micro_batch, action.chunk):
+        with self._events.section('send', action.micro_batch, action.chunk):
             self._channels.senders[action.kind, action.chunk].send(
                 self._crossing[action.kind].pop(
                     (action.micro_batch, action.boundary)))
 
     def _receive(self, action: Action) -> None:
-        with self._recorder.note('receive', action.micro_batch,
+        with self._events.section('receive', action.micro_batch,
                                  action.chunk):
             receiver = self._channels.receivers[action.kind, action.chunk]
             self._crossing[action.kind][

@@ -1,4 +1,4 @@
-"""What the ranks did when, measured or simulated."""
+"""What the ranks do when, measured or simulated."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -9,29 +9,38 @@ COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
                'update')
 
 #: Names of the events in which a rank is busy with messages.
-COMMUNICATION = ('send', 'receive', 'exchange')
+COMMUNICATION = ('send', 'receive', 'exchange', 'encode', 'decode')
 
 #: Name of the events in which a rank does nothing but wait.
 WAITING = 'wait'
+
+#: Lanes of what goes on beside a rank's main thread: the thread that
+#: exchanges gradients, and buckets on their way.
+EXCHANGE, BUCKETS = LANES = 'exchange thread', 'buckets'
 
 #: Micro-batch, boundary, whether an activation -> rank -> events.
 _Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
 
 
 class Event(NamedTuple):
-    """Something that took a rank some time.
+    """What a rank did from when to when.
 
     Attributes:
-        rank: Who.
-        name: One of :data:`COMPUTATION` or :data:`COMMUNICATION`, or
-            :data:`WAITING`.  ``backward_weight`` is the weight half of a
-            backward pass where that runs on its own, ``backward`` then the
-            input half.
+        rank: The rank.
+        name: One of :data:`COMPUTATION` or :data:`COMMUNICATION`,
+            :data:`WAITING`, ``'bucket'`` (a bucket of gradients travels) or
+            ``'compression'`` (a codec's state).  ``backward_weight`` is the
+            weight half of a backward pass where that runs on its own,
+            ``backward`` then the input half.
         start: In seconds, on one clock for all ranks.
         end: In seconds.
-        micro_batch: Its number, if it is about one.
-        chunk: The chunk of the whole model, if it is about one.
+        micro_batch: Its number, if the event is about one.
+        chunk: Its number in the whole model, if the event is about one.
         iteration: The number of the update, if known.
+        lane: ``''`` for the main thread, or one of :data:`LANES`.
+        bytes: Handed to MPI meanwhile; of a bucket, those of its wire.
+        about: The tensors of a bucket or of a codec's state.
+        values: Names and numbers, such as a codec's.
     """
 
     rank: int
@@ -41,6 +50,10 @@ class Event(NamedTuple):
     micro_batch: int | None = None
     chunk: int | None = None
     iteration: int | None = None
+    lane: str = ''
+    bytes: int = 0
+    about: str = ''
+    values: tuple[tuple[str, float], ...] = ()
 
 
 def idle_share(events: Iterable[Event]) -> float:
@@ -61,7 +74,7 @@ def idle_share(events: Iterable[Event]) -> float:
     span = (max(event.end for event in events)
             - min(event.start for event in events))
     busy = sum(event.end - event.start for event in events
-               if event.name in COMPUTATION)
+               if event.name in COMPUTATION and not event.lane)
     ranks = len({event.rank for event in events})
     return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
 
@@ -93,10 +106,10 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
 
 
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
-    """The events as Chrome trace, one row per rank.
+    """The events as Chrome trace: a row per rank, and one per lane beside.
 
     Write it with :func:`json.dump` and open it at ``chrome://tracing`` or in
-    Perfetto.
+    Perfetto.  Buckets that travel at the same time have rows of their own.
 
     Args:
         events: In any order; receives are parted by :func:`part_waits`.
@@ -110,13 +123,41 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
          'args': {'name': 'pipeline'}}]
-    for rank in sorted({event.rank for event in events}):
-        rows += [{'ph': 'M', 'pid': 0, 'tid': rank, 'name': 'thread_name',
-                  'args': {'name': f'rank {rank}'}},
-                 {'ph': 'M', 'pid': 0, 'tid': rank,
-                  'name': 'thread_sort_index', 'args': {'sort_index': rank}}]
-    return {'traceEvents': rows + [_row(event, origin) for event in events],
-            'displayTimeUnit': 'ms'}
+    threads = {thread: number for number, thread in enumerate(sorted(
+        {_thread(event, row) for event, row in in_rows(events)}))}
+    for thread, number in threads.items():
+        rank, _, row, lane = thread
+        name = f'rank {rank}' + (f': {lane}' if lane else '')
+        rows += [{'ph': 'M', 'pid': 0, 'tid': number, 'name': 'thread_name',
+                  'args': {'name': name + (f' {row}' if row else '')}},
+                 {'ph': 'M', 'pid': 0, 'tid': number,
+                  'name': 'thread_sort_index', 'args': {'sort_index': number}}]
+    return {'traceEvents': rows + [
+        _row(event, origin, threads[_thread(event, row)])
+        for event, row in in_rows(events)], 'displayTimeUnit': 'ms'}
+
+
+def in_rows(events: Iterable[Event]) -> list[tuple[Event, int]]:
+    """Gives each bucket the first row that no other one is in meanwhile.
+
+    Returns:
+        Events by their start, with the number of their row in their lane.
+    """
+    found: list[tuple[Event, int]] = []
+    ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones
+    for event in sorted(events, key=lambda event: (event.start, event.end)):
+        row = 0
+        if event.lane == BUCKETS:
+            rows = ends.setdefault(event.rank, [])
+            row = next((number for number, end in enumerate(rows)
+                        if end <= event.start), len(rows))
+            rows[row:row + 1] = [event.end]
+        found.append((event, row))
+    return found
+
+
+def _thread(event: Event, row: int) -> tuple[int, int, int, str]:
+    return (event.rank, (('', *LANES).index(event.lane)), row, event.lane)
 
 
 def _when_sent(events: list[Event]) -> dict[Event, float]:
@@ -156,14 +197,15 @@ def _messages(events: list[Event], name: str) -> _Messages:
     return found
 
 
-def _row(event: Event, origin: float) -> dict[str, Any]:
+def _row(event: Event, origin: float, thread: int) -> dict[str, Any]:
     # Both ends are rounded, so that events that meet do not overlap.
     start, end = (round((time - origin) * 1e6, 3)
                   for time in (event.start, event.end))
     number = '' if event.micro_batch is None else f' {event.micro_batch}'
     details = {'micro_batch': event.micro_batch, 'chunk': event.chunk,
-               'iteration': event.iteration}
-    return {'ph': 'X', 'pid': 0, 'tid': event.rank,
+               'iteration': event.iteration, 'bytes': event.bytes or None,
+               'about': event.about or None, **dict(event.values)}
+    return {'ph': 'X', 'pid': 0, 'tid': thread,
             'name': event.name + number, 'cat': event.name, 'ts': start,
             'dur': round(end - start, 3),
             'args': {name: value for name, value in details.items()

@@ -5,7 +5,15 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .events import COMPUTATION, WAITING, Event, idle_share, part_waits
+from .events import (
+    BUCKETS,
+    COMPUTATION,
+    EXCHANGE,
+    WAITING,
+    Event,
+    idle_share,
+    part_waits,
+)
 
 
 class _Look(NamedTuple):
@@ -29,7 +37,15 @@ _LOOKS = {
     'send': _COMMUNICATION,
     'receive': _COMMUNICATION,
     'exchange': _Look((6, 0), 'collective communication', (0.85, 0.47, 0.74)),
+    # Behind 'exchange', in which these are.
+    'encode': _Look((6, 1), 'encode', (0.05, 0.55, 0.60)),
+    'decode': _Look((6, 2), 'decode', (0.45, 0.75, 0.70)),
+    'bucket': _Look((6, 3), 'bucket on its way', (0.35, 0.35, 0.35)),
 }
+
+# Where a rank's row has its lanes: from the middle down, and how high.
+_WHOLE = {'': (-0.4, 0.8)}
+_LANES = {'': (-0.45, 0.6), EXCHANGE: (0.18, 0.13), BUCKETS: (0.34, 0.06)}
 
 # Inches.
 _LEFT, _RIGHT, _TOP, _TICKS = 0.75, 0.2, 0.4, 0.6
@@ -46,7 +62,9 @@ def plot_timeline(events: Iterable[Event], path: str | os.PathLike[str],
 
     Colours tell forward, backward, update and communication; where a row is
     grey its rank waits.  The numbers are those of the micro-batches.  Shades
-    tell a rank's chunks apart, the first one being the darkest.
+    tell a rank's chunks apart, the first one being the darkest.  Two thin
+    bars below a row, where there are any, are the thread that exchanges
+    gradients and the time in which buckets travel.
 
     Args:
         events: Measured or simulated; receives are parted by
@@ -114,11 +132,13 @@ class _Picture:
     def draw(self, axes: Any) -> None:
         """Rows, boxes, numbers and the axis of time."""
         for row, rank in enumerate(self._ranks):
-            axes.broken_barh([(0, self._span)], (row - 0.4, 0.8), linewidth=0,
-                             facecolor=_WAITING.colour)
+            top, height = self._lanes['']
+            axes.broken_barh([(0, self._span)], (row + top, height),
+                             linewidth=0, facecolor=_WAITING.colour)
             for look in self._looks:
-                self._draw_boxes(axes, row, look,
-                                 self._groups.get((rank, look), []))
+                for lane, (top, height) in self._lanes.items():
+                    self._draw_boxes(axes, (row + top, height), look,
+                                     self._groups.get((rank, look, lane), []))
         axes.set_xlim(0, self._span)
         axes.set_ylim(len(self._ranks) - 0.5, -0.5)     # rank 0 on top
         axes.set_yticks(range(len(self._ranks)),
@@ -158,12 +178,14 @@ class _Picture:
                            for event in events)
         self._digits = max((len(str(event.micro_batch)) for event in events
                             if event.micro_batch is not None), default=0)
-        self._groups: dict[tuple[int, _Look], list[Event]] = {}
+        self._groups: dict[tuple[int, _Look, str], list[Event]] = {}
         for event in events:
-            if event.name != WAITING:
-                self._groups.setdefault(
-                    (event.rank, self._look(event)), []).append(event)
-        self._looks = sorted({look for _, look in self._groups})
+            if event.name not in (WAITING, 'compression'):
+                self._groups.setdefault((event.rank, self._look(event),
+                                         event.lane), []).append(event)
+        self._looks = sorted({look for _, look, _ in self._groups})
+        self._lanes = (_LANES if any(event.lane for event in events)
+                       else _WHOLE)
 
     def _look(self, event: Event) -> _Look:
         look = _LOOKS.get(event.name,
@@ -181,7 +203,7 @@ class _Picture:
             order=(look.order[0], place), colour=(red, green, blue),
             label=f'{look.label}, chunk {place + 1} of {count}')
 
-    def _draw_boxes(self, axes: Any, row: int, look: _Look,
+    def _draw_boxes(self, axes: Any, where: tuple[float, float], look: _Look,
                     events: list[Event]) -> None:
         boxes = [((event.start - self._start) * self._scale,
                   (event.end - event.start) * self._scale)
@@ -191,15 +213,15 @@ class _Picture:
             axes.broken_barh(
                 [box for box in boxes
                  if (box[1] * self._points > _LEAST_BOX) == wide],
-                (row - 0.4, 0.8), facecolor=look.colour, linewidth=0.5,
+                where, facecolor=look.colour, linewidth=0.5,
                 edgecolor='white' if wide else look.colour,
                 hatch=look.hatch if wide else '')
         for event, (start, length) in zip(events, boxes, strict=True):
             if (event.name in COMPUTATION and event.micro_batch is not None
                     and length * self._points > _DIGIT * self._digits + 2):
-                axes.text(start + length / 2, row, str(event.micro_batch),
-                          ha='center', va='center', fontsize=_FONT,
-                          color=_text_colour(look.colour),
+                axes.text(start + length / 2, where[0] + where[1] / 2,
+                          str(event.micro_batch), ha='center', va='center',
+                          fontsize=_FONT, color=_text_colour(look.colour),
                           bbox={'facecolor': look.colour, 'linewidth': 0,
                                 'pad': 0.8})
 

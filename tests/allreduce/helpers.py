@@ -5,7 +5,7 @@ from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.shapes import torus_shape
-from chainer_fp8pipe.report.statistics import Statistics
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 
@@ -62,17 +62,17 @@ def make(name, comm, node=2):
     Names end with the form of partial sums, where that is not float32.
     Frames are tiny, so that there are many.
     """
-    statistics = Statistics()
+    events = EventStream()
     if 'mpi_op' in name:
         if name == 'mpi_op':
-            return MpiOp(comm, statistics)
+            return MpiOp(comm, events)
         node = len(nodes_of(comm.size, node)[0])
         intra = comm.Split(comm.rank // node, comm.rank)
         inter = comm.Split(comm.rank % node, comm.rank)
-        return TwoLevel(MpiOp(intra, statistics), MpiOp(inter, statistics))
+        return TwoLevel(MpiOp(intra, events), MpiOp(inter, events))
     form = name.rpartition('_')[2]
     return PlanExecutor(
-        comm, plans(name, comm.size, node), statistics,
+        comm, plans(name, comm.size, node), events,
         Framing(512, 3, form if form in FORMS else 'float32'))
 
 

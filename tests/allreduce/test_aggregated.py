@@ -10,7 +10,7 @@ from chainer_fp8pipe.allreduce.plan import aggregator, compose
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
-from chainer_fp8pipe.report.statistics import Statistics
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
@@ -50,7 +50,7 @@ def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
     if inner > 1:
         plan = compose(standard_plans.LEVELS['direct'](inner), plan,
                        lambda member, node: node * inner + member, True)
-    algorithm = Aggregated(everyone, (plan,), Statistics(), Framing(
+    algorithm = Aggregated(everyone, (plan,), EventStream(), Framing(
         frame_bytes, frames_in_flight, form), seed)
     result = body(algorithm, part)
     algorithm.free()

@@ -140,4 +140,4 @@ def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
 def test_bytes_sent_are_those_of_reduce_scatter_and_allgather(comm):
     made = make('direct', comm)
     exchange(made, CODECS['fp8'](), comm, tensors_of(comm.rank, [4000]))
-    assert made.statistics.bytes_sent == 2 * 4000 * (comm.size - 1) / comm.size
+    assert made.events.bytes_sent == 2 * 4000 * (comm.size - 1) / comm.size

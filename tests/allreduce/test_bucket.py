@@ -2,7 +2,7 @@
 from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.codecs import Cast, Tensors
-from chainer_fp8pipe.report.statistics import Statistics
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
@@ -18,8 +18,8 @@ class Broken(Cast):
 
 @pytest.fixture
 def queue():
-    algorithm = MpiOp(MPI.COMM_SELF, Statistics())
-    queue = BucketQueue(MPI.COMM_SELF, algorithm, Statistics())
+    algorithm = MpiOp(MPI.COMM_SELF, EventStream())
+    queue = BucketQueue(MPI.COMM_SELF, algorithm, EventStream())
     yield queue
     queue.free()
     algorithm.free()

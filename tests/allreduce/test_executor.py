@@ -6,7 +6,7 @@ import weakref
 from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.report.statistics import Statistics
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
@@ -23,7 +23,7 @@ NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
 
 def planned(name, comm, frame_bytes=256, frames_in_flight=2,
             form='float32'):
-    return PlanExecutor(comm, plans(name, comm.size), Statistics(),
+    return PlanExecutor(comm, plans(name, comm.size), EventStream(),
                         Framing(frame_bytes, frames_in_flight, form))
 
 

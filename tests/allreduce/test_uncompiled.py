@@ -3,7 +3,7 @@ from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
-from chainer_fp8pipe.report.statistics import Statistics
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
@@ -41,7 +41,7 @@ def spoiled(tensors, rank, kind):
 
 def results(comm, name, form, make_codec, kind, early):
     """All that three updates leave behind."""
-    made = PlanExecutor(comm, plans(name, comm.size), Statistics(),
+    made = PlanExecutor(comm, plans(name, comm.size), EventStream(),
                    Framing(300, 3, form))
     codec, found = make_codec(), []
     for update in range(3):
@@ -118,7 +118,7 @@ def test_codecs_without_compiled_code_work_all_the_same(comm):
 
 @on_ranks(1)
 def test_a_gradient_that_cannot_be_overwritten_is_an_error(comm):
-    made = PlanExecutor(comm, plans('direct', 1), Statistics(), Framing())
+    made = PlanExecutor(comm, plans('direct', 1), EventStream(), Framing())
     for early in (True, False):
         codec, tensors = Cast('float32'), tensors_of(0, [100])
         tensors.gradients[0].flags.writeable = False

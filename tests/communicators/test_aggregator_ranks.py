@@ -86,7 +86,7 @@ def test_two_levels_send_a_group_s_mean_to_the_aggregators_only(comm):
         model = Model(shapes=((8000,),))
         set_gradients(model, comm.rank)
         communicator.multi_node_mean_grad(model)
-        assert communicator.statistics.bytes_sent == 3 * 4 * 8000 / 2
+        assert communicator.events.bytes_sent == 3 * 4 * 8000 / 2
         communicator.finalize()
 
 

@@ -147,7 +147,7 @@ def test_a_model_without_parameters_is_legal(comm, name):
     communicator = make(name, comm)
     communicator.bcast_data(chainer.Chain())
     communicator.multi_node_mean_grad(chainer.Chain())
-    assert communicator.statistics.updates == 1
+    assert communicator.events.updates == 1
 
 
 @on_ranks(2)
@@ -278,7 +278,7 @@ def test_two_levels_send_less_between_nodes_than_one(comm):
                             two_level=two_level)
         set_gradients(model, comm.rank)
         communicator.multi_node_mean_grad(model)
-        sent[two_level] = communicator.statistics.bytes_sent
+        sent[two_level] = communicator.events.bytes_sent
     assert sent['yes'] == sent['no'] == 2 * 3 / 4 * 4 * 8000
 
 
@@ -292,7 +292,7 @@ def test_after_warm_up_an_update_sends_a_quarter_of_float32s_bytes(comm):
     for step in range(5):
         set_gradients(model, comm.rank, step)
         communicator.multi_node_mean_grad(model)
-        sent.append(communicator.statistics.bytes_sent - sum(sent))
+        sent.append(communicator.events.bytes_sent - sum(sent))
     assert sent[0] == sent[1]
     assert max(sent[2:]) <= 0.26 * sent[0]
 

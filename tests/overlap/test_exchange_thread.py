@@ -279,9 +279,9 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
         return F.mean(last(h) ** 2)
     for step in range(6):
         optimizer.update(lambda step=step: loss(step >= 3))
-    statistics = communicator.statistics
-    assert statistics.hidden['encode'] > 0
-    assert statistics.waited == sum(statistics.seconds.values()) > 0
+    events = communicator.events
+    assert events.hidden['encode'] > 0
+    assert events.waited == sum(events.seconds.values()) > 0
     communicator.finalize()
 
 
@@ -361,7 +361,7 @@ def test_with_less_than_thread_level_multiple_it_says_so_and_goes_on(comm):
     optimizer.setup(model)
     for number in range(4):
         update(optimizer, model, number, comm.rank)
-    assert communicator.statistics.hidden == dict.fromkeys(
+    assert communicator.events.hidden == dict.fromkeys(
         ('encode', 'exchange', 'decode'), 0)
 
 

@@ -2,7 +2,7 @@ from chainer_fp8pipe.pipeline.channels import Channels
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
 from chainer_fp8pipe.pipeline.stage_executor import StageExecutor
-from chainer_fp8pipe.report.recorder import Recorder
+from chainer_fp8pipe.report.stream import EventStream
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class Noting:
 def test_the_last_micro_batch_is_by_itself(name, micro_batches, expected):
     chunk, loss = Noting(), Noting()
     executor = StageExecutor({0: chunk}, Channels(MPI.COMM_SELF, [0], 0), 0, 1,
-                        Recorder(0))
+                        EventStream())
     executor.run(make_schedule(name, 1, micro_batches), 0,
                  [(np.ones(2, 'f'),)] * micro_batches,
                  [Place(0, 0, 0, 0)] * micro_batches, loss, train=True)

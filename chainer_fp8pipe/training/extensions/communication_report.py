@@ -6,6 +6,8 @@ from typing import Any
 import chainer
 from chainer.training import extension
 
+from ...report.stream import EventStream
+
 
 class CommunicationReport(extension.Extension):
     """Reports what an update's exchange cost this rank.
@@ -31,11 +33,11 @@ class CommunicationReport(extension.Extension):
     default_name = 'CommunicationReport'
 
     def __init__(self, comm: Any) -> None:
-        if not hasattr(comm, 'statistics'):
+        if not isinstance(getattr(comm, 'events', None), EventStream):
             raise TypeError(
                 'CommunicationReport needs a communicator made by '
                 f'chainer_fp8pipe.create_communicator, not {comm!r}')
-        self._statistics = comm.statistics
+        self._events = comm.events
         self._last = self._now()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -48,8 +50,8 @@ class CommunicationReport(extension.Extension):
         self._last = now
 
     def _now(self) -> dict[str, float]:
-        statistics = self._statistics
-        milliseconds = {f'comm/{name}': 1000 * seconds
-                        for name, seconds in statistics.seconds.items()}
-        return {'updates': statistics.updates,
-                'comm/bytes': statistics.bytes_sent, **milliseconds}
+        events = self._events
+        milliseconds = {f'comm/{name}': 1000 * events.seconds[name]
+                        for name in ('encode', 'exchange', 'decode')}
+        return {'updates': events.updates,
+                'comm/bytes': events.bytes_sent, **milliseconds}

@@ -19,7 +19,8 @@ class CompressionReport(extension.Extension):
     Each call records, per tensor, the quantile q in use (which sets its
     scale) and the share of this rank's elements that were clipped since the
     last call.  The record is written as JSON, and drawn as PNG if
-    matplotlib is installed, at the end of each epoch and of the run.
+    matplotlib is installed, at the end of each epoch and of the run.  While
+    the communicator's events are recorded the values are among them.
 
     It is called every 10 iterations unless ``extend`` is told otherwise.
 
@@ -60,6 +61,7 @@ class CompressionReport(extension.Extension):
             if fresh:
                 tensors[name] = {'q': report.q, 'clipped':
                                  (report.clipped - clipped) / fresh}
+                self._comm.events.mark('compression', name, **tensors[name])
             self._last[name] = (report.clipped, report.encoded)
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,

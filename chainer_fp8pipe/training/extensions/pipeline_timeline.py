@@ -20,9 +20,12 @@ class PipelineTimeline(extension.Extension):
     """Writes ``timeline.png`` and ``timeline.json``.  Add it on all ranks.
 
     One row per rank: forward, backward, update, communication, waiting, as in
-    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The JSON is
-    a Chrome trace, for ``chrome://tracing`` or Perfetto.  Other
-    updates are not recorded and lose no time.
+    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  With
+    replicas that exchange gradients through a communicator of this package,
+    the row also has what that exchange does: encoding, decoding, the
+    thread of ``overlap`` and each bucket on its way.  The JSON is a Chrome
+    trace, for ``chrome://tracing`` or Perfetto.  Other updates are not
+    recorded and lose no time.
 
     Args:
         updater: The trainer's :class:`PipelineUpdater`.
@@ -91,7 +94,8 @@ class PipelineTimeline(extension.Extension):
 
 def start_recording(updater: Any) -> None:
     """Records the next update; call it on all ranks."""
-    updater.recorder.start(_common_origin(updater.grid.comm))
+    comm = updater.grid.comm
+    updater.events.record(comm.rank, _common_origin(comm))
 
 
 def gather_events(updater: Any) -> list[Event] | None:
@@ -100,7 +104,7 @@ def gather_events(updater: Any) -> list[Event] | None:
     Rank 0 gets the events, the others None.
     """
     own = [event._replace(iteration=updater.iteration)
-           for event in updater.recorder.events]
+           for event in updater.events.events]
     everyone: list[Iterable[Event]] | None = (
         updater.grid.comm.gather(own))
     if everyone is None:

@@ -24,7 +24,7 @@ from ...pipeline.schedules.schedule import (
     make_schedule,
 )
 from ...pipeline.stage_executor import StageExecutor
-from ...report.recorder import Recorder
+from ...report.stream import EventStream
 from .chain_work import ChainWork
 from .layer_work import LayerWork
 from .tied_gradients import TiedGradients
@@ -44,6 +44,7 @@ class PipelineSteps:
         recompute: Which stages keep their inputs only.
         activation_codec: None or ``'fp8'``.
         seed: Of what layers draw.
+        events: Where to write what happens.
 
     Raises:
         ValueError: Options differ between ranks, or the stages do not fit
@@ -53,9 +54,8 @@ class PipelineSteps:
     def __init__(self, model: Any, grid: ProcessGrid,
                  work: LayerWork | ChainWork, *, micro_batches: int,
                  schedule: str, recompute: Any, activation_codec: str | None,
-                 seed: int) -> None:
-        self.grid, self._work = grid, work
-        self.recorder = Recorder(grid.comm.rank)
+                 seed: int, events: EventStream) -> None:
+        self.grid, self._work, self._events = grid, work, events
         self._model = model
         self._seed = seed
         self._micro_batches = micro_batches
@@ -121,7 +121,7 @@ class PipelineSteps:
     def _make_executor(self) -> None:
         self._executor = StageExecutor(
             self._chunks, self._channels, self._last, self._work.layers,
-            self.recorder)
+            self._events)
 
     def train(self, read: Callable[[], StepBatch], iteration: int,
               loss_scale: float | None, entries: Mapping[str, str],

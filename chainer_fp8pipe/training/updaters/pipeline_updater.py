@@ -21,6 +21,7 @@ from ...mpi.failure.abort import abort_on_exception
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...planning.partition.partition_plan import load_plan
+from ...report.stream import EventStream
 from .chain_work import ChainWork, recompute_of
 from .following_iterator import FollowingIterator, progress
 from .layer_work import LayerWork
@@ -156,21 +157,22 @@ class PipelineUpdater(StandardUpdater):
             iterator = FollowingIterator()
         super().__init__(iterator, optimizer, converter, device,
                          auto_new_epoch=auto_new_epoch)
+        # One stream, so that the exchange is seen beside the computation.
+        found = getattr(getattr(optimizer, 'communicator', None), 'events',
+                        None)
+        self.events = (found if isinstance(found, EventStream)
+                       else EventStream())
         self._steps = raise_together(grid.comm, lambda: PipelineSteps(
             model, grid, work, micro_batches=micro_batches,
             schedule=schedule, recompute=recompute,
-            activation_codec=activation_codec, seed=seed), error=ValueError)
+            activation_codec=activation_codec, seed=seed,
+            events=self.events), error=ValueError)
         self._steps.connect()
 
     @property
     def schedule(self) -> Any:
         """The :class:`~.schedules.schedule.Schedule`."""
         return self._steps.schedule
-
-    @property
-    def recorder(self) -> Any:
-        """Notes what this rank does when, once it is started."""
-        return self._steps.recorder
 
     def update_core(self) -> None:
         """One update of all stages; call it on all ranks."""
@@ -191,14 +193,14 @@ class PipelineUpdater(StandardUpdater):
             # What its update() does, but that never spends an update on
             # sending parameters: those that this forward pass has made are
             # the same on all replicas.
-            with self.recorder.note('exchange'):
+            with self.events.section('exchange'):
                 optimizer.communicator.multi_node_mean_grad(
                     model, optimizer.zero_fill)
             self._steps.hand_back()
             optimizer = optimizer.actual_optimizer
-        with self.recorder.note('update'):
+        with self.events.section('update'):
             optimizer.update()
-        self.recorder.on = False        # what follows is no part of an update
+        self.events.stop()      # what follows is no part of an update
         self._steps.adapt(optimizer)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)

@@ -1,7 +1,13 @@
 import json
 import os
 
+from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
+from chainer_fp8pipe.report.timeline_plot import plot_timeline
 from chainer_fp8pipe.training.extensions import PipelineTimeline
+from chainer_fp8pipe.training.extensions.pipeline_timeline import (
+    gather_events,
+    start_recording,
+)
 
 import chainer
 import pytest
@@ -9,6 +15,7 @@ from chainer.training import extensions
 
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset
+from tests.training.updaters.test_hybrid import make
 from tests.training.updaters.test_pipeline_updater import make_updater
 
 
@@ -57,3 +64,52 @@ def test_an_update_that_never_comes_is_not_drawn(comm, tmp_path):
 def test_an_update_before_the_first_is_an_error():
     with pytest.raises(ValueError, match='iteration must be at least 1'):
         PipelineTimeline(None, 0)
+
+
+@on_ranks(4)
+@pytest.mark.parametrize('overlap', [False, True])
+def test_what_replicas_exchange_is_seen_beside_what_they_compute(
+        comm, tmp_path, overlap):
+    grid, updater = make(
+        comm, 2, Plain, dataset(24), 12, 'fp8', 0.05, {
+            'warmup': 1, 'overlap': overlap, 'bucket_bytes': 100,
+            'frame_bytes': 64}, micro_batches=3)
+    for _ in range(4):
+        updater.update()
+    model = updater.get_optimizer('main').target
+    sent = updater.events.bytes_sent
+    start_recording(updater)
+    updater.update()
+    sent = updater.events.bytes_sent - sent
+    own = updater.events.events
+    assert sum(event.bytes for event in own if event.lane != BUCKETS) == sent
+    buckets = [event for event in own if event.lane == BUCKETS]
+    # A byte an element, each in one bucket.
+    assert sum(event.bytes for event in buckets) == model.count_params()
+    assert {event.about.split()[0] for event in buckets} <= {
+        name for name, _ in model.namedparams()}
+    assert overlap == any(event.lane == EXCHANGE for event in own)
+    backward = max(event.end for event in own if event.name == 'backward')
+    assert overlap == any(event.start < backward for event in buckets)
+    events = gather_events(updater)
+    if events:
+        plot_timeline(events, tmp_path / 'timeline.png')
+        trace = chrome_trace(events)['traceEvents']
+        rows = {row['tid']: row['args']['name'] for row in trace
+                if row['name'] == 'thread_name'}
+        assert {rows[event['tid']].split(':')[1].strip(' 1234567890')
+                for event in trace if event['name'] == 'bucket'} == {BUCKETS}
+        # In one row nothing overlaps but what is inside of something else.
+        for tid in rows:
+            ends = []
+            for event in sorted(
+                    (event for event in trace
+                     if event['ph'] == 'X' and event['tid'] == tid),
+                    key=lambda event: (event['ts'], -event['dur'])):
+                while ends and ends[-1] <= event['ts'] + 2e-3:
+                    ends.pop()
+                end = event['ts'] + event['dur']
+                assert not ends or end <= ends[-1] + 2e-3, event
+                ends.append(end)
+    updater.get_optimizer('main').communicator.finalize()
+    grid.free()

@@ -1,0 +1,235 @@
+"""The stream of events of one rank: what happens is written here, once."""
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .events import BUCKETS, EXCHANGE, Event
+
+# Seconds between two events that are one: a thread that polls makes many.
+_GAP = 100e-6
+
+# What an update waits for where nothing is overlapped.
+_EXCHANGE = ('encode', 'exchange', 'decode')
+
+
+class EventStream:
+    """Adds up seconds and bytes, and keeps events while it records.
+
+    Timelines, :class:`CommunicationReport` and a communicator's counters
+    all read from here; the pipeline, the exchange with its thread and
+    :class:`CompressionReport` write here.  An event costs about a
+    microsecond.
+
+    Args:
+        rank: Of the events.
+
+    Attributes:
+        updates: Exchanges finished.
+        bytes_sent: Bytes of wires and scales that this rank handed to MPI,
+            over all updates; without the 16 bytes of the agreement and what
+            ``bcast_data`` sends.  For ``MPI_Allreduce``, which sends out of
+            sight, what a reduce-scatter and an all-gather need.
+        seconds: Seconds by section over all updates, among them
+            ``'encode'``, ``'exchange'`` (MPI, incl. waiting for slower
+            ranks) and ``'decode'`` (incl. sums).  Sections exclude each
+            other: time in an inner one does not count for the outer.
+        hidden: The same of what was done beside the backward pass, in the
+            thread that called :meth:`hide`.
+        recording: Whether events are kept.
+        events: Those kept since :meth:`record`, in the order of their ends.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.updates = 0
+        self.bytes_sent = 0
+        self.seconds: dict[str, float] = defaultdict(
+            float, dict.fromkeys(_EXCHANGE, 0.0))
+        self.hidden = self.seconds.copy()
+        self.recording = False
+        self.events: list[Event] = []
+        self._origin = 0.0
+        self._thread = _Thread()
+
+    @property
+    def waited(self) -> float:
+        """Seconds that updates had to wait for their exchange, in all."""
+        return sum(self.seconds[name] for name in _EXCHANGE)
+
+    def record(self, rank: int, origin: float) -> None:
+        """Forgets the events kept so far and keeps those that follow.
+
+        Args:
+            rank: Of the events.
+            origin: What this rank's ``time.monotonic`` says at time zero.
+        """
+        self.rank, self._origin, self.events = rank, origin, []
+        self.recording = True
+
+    def stop(self) -> None:
+        """Keeps no more events."""
+        self.recording = False
+
+    def hide(self) -> None:
+        """From now on, this thread's sections count as hidden."""
+        self._thread.lane = EXCHANGE
+
+    def section(self, name: str, micro_batch: int | None = None,
+                chunk: int | None = None) -> Section:
+        """Times a ``with`` block.
+
+        Args:
+            name: Of the event, see :class:`Event`.
+            micro_batch: Its number, if the event is about one.
+            chunk: Its number, if the event is about one.
+        """
+        return Section(self, name, micro_batch, chunk)
+
+    def sent(self, count: int) -> None:
+        """Adds bytes that were handed to MPI, in the innermost section."""
+        self.bytes_sent += count
+        if self._thread.open:
+            self._thread.open[-1].bytes += count
+
+    def divide(self, **seconds: float) -> None:
+        """Gives sections so many seconds of the one that is open.
+
+        Args:
+            seconds: By section.
+        """
+        thread = self._thread
+        counted = self._counted(thread)
+        for name, amount in seconds.items():
+            counted[name] += amount
+            if thread.open:
+                counted[thread.open[-1].name] -= amount
+
+    def flight(self, names: Sequence[str], size: int) -> Flight | None:
+        """A bucket begins to travel; None while nothing is recorded.
+
+        Args:
+            names: Of its tensors.
+            size: Bytes of its wire.
+        """
+        if not self.recording:
+            return None
+        more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+        return Flight(self, names[0] + more if names else '', size,
+                      time.monotonic())
+
+    def mark(self, name: str, about: str, **values: float) -> None:
+        """Keeps an event without duration, while recording.
+
+        Args:
+            name: Of the event.
+            about: What the values describe, such as a tensor.
+            values: Numbers by name.
+        """
+        if self.recording:
+            now = time.monotonic() - self._origin
+            self.events.append(Event(self.rank, name, now, now, about=about,
+                                     values=tuple(values.items())))
+
+    # --- for sections and flights -------------------------------------------
+
+    def begin(self, section: Section) -> float:
+        """Opens a section; returns the time."""
+        now = self._count()
+        self._thread.open.append(section)
+        return now
+
+    def end(self, section: Section) -> None:
+        """Closes the innermost section."""
+        now, thread = self._count(), self._thread
+        thread.open.pop()
+        for outer in thread.open:
+            if outer.name == section.name:      # and will be the event
+                outer.bytes += section.bytes
+                return
+        if self.recording and section.start >= self._origin:
+            self._keep(Event(
+                self.rank, section.name, section.start - self._origin,
+                now - self._origin, section.micro_batch, section.chunk,
+                lane=thread.lane, bytes=section.bytes))
+
+    def land(self, flight: Flight) -> None:
+        """A bucket has arrived."""
+        if self.recording and flight.start >= self._origin:
+            self.events.append(Event(
+                self.rank, 'bucket', flight.start - self._origin,
+                time.monotonic() - self._origin, lane=BUCKETS,
+                bytes=flight.bytes, about=flight.about))
+
+    def _keep(self, event: Event) -> None:
+        """Keeps an event, or lengthens the last one of its kind."""
+        thread = self._thread
+        last = thread.last
+        if (event.lane and last is not None
+                and last < len(self.events)
+                and (before := self.events[last]).lane == event.lane
+                and before.name == event.name
+                and 0 <= event.start - before.end < _GAP):
+            self.events[last] = before._replace(
+                end=event.end, bytes=before.bytes + event.bytes)
+        else:
+            thread.last = len(self.events)
+            self.events.append(event)
+
+    def _counted(self, thread: _Thread) -> dict[str, float]:
+        return self.hidden if thread.lane else self.seconds
+
+    def _count(self) -> float:
+        """Gives the time since the last call to the innermost section."""
+        thread = self._thread
+        now = time.monotonic()
+        if thread.open:
+            self._counted(thread)[thread.open[-1].name] += now - thread.since
+        thread.since = now
+        return now
+
+
+class Section:
+    """A ``with`` block that is timed; see :meth:`EventStream.section`."""
+
+    __slots__ = ('_stream', 'bytes', 'chunk', 'micro_batch', 'name', 'start')
+
+    def __init__(self, stream: EventStream, name: str,
+                 micro_batch: int | None, chunk: int | None) -> None:
+        self._stream = stream
+        self.name = name
+        self.micro_batch = micro_batch
+        self.chunk = chunk
+        self.bytes = 0
+
+    def __enter__(self) -> None:
+        self.start = self._stream.begin(self)
+
+    def __exit__(self, *exception: object) -> None:
+        self._stream.end(self)
+
+
+class Flight(NamedTuple):
+    """A bucket on its way; see :meth:`EventStream.flight`."""
+
+    stream: EventStream
+    about: str
+    bytes: int
+    start: float
+
+    def end(self) -> None:
+        """The mean is there."""
+        self.stream.land(self)
+
+
+class _Thread(threading.local):
+    """The sections that a thread is in, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Section] = []
+        self.since = 0.0
+        self.lane = ''
+        self.last: int | None = None

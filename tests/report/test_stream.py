@@ -1,0 +1,164 @@
+import threading
+
+from chainer_fp8pipe.report import stream
+from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.stream import EventStream
+
+import pytest
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until told."""
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+    clock = Clock()
+    monkeypatch.setattr(stream, 'time', clock)
+    return clock
+
+
+def test_sections_add_up(clock):
+    events = EventStream()
+    for _ in range(2):
+        with events.section('encode'):
+            clock.now += 3
+        clock.now += 10         # outside any section
+    assert events.seconds == {'encode': 6, 'exchange': 0, 'decode': 0}
+
+
+def test_an_inner_section_does_not_count_for_the_outer(clock):
+    events = EventStream()
+    with events.section('exchange'):
+        clock.now += 1
+        with events.section('decode'):
+            clock.now += 5
+        clock.now += 2
+    assert events.seconds == {'encode': 0, 'exchange': 3, 'decode': 5}
+
+
+def test_an_error_inside_closes_the_section(clock):
+    events = EventStream()
+    def fail():
+        with events.section('encode'):
+            clock.now += 1
+            raise KeyError
+    with pytest.raises(KeyError):
+        fail()
+    with events.section('decode'):
+        clock.now += 2
+    assert events.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}
+
+
+def test_threads_have_sections_of_their_own(clock):
+    """What was done beside the backward pass is counted by itself."""
+    events = EventStream()
+
+    def work():
+        events.hide()
+        with events.section('encode'):
+            clock.now += 4
+    with events.section('exchange'):
+        clock.now += 1
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert events.hidden == {'encode': 4, 'exchange': 0, 'decode': 0}
+    assert events.seconds == {'encode': 0, 'exchange': 5, 'decode': 0}
+    assert events.waited == 5
+
+
+def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
+    events = EventStream()
+    with events.section('exchange'):
+        clock.now += 10
+        events.divide(encode=3.0, decode=4.0)
+    assert events.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
+    events.divide(encode=1.0)         # of no section
+    assert events.seconds['encode'] == 4
+
+
+# --- events -----------------------------------------------------------------
+
+def test_nothing_is_kept_unless_it_is_recorded(clock):
+    events = EventStream()
+    with events.section('forward', 0, 1):
+        clock.now += 1
+    assert events.flight(['W'], 8) is None
+    events.mark('compression', 'W', q=0.5)
+    assert events.events == []
+    assert events.seconds['forward'] == 1
+
+
+def test_sections_bytes_and_values_are_events_while_recording(clock):
+    clock.now = 100.0
+    events = EventStream()
+    with events.section('update'):      # began before the recording
+        events.record(rank=3, origin=100.0)
+        clock.now += 1
+    clock.now += 1
+    with events.section('exchange'):
+        clock.now += 1
+        with events.section('encode'):
+            events.sent(40)
+            clock.now += 2
+        events.sent(2)
+    with events.section('forward', micro_batch=4, chunk=1):
+        clock.now += 1
+    events.mark('compression', 'W', q=0.5)
+    events.stop()
+    with events.section('update'):
+        clock.now += 1
+    assert events.events == [
+        Event(3, 'update', 0, 1), Event(3, 'encode', 3, 5, bytes=40),
+        Event(3, 'exchange', 2, 5, bytes=2), Event(3, 'forward', 5, 6, 4, 1),
+        Event(3, 'compression', 6, 6, about='W', values=(('q', 0.5),))]
+    assert events.bytes_sent == 42
+
+
+def test_a_section_in_one_of_its_name_is_no_event_of_its_own(clock):
+    events = EventStream()
+    events.record(0, 0.0)
+    with events.section('exchange'):
+        clock.now += 1
+        with events.section('decode'), events.section('exchange'):
+            events.sent(5)
+            clock.now += 1
+    assert events.events == [
+        Event(0, 'decode', 1, 2), Event(0, 'exchange', 0, 2, bytes=5)]
+    assert events.seconds['exchange'] == 2
+
+
+def test_a_thread_that_polls_makes_one_event(clock):
+    events = EventStream()
+    events.record(0, 0.0)
+
+    def work():
+        events.hide()
+        for wait in (50e-6, 50e-6, 1.0, 50e-6):
+            with events.section('exchange'):
+                events.sent(1)
+                clock.now += 1
+            clock.now += wait
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [(event.lane, event.bytes, round(event.start), round(event.end))
+            for event in events.events] == [
+                (EXCHANGE, 3, 0, 3), (EXCHANGE, 1, 4, 5)]
+    assert events.hidden['exchange'] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(('names', 'about'), [
+    (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
+def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
+    events = EventStream()
+    events.record(1, 0.0)
+    clock.now = 1.0
+    flight = events.flight(names, 64)
+    clock.now = 3.0
+    flight.end()
+    assert events.events == [Event(1, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
+                                   about=about)]
