@@ -21,8 +21,8 @@ class EventStream:
 
     Timelines, :class:`CommunicationReport` and a communicator's counters
     all read from here; the pipeline, the exchange with its thread and
-    :class:`CompressionReport` write here.  An event costs about a
-    microsecond.
+    :class:`CompressionReport` write here.  An event costs some
+    microseconds.
 
     Args:
         rank: Of the events.

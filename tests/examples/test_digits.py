@@ -6,18 +6,16 @@ import os
 import pickle
 import signal
 import struct
-import subprocess
-import sys
-import time
 
 import chainer
 import numpy
 import pytest
 from chainer.dataset import concat_examples
 
-from tests.ranks import environment, mpiexec, run_script
+from tests.ranks import run_script
 
 from .digits import digits
+from .interrupted import interrupted
 
 pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -73,16 +71,9 @@ def test_it_learns(uninterrupted):
 def test_killed_and_resumed_it_ends_with_the_same_weights(
         uninterrupted, tmp_path, how):
     options = *INTERRUPTED, '--root', digits()
-    process = subprocess.Popen(
-        [*mpiexec(2), sys.executable, SCRIPT, *options,
-         '--out', tmp_path / 'part'], env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 100
-    while (not list((tmp_path / 'part').glob('fp8/snapshot_iter_*.npz'))
-           and time.monotonic() < end):
-        time.sleep(0.05)
-    process.send_signal(how)
-    process.wait(30)
+    # A rank has died, or the launcher, and every other with it.
+    assert interrupted(how, 80, SCRIPT, *options,
+                       '--out', tmp_path / 'part') != 0
     assert not (tmp_path / 'part' / 'fp8' / 'model.npz').exists()
     done = run(*options, '--out', tmp_path / 'part', '--resume')
     assert done.returncode == 0, done.stderr

@@ -16,13 +16,12 @@ import pytest
 from mpi4py import MPI
 
 from tests.ranks import (
-    end_with_parent,
     environment,
-    mpiexec,
     on_ranks,
     run_script,
 )
 
+from .interrupted import interrupted
 from .test_digits import arrays
 from .test_imagenet_models import _FOLDER, NETWORKS, module
 
@@ -30,24 +29,6 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = os.path.join(_FOLDER, 'train_imagenet.py')
 SMALL = ('--arch', 'small', '--insize', '16', '--batchsize', '6', '--epoch',
          '3', '--workers', '1', '--prefetch', '2')
-
-# Ends one rank in the middle of an update.
-FALL = '''
-import os, runpy, signal, sys
-script, rank, iteration = sys.argv[1:4]
-sys.argv[:4] = [script]
-sys.path.insert(0, os.path.dirname(script))
-import chainer_fp8pipe
-import input_report
-from mpi4py import MPI
-update_core = input_report.TimedUpdater.update_core
-def fall(updater):
-    if (MPI.COMM_WORLD.rank, updater.iteration) == (int(rank), int(iteration)):
-        os.kill(os.getpid(), signal.SIGKILL)
-    update_core(updater)
-input_report.TimedUpdater.update_core = fall
-runpy.run_path(script, run_name='__main__')
-'''
 
 # Starts it several times in the same ranks, and prints how each ended.
 TRY = '''
@@ -183,12 +164,8 @@ def test_the_accuracies_are_those_of_the_saved_weights_on_all_images(
 def test_killed_in_mid_epoch_and_resumed_it_ends_with_the_same_bits(
         whole, spoilt, tmp_path):
     out = tmp_path / 'out'
-    code = subprocess.run(
-        [*mpiexec(2), sys.executable, '-c', FALL, SCRIPT, '1', '10', spoilt,
-         *SMALL, *WHOLE, '--out', out], env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=100,
-        preexec_fn=end_with_parent).returncode
-    assert code != 0
+    assert interrupted('a rank', 10, SCRIPT, spoilt, *SMALL, *WHOLE,
+                       '--out', out) != 0
     assert not (out / 'model.npz').exists()
     (out / 'snapshot_iter_9.npz').unlink()      # on to one of mid-epoch
     assert [path.name for path in out.glob('snapshot_iter_*')] == [

@@ -5,9 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
@@ -19,9 +16,10 @@ import chainer.functions as F
 import numpy
 import pytest
 
-from tests.ranks import end_with_parent, environment, mpiexec, run_script
+from tests.ranks import run_script
 
 from .digits import digits
+from .interrupted import interrupted
 from .test_digits import arrays, write_cifar, write_mnist
 
 pytestmark = pytest.mark.timeout(180)
@@ -31,24 +29,6 @@ SCRIPT = os.path.join(_FOLDER, 'train_pipeline.py')
 
 # Some seconds, most of them for the imports.
 SMALL = ('--network', 'mlp', '--depth', '4', '--width', '64', '--epoch', '6')
-
-# Ends one rank in the middle of an update.
-FALL = '''
-import os, runpy, signal, sys
-script, rank, iteration = sys.argv[1:4]
-sys.argv[:4] = [script]
-sys.path.insert(0, os.path.dirname(script))
-import chainer_fp8pipe
-from chainer_fp8pipe.training.updaters import PipelineUpdater
-from mpi4py import MPI
-update_core = PipelineUpdater.update_core
-def fall(updater):
-    if (MPI.COMM_WORLD.rank, updater.iteration) == (int(rank), int(iteration)):
-        os.kill(os.getpid(), signal.SIGKILL)
-    update_core(updater)
-PipelineUpdater.update_core = fall
-runpy.run_path(script, run_name='__main__')
-'''
 
 
 def run(*arguments, ranks=2):
@@ -185,28 +165,11 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
         hybrid, tmp_path, how):
     _, whole = hybrid
     out = tmp_path / 'out'
-    assert interrupted(how, out) != 0
+    assert interrupted(how, 50, SCRIPT, *SMALL, '--root', digits(), '--out',
+                       out, ranks=4) != 0
     assert not (out / 'model.npz').exists()
     assert list(out.glob('snapshot_iter_*.npz'))
     assert trained(out, '--resume', ranks=4) == arrays(whole / 'model.npz')
-
-
-def interrupted(how, out):
-    """Ends a run of 4 ranks after a snapshot; returns the launcher's code."""
-    before, after = ((['-c', FALL], ['3', '50']) if how == 'a rank'
-                     else ([], []))
-    process = subprocess.Popen(
-        [*mpiexec(4), sys.executable, *before, SCRIPT, *after, *SMALL,
-         '--root', digits(), '--out', out], env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        preexec_fn=end_with_parent)
-    if how != 'a rank':
-        end = time.monotonic() + 100
-        while (not list(out.glob('snapshot_iter_*.npz'))
-               and time.monotonic() < end):
-            time.sleep(0.02)
-        process.send_signal(how)
-    return process.wait(100)
 
 
 @pytest.fixture(scope='module')
