@@ -2,7 +2,7 @@
 import os
 import sys
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Some machines keep Python from writing byte code.  The ranks that tests
 # start, by the hundred, would then compile this package each for itself.
@@ -11,7 +11,10 @@ sys.dont_write_bytecode = False
 
 # The same commit gives the same answer, on every machine and on any day: no
 # example is drawn, and none is remembered from an earlier run.
-settings.register_profile('same', derandomize=True, database=None)
+# How long it takes depends on what else the machine does: nothing fails by it.
+PATIENT = {'deadline': None, 'suppress_health_check': [HealthCheck.too_slow]}
+settings.register_profile('same', derandomize=True, database=None, **PATIENT)
 # make explore: other examples each time; those that fail are remembered.
-settings.register_profile('explore', max_examples=1000, print_blob=True)
+settings.register_profile('explore', max_examples=1000, print_blob=True,
+                          **PATIENT)
 settings.load_profile('same')

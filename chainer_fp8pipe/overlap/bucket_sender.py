@@ -282,7 +282,8 @@ class BucketSender:
         """
         if self.queue is None or self.failure:
             return False
-        some = next(iter(self.update.arrays.values()), None)
+        # Gradients are added meanwhile by backward; values stay as they are.
+        some = next(iter(self.update.values.values()), None)
         device = chainer.backend.get_device_from_array(some)
         # A thread has a current device and stream of its own.
         with chainer.using_device(device):

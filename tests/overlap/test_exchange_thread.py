@@ -460,3 +460,26 @@ def test_the_end_of_the_program_does_not_hang(tmp_path, end, overlap):
     done = run_script(2, script, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('left') == 2
+
+
+@on_ranks(2)
+def test_the_thread_does_not_walk_over_what_backward_fills(comm):
+    """A dictionary that grows meanwhile would end the walk with an error."""
+    class Growing(dict):
+        def values(self):
+            raise AssertionError('walked over')
+        __iter__ = items = values
+
+    communicator, model, optimizer = warm(comm)
+    sender = early(communicator, model)
+    begin = sender.begin
+
+    def begin_growing(*arguments):
+        found = begin(*arguments)
+        sender.update.arrays = Growing()
+        return found
+    with mock.patch.object(sender, 'begin', begin_growing):
+        for step in range(3):
+            update(optimizer, model, step, comm.rank)
+    assert communicator.events.hidden['exchange'] > 0
+    communicator.finalize()
