@@ -113,14 +113,19 @@ docs: $(TEST)  ## build docs/_build/html, warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html \
 	    -d docs/_build/doctrees docs docs/_build/html
 
-pytest: $(TEST)  ## the tests alone
-	$(BIN)/python -m pytest
+# Tests of a file share ranks and runs of examples, so a file is one job; in
+# the order of names the short files come last.
+JOBS ?= 2
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+pytest: $(TEST)  ## the tests alone, JOBS=2 files at a time
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 ROUNDS ?= 10
 explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
 	@for round in $$(seq $(ROUNDS)); do echo "Round $$round of $(ROUNDS)"; \
 	    $(BIN)/python -m pytest -q -m hypothesis --timeout 1200 \
-	        --hypothesis-profile explore || exit 1; done
+	        --hypothesis-profile explore $(SIDE_BY_SIDE) || exit 1; done
 
 bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 	@mkdir -p result/bench

