@@ -20,7 +20,7 @@ from ..exchange.gradients import (
     describe,
     distinct_parameters,
 )
-from ..exchange.model_state import ModelStates, WarmUp
+from ..exchange.model_state import ModelState, ModelStates
 from ..exchange.reducer import Final, Reducer
 from ..mpi.agreement import Signature, agree
 from ..overlap.exchange_thread import threads_are_allowed
@@ -56,7 +56,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         super().__init__(mpi_comm)
         # Without this object in it: residuals would outlive it by chance.
         self._models = ModelStates(functools.partial(
-            _codec, name, options, mpi_comm.rank))
+            _model_state, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
         self._algorithm = make_algorithm(
             mpi_comm, options, isinstance(options, Fp8Options),
@@ -153,14 +153,9 @@ class CodecCommunicator(MpiCommunicatorBase):
     # --- state --------------------------------------------------------------
 
     @property
-    def warm_up(self) -> WarmUp:
-        """Codec and warm-up of the first model."""
-        return next(iter(self._models)).warm_up
-
-    @property
     def codec(self) -> Codec:
         """The codec of the first model after its warm-up."""
-        return self.warm_up.codec
+        return next(iter(self._models)).codec
 
     def report(self) -> dict[str, TensorReport]:
         """What became of every tensor so far, by the parameter's name.
@@ -172,7 +167,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             TypeError: The codec is not fp8.
         """
         self._reducer.complete()
-        codecs = [state.warm_up.codec for state in self._models]
+        codecs = [state.codec for state in self._models]
         reports = {}
         for number, codec in enumerate(codecs):
             if not isinstance(codec, Fp8Ratio):
@@ -246,16 +241,18 @@ def _diverged(model: chainer.Link, when: str) -> str:
     return ''
 
 
-def _codec(name: str, options: ExchangeOptions, rank: int) -> WarmUp:
+def _model_state(name: str, options: ExchangeOptions, rank: int, number: int
+                 ) -> ModelState:
     if not isinstance(options, Fp8Options):
-        return WarmUp(Cast('float16' if name == 'float16' else 'float32'), 0)
-    return WarmUp(
-        Fp8Ratio(rounding=options.rounding, period=options.period,
-                 quantile=options.quantile, samples=options.samples,
-                 epsilon=options.epsilon, headroom=options.headroom,
-                 error_feedback=options.error_feedback, seed=options.seed,
-                 rank=rank),
-        options.warmup)
+        return ModelState(
+            number, Cast('float16' if name == 'float16' else 'float32'))
+    return ModelState(
+        number, Fp8Ratio(
+            rounding=options.rounding, period=options.period,
+            quantile=options.quantile, samples=options.samples,
+            epsilon=options.epsilon, headroom=options.headroom,
+            error_feedback=options.error_feedback, seed=options.seed,
+            rank=rank), options.warmup)
 
 
 def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,

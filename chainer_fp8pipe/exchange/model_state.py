@@ -15,64 +15,40 @@ from .buckets import BucketNames, divide
 State = dict[str, numpy.ndarray]
 
 
-class WarmUp:
-    """``float32`` for the first updates, then another codec.
-
-    Section 4.2 of the fp8 paper.
-
-    Early gradients change by orders of magnitude from one update to the
-    next; the paper lets the first 100 updates travel in float32 in all its
-    comparisons.
-
-    Args:
-        codec: The codec after the warm-up.
-        updates: Length of the warm-up; 0 for none.
-
-    Attributes:
-        done: Updates finished so far.
-    """
-
-    def __init__(self, codec: Codec, updates: int) -> None:
-        self.codec = codec
-        self.updates = updates
-        self.done = 0
-        self._first = Cast('float32')
-
-    @property
-    def current(self) -> Codec:
-        """The codec of the update to come."""
-        return self._first if self.done < self.updates else self.codec
-
-    def state(self) -> dict[str, numpy.ndarray]:
-        """All that must be saved for an exact continuation."""
-        return {'done': numpy.asarray(self.done), **self.codec.state()}
-
-    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
-        """Takes over what :meth:`state` gave."""
-        rest = dict(state)
-        done = int(rest.pop('done'))
-        self.codec.load_state(rest)
-        self.done = done
-
-
 class ModelState:
     """Codec and loss scale of one model, and memory for its wires.
 
-    Attributes:
+    The first updates travel in ``float32``: early gradients change by orders
+    of magnitude from one update to the next, and the fp8 paper begins all
+    its comparisons with 100 such updates (section 4.2).
+
+    Args:
         number: In which place the model came, counted from 0.
-        warm_up: The codec, with what it has learnt from this model.
+        codec: The codec after the warm-up.
+        warm_up: Updates that travel in float32.
+
+    Attributes:
+        updates: Updates finished so far.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
             not finite; static loss scaling does not.
     """
 
-    def __init__(self, number: int, warm_up: WarmUp) -> None:
+    def __init__(self, number: int, codec: Codec, warm_up: int = 0) -> None:
         self.number = number
+        self.codec = codec
         self.warm_up = warm_up
+        self.updates = 0
         self.scaling_is_dynamic = False
+        self._first = Cast('float32')
         self._loss_scale = 0.0
         self._wires: dict[int, numpy.ndarray] = {}
         self._divided: tuple[dict[str, int], tuple[BucketNames, ...]] = {}, ()
+
+    @property
+    def current(self) -> Codec:
+        """The codec of the update to come."""
+        return self._first if self.updates < self.warm_up else self.codec
 
     def buckets(self, sizes: dict[str, int], limit: int
                 ) -> tuple[BucketNames, ...]:
@@ -110,14 +86,17 @@ class ModelState:
         """All that must be saved for an exact continuation."""
         return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
                 'loss_scale': numpy.asarray(self._loss_scale),
+                'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
-                   for key, value in self.warm_up.state().items()}}
+                   for key, value in self.codec.state().items()}}
 
     def load_state(self, state: State) -> None:
         """Takes over what :meth:`state` gave."""
-        self.warm_up.load_state({
-            key.partition('|')[2]: value for key, value in state.items()
-            if key.startswith('codec|')})
+        codec = {key.partition('|')[2]: value for key, value in state.items()
+                 if key.startswith('codec|')}
+        updates = int(codec.pop('done'))
+        self.codec.load_state(codec)
+        self.updates = updates
         self.scaling_is_dynamic = bool(state['dynamic'])
         self._loss_scale = float(state['loss_scale'])
 
@@ -129,12 +108,12 @@ class ModelStates:
     same names; what is learnt from one must not be used for the other.
 
     Args:
-        make: Makes the codec of a model.
+        make: Makes the state of the model of this number.
     """
 
-    def __init__(self, make: Callable[[], WarmUp]) -> None:
+    def __init__(self, make: Callable[[int], ModelState]) -> None:
         self._make = make
-        self._states = [ModelState(0, make())]
+        self._states = [make(0)]
         self._models: list[weakref.ref[chainer.Link]] = []
 
     def __iter__(self) -> Iterator[ModelState]:
@@ -150,8 +129,7 @@ class ModelStates:
                 state.release()
         self._models.append(weakref.ref(model))
         if len(self._models) > len(self._states):
-            self._states.append(
-                ModelState(len(self._states), self._make()))
+            self._states.append(self._make(len(self._states)))
         return self._states[len(self._models) - 1]
 
     def state(self) -> State:
@@ -174,7 +152,7 @@ class ModelStates:
             parts.setdefault(number, {})[rest] = value
         restored = []
         for index in range(len(parts)):
-            restored.append(ModelState(index, self._make()))
+            restored.append(self._make(index))
             try:
                 restored[-1].load_state(parts[str(index)])
             except KeyError as error:
@@ -184,5 +162,5 @@ class ModelStates:
         if not restored:
             raise ValueError('this state of a communicator is empty')
         while len(restored) < len(self._models):
-            restored.append(ModelState(len(restored), self._make()))
+            restored.append(self._make(len(restored)))
         self._states = restored

@@ -80,7 +80,7 @@ class Reducer:
             agree(self._comm, self._signature(state, gradients),
                   gradients.problem, SAME_GRADIENTS)
             state.see(gradients.loss_scale)
-            codec = state.warm_up.current
+            codec = state.current
             outcome = self._receive(codec, self._queue,
                                     self._send(state, gradients))
         self._finish(state, gradients, outcome)
@@ -113,12 +113,12 @@ class Reducer:
         """What must be the same on all ranks before anything is sent."""
         # A rank resumed from another snapshot must not go unseen.
         return Signature({**gradients.entries, 'the number of updates':
-                          str(state.warm_up.done), **more})
+                          str(state.updates), **more})
 
     def _send(self, state: ModelState, gradients: Gradients) -> list[Sent]:
         """Sends all buckets."""
         assert gradients.tensors is not None        # or agree() had raised
-        codec, sent = state.warm_up.current, []
+        codec, sent = state.current, []
         if gradients.tensors.size:
             codec.start(gradients.tensors.loss_scale)
         for number, names in enumerate(state.buckets(
@@ -154,5 +154,5 @@ class Reducer:
                              outcome.wire_is_finite)
         if write_back:
             gradients.write_back()
-        state.warm_up.done += 1
+        state.updates += 1
         self._events.updates += 1

@@ -309,7 +309,7 @@ class BucketSender:
             decodes: As for :class:`.Bucket`.
         """
         assert self.queue is not None
-        update, codec = self.update, self._state.warm_up.current
+        update, codec = self.update, self._state.current
         if not update.begun:
             codec.start(tensors.loss_scale)
         update.begun += 1
@@ -336,7 +336,7 @@ class BucketSender:
         return Signature({
             'model': str(self.number), 'sizes': str(self.order.sizes),
             'order': str(self.order.slices), 'ready': str(self.ready),
-            'updates': str(self._state.warm_up.done)}).number
+            'updates': str(self._state.updates)}).number
 
     def problem(self, gradients: Gradients) -> str:
         """Why what was sent cannot be used; '' if it can."""
@@ -375,7 +375,7 @@ class BucketSender:
         """
         assert self.queue is not None
         queue = self.queue
-        itemsize = self._state.warm_up.current.wire_dtype.itemsize
+        itemsize = self._state.current.wire_dtype.itemsize
         self.order.choose(
             usual, self.seconds if defers else None,
             lambda size: queue.algorithm.chunks(size, itemsize))

@@ -89,7 +89,7 @@ class OverlappedReducer(Reducer):
                 self._learn(sender, seconds, settle)
         self._finish(state, gradients, outcome,
                      write_back=sender.deferred is None)
-        if self._defers and state.warm_up.current is not outcome.codec:
+        if self._defers and state.current is not outcome.codec:
             sender.ready = False        # buckets will take another time
 
     def complete(self) -> None:
@@ -196,7 +196,7 @@ class OverlappedReducer(Reducer):
         With ``settle`` the mean is on its way; ``settle`` is then called
         before the mean is used.
         """
-        codec, start = state.warm_up.current, time.perf_counter()
+        codec, start = state.current, time.perf_counter()
         outcome, seconds = ExchangeOutcome(codec, [], True), 0.0
         with self._thread.taken():
             queue = self._queue
@@ -233,7 +233,7 @@ class OverlappedReducer(Reducer):
                sent: Sequence[Sent], settle: Callable[[], None]) -> None:
         """Lets parameters be waited for when they are wanted."""
         means = PendingMeans(
-            sender, self._thread, queue, state.warm_up.current, sent,
+            sender, self._thread, queue, state.current, sent,
             gradients, must_be_finite(self._nonfinite, state),
             self._events, settle)
         parameters = sender.parameters()

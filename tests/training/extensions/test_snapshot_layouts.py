@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
+from .helpers import model_state
 from .stages import LAYERS, Noisy, Stage, data, first, make_job, run, weights
 
 STOP, LAST = 5, 9
@@ -118,7 +119,7 @@ def test_another_layout_starts_residuals_afresh(comm, tmp_path):
     start(comm, tmp_path, 2, name='fp8')
     trainer = go_on(comm, tmp_path, 1, name='fp8')
     communicator = trainer.updater.get_optimizer('main').communicator
-    assert communicator.warm_up.done == LAST - STOP
+    assert model_state(communicator).updates == LAST - STOP
     found = weights(trainer)
     assert all(len(set(comm.allgather(value.tobytes()))) == 1
                for key, value in sorted(found.items())
@@ -245,9 +246,9 @@ def test_every_optimizers_communicator_keeps_its_state(comm, tmp_path):
     save(trainer, grid, str(tmp_path / 'snapshot_iter_0.npz'))
     done = 'communicator1/0|codec|done'
     assert collect(trainer, grid)[done] == 1
-    communicator.warm_up.done = 7
+    model_state(communicator).updates = 7
     resume(trainer, grid, str(tmp_path))
-    assert communicator.warm_up.done == 1
+    assert model_state(communicator).updates == 1
 
 
 class Resumed(Noisy):
