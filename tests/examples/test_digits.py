@@ -32,7 +32,8 @@ def arrays(path):
 
 
 def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
-    done = run('--epoch', '2', '--out', tmp_path)
+    done = run('--epoch', '2', '--warmup', '10', '--root', digits(), '--out',
+               tmp_path)
     assert done.returncode == 0, done.stderr
     table = done.stdout[done.stdout.index('communicator'):]
     for name in ('float32', 'fp8', 'fp8_paper'):
@@ -50,7 +51,7 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
         runs['float32']['losses'][0], rel=0.1)
 
 
-INTERRUPTED = '--communicator', 'fp8', '--epoch', '3', '--warmup', '10'
+INTERRUPTED = '--communicator', 'fp8', '--epoch', '2', '--warmup', '10'
 
 
 @pytest.fixture(scope='module')
