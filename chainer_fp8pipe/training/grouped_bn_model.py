@@ -14,8 +14,7 @@ from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.abort import abort_on_exception
-from ..mpi.group import Group
-from ..mpi.groups import ranks_of, split_groups
+from ..mpi.groups import Group, ranks_of, split_groups
 
 
 def create_grouped_bn_model(
