@@ -13,18 +13,12 @@ SEND = 'MPI_Isend'
 
 
 class Library(NamedTuple):
-    """The MPI library that mpi4py has loaded.
+    """The MPI library that mpi4py has loaded."""
 
-    Attributes:
-        functions: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and
-            ``MPI_Testsome``.
-        sizes: Bytes of a request's handle and of a status.
-        byte: The handle of ``MPI_BYTE``.
-    """
-
+    #: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and ``MPI_Testsome``.
     functions: tuple[int, int, int]
-    sizes: tuple[int, int]
-    byte: int
+    sizes: tuple[int, int]      # bytes of a request's handle and of a status
+    byte: int                   # the handle of MPI_BYTE
 
 
 def library() -> Library:
@@ -47,10 +41,10 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
 
 
 def exception(code: int, statuses: bytes) -> MPI.Exception:
-    """The error that an MPI function has returned.
+    """The error of an MPI function.
 
     Args:
-        code: The value it returned.
+        code: The value that the function returned.
         statuses: The statuses of its messages, one after the other.
     """
     if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
@@ -64,7 +58,7 @@ def exception(code: int, statuses: bytes) -> MPI.Exception:
     return MPI.Exception(code)
 
 
-@functools.lru_cache(None)
+@functools.cache
 def _address(name: str) -> int:
     # From the libraries that mpi4py was linked with.
     function = getattr(ctypes.CDLL(MPI.__file__), name)

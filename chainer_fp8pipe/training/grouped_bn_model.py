@@ -37,12 +37,9 @@ def create_grouped_bn_model(
             of mpi4py's or ChainerMN's; for stages of a pipeline
             ``grid.data``, before ``stage`` or after it.  It must stay as
             long as the model.
-        group_size: This many consecutive ranks make a group; it must divide
-            the number of ranks.  By default all ranks are one.
-        tile: Instead of it, the rows and columns of a group on the torus of
-            all ranks, which are numbered row by row.
-        shape: Rows and columns of the torus; by default as
-            ``algorithm='torus2d'`` chooses them.
+        group_size: So many consecutive ranks make a group; by default all.
+        tile: As for :func:`.split_groups`, like ``group_size``.
+        shape: As for :func:`.split_groups`.
 
     Returns:
         The copy.  Copies of it talk to the same ranks.  It cannot be

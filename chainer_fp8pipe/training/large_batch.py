@@ -31,12 +31,11 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         batch: Samples per update, over all ranks.
         base_lr: The learning rate that is right for ``base_batch``.
         base_batch: As many samples or fewer.
-        warmup_epochs: How long the rate rises from ``base_lr`` to
-            ``base_lr * batch / base_batch``.
+        warmup_epochs: How long the rate rises, as :class:`.LearningRate`
+            says.
         epochs: How long the training is.
-        lars: Layer-wise adaptive rate scaling of weights.
-        decay: After the warm-up: ``'polynomial'``, ``'step'``,
-            ``'constant'``, or a function; see :class:`.LearningRate`.
+        lars: Layer-wise adaptive rate scaling of weights (:class:`.LARS`).
+        decay: As for :class:`.LearningRate`.
         weight_decay: Of weights, not of biases and normalisations.
         samples: In the data set, over all ranks: how far the training is
             then follows from the number of updates.  None: extend the

@@ -20,30 +20,17 @@ from ...pipeline.randomness import preserved
 from ..updaters.pipeline_updater import PipelineUpdater
 from . import checks, files
 from .dividing import DividingIterator, ReceivingIterator
-from .extensions import adapted
+from .extensions import adapted, follow_rank_0
 from .refusal import Refusal, refuse_together, refusing
-from .triggers import follow_rank_0
 
 
 class Options(NamedTuple):
-    """How a model is divided.
+    """How a model is divided."""
 
-    Attributes:
-        pipeline: Ranks of one pipeline.
-        micro_batches: Into how many each replica's batch is cut.
-        memory: What a rank may use, such as ``'2 GiB'``; None: no limit.
-        schedule: As for :class:`PipelineUpdater`.
-    """
-
-    pipeline: int
-    micro_batches: int
-    memory: str | None
-    schedule: str
-
-    @property
-    def chunks(self) -> int:
-        """Of each rank."""
-        return 2 if self.schedule == 'interleaved' else 1
+    pipeline: int           # ranks of one pipeline
+    micro_batches: int      # into which each replica's batch is cut
+    memory: str | None      # a rank may use, such as '2 GiB'; None: no limit
+    schedule: str           # as for PipelineUpdater
 
 
 class PipelineJob:
@@ -142,13 +129,7 @@ class PipelineJob:
         # must not.
         return self.comm.bcast(original(evaluator))
 
-    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        files.save(self, original, file, obj, *args, **kwargs)
-
-    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        files.load(self, original, file, obj, *args, **kwargs)
+    save, load = files.save, files.load
 
     # --- details ------------------------------------------------------------
 
@@ -183,7 +164,8 @@ class PipelineJob:
                                      input_device),
                 self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule, chunks=options.chunks,
+                schedule=options.schedule,
+                chunks=2 if options.schedule == 'interleaved' else 1,
                 optimizer_arrays=_arrays_of(optimizer))
         if comm.rank == 0:
             print(model, file=sys.stderr)

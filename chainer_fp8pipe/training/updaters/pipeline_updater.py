@@ -21,10 +21,9 @@ from ...mpi.failure.abort import abort_on_exception
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...planning.partition.partition_plan import load_plan
-from .chain_work import ChainWork, recompute_of
+from .chain_work import ChainWork
 from .following_iterator import FollowingIterator, progress
-from .layer_work import LayerWork
-from .layout import layout_problem
+from .layer_work import LayerWork, layout_problem
 from .pipeline_steps import PipelineSteps
 from .together import StepBatch
 from .whole_model import decide_together, decisions
@@ -126,8 +125,7 @@ class PipelineUpdater(StandardUpdater):
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
-        self.grid = grid
-        self.label_key = label_key
+        self.grid, self.label_key = grid, label_key
         if metrics is None:
             metrics = ({'accuracy': F.accuracy}
                        if loss_fun is F.softmax_cross_entropy else {})
@@ -143,7 +141,8 @@ class PipelineUpdater(StandardUpdater):
         model = optimizer.target
         work: LayerWork | ChainWork
         if isinstance(model, PartitionedChain):
-            recompute = recompute_of(model, recompute)
+            if recompute == 'no stage':     # the default
+                recompute = model.plan.recompute
             work = ChainWork(model, grid, loss_weight)
             work.follows_plan = recompute is model.plan.recompute
             model.partition.optimizer = optimizer
@@ -243,9 +242,8 @@ class PipelineUpdater(StandardUpdater):
             ValueError: There is no such method, or it returns something that
                 has not a row for each sample.
         """
-        name = self._work.choose(method)
-        return self._steps.predict(
-            lambda: _given(inputs), wanted, name)
+        return self._steps.predict(lambda: _given(inputs), wanted,
+                                   self._work.choose(method))
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
@@ -262,12 +260,9 @@ class PipelineUpdater(StandardUpdater):
     def follow_plan(self, text: str) -> None:
         """Cuts a partitioned model as the run of a snapshot had it.
 
-        ``resume`` calls it on all ranks: with the same cut, the run goes on
-        with the same bits.  A plan for other numbers of stages is left
-        alone.
-
-        Args:
-            text: The plan, as JSON.
+        ``resume`` calls this on all ranks, with the plan as JSON: with the
+        same cut, the run goes on with the same bits.  A plan for other
+        numbers of stages changes nothing.
         """
         self._steps.follow_plan(load_plan(json.loads(text)),
                                 self.get_optimizer('main'))
@@ -275,8 +270,8 @@ class PipelineUpdater(StandardUpdater):
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
 
-        ``resume`` calls it on all ranks: a snapshot of serial training does
-        not say it in this updater's way.
+        ``resume`` calls this on all ranks, as a snapshot of serial training
+        does not say so in this updater's way.
         """
         iterator, grid = self.get_iterator('main'), self.grid
         if grid.stage_index == 0:
@@ -329,11 +324,10 @@ def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
 
 def _check_partition(model: PartitionedChain, optimizer: Any,
                      grid: ProcessGrid) -> None:
-    part = model.partition
-    if part.grid is not grid:
+    if model.partition.grid is not grid:
         raise ValueError('the model was cut for other ranks; give '
                          'PipelineUpdater the comm that partition() got')
-    if part.optimizer is not None and part.optimizer is not optimizer:
+    if model.partition.optimizer not in (None, optimizer):
         raise ValueError('another optimizer trains this model already; a '
                          'partitioned model has one')
 

@@ -23,8 +23,7 @@ def decide_together(optimizer: Any, comm: MPI.Comm) -> None:
     Call it before every update, as hooks may have been added since the last.
 
     Args:
-        optimizer: Set up with this rank's stage; ChainerMN's multi-node
-            optimizer is taken as well.
+        optimizer: Set up with this rank's stage, maybe ChainerMN's.
         comm: The ranks of one pipeline.
     """
     hooks = optimizer._hookable._pre_update_hooks
