@@ -114,14 +114,12 @@ def missing(saved: Collection[str], current: State, exact: bool) -> str:
     lacks = [key for key in current
              if key.startswith('trainer/') and key not in saved
              and (exact or not _of_updater(key))]
-    for key in lacks:
-        if key.startswith(MODEL):
-            return (f'{describe(key)} is not in the snapshot; build the model '
-                    'as it was')
-    if lacks:
-        return (f'{lacks[0]} is not in the snapshot; build the trainer as it '
-                'was, with the same extensions')
-    return ''
+    lacks.sort(key=lambda key: not key.startswith(MODEL))    # the model first
+    if not lacks:
+        return ''
+    return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
+        'model as it was' if lacks[0].startswith(MODEL) else
+        'trainer as it was, with the same extensions')
 
 
 def incompatible(saved: State, current: State) -> str:

@@ -22,11 +22,7 @@ from .snapshot_file import Content
 def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
     """Writes all ranks' states; call it on all ranks.
 
-    Args:
-        comm: The ranks.
-        path: The file.
-        state: This rank's.
-        communicator: The names of the job's communicators.
+    ``communicator`` is the names of the job's communicators.
 
     Raises:
         RuntimeError: Rank 0 could not write, or a value cannot be pickled;
@@ -65,7 +61,7 @@ def read(comm: MPI.Comm, content: Content | None, keys: Sequence[str],
     Args:
         comm: The ranks.
         content: The open file on rank 0, None elsewhere.
-        keys: All keys in it.
+        keys: All keys of the file.
         wanted: bool array: whether this rank wants each.
         exact: Where ranks had different values, take this rank's own and
             not the first one's.

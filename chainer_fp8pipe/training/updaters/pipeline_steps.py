@@ -122,9 +122,7 @@ class PipelineSteps:
             ranks, and the progress of the first stage's iterator.
 
         Raises:
-            StopIteration: ``read`` raised it; on all ranks.
-            RemoteError: Another rank failed.
-            Exception: What failed on this rank.
+            Exception: As :meth:`.Together.open` and :meth:`.Together.close`.
         """
         opened = self._together.open(
             'train', lambda: self._enough(read),
@@ -146,8 +144,9 @@ class PipelineSteps:
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, loss_scale)
-            with preserved(), (announced or _nobody)(
-                    self._model, loss_scale) as final:
+            exchange = (announced(self._model, loss_scale) if announced
+                        else contextlib.nullcontext())
+            with preserved(), exchange as final:
                 self._sums.begin(self._blocks, self._tied.but(final))
                 self._executor.run(self.schedule, self.grid.stage_index,
                                    inputs, places, self._head, train=True)
@@ -292,11 +291,6 @@ class PipelineSteps:
         elif wanted:
             outputs = self._channels.receive_outputs()
         return self._work.formed(outputs) if wanted else None
-
-
-def _nobody(model: Any, loss_scale: float | None
-            ) -> contextlib.nullcontext[None]:
-    return contextlib.nullcontext()
 
 
 _forward = functools.lru_cache(16)(forward_schedule)

@@ -145,9 +145,9 @@ class Together:
 
         Args:
             step: As it was opened.
-            work: Returns pairs of numbers to be summed over the ranks, by
-                name; a rank may have names that others have not.  It may
-                wait for other ranks only through channels.
+            work: Returns pairs of numbers to be summed over the ranks; a
+                rank may have names that others have not.  May wait for other
+                ranks only through channels.
             give_up: Told what happened where this rank failed or another
                 one did; makes ranks that wait for this one fail too.
 

@@ -24,14 +24,7 @@ from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .helpers import Net, make_trainer, weights
-
-
-def arrays(model):
-    """Every array of a model that is saved."""
-    saved = chainer.serializers.DictionarySerializer()
-    saved.save(model)
-    return {key: numpy.array(value) for key, value in saved.target.items()}
+from .helpers import Net, arrays, bits, make_trainer, weights
 
 
 def change(model, generator):
@@ -68,10 +61,6 @@ def test_the_average_is_that_of_the_definition(seed, decay, updates):
             if key != 'bn/N':
                 assert_allclose(array, expected[key], rtol=1e-4, atol=1e-5)
     assert inside['bn/N'] == own['bn/N'] == updates
-
-
-def bits(model):
-    return {key: array.tobytes() for key, array in arrays(model).items()}
 
 
 def test_the_weights_come_back_also_after_an_error():
