@@ -1,6 +1,6 @@
 """Lets Chainer 7.8.1 and ChainerMN import and work on a current stack.
 
-Importing this module is enough, before or after ``chainer``.  It imports
+Importing this module is enough, before or after ``chainer``, and imports
 neither Chainer nor CuPy: every patch belongs to one module of Chainer and
 acts when that module is imported (at once if it already is), and only if the
 installed Python, NumPy, setuptools or CuPy need it, which is found by trying.

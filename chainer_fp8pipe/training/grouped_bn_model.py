@@ -35,16 +35,16 @@ def create_grouped_bn_model(
         model: A link.
         comm: The ranks that train equal copies of the model: a communicator
             of mpi4py's or ChainerMN's; for stages of a pipeline
-            ``grid.data``, before ``stage`` or after it.  It must stay as
-            long as the model.
+            ``grid.data``, before ``stage`` or after it.  The model must not
+            outlive it.
         group_size: So many consecutive ranks make a group; by default all.
         tile: As for :func:`.split_groups`, like ``group_size``.
         shape: As for :func:`.split_groups`.
 
     Returns:
-        The copy.  Copies of it talk to the same ranks.  It cannot be
-        pickled; Chainer's serializers save and load it, and the snapshots of
-        one are those of the other.
+        The copy, which cannot be pickled; Chainer's serializers save and
+        load it, and load snapshots of ``model`` into it.  Copies of it talk
+        to the same ranks.
 
     Raises:
         TypeError: ``comm`` is no communicator.

@@ -20,10 +20,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float = 0.001) -> Any:
     """Prepares an optimizer for large batches.
 
-    It gets plain hooks when it is set up, or at once if it has been:
-    ``Schedule``, ``LARS`` or ``WeightDecay``, and ``StopWhenDiverged``, all
-    of :mod:`chainer_fp8pipe.training.hooks`.  Parameters in float16 are
-    updated in float32 (``use_fp32_update``).
+    The optimizer gets plain hooks at its ``setup``, or at once if that was
+    called: ``Schedule``, ``LARS`` or ``WeightDecay``, and
+    ``StopWhenDiverged``, all of :mod:`chainer_fp8pipe.training.hooks`.
+    Parameters in float16 are updated in float32 (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as

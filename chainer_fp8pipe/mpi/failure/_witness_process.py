@@ -1,7 +1,7 @@
 """The script of the witness, which sees the first rank of a node that ends.
 
-:mod:`.witness` says what it is for.  It imports the standard library only, so
-that it starts quickly and stays small.
+:mod:`.witness` says what the witness is for.  The script imports the standard
+library only, to start quickly and stay small.
 
 A launcher that loses a rank kills the others, and one that is told to end the
 job kills them all; both come as signals to the ranks' process groups.  So two

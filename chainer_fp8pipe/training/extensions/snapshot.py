@@ -48,7 +48,7 @@ class Snapshot(extension.Extension):
     so that no crash leaves half a snapshot or takes an older one.  Continue
     with :func:`resume`.
 
-    Its trigger is every epoch unless ``extend`` is told otherwise.
+    A snapshot is written every epoch unless ``extend`` gets a trigger.
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a

@@ -31,7 +31,7 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class ChainWork:
     """What the ranks of a partitioned Chain do with a batch.
 
-    It has the methods of :class:`.LayerWork`, which says what they are for.
+    The methods are those of :class:`.LayerWork`.
     The arguments are as for :class:`.PipelineUpdater`.
     """
 
@@ -288,7 +288,7 @@ class ChainWork:
         part, problem = self._partition, ''
         found = list(found)
         try:
-            self._tell(step, found)     # an error, to who has asked for that
+            self._tell(step, found)     # raises where warnings are errors
             for number, form in enumerate(forms):
                 if found[number] is None:
                     # An earlier one of this batch may do.

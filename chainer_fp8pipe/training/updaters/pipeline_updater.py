@@ -230,9 +230,9 @@ class PipelineUpdater(StandardUpdater):
                 what is called in place of the model, which would return its
                 loss.  Default: the link ``predictor``, as
                 ``chainer.links.Classifier`` has it, or else ``predict``.
-                It is called with each micro-batch; what it returns (an array
-                or variable, or some in tuples, lists and dictionaries) is
-                concatenated along the first axis.
+                The method is called with each micro-batch; what it returns
+                (an array or variable, or some in tuples, lists and
+                dictionaries) is concatenated along the first axis.
 
         Returns:
             What the last layer, or the method, returns, as arrays; None

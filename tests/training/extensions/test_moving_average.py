@@ -27,6 +27,10 @@ from tests.ranks import on_ranks
 from .helpers import Net, arrays, bits, make_trainer, weights
 
 
+def net():
+    return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
+
+
 def change(model, generator):
     """Gives all floating-point arrays other values."""
     for parameter in model.params():
@@ -212,9 +216,6 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
         average = MovingAverage(model, 0.5)
         trainer.extend(average)
         return trainer, average
-
-    def net():
-        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
     stage = net().stage(grid)
     trainer, average = trainer_of(stage, 3)
     trainer.extend(Snapshot(grid), trigger=(3, 'iteration'))
@@ -239,9 +240,6 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
 def test_a_pipeline_is_evaluated_with_the_average(comm):
     x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
     t = (numpy.arange(8) % 3).astype('i4')
-
-    def net():
-        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
     stage, serial = net().stage(comm), net().divide(0, 3)
     data = chainer.datasets.TupleDataset(x, t)
     updater = PipelineUpdater(
