@@ -91,10 +91,8 @@ def check_same(everyone: Sequence[Mapping[str, Any]], remedy: str,
                write: Callable[[Any], str] = repr) -> None:
     """Raises ValueError if a rank's arguments are not those of rank 0.
 
-    Args:
-        everyone: Each rank's arguments by name, as gathered on all ranks.
-        remedy: The end of the message.
-        write: Writes a value in the message.
+    ``everyone`` is all ranks' arguments by name, gathered on all ranks;
+    ``write`` writes a value in the message, which ends with the remedy.
     """
     for rank, arguments in enumerate(everyone):
         for name, value in arguments.items():

@@ -30,10 +30,7 @@ def library() -> Library:
 
 
 def handle(of: MPI.Comm | MPI.Datatype) -> int:
-    """The handle of a C function's argument, as a number.
-
-    A pointer in some libraries, an int in others.
-    """
+    """The handle of a C function's argument, a pointer or int, as a number."""
     size = MPI._sizeof(of)
     return int.from_bytes(
         ctypes.string_at(MPI._addressof(of), size), sys.byteorder,
@@ -41,12 +38,7 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
 
 
 def exception(code: int, statuses: bytes) -> MPI.Exception:
-    """The error of an MPI function.
-
-    Args:
-        code: The value that the function returned.
-        statuses: The statuses of its messages, one after the other.
-    """
+    """The error that an MPI function returned, with its messages' statuses."""
     if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
         status = MPI.Status()
         size = MPI._sizeof(status)

@@ -205,10 +205,7 @@ def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
 
     A node is a row where there are several nodes of several ranks; else the
     most nearly square.  (1, ranks), for a prime number, is a ring.
-
-    Args:
-        ranks: How many there are.
-        per_node: How many each node has; 0 if they are not equally many.
+    ``per_node`` is 0 if nodes have not equally many ranks.
     """
     if 1 < per_node < ranks and ranks % per_node == 0:
         return ranks // per_node, per_node

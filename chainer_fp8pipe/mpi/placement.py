@@ -45,10 +45,7 @@ class Placement(NamedTuple):
 
         Gradients are counted as exchanged with the least that can be: n
         replicas, or nodes, send 2 (n - 1) times the bytes of the stage.
-
-        Args:
-            pipeline_bytes: As for :class:`.ProcessGrid`.
-            data_bytes: As for :class:`.ProcessGrid`.
+        The bytes of the arguments are as for :class:`.ProcessGrid`.
 
         Returns:
             For each axis the bytes in all, and those from node to node.
@@ -85,12 +82,8 @@ def place(nodes: Sequence[int], stages: int, inside: str = 'auto',
           data_bytes: float | None = None) -> Placement:
     """Chooses each rank's stage and replica.
 
-    Args:
-        nodes: The node of every rank.
-        stages: Ranks of one pipeline; divides the number of ranks.
-        inside: As for :class:`.ProcessGrid`, like the bytes.
-        pipeline_bytes: What one pipeline moves in a step.
-        data_bytes: Of one replica's gradients.
+    ``nodes`` are the nodes of all ranks, whose number ``stages`` divides; the
+    other arguments are as for :class:`.ProcessGrid`.
     """
     if inside != 'auto':
         return _place(nodes, stages, inside)

@@ -5,6 +5,7 @@ al., "Image Classification at Supercomputer Scale" (2018).
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import chainer
@@ -67,7 +68,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
             f'{type(actual).__name__} has no learning rate lr that could be '
             'scaled with the batch; use MomentumSGD, NesterovAG, '
             'CorrectedMomentumSGD, SGD or another optimizer that has one')
-    if isinstance(vars(actual).get('setup'), _SetUp):
+    if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
         raise ValueError('large_batch has been called on this optimizer '
                          'before; make a new one')
     rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
@@ -79,24 +80,15 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     actual.use_fp32_update()
     if actual.target is not None:
         _add(actual, hooks)
-    actual.setup = _SetUp(actual, hooks)
+    actual.setup = functools.partial(_set_up, actual, hooks)
     return optimizer
 
 
-class _SetUp:
-    """``setup`` of one optimizer that adds the hooks again.
-
-    Chainer's own drops an optimizer's hooks.
-    """
-
-    def __init__(self, optimizer: Any, hooks: list[Any]) -> None:
-        self._optimizer = optimizer
-        self._hooks = hooks
-
-    def __call__(self, link: chainer.Link) -> Any:
-        type(self._optimizer).setup(self._optimizer, link)
-        _add(self._optimizer, self._hooks)
-        return self._optimizer
+def _set_up(optimizer: Any, hooks: list[Any], link: chainer.Link) -> Any:
+    """Chainer's own ``setup``, after which the hooks are added again."""
+    type(optimizer).setup(optimizer, link)
+    _add(optimizer, hooks)
+    return optimizer
 
 
 def _add(optimizer: Any, hooks: list[Any]) -> None:

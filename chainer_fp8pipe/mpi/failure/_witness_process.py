@@ -43,10 +43,8 @@ _OWN = struct.Struct('=iII')        # struct ucred: process, user, group
 def main(listener: int, starter: int, size: int) -> None:
     """Divides into sentinel and witness; returns in neither.
 
-    Args:
-        listener: File descriptor of the socket that ranks connect to.
-        starter: Process of the rank that started this one.
-        size: Number of ranks of the job, on all nodes.
+    ``listener`` is the file of the socket that ranks connect to, ``starter``
+    the process of the rank that started this one, ``size`` that of the job.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)   # ranks may live on
@@ -161,10 +159,7 @@ class _Rank(_Process):
 class _Witness:
     """Waits for the first end.
 
-    Args:
-        listener: Socket that ranks connect to.
-        pipe: File descriptor of the pipe that the sentinel reads.
-        sentinel: The sentinel's process.
+    Ranks connect to ``listener``; the sentinel reads ``pipe``.
     """
 
     def __init__(self, listener: socket.socket, pipe: int,

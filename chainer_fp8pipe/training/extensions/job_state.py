@@ -105,11 +105,8 @@ def movable(keys: Collection[str], current: State,
 def missing(saved: Collection[str], current: State, exact: bool) -> str:
     """The error about a key that a snapshot lacks; '' if none.
 
-    Args:
-        saved: The keys that this rank would get.
-        current: This rank's state.
-        exact: Whether the layout is that of the snapshot.  If not, the
-            updater may be another one, with other values of its own.
+    ``saved`` are the keys that this rank would get.  If the layout is not
+    exactly that of the snapshot, the updater may have other values.
     """
     lacks = [key for key in current
              if key.startswith('trainer/') and key not in saved

@@ -88,11 +88,9 @@ def opened(path: str) -> Iterator[Content]:
 
 
 def write(path: str, members: Iterable[tuple[str, numpy.ndarray]]) -> None:
-    """Writes a file that appears when it is complete.
+    """Writes a file; what was at ``path`` before is replaced at the very end.
 
-    Args:
-        path: Where; what was there before is replaced at the very end.
-        members: Names and values, written as they come.
+    ``members`` are names and values, written as they come.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
@@ -129,14 +127,10 @@ def digest(value: numpy.ndarray) -> bytes:
 
 def plan(tables: Sequence[dict[str, bytes]]
          ) -> tuple[list[list[tuple[str, str]]], numpy.ndarray]:
-    """Decides which rank sends which values.
+    """Decides which rank sends which values, by the digests of all ranks.
 
-    Args:
-        tables: The :func:`digest` of each value, for each rank.
-
-    Returns:
-        For each rank the prefixes and keys that come from it, and the
-        array ``meta/has``.
+    Returns, for each rank, the prefixes and keys that come from it, and the
+    array ``meta/has``.
     """
     first: dict[str, bytes] = {}
     parts: list[list[tuple[str, str]]] = []

@@ -63,8 +63,7 @@ def read(comm: MPI.Comm, content: Content | None, keys: Sequence[str],
         content: The open file on rank 0, None elsewhere.
         keys: All keys of the file.
         wanted: bool array: whether this rank wants each.
-        exact: Where ranks had different values, take this rank's own and
-            not the first one's.
+        exact: Where ranks had different values, take this rank's own.
 
     Raises:
         ValueError: The file is damaged, on all ranks.

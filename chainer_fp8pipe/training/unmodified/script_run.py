@@ -43,17 +43,14 @@ class PipelineJob:
     Args:
         comm: All ranks.
         options: From the command line.
-        make_communicator: Gives that of the replicas, for mpi4py's.
-
-    Attributes:
-        updater: The script's; None before it has made one.
-        grid: Of the ranks; None before.
+        make_communicator: Makes the replicas' communicator of mpi4py's.
     """
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any]) -> None:
         self.comm, self._options = comm, options
         self._make_communicator = make_communicator
+        # None until the script has made an updater:
         self.updater: PipelineUpdater | None = None
         self.grid: Any = None
 
@@ -76,11 +73,11 @@ class PipelineJob:
         if isinstance(updater, PipelineUpdater):    # it is being made here
             original(updater, *args, **kwargs)
             return
-        kind = type(updater)
-        if kind is not StandardUpdater:
+        if type(updater) is not StandardUpdater:
             raise Refusal(
-                f'the script trains with a {kind.__name__}; a pipeline needs '
-                'chainer.training.updaters.StandardUpdater itself')
+                f'the script trains with a {type(updater).__name__}; a '
+                'pipeline needs chainer.training.updaters.StandardUpdater '
+                'itself')
         if self.updater is not None:
             raise Refusal('the script makes a second updater; a pipeline '
                           'trains one model with one updater')
@@ -193,9 +190,8 @@ class PipelineJob:
                  device: Any) -> Any:
         """A micro-batch: the first examples of rank 0's data set.
 
-        Not of the iterator: a batch that was taken from it would be missing
-        in the training, and those that read ahead in other processes cannot
-        be copied.
+        A batch of the iterator would be missing in the training, and an
+        iterator that reads ahead in other processes cannot be copied.
         """
         def read() -> list | None:
             if self.comm.rank:

@@ -108,11 +108,6 @@ class LayerWork:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> str:
-        """Nothing is to be done together before the work."""
-        return ''
-
     def sums(self) -> Sums:
         """Weighted sums of what is reported, and the weights' sums."""
         if self._grid.stage_index < self._grid.stages - 1:
@@ -120,31 +115,33 @@ class LayerWork:
         return {name: (self.head.sums[name], self.head.totals[name])
                 for name in self.head.names}
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        """As before."""
-        return now
-
-    def tied(self) -> dict[int, tuple[int, ...]]:
-        """Layers on two ranks share nothing."""
-        return {}
-
-    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
-        """Layers are where ``stage`` has put them."""
-        return False
-
-    def adapt(self, optimizer: Any) -> bool:
-        """Nothing changes after an update."""
-        return False
-
     def report(self, means: Mapping[str, float]) -> None:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
 
+    # --- layers stay where they are, and share nothing ----------------------
+
+    def prepare(self, opened: Opened, parts: int, step: str,
+                places: list[Place]) -> str:
+        return ''
+
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        return now
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
+        return False
+
+    def adapt(self, optimizer: Any) -> bool:
+        return False
+
     def end(self) -> None:
-        """Ends a step."""
+        pass
 
     def forget(self) -> None:
-        """Drops what a failed step has left."""
+        pass
 
 
 def _cut(array: Any, places: list[tuple[int, int]]) -> list[Any]:

@@ -134,10 +134,7 @@ class PipelineSteps:
 
         def work() -> Sums:
             self._model.cleargrads()
-            inputs: list[Arrays] = []
-            targets: list[Any] = []
             weights: list[float] = []
-            total = 0.0
             try:
                 inputs, targets, weights = self._deal(
                     opened, self._micro_batches, 'train', problem)

@@ -33,12 +33,11 @@ class PipelineUpdater(StandardUpdater):
     """Trains one model over several ranks, each with some of its layers.
 
     Make it on all ranks; from then on, an exception that nobody catches ends
-    the whole job.  The batch is cut into micro-batches, which go
-    through the stages as the schedule says.  Loss and gradients are those of
-    serial training on the same micro-batches.  Only the ranks of the first
-    stage read data; all ranks report the same loss.  Afterwards the optimizer
-    updates this rank's layers; clipping and dynamic loss scaling look at all
-    stages.
+    the whole job.  The batch is cut into micro-batches, which go through the
+    stages as the schedule says.  Loss and gradients are those of serial
+    training on the same micro-batches.  Only the ranks of the first stage
+    read data; all ranks report the same loss.  The optimizer updates this
+    rank's layers; clipping and dynamic loss scaling look at all stages.
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
@@ -49,9 +48,9 @@ class PipelineUpdater(StandardUpdater):
             is not used and may be None.  The last element of an example is
             the target, the others are arguments of the first layer.
         optimizer: Set up with this rank's stage, ``Net().stage(comm)``, or
-            with the model that :func:`partition` has cut.
-            With replicas, ChainerMN's multi-node optimizer around a
-            communicator of ``grid.data``.
+            with the model that :func:`partition` has cut.  With replicas,
+            ChainerMN's multi-node optimizer around a communicator of
+            ``grid.data``.
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
         loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Not used
@@ -71,9 +70,8 @@ class PipelineUpdater(StandardUpdater):
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
             in the mean loss; default: the labels that ``loss_fun`` does not
             ignore, or else samples.  Of a model that :func:`partition` has
-            cut, it gets the whole micro-batch, ``loss_weight(*batch)``.  A
-            metric's own is given as a pair,
-            ``{name: (function, weight)}``.
+            cut, ``loss_weight(*batch)``.  A metric may have its own, as a
+            pair: ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         label_key: Index or key of the target in an example.

@@ -19,10 +19,8 @@ class TiedGradients:
     over replicas, and gives the mean back: so the copies stay the same, bit
     for bit, also where gradients are compressed.
 
-    Args:
-        grid: The ranks.
-        ties: The stages of each tied parameter on this rank, by its ``id``.
-        parameters: This rank's, in an order that is the same on all ranks.
+    ``ties`` has the stages of each tied parameter of this rank, by its
+    ``id``; the order of ``parameters`` is the same on all ranks.
     """
 
     def __init__(self, grid: ProcessGrid,
