@@ -25,7 +25,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     rest too small for all replicas joins the batch before it.
 
     The saved state does not depend on the replica, so that a run goes on
-    with any number of replicas.
+    with any number of replicas.  The attributes are those of
+    ``SerialIterator``.
 
     Args:
         dataset: The whole data set, the same on all ranks.
@@ -37,11 +38,6 @@ class ReplicaIterator(chainer.dataset.Iterator):
         seed: Of the order; the same on all ranks.
         grid: A :class:`~chainer_fp8pipe.mpi.grid.ProcessGrid`, instead
             of ``replica_index`` and ``replicas``.
-
-    Attributes:
-        epoch: Finished epochs.
-        is_new_epoch: Whether the last batch finished one.
-        current_position: Samples of this epoch that were used already.
 
     Raises:
         ValueError: There is no such replica, a batch has not a sample for
@@ -55,8 +51,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
         if grid is not None:
             replica_index, replicas = grid.replica_index, grid.replicas
         if not 0 <= replica_index < replicas:
-            raise ValueError(f'there is no replica {replica_index} among '
-                             f'{replicas}')
+            raise ValueError(
+                f'there is no replica {replica_index} among {replicas}')
         if batch_size < replicas:
             raise ValueError(
                 f'batch_size={batch_size} of all replicas together is less '
