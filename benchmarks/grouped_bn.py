@@ -19,8 +19,7 @@ import warnings
 from collections.abc import Callable
 
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.group import Group
-from chainer_fp8pipe.mpi.groups import split_groups
+from chainer_fp8pipe.mpi.groups import Group, split_groups
 
 import chainer
 import chainer.links as L

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -53,7 +53,8 @@ here: float32).
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     parser = _parser()
-    with _only_rank_0_prints():
+    with _only_rank_0_prints(contextlib.redirect_stdout,
+                             contextlib.redirect_stderr):
         options = parser.parse_args(arguments)
         if 'script' not in options:
             options.call(options)
@@ -115,12 +116,11 @@ def _fields() -> dict[str, dataclasses.Field]:
 
 
 def _defaults(option: str) -> str:
-    """``default: X``, and whose is different."""
-    common = _fields()[option].default
-    others = [f'{name}: {defaults[option]}'
-              for name, (_, defaults) in FAMILIES.items()
-              if option in defaults]
-    return '; '.join([f'default: {common}', *others])
+    """``default: X``, and the other defaults by communicator."""
+    return '; '.join([
+        f'default: {_fields()[option].default}',
+        *(f'{name}: {defaults[option]}'
+          for name, (_, defaults) in FAMILIES.items() if option in defaults)])
 
 
 def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -138,14 +138,9 @@ def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pipeline_options(options: argparse.Namespace) -> Options | None:
-    """How to divide a model; None: not at all.
-
-    Raises:
-        ValueError: It cannot be done so.
-    """
-    names = 'micro_batches', 'memory', 'schedule'
+    """How to divide a model; None: not at all."""
     if options.pipeline is None:
-        for name in names:
+        for name in 'micro_batches', 'memory', 'schedule':
             if getattr(options, name) is not None:
                 raise ValueError(f'--{name.replace("_", "-")} is an option '
                                  'of --pipeline N')
@@ -200,23 +195,19 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
 
 def _run_pipeline(script: str, options: Options, make: Any) -> None:
     job = PipelineJob(MPI.COMM_WORLD, options, make)
-    with contextlib.ExitStack() as stack:
-        if MPI.COMM_WORLD.rank:
-            # The script would say everything as often as there are ranks.
-            nowhere = stack.enter_context(open(os.devnull, 'w'))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-        stack.enter_context(substituting(job))
+    # The script would say everything as often as there are ranks.
+    with _only_rank_0_prints(contextlib.redirect_stdout), substituting(job):
         runpy.run_path(script, run_name='__main__')
         job.finish()
 
 
 @contextlib.contextmanager
-def _only_rank_0_prints() -> Any:
-    if MPI.COMM_WORLD.rank == 0:
-        yield
-        return
-    with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(
-            nowhere), contextlib.redirect_stderr(nowhere):
+def _only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if MPI.COMM_WORLD.rank:
+            nowhere = stack.enter_context(open(os.devnull, 'w'))
+            for stream in redirect:
+                stack.enter_context(stream(nowhere))
         yield
 
 

@@ -12,7 +12,7 @@ from ..allreduce.algorithm import Algorithm
 from ..allreduce.executor import Framing, PlanExecutor
 from ..allreduce.mpi_op import MpiOp, TwoLevel
 from ..allreduce.plan import Plan, aggregator, compose
-from ..mpi.shapes import torus_shape
+from ..mpi.groups import torus_shape
 from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
 

@@ -1,6 +1,6 @@
 """Lets Chainer 7.8.1 and ChainerMN import and work on a current stack.
 
-Importing this module is enough, before or after ``chainer``.  It imports
+Importing this module is enough, before or after ``chainer``, and imports
 neither Chainer nor CuPy: every patch belongs to one module of Chainer and
 acts when that module is imported (at once if it already is), and only if the
 installed Python, NumPy, setuptools or CuPy need it, which is found by trying.
@@ -24,10 +24,10 @@ Limits:
 - Chainer's warnings about CuPy and iDeep versions are lost where
   ``chainer._environment_check`` is replaced.
 """
+import importlib.util
 import sys
 from importlib import metadata
 
-from ._gpu import explain_no_gpu, require_gpu
 from ._hook import CompatWarning, install, version
 from ._patches import PATCHES
 
@@ -42,17 +42,42 @@ def applied() -> tuple[str, ...]:
 
 def report() -> str:
     """Versions, and the state and cause of each patch, for a bug report."""
-    lines = ['Python ' + sys.version.split()[0]]
-    lines += [f'{name} {version(name) or "not installed"}' for name in (
-        'chainer', 'numpy', 'mpi4py', 'setuptools', *_cupy_distributions())]
-    lines += [f'{p.module}:{p.lines}: {p.state} ({p.cause})'
-              for p in PATCHES.values()]
-    return '\n'.join(lines)
+    installed = {d.metadata['Name'] or '' for d in metadata.distributions()}
+    return '\n'.join([
+        'Python ' + sys.version.split()[0],
+        *(f'{name} {version(name) or "not installed"}' for name in (
+            'chainer', 'numpy', 'mpi4py', 'setuptools',
+            *sorted(name for name in installed if name.startswith('cupy')))),
+        *(f'{p.module}:{p.lines}: {p.state} ({p.cause})'
+          for p in PATCHES.values())])
 
 
-def _cupy_distributions():
-    names = {d.metadata['Name'] for d in metadata.distributions()}
-    return sorted(name for name in names if name and name.startswith('cupy'))
+def explain_no_gpu() -> str | None:
+    """Why Chainer cannot use a GPU here, with the remedy; None if it can.
+
+    Chainer itself keeps silent about it: ``chainer.backends.cuda.available``
+    is False, whatever the reason.
+    """
+    if importlib.util.find_spec('cupy') is None:
+        return ("CuPy is not installed: pip install 'chainer_fp8pipe[cuda13]'"
+                ' (or [cuda12], after the CUDA version of the driver)')
+    from chainer.backends import cuda
+    if not cuda.available:
+        return ('CuPy is installed but does not import (are the CUDA libraries'
+                ' there? They come with the extra chainer_fp8pipe[cuda13]): '
+                f'{cuda._resolution_error}')
+    try:
+        count = cuda.cupy.cuda.runtime.getDeviceCount()
+    except cuda.cupy.cuda.runtime.CUDARuntimeError as error:
+        return f'CuPy is installed but finds no usable GPU: {error}'
+    return None if count else 'CuPy is installed but this machine has no GPU'
+
+
+def require_gpu() -> None:
+    """Raises RuntimeError with the reason if Chainer cannot use a GPU."""
+    reason = explain_no_gpu()
+    if reason is not None:
+        raise RuntimeError(f'No GPU can be used. {reason}')
 
 
 install(PATCHES)

@@ -70,20 +70,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         self._asked.add(question)
         try:
-            spec = self._ask_the_others(fullname, path, target)
+            spec = next(filter(None, (
+                finder.find_spec(fullname, path, target)
+                for finder in sys.meta_path
+                if finder is not self and hasattr(finder, 'find_spec'))), None)
         finally:
             self._asked.remove(question)
         if spec is not None:
             spec.loader = _Loader(spec.loader, self._patches[fullname])
         return spec
-
-    def _ask_the_others(self, fullname, path, target):
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, 'find_spec'):
-                spec = finder.find_spec(fullname, path, target)
-                if spec is not None:
-                    return spec
-        return None
 
 
 class _Loader(importlib.abc.Loader):

@@ -301,19 +301,22 @@ def _cuda(module, run):
 
 # --- ChainerMN ---------------------------------------------------------------
 
-def _array_without_copy_raises():
-    # True of NumPy and CuPy alike: CuPy 14 needs NumPy 2.
-    try:
-        numpy.array(numpy.zeros(1, 'f'), copy=False, dtype='e')
-    except ValueError:
-        return True
+def _raises(error, action):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        try:
+            action()
+        except error:
+            return True
     return False
 
 
 @_patch('chainermn.communicators._memory_utility', '211',
         'array(copy=False) raises in NumPy 2.0 and CuPy 14, it used to copy',
         'v = xp.array(v, copy=False, dtype=transfer_dtype)',
-        _array_without_copy_raises)
+        # True of NumPy and CuPy alike: CuPy 14 needs NumPy 2.
+        lambda: _raises(ValueError, lambda: numpy.array(
+            numpy.zeros(1, 'f'), copy=False, dtype='e')))
 def _memory_utility(module, run):
     run()
 
@@ -335,20 +338,11 @@ def _memory_utility(module, run):
     module.unpack_params = unpack_params
 
 
-def _int_of_array_raises():
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)
-        try:
-            int(numpy.zeros(1))
-        except TypeError:
-            return True
-    return False
-
-
 @_patch('chainermn.iterators.multi_node_iterator', '137',
         'int() of an array of one dimension raises since NumPy 2.4, on one '
         'rank while the others wait for it',
-        'int(_size)', _int_of_array_raises)
+        'int(_size)',
+        lambda: _raises(TypeError, lambda: int(numpy.zeros(1))))
 def _multi_node_iterator(module, run):
     run()
     module.int = lambda x: int(x.item() if hasattr(x, 'item') else x)

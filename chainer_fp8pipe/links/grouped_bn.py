@@ -21,7 +21,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
 
     Args:
         size: As in Chainer, like all but ``group``.
-        group: The ranks; see :class:`chainer_fp8pipe.mpi.group.Group`.
+        group: The ranks; see :class:`chainer_fp8pipe.mpi.groups.Group`.
 
     Attributes:
         group_elements: Elements per channel in the group's last batch.

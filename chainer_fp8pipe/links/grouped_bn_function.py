@@ -81,7 +81,7 @@ class GroupedBatchNormalizationFunction(
     their sum over the group is that of the whole batch.
 
     Args:
-        group: With ``gather``, see :class:`chainer_fp8pipe.mpi.group.Group`.
+        group: With ``gather``, see :class:`chainer_fp8pipe.mpi.groups.Group`.
         options: ``eps``, ``mean``, ``var``, ``decay`` and ``axis`` as in
             Chainer; running statistics, where given, are updated in place.
 

@@ -28,7 +28,7 @@ class Signature:
     def difference(self, rank: int, other: Signature, other_rank: int) -> str:
         """One sentence about the first entry that differs; '' if none."""
         mine, theirs = self.entries, other.entries
-        for name in [*mine, *(name for name in theirs if name not in mine)]:
+        for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
                 return (f'{name} is '
                         f'{mine.get(name, "missing")} on rank {rank} but '
@@ -75,11 +75,7 @@ class Agreement:
         self._request = comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX)
 
     def wait(self) -> None:
-        """Raises the same error on all ranks unless all are in agreement.
-
-        Raises:
-            Exception: As :func:`agree`; the same one at every call.
-        """
+        """Raises as :func:`agree`; the same error at every call."""
         if self._error:
             raise self._error
         # MPI's own wait would keep the core from other ranks and threads.
@@ -95,10 +91,8 @@ def check_same(everyone: Sequence[Mapping[str, Any]], remedy: str,
                write: Callable[[Any], str] = repr) -> None:
     """Raises ValueError if a rank's arguments are not those of rank 0.
 
-    Args:
-        everyone: Each rank's arguments by name, as gathered on all ranks.
-        remedy: The end of the message.
-        write: Writes a value in the message.
+    ``everyone`` is all ranks' arguments by name, gathered on all ranks;
+    ``write`` writes a value in the message, which ends with the remedy.
     """
     for rank, arguments in enumerate(everyone):
         for name, value in arguments.items():
@@ -133,8 +127,8 @@ def _explain(comm: MPI.Comm, signature: Signature, problem: str,
         return (f'all ranks: {texts.pop()}' if len(texts) == 1
                 else '; '.join(problems))
     first = everyone[0][1]
-    for rank, (_, other) in enumerate(everyone):
-        sentence = first.difference(0, other, rank)
-        if sentence:
-            return f'{sentence}. {remedy}'.strip()
-    return f'the ranks do not agree. {remedy}'.strip()
+    sentence = next(filter(None, (
+        first.difference(0, other, rank)
+        for rank, (_, other) in enumerate(everyone))),
+        'the ranks do not agree')
+    return f'{sentence}. {remedy}'.strip()

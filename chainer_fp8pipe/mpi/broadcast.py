@@ -1,4 +1,4 @@
-"""Arrays from one rank to all others."""
+"""Host arrays of plain numbers, from one rank to all or to another."""
 from __future__ import annotations
 
 from typing import Any
@@ -12,15 +12,9 @@ from .waiting import wait_until
 def broadcast_arrays(comm: MPI.Comm, value: Any,
                      arrays: list[numpy.ndarray] | None
                      ) -> tuple[Any, list[numpy.ndarray]]:
-    """A small object and arrays, from rank 0 to all.
+    """Rank 0's small object and arrays, on all ranks; call it on all.
 
-    Args:
-        comm: The ranks; all of them call.
-        value: A small object that can be pickled; rank 0's counts.
-        arrays: Host arrays of plain numbers on rank 0, None elsewhere.
-
-    Returns:
-        Both, on all ranks; rank 0 gets its own arrays back.
+    ``arrays`` are None elsewhere; rank 0 gets its own arrays back.
     """
     if comm.size == 1:
         return value, arrays or []
@@ -37,7 +31,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
 
 
 def send_array(comm: MPI.Comm, array: numpy.ndarray, rank: int) -> None:
-    """Sends a host array of plain numbers; waits until it has left."""
+    """Sends an array; waits until it has left."""
     comm.send((array.shape, array.dtype.str), rank)
     whole = numpy.ascontiguousarray(array)
     comm.Send([whole.reshape(-1).view(numpy.uint8), MPI.BYTE], rank)

@@ -13,18 +13,12 @@ SEND = 'MPI_Isend'
 
 
 class Library(NamedTuple):
-    """The MPI library that mpi4py has loaded.
+    """The MPI library that mpi4py has loaded."""
 
-    Attributes:
-        functions: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and
-            ``MPI_Testsome``.
-        sizes: Bytes of a request's handle and of a status.
-        byte: The handle of ``MPI_BYTE``.
-    """
-
+    #: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and ``MPI_Testsome``.
     functions: tuple[int, int, int]
-    sizes: tuple[int, int]
-    byte: int
+    sizes: tuple[int, int]      # bytes of a request's handle and of a status
+    byte: int                   # the handle of MPI_BYTE
 
 
 def library() -> Library:
@@ -36,10 +30,7 @@ def library() -> Library:
 
 
 def handle(of: MPI.Comm | MPI.Datatype) -> int:
-    """The handle of a C function's argument, as a number.
-
-    A pointer in some libraries, an int in others.
-    """
+    """The handle of a C function's argument, a pointer or int, as a number."""
     size = MPI._sizeof(of)
     return int.from_bytes(
         ctypes.string_at(MPI._addressof(of), size), sys.byteorder,
@@ -47,12 +38,7 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
 
 
 def exception(code: int, statuses: bytes) -> MPI.Exception:
-    """The error that an MPI function has returned.
-
-    Args:
-        code: The value it returned.
-        statuses: The statuses of its messages, one after the other.
-    """
+    """The error that an MPI function returned, with its messages' statuses."""
     if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
         status = MPI.Status()
         size = MPI._sizeof(status)
@@ -64,7 +50,7 @@ def exception(code: int, statuses: bytes) -> MPI.Exception:
     return MPI.Exception(code)
 
 
-@functools.lru_cache(None)
+@functools.cache
 def _address(name: str) -> int:
     # From the libraries that mpi4py was linked with.
     function = getattr(ctypes.CDLL(MPI.__file__), name)

@@ -8,8 +8,8 @@ from mpi4py import MPI
 from . import once
 from .agreement import check_same
 from .failure.witness import watch
+from .groups import divisors, nodes_of
 from .placement import AXES, place
-from .shapes import divisors
 
 
 class ProcessGrid:
@@ -44,10 +44,9 @@ class ProcessGrid:
 
     Attributes:
         comm: mpi4py's communicator of all ranks, as it was given.
-        pipeline: mpi4py's communicator of this rank's pipeline; the rank in
-            it is the stage.
-        data: mpi4py's communicator of the replicas of this rank's stage; the
-            rank in it is the replica.
+        pipeline: That of this rank's pipeline; the rank in it is the stage.
+        data: That of the replicas of this rank's stage; the rank in it is
+            the replica.
         stage_index: This rank's stage.
         stages: How many there are.
         replica_index: This rank's replica of the model.
@@ -72,8 +71,10 @@ class ProcessGrid:
         check_same(self.comm.allgather(arguments), 'make the ProcessGrid '
                    'with the same arguments on all ranks')
         _must_be_valid(self.comm.size, **arguments)
-        self.placement = place(_nodes(self.comm, ranks_per_node), pipeline,
-                               inside, pipeline_bytes, data_bytes)
+        nodes = ([rank // ranks_per_node for rank in range(self.comm.size)]
+                 if ranks_per_node else nodes_of(self.comm))
+        self.placement = place(nodes, pipeline, inside, pipeline_bytes,
+                               data_bytes)
         self._moved = (
             None if pipeline_bytes is None or data_bytes is None
             else self.placement.moved(pipeline_bytes, data_bytes))
@@ -111,7 +112,7 @@ class ProcessGrid:
                 f'{self.replica_index} of {self.replicas}>')
 
     def _role(self) -> str:
-        """This rank's name in a message about its death."""
+        """This rank's part in a message about its death."""
         if self.stages == 1:
             return ''
         return f'stage {self.stage_index}' + (
@@ -157,20 +158,6 @@ def _must_be_valid(size: int, pipeline: Any, inside: Any,
             isinstance(ranks_per_node, int) and ranks_per_node >= 1):
         raise ValueError('ranks_per_node must be a number of at least 1, not '
                          f'{ranks_per_node!r}')
-
-
-def _nodes(comm: MPI.Comm, ranks_per_node: int | None) -> list[int]:
-    """The node of each rank, numbered in the order of their first ranks."""
-    if ranks_per_node:
-        return [rank // ranks_per_node for rank in range(comm.size)]
-    sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    try:
-        first = sharing.bcast(comm.rank)
-    finally:
-        sharing.Free()
-    firsts = comm.allgather(first)
-    numbering = {of: node for node, of in enumerate(sorted(set(firsts)))}
-    return [numbering[of] for of in firsts]
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Groups of consecutive ranks, or of tiles of a two-dimensional torus.
+"""Groups of ranks: of consecutive ones, or of tiles of a torus.
 
 Ying et al., "Image Classification at Supercomputer Scale" (2018), section on
 distributed batch normalisation: ranks of a tile are neighbours in both
@@ -6,16 +6,133 @@ directions.
 """
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 from mpi4py import MPI
 
 from .agreement import check_same
-from .group import state_of
-from .shapes import divisors, torus_shape
+from .forever import keep_forever
+from .waiting import wait_until
+
+
+@dataclasses.dataclass
+class _State:
+    """Groups and failures kept with a communicator, and freed with it."""
+
+    #: Its groups, each made once: MPI libraries have room for some 2,000.
+    groups: dict[Any, MPI.Comm] = dataclasses.field(default_factory=dict)
+    tags: int = 0           # Group objects so far
+    #: Why one failed; its messages may still be on their way.
+    problem: str = ''
+
+
+def _free(comm: Any, key: int, state: _State) -> None:
+    for group in state.groups.values():
+        group.Free()
+
+
+_STATE = MPI.Comm.Create_keyval(delete_fn=_free)
+
+
+def _state_of(comm: MPI.Comm) -> _State:
+    state: Any = comm.Get_attr(_STATE)
+    if state is None:
+        state = _State()
+        comm.Set_attr(_STATE, state)
+    return state
+
+
+class Group:
+    """Ranks that gather a few numbers, and hear when one of them gives up.
+
+    A copy, also a deep one, is the same object: a model and its copies talk
+    to the same ranks.
+
+    Args:
+        comm: mpi4py's communicator, of these ranks only.  All of them make
+            the group.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.size, self.rank = comm.size, comm.rank
+        self._state = _state_of(comm)
+        # Tag of the message that gives up this group alone.
+        self._state.tags += 1
+        self._tag = self._state.tags
+        self._problem = ''
+
+    def gather(self, numbers: numpy.ndarray) -> numpy.ndarray:
+        """Every rank's numbers, the same bits on all ranks.
+
+        Args:
+            numbers: float64 of shape (n,); n is the same on all ranks.
+
+        Returns:
+            float64 of shape (ranks, n).
+
+        Raises:
+            RuntimeError: A rank has given up, in this group or in another
+                one of the same ranks.
+        """
+        if not self._problem and self._state.problem:
+            self._problem = (f'other messages of these ranks were given up '
+                             f'({self._state.problem}); make the model anew')
+        everyone = numpy.empty((self.size, numbers.size))
+        if self.size == 1:
+            everyone[0] = numbers
+            return everyone
+        if not self._problem:
+            request = self._comm.Iallgather(numbers, everyone)
+            # MPI's own wait would keep the core from other ranks.
+            wait_until(lambda: request.Test() or self._hears_of_failure())
+            if self._problem:
+                keep_forever((request, numbers, everyone))
+        if self._problem:
+            raise RuntimeError(self._problem)
+        return everyone
+
+    def give_up(self, text: str) -> None:
+        """Tells the others that this rank will not answer any more.
+
+        Their present or next :meth:`gather` raises with this text.
+        """
+        if not self._problem:
+            self._problem = self._state.problem = text
+            for rank in range(self.size):
+                if rank != self.rank:
+                    keep_forever(self._comm.isend(text, rank, self._tag))
+
+    def _hears_of_failure(self) -> bool:
+        status = MPI.Status()
+        if self._comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
+            text = self._comm.recv(source=status.source, tag=self._tag)
+            self._problem = (f'rank {status.source} of the group gave up: '
+                             f'{text}')
+            self._state.problem = self._problem
+        return bool(self._problem)
+
+    def gather_objects(self, thing: Any) -> list[Any]:
+        """Every rank's object, by pickle."""
+        return self._comm.allgather(thing)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        return self
+
+    def __copy__(self) -> Group:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            'a model with grouped batch normalisation cannot be pickled: its '
+            'groups are of this job; save it with chainer.serializers, or '
+            'pickle the model that create_grouped_bn_model was given')
 
 
 def split_groups(comm: Any, group_size: int | None = None,
@@ -30,9 +147,7 @@ def split_groups(comm: Any, group_size: int | None = None,
         tile: Instead of it, the rows and columns of a group on the torus of
             all ranks, which are numbered row by row.
         shape: Rows and columns of that torus.  By default as
-            ``algorithm='torus2d'`` chooses it: a node is a row where there
-            are several nodes of several ranks; else as nearly square as can
-            be.
+            ``algorithm='torus2d'`` chooses it (:func:`torus_shape`).
 
     Returns:
         The communicator of this rank's group, in the order of ``comm``.  It
@@ -61,9 +176,9 @@ def split_groups(comm: Any, group_size: int | None = None,
         size = arguments['tile']
     row, column = divmod(comm.rank, torus[1])
     group = row // size[0] * (torus[1] // size[1]) + column // size[1]
-    groups = state_of(comm).groups
+    groups = _state_of(comm).groups
     if (torus, size) in groups and comm.allreduce(
-            bool(state_of(groups[torus, size]).problem), MPI.LOR):
+            bool(_state_of(groups[torus, size]).problem), MPI.LOR):
         del groups[torus, size]
     if (torus, size) not in groups:
         groups[torus, size] = comm.Split(group, comm.rank)
@@ -83,6 +198,44 @@ def ranks_of(comm: Any) -> MPI.Comm:
             f"ChainerMN's, not of a {type(comm).__name__}; of a ProcessGrid "
             'pass its data axis: grid.data')
     return found
+
+
+def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
+    """The default rows and columns of a torus.
+
+    A node is a row where there are several nodes of several ranks; else the
+    most nearly square.  (1, ranks), for a prime number, is a ring.
+    ``per_node`` is 0 if nodes have not equally many ranks.
+    """
+    if 1 < per_node < ranks and ranks % per_node == 0:
+        return ranks // per_node, per_node
+    rows = max(number for number in divisors(ranks)
+               if number <= math.isqrt(ranks))
+    return rows, ranks // rows
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    return [divisor for divisor in range(1, number + 1)
+            if number % divisor == 0]
+
+
+def nodes_of(comm: MPI.Comm) -> list[int]:
+    """The node of each rank, numbered in the order of their first ranks."""
+    sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    try:
+        first = sharing.bcast(comm.rank)
+    finally:
+        sharing.Free()
+    firsts = comm.allgather(first)
+    numbering = {of: node for node, of in enumerate(sorted(set(firsts)))}
+    return [numbering[of] for of in firsts]
+
+
+def _per_node(comm: MPI.Comm) -> int:
+    """Ranks of each node; 0 if they are not equally many."""
+    sizes = set(Counter(nodes_of(comm)).values())
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _plain(value: Any) -> Any:
@@ -131,11 +284,3 @@ def _is_pair(value: Any) -> bool:
 def _listed(values: Sequence[Any]) -> str:
     *some, last = map(str, values)
     return f'{", ".join(some)} or {last}' if some else last
-
-
-def _per_node(comm: MPI.Comm) -> int:
-    """Ranks of each node; 0 if they are not equally many."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    sizes = set(comm.allgather(node.size))
-    node.Free()
-    return sizes.pop() if len(sizes) == 1 else 0

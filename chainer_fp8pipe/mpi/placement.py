@@ -8,8 +8,8 @@ unless less is sent the other way.
 """
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 AXES = 'pipeline', 'data'
@@ -19,13 +19,10 @@ class Placement(NamedTuple):
     """Where the ranks of a job are on the grid of stages and replicas.
 
     Attributes:
-        inside: The axis that is kept inside the nodes, as far as it fits:
-            ``'pipeline'`` or ``'data'``.
         ranks: ``ranks[stage][replica]`` is the rank there.
         nodes: ``nodes[rank]`` is the number of that rank's node.
     """
 
-    inside: str
     ranks: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
 
@@ -34,8 +31,7 @@ class Placement(NamedTuple):
         """Boundaries between stages on two nodes, over all pipelines."""
         return sum(self.nodes[rank] != self.nodes[following]
                    for pipeline in zip(*self.ranks, strict=True)
-                   for rank, following in zip(pipeline, pipeline[1:],
-                                              strict=False))
+                   for rank, following in pairwise(pipeline))
 
     @property
     def data_crossings(self) -> int:
@@ -49,12 +45,7 @@ class Placement(NamedTuple):
 
         Gradients are counted as exchanged with the least that can be: n
         replicas, or nodes, send 2 (n - 1) times the bytes of the stage.
-
-        Args:
-            pipeline_bytes: What one pipeline moves in a step, activations
-                and gradients over all its boundaries together.
-            data_bytes: The bytes of one replica's gradients, all stages
-                together.
+        The bytes of the arguments are as for :class:`.ProcessGrid`.
 
         Returns:
             For each axis the bytes in all, and those from node to node.
@@ -91,15 +82,8 @@ def place(nodes: Sequence[int], stages: int, inside: str = 'auto',
           data_bytes: float | None = None) -> Placement:
     """Chooses each rank's stage and replica.
 
-    Args:
-        nodes: The node of every rank.
-        stages: Ranks of one pipeline; divides the number of ranks.
-        inside: ``'pipeline'`` or ``'data'``: the axis to keep inside nodes.
-            ``'auto'``: that with which fewer bytes go from node to node; if
-            bytes are not given, the pipeline, unless it does not fit into
-            the nodes and the data axis does.
-        pipeline_bytes: As for :meth:`Placement.moved`.
-        data_bytes: As for :meth:`Placement.moved`.
+    ``nodes`` are the nodes of all ranks, whose number ``stages`` divides; the
+    other arguments are as for :class:`.ProcessGrid`.
     """
     if inside != 'auto':
         return _place(nodes, stages, inside)
@@ -135,8 +119,7 @@ def axis_bytes(boundaries: Sequence[int], parameters: int, samples: int,
         gradient_itemsize: Bytes of a number between replicas; 1 for fp8.
 
     Returns:
-        ``pipeline_bytes`` and ``data_bytes``, as for
-        :meth:`Placement.moved`.
+        ``pipeline_bytes`` and ``data_bytes``.
     """
     return {'pipeline_bytes':
             2 * samples * sum(boundaries) * activation_itemsize,
@@ -146,8 +129,8 @@ def axis_bytes(boundaries: Sequence[int], parameters: int, samples: int,
 def _place(nodes: Sequence[int], stages: int, inside: str) -> Placement:
     lines = _lines(nodes, stages if inside == 'pipeline'
                    else len(nodes) // stages)
-    ranks = (zip(*lines, strict=True) if inside == 'pipeline' else lines)
-    return Placement(inside, tuple(map(tuple, ranks)), tuple(nodes))
+    ranks = zip(*lines, strict=True) if inside == 'pipeline' else lines
+    return Placement(tuple(map(tuple, ranks)), tuple(nodes))
 
 
 def _lines(nodes: Sequence[int], length: int) -> list[list[int]]:
@@ -157,20 +140,17 @@ def _lines(nodes: Sequence[int], length: int) -> list[list[int]]:
     is joined: the largest rest, completed by one that fits exactly or by the
     next largest.  Ranks of a node stay neighbours in a line.
     """
-    free = Counter(nodes)
-    waiting = {node: [rank for rank, of in enumerate(nodes) if of == node]
-               for node in free}
+    free = {node: [rank for rank, of in enumerate(nodes) if of == node]
+            for node in sorted(set(nodes))}
     lines = []
-    while free.total():
+    while any(free.values()):
         line: list[int] = []
         while len(line) < length:
             need = length - len(line)
-            node = next((node for node in sorted(free) if line
-                         and free[node] == need),
-                        max(sorted(free), key=free.__getitem__))
-            take = min(need, free[node])
-            line += waiting[node][:take]
-            del waiting[node][:take]
-            free[node] -= take
+            ranks = next((ranks for ranks in free.values() if line
+                          and len(ranks) == need),
+                         max(free.values(), key=len))
+            line += ranks[:need]
+            del ranks[:need]
         lines.append(sorted(line, key=lambda rank: (nodes[rank], rank)))
     return sorted(lines)

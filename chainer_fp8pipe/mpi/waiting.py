@@ -55,17 +55,16 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self.restart()
 
     def restart(self) -> None:
         """Begins a new wait, after a poll that found work."""
         self._since = time.perf_counter()
 
     def pause(self, longest: float) -> None:
-        """Yields or sleeps, after a poll that found nothing.
+        """Yields, or sleeps ``longest`` seconds at most.
 
-        Args:
-            longest: Most seconds to sleep.
+        Call it after a poll that found nothing.
         """
         waited = time.perf_counter() - self._since
         if waited < BRIEF or longest < _SLEEP:

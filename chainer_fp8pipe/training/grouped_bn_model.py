@@ -14,8 +14,7 @@ from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.abort import abort_on_exception
-from ..mpi.group import Group
-from ..mpi.groups import ranks_of, split_groups
+from ..mpi.groups import Group, ranks_of, split_groups
 
 
 def create_grouped_bn_model(
@@ -36,19 +35,16 @@ def create_grouped_bn_model(
         model: A link.
         comm: The ranks that train equal copies of the model: a communicator
             of mpi4py's or ChainerMN's; for stages of a pipeline
-            ``grid.data``, before ``stage`` or after it.  It must stay as
-            long as the model.
-        group_size: This many consecutive ranks make a group; it must divide
-            the number of ranks.  By default all ranks are one.
-        tile: Instead of it, the rows and columns of a group on the torus of
-            all ranks, which are numbered row by row.
-        shape: Rows and columns of the torus; by default as
-            ``algorithm='torus2d'`` chooses them.
+            ``grid.data``, before ``stage`` or after it.  The model must not
+            outlive it.
+        group_size: So many consecutive ranks make a group; by default all.
+        tile: As for :func:`.split_groups`, like ``group_size``.
+        shape: As for :func:`.split_groups`.
 
     Returns:
-        The copy.  Copies of it talk to the same ranks.  It cannot be
-        pickled; Chainer's serializers save and load it, and the snapshots of
-        one are those of the other.
+        The copy, which cannot be pickled; Chainer's serializers save and
+        load it, and load snapshots of ``model`` into it.  Copies of it talk
+        to the same ranks.
 
     Raises:
         TypeError: ``comm`` is no communicator.

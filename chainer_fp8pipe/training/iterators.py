@@ -2,26 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
 
 from ..images.shards import epoch_order
-
-
-class Share(NamedTuple):
-    """This replica's part of a batch of all replicas.
-
-    Attributes:
-        start: Index of its first sample in the batch.
-        stop: Index after its last sample.
-        total: Samples in the batch.
-    """
-
-    start: int
-    stop: int
-    total: int
 
 
 class ReplicaIterator(chainer.dataset.Iterator):
@@ -39,7 +25,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     rest too small for all replicas joins the batch before it.
 
     The saved state does not depend on the replica, so that a run goes on
-    with any number of replicas.
+    with any number of replicas.  The attributes are those of
+    ``SerialIterator``.
 
     Args:
         dataset: The whole data set, the same on all ranks.
@@ -51,12 +38,6 @@ class ReplicaIterator(chainer.dataset.Iterator):
         seed: Of the order; the same on all ranks.
         grid: A :class:`~chainer_fp8pipe.mpi.grid.ProcessGrid`, instead
             of ``replica_index`` and ``replicas``.
-
-    Attributes:
-        epoch: Finished epochs.
-        is_new_epoch: Whether the last batch finished one.
-        current_position: Samples of this epoch that were used already.
-        share: This replica's part of the last batch; None before it.
 
     Raises:
         ValueError: There is no such replica, a batch has not a sample for
@@ -70,8 +51,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
         if grid is not None:
             replica_index, replicas = grid.replica_index, grid.replicas
         if not 0 <= replica_index < replicas:
-            raise ValueError(f'there is no replica {replica_index} among '
-                             f'{replicas}')
+            raise ValueError(
+                f'there is no replica {replica_index} among {replicas}')
         if batch_size < replicas:
             raise ValueError(
                 f'batch_size={batch_size} of all replicas together is less '
@@ -93,7 +74,6 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self.epoch = 0
         self.current_position = 0
         self.is_new_epoch = False
-        self.share: Share | None = None
         self._previous_epoch_detail = -1.0
 
     def next_indices(self) -> numpy.ndarray:
@@ -122,8 +102,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
                 self.current_position = 0
                 self.is_new_epoch = True
         whole = numpy.concatenate(parts)
-        self.share = _share(len(whole), self._replica_index, self._replicas)
-        return whole[self.share.start:self.share.stop]
+        start, stop = (len(whole) * replica // self._replicas for replica in (
+            self._replica_index, self._replica_index + 1))
+        return whole[start:stop]
 
     def __next__(self) -> list:
         return [self.dataset[index] for index in self.next_indices()]
@@ -138,9 +119,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     @property
     def previous_epoch_detail(self) -> float | None:
         """``epoch_detail`` before the last batch; None before the first."""
-        if self._previous_epoch_detail < 0:
-            return None
-        return self._previous_epoch_detail
+        previous = self._previous_epoch_detail
+        return None if previous < 0 else previous
 
     def serialize(self, serializer: Any) -> None:
         """Saves or loads the position in the epochs.
@@ -173,8 +153,3 @@ class ReplicaIterator(chainer.dataset.Iterator):
             self._order = self.epoch, epoch_order(
                 len(self.dataset), self._seed, self.epoch, self._shuffle)
         return self._order[1]
-
-
-def _share(total: int, index: int, replicas: int) -> Share:
-    return Share(total * index // replicas, total * (index + 1) // replicas,
-                 total)

@@ -5,6 +5,7 @@ al., "Image Classification at Supercomputer Scale" (2018).
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import chainer
@@ -20,10 +21,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float = 0.001) -> Any:
     """Prepares an optimizer for large batches.
 
-    It gets plain hooks when it is set up, or at once if it has been:
-    ``Schedule``, ``LARS`` or ``WeightDecay``, and ``StopWhenDiverged``, all
-    of :mod:`chainer_fp8pipe.training.hooks`.  Parameters in float16 are
-    updated in float32 (``use_fp32_update``).
+    The optimizer gets plain hooks at its ``setup``, or at once if that was
+    called: ``Schedule``, ``LARS`` or ``WeightDecay``, and
+    ``StopWhenDiverged``, all of :mod:`chainer_fp8pipe.training.hooks`.
+    Parameters in float16 are updated in float32 (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as
@@ -31,12 +32,11 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         batch: Samples per update, over all ranks.
         base_lr: The learning rate that is right for ``base_batch``.
         base_batch: As many samples or fewer.
-        warmup_epochs: How long the rate rises from ``base_lr`` to
-            ``base_lr * batch / base_batch``.
+        warmup_epochs: How long the rate rises, as :class:`.LearningRate`
+            says.
         epochs: How long the training is.
-        lars: Layer-wise adaptive rate scaling of weights.
-        decay: After the warm-up: ``'polynomial'``, ``'step'``,
-            ``'constant'``, or a function; see :class:`.LearningRate`.
+        lars: Layer-wise adaptive rate scaling of weights (:class:`.LARS`).
+        decay: As for :class:`.LearningRate`.
         weight_decay: Of weights, not of biases and normalisations.
         samples: In the data set, over all ranks: how far the training is
             then follows from the number of updates.  None: extend the
@@ -68,7 +68,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
             f'{type(actual).__name__} has no learning rate lr that could be '
             'scaled with the batch; use MomentumSGD, NesterovAG, '
             'CorrectedMomentumSGD, SGD or another optimizer that has one')
-    if isinstance(vars(actual).get('setup'), _SetUp):
+    if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
         raise ValueError('large_batch has been called on this optimizer '
                          'before; make a new one')
     rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
@@ -80,24 +80,15 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     actual.use_fp32_update()
     if actual.target is not None:
         _add(actual, hooks)
-    actual.setup = _SetUp(actual, hooks)
+    actual.setup = functools.partial(_set_up, actual, hooks)
     return optimizer
 
 
-class _SetUp:
-    """``setup`` of one optimizer that adds the hooks again.
-
-    Chainer's own drops an optimizer's hooks.
-    """
-
-    def __init__(self, optimizer: Any, hooks: list[Any]) -> None:
-        self._optimizer = optimizer
-        self._hooks = hooks
-
-    def __call__(self, link: chainer.Link) -> Any:
-        type(self._optimizer).setup(self._optimizer, link)
-        _add(self._optimizer, self._hooks)
-        return self._optimizer
+def _set_up(optimizer: Any, hooks: list[Any], link: chainer.Link) -> Any:
+    """Chainer's own ``setup``, after which the hooks are added again."""
+    type(optimizer).setup(optimizer, link)
+    _add(optimizer, hooks)
+    return optimizer
 
 
 def _add(optimizer: Any, hooks: list[Any]) -> None:

@@ -17,9 +17,6 @@ class Polynomial:
 
     You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
     (2017), section 5, with a power of 2.
-
-    Args:
-        power: The exponent.
     """
 
     power: float = 2.0
@@ -57,11 +54,6 @@ class Steps:
                  ) -> float:
         return self.factor ** sum(epoch >= milestone
                                   for milestone in self.milestones)
-
-
-def constant(epoch: float, warmup_epochs: float, epochs: float) -> float:
-    """No decay at all."""
-    return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +111,7 @@ class LearningRate:
         return self.base_lr * (self.batch / self.base_batch)
 
     def at(self, epoch: float) -> float:
-        """The rate of an update.
-
-        Args:
-            epoch: How many epochs had been seen before it; a fraction.
-        """
+        """The rate of an update after ``epoch`` epochs, a fraction."""
         if epoch < self.warmup_epochs:
             risen = epoch / self.warmup_epochs
             return self.base_lr + (self.peak - self.base_lr) * risen
@@ -136,7 +124,7 @@ _DECAYS: dict[str, Callable[[float], Decay]] = {
     'polynomial': lambda epochs: Polynomial(),
     'step': lambda epochs: Steps((epochs / 3, 2 * epochs / 3,
                                   8 * epochs / 9)),
-    'constant': lambda epochs: constant,
+    'constant': lambda epochs: lambda *_: 1.0,
 }
 
 

@@ -21,12 +21,12 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
     Args:
         x: Scores, shape (N, K) or (N, K, ...), any floating dtype.
         t: Labels, integers, shape (N) or (N, ...).
-        smoothing: At least 0, which is plain cross entropy, and below 1.
+        smoothing: From 0, which is plain cross entropy, to below 1.
         ignore_label: Samples with this label do not count.
 
     Returns:
         The mean over the samples that count, a scalar; float32, or float64
-        for such scores.  0 if none counts.
+        for float64 scores.  0 if no sample counts.
 
     Raises:
         ValueError: ``smoothing`` is out of its range, shapes do not fit, or

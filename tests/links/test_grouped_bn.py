@@ -1,6 +1,5 @@
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.group import Group
-from chainer_fp8pipe.mpi.groups import split_groups
+from chainer_fp8pipe.mpi.groups import Group, split_groups
 
 import chainer
 import chainer.functions as F

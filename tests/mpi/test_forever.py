@@ -26,8 +26,7 @@ if sys.argv[1] == 'kept':
 
 @pytest.mark.parametrize(('how', 'printed'), [('kept', ''),
                                               ('not', 'freed')])
-def test_a_kept_object_is_never_freed(how,
-                                                                  printed):
+def test_a_kept_object_is_never_freed(how, printed):
     done = subprocess.run([sys.executable, '-c', SCRIPT, how], text=True,
                           capture_output=True, check=True)
     assert done.stdout == printed

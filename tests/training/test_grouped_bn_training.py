@@ -27,9 +27,7 @@ from .updaters.networks import (
 )
 
 
-def pipeline(comm, stages, data, before_stage, **settings):
-    grid = ProcessGrid(comm, pipeline=stages)
-    model = Normalised()
+def pipeline(grid, data, model, before_stage, **settings):
     if before_stage:
         model = create_grouped_bn_model(model, grid.data)
     model = model.stage(grid, balance='layers')
@@ -45,7 +43,7 @@ def pipeline(comm, stages, data, before_stage, **settings):
     updater = PipelineUpdater(iterator, optimizer, grid, micro_batches=2,
                               **settings)
     updater.update()        # the first one broadcasts
-    return grid, model
+    return model
 
 
 def averages(model):
@@ -74,8 +72,9 @@ def test_micro_batches_of_replicas_are_normalised_together(
         comm, recompute, before_stage):
     """In a step of 14 samples, replica 0 has the first 7."""
     data = dataset(14)
-    grid, model = pipeline(comm, comm.size // 2, data, before_stage,
-                           recompute=recompute)
+    grid = ProcessGrid(comm, pipeline=comm.size // 2)
+    model = pipeline(grid, data, Normalised(), before_stage,
+                     recompute=recompute)
     assert sum(type(link) is GroupedBatchNormalization
                for link in model.links()) == sum(
         isinstance(link, L.BatchNormalization) for link in model.links())
@@ -177,6 +176,30 @@ def test_running_statistics_of_several_groups_can_be_averaged(comm):
     assert_close(model.avg_mean, x.mean(0))
     assert_close(model.avg_var,
                  np.mean([group.var(0, ddof=1) for group in groups], axis=0))
+
+
+class NoPaper:
+    """A layer that fails on the second replica."""
+
+    def __init__(self, grid):
+        self.fails = grid.replica_index == 1
+
+    def __call__(self, x):
+        if self.fails:
+            raise OSError('no more paper')
+        return x
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('layer', [0, 3, 6])
+def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):
+    """Before, between and behind the batch normalisations."""
+    grid = ProcessGrid(comm, pipeline=comm.size // 2)
+    for _ in range(2):          # also with what is made anew on these ranks
+        model = Normalised()
+        model.insert(layer, NoPaper(grid))
+        with pytest.raises(Exception, match='no more paper'):
+            pipeline(grid, dataset(12), model, before_stage=False)
 
 
 SCRIPT = """

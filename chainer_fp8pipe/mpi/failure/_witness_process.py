@@ -1,7 +1,7 @@
 """The script of the witness, which sees the first rank of a node that ends.
 
-:mod:`.witness` says what it is for.  It imports the standard library only, so
-that it starts quickly and stays small.
+:mod:`.witness` says what the witness is for.  The script imports the standard
+library only, to start quickly and stay small.
 
 A launcher that loses a rank kills the others, and one that is told to end the
 job kills them all; both come as signals to the ranks' process groups.  So two
@@ -43,10 +43,8 @@ _OWN = struct.Struct('=iII')        # struct ucred: process, user, group
 def main(listener: int, starter: int, size: int) -> None:
     """Divides into sentinel and witness; returns in neither.
 
-    Args:
-        listener: File descriptor of the socket that ranks connect to.
-        starter: Process of the rank that started this one.
-        size: Ranks of the job, on all nodes.
+    ``listener`` is the file of the socket that ranks connect to, ``starter``
+    the process of the rank that started this one, ``size`` that of the job.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)   # ranks may live on
@@ -62,22 +60,16 @@ def main(listener: int, starter: int, size: int) -> None:
             witness = _Witness(socket.socket(fileno=listener), ours,
                                _Process(sentinel))
             if ended := witness.wait(starter):
-                os.write(2, ended.epitaph(size, witness.ranks).encode())
+                os.write(2, ended.epitaph(len(witness.ranks) == size).encode())
     os._exit(0)
 
 
 class _Process:
-    """A process, and how it ends.
-
-    Args:
-        pid: Its number.
-
-    Attributes:
-        pidfd: Becomes readable when it ends; None if it has.
-    """
+    """A process, and how it ends."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        #: Becomes readable when the process ends; None if it has.
         self.pidfd: int | None = None
         with contextlib.suppress(ProcessLookupError):
             self.pidfd = os.pidfd_open(pid)
@@ -135,33 +127,18 @@ class _Process:
 
 
 class _Rank(_Process):
-    """A rank's process.
-
-    Args:
-        pid: Its number.
-
-    Attributes:
-        line: Its connection to the witness.
-        closed: Whether the line is closed.
-        name: The name that it sent; '' before.
-        said_goodbye: Whether it may end.
-        how: How it has ended, in words; '' before :meth:`learn_how`.
-    """
+    """A rank's process."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
-        self.how = ''
-        self.line: socket.socket | None = None
-        self.closed = False
-        self.name = ''
-        self.said_goodbye = False
+        self.line: socket.socket | None = None      # to the witness
+        self.closed = False         # the line
+        self.name = ''              # that the rank sent
+        self.said_goodbye = False   # so that it may end
+        self.how = ''               # the rank has ended, in words
 
     def ends(self, ready: int) -> bool:
-        """Whether it has ended, or is ending.
-
-        Args:
-            ready: File descriptor that has an event.
-        """
+        """Whether it has ended, or is ending, after an event on a file."""
         if self.pidfd in (None, ready):
             return True
         if not (self.line and self.line.fileno() == ready and self.closed):
@@ -169,44 +146,32 @@ class _Rank(_Process):
         # Not if it has become another program (os.execv).
         return self.is_gone()
 
-    def epitaph(self, size: int, watched: int) -> str:
+    def epitaph(self, all_are_here: bool) -> str:
         """The line about its end."""
         at = datetime.datetime.now().time().isoformat('microseconds')
-        others = '' if watched == size else (
+        others = '' if all_are_here else (
             '; if there are several such lines, the earliest is the cause')
         return (f'\nchainer_fp8pipe: {self.name}, process {self.pid} on host '
                 f'{os.uname().nodename}, {self.how} in the middle of the '
                 f'job ({at}{others})\n')
 
-    def learn_how(self) -> None:
-        """Finds how it has ended, which the kernel may soon forget."""
-        self.how = self.in_words()
-
 
 class _Witness:
     """Waits for the first end.
 
-    Args:
-        listener: Socket that ranks connect to.
-        pipe: File descriptor of the pipe that the sentinel reads.
-        sentinel: Its process.
+    Ranks connect to ``listener``; the sentinel reads ``pipe``.
     """
 
     def __init__(self, listener: socket.socket, pipe: int,
                  sentinel: _Process) -> None:
         self._listener = listener
         self._listener.setblocking(False)
-        self._ranks: dict[int, _Rank] = {}
+        self.ranks: dict[int, _Rank] = {}       # known so far, by process
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._sentinel = sentinel
         self._pipe = pipe
         self._epoll.register(pipe, 0)       # tells when nobody reads it
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that it has heard of."""
-        return len(self._ranks)
 
     def wait(self, starter: int) -> _Rank | None:
         """The rank that ended first; None if that was in order."""
@@ -220,7 +185,7 @@ class _Witness:
                 self._meet()
                 if self._hear():
                     return None
-                for rank in self._ranks.values():
+                for rank in self.ranks.values():
                     if rank.ends(ready):
                         return rank if self._is_cause(rank) else None
         return None
@@ -229,15 +194,15 @@ class _Witness:
         """Whether the end of this rank, the first, was that of the job."""
         if rank.said_goodbye or not rank.name:
             return False
-        rank.learn_how()
+        rank.how = rank.in_words()      # which the kernel may soon forget
         return not (rank.how.endswith('SIGTERM') and self._sentinel.is_gone()
                     and self._sentinel.in_words().endswith('SIGTERM'))
 
     def _add(self, pid: int) -> _Rank:
         """The rank of a process; watches the process from now on."""
-        rank = self._ranks.get(pid)
+        rank = self.ranks.get(pid)
         if rank is None:
-            rank = self._ranks[pid] = _Rank(pid)
+            rank = self.ranks[pid] = _Rank(pid)
             if rank.pidfd is not None:
                 self._epoll.register(rank.pidfd, select.EPOLLIN)
         return rank
@@ -257,7 +222,7 @@ class _Witness:
 
     def _hear(self) -> bool:
         """Reads all messages; True if one of them ends the job."""
-        for rank in self._ranks.values():
+        for rank in self.ranks.values():
             with contextlib.suppress(BlockingIOError):
                 while rank.line and not rank.closed:
                     try:

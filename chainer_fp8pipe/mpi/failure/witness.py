@@ -37,16 +37,11 @@ _LOWEST_FD = 200
 
 
 class _Line:
-    """This rank's connection to its witness.
-
-    Attributes:
-        address: Of the witness; b'' if there is none.
-        role: This rank's part in the job.
-    """
+    """This rank's connection to its witness."""
 
     def __init__(self) -> None:
-        self.address = b''
-        self.role = ''
+        self.address = b''      # of the witness; b'' if there is none
+        self.role = ''          # this rank's part in the job
         self._socket: socket.socket | None = None
         self._owner = 0
 
@@ -86,10 +81,8 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
     rank that dies within the next tenth of a second is not named.  The
     witness ends with the first rank of the node.
 
-    Args:
-        comm: The ranks.
-        role: This rank's part in the job for the message, such as ``'stage
-            0'``; '' keeps that of an earlier call, at first ``'worker'``.
+    ``role`` is this rank's part in the job for the message, such as ``'stage
+    0'``; '' keeps that of an earlier call, at first ``'worker'``.
     """
     if comm.size == 1:
         return
@@ -118,9 +111,8 @@ def say_that_all_end() -> None:
 def _agree_on_one(node: MPI.Comm) -> bytes:
     """The address of these ranks' witness; b'' if there cannot be one."""
     offers = node.allgather(_line.address if _is_possible() else None)
-    for offer in offers:
-        if offer:
-            return offer
+    if any(offers):
+        return next(filter(None, offers))
     if b'' not in offers:
         return b''
     starter = offers.index(b'')

@@ -18,8 +18,6 @@ class FollowEpochs(extension.Extension):
     optimizer has a communicator, rank 0's epoch counts for all: with
     different rates the ranks' weights would diverge.
 
-    It has no state: a snapshot holds the iterator's.
-
     Raises:
         ValueError: No optimizer of the trainer has a schedule.
     """
@@ -29,7 +27,8 @@ class FollowEpochs(extension.Extension):
     default_name = 'FollowEpochs'
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        if not any(_schedules(trainer)):
+        optimizers = trainer.updater.get_all_optimizers().values()
+        if not any(map(_schedule, optimizers)):
             raise ValueError('FollowEpochs has nothing to follow for: no '
                              'optimizer was prepared by large_batch, or has '
                              'a hook Schedule')
@@ -47,13 +46,7 @@ class FollowEpochs(extension.Extension):
             schedule.epoch = float(epoch[0])
 
 
-def _schedules(trainer: chainer.training.Trainer) -> list[RateSchedule | None]:
-    return [_schedule(optimizer) for optimizer
-            in trainer.updater.get_all_optimizers().values()]
-
-
 def _schedule(optimizer: Any) -> RateSchedule | None:
-    for hook in optimizer._hookable._pre_update_hooks.values():
-        if isinstance(hook, RateSchedule):
-            return hook
-    return None
+    return next((hook for hook
+                 in optimizer._hookable._pre_update_hooks.values()
+                 if isinstance(hook, RateSchedule)), None)

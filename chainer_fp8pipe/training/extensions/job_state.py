@@ -21,6 +21,7 @@ import numpy
 
 from .optimizer_state import (
     State,
+    below,
     collect_optimizers,
     parameter_of,
     restore_optimizers,
@@ -32,18 +33,13 @@ _OPTIMIZER = 'trainer/updater/optimizer:'
 
 
 def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
-    """This rank's state.
-
-    Args:
-        trainer: On this rank.
-        comm: The argument of ``Snapshot``.
-    """
-    state = {**_prefixed('trainer/', _trainer(trainer)),
-             **_prefixed('optimizer/', collect_optimizers(trainer)),
-             **_prefixed('random/', _random())}
+    """This rank's state; ``comm`` is the argument of ``Snapshot``."""
+    parts = {'trainer/': _trainer(trainer),
+             'optimizer/': collect_optimizers(trainer), 'random/': _random()}
     for prefix, communicator in _stateful(trainer, comm):
-        state.update(_prefixed(prefix, communicator.state()))
-    return state
+        parts[prefix] = communicator.state()
+    return {prefix + key: value for prefix, part in parts.items()
+            for key, value in part.items()}
 
 
 def restore(state: State, trainer: chainer.training.Trainer,
@@ -55,11 +51,9 @@ def restore(state: State, trainer: chainer.training.Trainer,
     trainer.serialize(deserializer['trainer'])
     restore_optimizers(below('optimizer/', state), trainer)
     for prefix, communicator in _stateful(trainer, comm):
-        own = below(prefix, state)
-        if own:
+        if own := below(prefix, state):
             communicator.load_state(own)
-    numbers = below('random/', state)
-    if numbers:
+    if numbers := below('random/', state):
         _restore_random(numbers)
 
 
@@ -87,12 +81,8 @@ def movable(keys: Collection[str], current: State,
             trainer: chainer.training.Trainer) -> list[str]:
     """The keys that this rank takes from a snapshot of another layout.
 
-    Of model and optimizer, those of this rank's parameters.
-
-    Args:
-        keys: All keys of the snapshot, of all its ranks.
-        current: This rank's state.
-        trainer: On this rank.
+    ``keys`` are all of the snapshot; ``current`` is this rank's state.  Of
+    model and optimizer, those of this rank's parameters are taken.
     """
     parameters = {
         name + place
@@ -115,23 +105,18 @@ def movable(keys: Collection[str], current: State,
 def missing(saved: Collection[str], current: State, exact: bool) -> str:
     """The error about a key that a snapshot lacks; '' if none.
 
-    Args:
-        saved: The keys that this rank would get.
-        current: This rank's state.
-        exact: Whether the layout is that of the snapshot.  If not, the
-            updater may be another one, with other values of its own.
+    ``saved`` are the keys that this rank would get.  If the layout is not
+    exactly that of the snapshot, the updater may have other values.
     """
     lacks = [key for key in current
              if key.startswith('trainer/') and key not in saved
              and (exact or not _of_updater(key))]
-    for key in lacks:
-        if key.startswith(MODEL):
-            return (f'{describe(key)} is not in the snapshot; build the model '
-                    'as it was')
-    if lacks:
-        return (f'{lacks[0]} is not in the snapshot; build the trainer as it '
-                'was, with the same extensions')
-    return ''
+    lacks.sort(key=lambda key: not key.startswith(MODEL))    # the model first
+    if not lacks:
+        return ''
+    return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
+        'model as it was' if lacks[0].startswith(MODEL) else
+        'trainer as it was, with the same extensions')
 
 
 def incompatible(saved: State, current: State) -> str:
@@ -166,16 +151,6 @@ def describe(key: str) -> str:
     if key.startswith(MODEL):
         return 'parameter /' + key[len(MODEL):].partition('/')[2]
     return key
-
-
-def below(prefix: str, state: State) -> State:
-    """The part of a state whose keys start with ``prefix``, without it."""
-    return {key[len(prefix):]: value for key, value in state.items()
-            if key.startswith(prefix)}
-
-
-def _prefixed(prefix: str, state: State) -> State:
-    return {prefix + key: value for key, value in state.items()}
 
 
 def _of_updater(key: str) -> bool:

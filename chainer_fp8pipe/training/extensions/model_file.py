@@ -27,9 +27,8 @@ def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
     """
     stages = None
     if grid.replica_index == 0:
-        serializer = chainer.serializers.DictionarySerializer()
-        serializer.save(model)
-        stages = grid.pipeline.gather(serializer.target)
+        stages = grid.pipeline.gather(
+            chainer.serializers.npz.serialize(model))
 
     def write() -> None:
         if stages:

@@ -13,19 +13,11 @@ from ..learning_rate import check_number
 
 
 class _Place(NamedTuple):
-    """An array of a model, found by its owner and attribute."""
+    """Where a model has an array."""
 
     key: str            # '/l1/W'
     owner: Any          # a parameter, or the link of a persistent value
     attribute: str
-
-    @property
-    def array(self) -> Any:
-        return getattr(self.owner, self.attribute)
-
-    @array.setter
-    def array(self, array: Any) -> None:
-        setattr(self.owner, self.attribute, array)
 
 
 class MovingAverage(extension.Extension):
@@ -77,7 +69,8 @@ class MovingAverage(extension.Extension):
                 latest = _latest(place)
                 average = self._averages.get(place.key)
                 if average is None or average.shape != latest.shape:
-                    average = latest.astype(_wide(latest))
+                    average = latest.astype(numpy.promote_types(
+                        latest.dtype, numpy.float32))
                 else:
                     average = place.owner.device.send(average)
                     average += (latest - average) * new
@@ -96,25 +89,24 @@ class MovingAverage(extension.Extension):
             for place in _places(self._model):
                 average = self._averages.get(place.key)
                 if average is not None:
-                    own.append((place, place.array))
+                    array = getattr(place.owner, place.attribute)
+                    own.append((place, array))
                     # A copy: what is done to it is not done to the average.
-                    place.array = place.owner.device.send(average).astype(
-                        place.array.dtype)
+                    setattr(place.owner, place.attribute,
+                            place.owner.device.send(average).astype(
+                                array.dtype))
             yield
         finally:
             for place, array in own:
-                place.array = array
+                setattr(place.owner, place.attribute, array)
 
     def evaluator(self, evaluator: Any) -> Any:
-        """Makes an evaluator use the averaged weights.
+        """Makes an evaluator use the averaged weights, and returns it.
 
         Args:
             evaluator: Chainer's ``Evaluator``, or one that ChainerMN's
-                ``create_multi_node_evaluator`` has prepared.
-
-        Returns:
-            The same evaluator; ``extend`` should name it where there is
-            another one.
+                ``create_multi_node_evaluator`` has prepared; ``extend``
+                should name it where there is another one.
         """
         evaluate = evaluator.evaluate
 
@@ -162,8 +154,5 @@ def _latest(place: _Place) -> Any:
     """The array, or the float32 copy that the optimizer updates."""
     copy = getattr(getattr(place.owner, 'update_rule', None),
                    '_fp32_param', None)
-    return place.array if copy is None else copy.array
-
-
-def _wide(array: Any) -> Any:
-    return numpy.promote_types(array.dtype, numpy.float32)
+    return (getattr(place.owner, place.attribute) if copy is None
+            else copy.array)

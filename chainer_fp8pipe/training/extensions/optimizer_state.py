@@ -16,11 +16,19 @@ State = dict[str, numpy.ndarray]
 _LOSS_SCALE = ('_loss_scale', '_loss_scaling_isnan_ever')
 
 
+def below(prefix: str, state: State) -> State:
+    """The part of a state whose keys start with ``prefix``, without it."""
+    return {key[len(prefix):]: value for key, value in state.items()
+            if key.startswith(prefix)}
+
+
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:
     """The state of every optimizer, with keys below its name."""
     state: State = {}
     for name, optimizer in trainer.updater.get_all_optimizers().items():
-        state[f'{name}/class'] = numpy.asarray(_class_of(optimizer))
+        # ChainerMN's proxy has the real one inside.
+        actual = getattr(optimizer, 'actual_optimizer', optimizer)
+        state[f'{name}/class'] = numpy.asarray(type(actual).__name__)
         for key, value in _own(getattr(optimizer, 'hyperparam', None)):
             state[f'{name}/hyperparam/{key}'] = value
         for key in _LOSS_SCALE:
@@ -49,10 +57,7 @@ def restore_optimizers(state: State,
             if any(value is None for value in (rule.state or {}).values()):
                 # It had no state yet; it makes one at its first update.
                 rule._state = None
-        for key, value in state.items():
-            owner, _, key = key.partition('/')
-            if owner != name:
-                continue
+        for key, value in below(f'{name}/', state).items():
             kind, _, rest = key.partition('/')
             if kind == 'hyperparam':
                 setattr(optimizer.hyperparam, rest, _to_number(value))
@@ -71,9 +76,8 @@ def restore_optimizers(state: State,
 def parameter_of(key: str) -> str:
     """The parameter that a key of :func:`collect_optimizers` is about.
 
-    Returns:
-        The optimizer's name and the parameter's, as in ``main/l1/W``; '' if
-        the key is about the optimizer as a whole.
+    With the optimizer's name, as in ``main/l1/W``; '' if the key is about the
+    optimizer as a whole.
     """
     name, _, key = key.partition('/')
     kind, _, rest = key.partition('/')
@@ -84,16 +88,10 @@ def parameter_of(key: str) -> str:
     return f'{name}/{rest}'
 
 
-def _class_of(optimizer: Any) -> str:
-    # ChainerMN's proxy has the real one inside.
-    return type(getattr(optimizer, 'actual_optimizer', optimizer)).__name__
-
-
 def _rules(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """The update rules, by the names of their parameters."""
     for name, parameter in optimizer.target.namedparams():
-        rule = getattr(parameter, 'update_rule', None)
-        if rule is not None:
+        if (rule := getattr(parameter, 'update_rule', None)) is not None:
             yield name, rule
 
 

@@ -14,7 +14,6 @@ import glob
 import os
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -27,7 +26,6 @@ from ...mpi.ranks import all_ranks
 from . import snapshot_file, snapshot_transfer
 from .job_state import (
     MODEL,
-    State,
     collect,
     communicators,
     describe,
@@ -50,7 +48,7 @@ class Snapshot(extension.Extension):
     so that no crash leaves half a snapshot or takes an older one.  Continue
     with :func:`resume`.
 
-    Its trigger is every epoch unless ``extend`` is told otherwise.
+    A snapshot is written every epoch unless ``extend`` gets a trigger.
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
@@ -73,22 +71,18 @@ class Snapshot(extension.Extension):
         self._retain = retain
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Refuses to mix a new run's snapshots with those of an old one.
+        """Raises RuntimeError on all ranks if a new run finds snapshots.
 
-        Raises:
-            RuntimeError: The run starts at iteration 0 and there are
-                snapshots in its directory; on all ranks.
+        They would be mixed with its own.
         """
         ranks = all_ranks(self._comm)
 
         def look() -> None:
-            if ranks.rank == 0 and trainer.updater.iteration == 0:
-                found = find_snapshots(trainer.out)
-                if found:
-                    raise FileExistsError(
-                        f'{found[-1]} is of another run; resume from it, move '
-                        "it away, or choose another directory (the trainer's "
-                        'out)')
+            if ranks.rank == 0 and trainer.updater.iteration == 0 and (
+                    found := find_snapshots(trainer.out)):
+                raise FileExistsError(
+                    f'{found[-1]} is of another run; resume from it, move it '
+                    "away, or choose another directory (the trainer's out)")
         raise_together(ranks, look)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -147,7 +141,9 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
         _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
-            _is_layout(index, ranks, current, _communicator(trainer, comm)),
+            index.ranks == ranks.size
+            and index.communicator == _communicator(trainer, comm)
+            and layout(index.of_rank(ranks.rank)) == layout(current),
             MPI.LAND)
         wanted = set(index.of_rank(ranks.rank) if exact
                      else movable(index.keys, current, trainer))
@@ -174,8 +170,7 @@ def find_snapshots(directory: str) -> list[str]:
     pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
     found = []
     for path in glob.glob(os.path.join(glob.escape(directory), '*')):
-        match = re.fullmatch(pattern, os.path.basename(path))
-        if match:
+        if match := re.fullmatch(pattern, os.path.basename(path)):
             found.append((int(match[1]), path))
     return [path for _, path in sorted(found)]
 
@@ -186,15 +181,13 @@ def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
     return ', '.join(names) or 'none'
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[Content]:
+def _opened(path: str) -> contextlib.AbstractContextManager[Content]:
     if os.path.isdir(path):
         found = find_snapshots(path)
         if not found:
             raise FileNotFoundError(f'there is no snapshot in {path}')
         path = found[-1]
-    with snapshot_file.opened(path) as content:
-        yield content
+    return snapshot_file.opened(path)
 
 
 def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
@@ -205,15 +198,7 @@ def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
         return
     text = raise_together(ranks, lambda: content.read(_PLAN).item()
                           if content else None, error=ValueError)
-    text = ranks.bcast(text)
-    follow(text)
-
-
-def _is_layout(index: SnapshotIndex, ranks: MPI.Comm, current: State,
-               communicator: str) -> bool:
-    """Whether this rank did the same part of the same job."""
-    return (index.ranks == ranks.size and index.communicator == communicator
-            and layout(index.of_rank(ranks.rank)) == layout(current))
+    follow(ranks.bcast(text))
 
 
 def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
@@ -224,10 +209,9 @@ def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
     """
     claimed = numpy.empty_like(wishes)
     ranks.Allreduce(wishes, claimed, MPI.LOR)
-    for key, is_claimed in zip(index.keys, claimed, strict=True):
-        if key.startswith(MODEL) and not is_claimed:
-            return f'the snapshot has {describe(key)}, the model has not'
-    return ''
+    return next((f'the snapshot has {describe(key)}, the model has not'
+                 for key, is_claimed in zip(index.keys, claimed, strict=True)
+                 if key.startswith(MODEL) and not is_claimed), '')
 
 
 def _after(trainer: chainer.training.Trainer) -> None:

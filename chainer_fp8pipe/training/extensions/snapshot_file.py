@@ -21,25 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from .optimizer_state import State
-
-ALL = 'all/'
+_ALL = 'all/'
 
 
 class SnapshotIndex(NamedTuple):
-    """The keys of a snapshot.
+    """The keys of a snapshot."""
 
-    Attributes:
-        path: Of the file.
-        communicator: The names of the job's communicators.
-        keys: All keys, of all ranks.
-        has: bool array (ranks, keys): which rank had which.
-    """
-
-    path: str
-    communicator: str
-    keys: list[str]
-    has: numpy.ndarray
+    path: str               # of the file
+    communicator: str       # the names of the job's communicators
+    keys: list[str]         # of all ranks
+    has: numpy.ndarray      # bool (ranks, keys): which rank had which
 
     @property
     def ranks(self) -> int:
@@ -53,11 +44,7 @@ class SnapshotIndex(NamedTuple):
 
 
 class Content:
-    """An open snapshot; one value at a time is in memory.
-
-    Attributes:
-        index: Its keys.
-    """
+    """An open snapshot; one value at a time is in memory."""
 
     def __init__(self, path: str, archive: Any) -> None:
         self._archive = archive
@@ -68,8 +55,8 @@ class Content:
                              'extension of this version of chainer_fp8pipe')
         self.index = SnapshotIndex(
             path, str(self._read('meta/communicator')),
-            [name[len(ALL):] for name in archive.files
-             if name.startswith(ALL)], self._read('meta/has'))
+            [name[len(_ALL):] for name in archive.files
+             if name.startswith(_ALL)], self._read('meta/has'))
 
     def has_own(self, rank: int, key: str) -> bool:
         """Whether a rank's value differs from the first rank's."""
@@ -81,7 +68,7 @@ class Content:
         Raises:
             ValueError: The file is damaged.
         """
-        return self._read((ALL if rank is None else f'rank{rank}/') + key)
+        return self._read((_ALL if rank is None else f'rank{rank}/') + key)
 
     def _read(self, name: str) -> numpy.ndarray:
         with _explained(self._archive.zip.filename):
@@ -90,11 +77,7 @@ class Content:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Content]:
-    """Opens a snapshot for reading.
-
-    Raises:
-        ValueError: It is damaged, or no snapshot.
-    """
+    """Opens a snapshot; raises ValueError if the file is damaged or none."""
     with contextlib.ExitStack() as stack:
         with _explained(path):
             archive = stack.enter_context(
@@ -105,11 +88,9 @@ def opened(path: str) -> Iterator[Content]:
 
 
 def write(path: str, members: Iterable[tuple[str, numpy.ndarray]]) -> None:
-    """Writes a file that appears when it is complete.
+    """Writes a file; what was at ``path`` before is replaced at the very end.
 
-    Args:
-        path: Where; what was there before is replaced at the very end.
-        members: Names and values, written as they come.
+    ``members`` are names and values, written as they come.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
@@ -132,43 +113,35 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray]]) -> None:
         raise
 
 
-def digests(state: State) -> dict[str, bytes]:
-    """Digests of each value with its dtype and shape."""
-    return {key: _digest(value) for key, value in state.items()}
+def digest(value: numpy.ndarray) -> bytes:
+    """A digest of a value with its dtype and shape."""
+    found = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode(),
+                            digest_size=16)
+    if value.dtype == object:
+        found.update(pickle.dumps(value.tolist()))
+    else:
+        flat = numpy.ascontiguousarray(value).reshape(-1)
+        found.update(flat.view(numpy.uint8).data)
+    return found.digest()
 
 
 def plan(tables: Sequence[dict[str, bytes]]
          ) -> tuple[list[list[tuple[str, str]]], numpy.ndarray]:
-    """Decides which rank sends which values.
+    """Decides which rank sends which values, by the digests of all ranks.
 
-    Args:
-        tables: Each rank's :func:`digests`.
-
-    Returns:
-        For each rank the prefixes and keys that come from it, and the
-        array ``meta/has``.
+    Returns, for each rank, the prefixes and keys that come from it, and the
+    array ``meta/has``.
     """
     first: dict[str, bytes] = {}
     parts: list[list[tuple[str, str]]] = []
     for rank, table in enumerate(tables):
         parts.append([
-            (f'rank{rank}/' if key in first else ALL, key)
-            for key, digest in table.items() if first.get(key) != digest])
+            (f'rank{rank}/' if key in first else _ALL, key)
+            for key, value in table.items() if first.get(key) != value])
         first = {**table, **first}
-    order = [key for part in parts for prefix, key in part if prefix == ALL]
+    order = [key for part in parts for prefix, key in part if prefix == _ALL]
     has = [[key in table for key in order] for table in tables]
     return parts, numpy.array(has, bool).reshape(len(tables), len(order))
-
-
-def _digest(value: numpy.ndarray) -> bytes:
-    digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode(),
-                             digest_size=16)
-    if value.dtype == object:
-        digest.update(pickle.dumps(value.tolist()))
-    else:
-        flat = numpy.ascontiguousarray(value).reshape(-1)
-        digest.update(flat.view(numpy.uint8).data)
-    return digest.digest()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ state and one value.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -22,18 +22,14 @@ from .snapshot_file import Content
 def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
     """Writes all ranks' states; call it on all ranks.
 
-    Args:
-        comm: The ranks.
-        path: The file.
-        state: This rank's.
-        communicator: The names of the job's communicators.
+    ``communicator`` is the names of the job's communicators.
 
     Raises:
         RuntimeError: Rank 0 could not write, or a value cannot be pickled;
             on all ranks.
     """
-    tables = comm.gather(raise_together(
-        comm, lambda: snapshot_file.digests(state)))
+    tables = comm.gather(raise_together(comm, lambda: {
+        key: snapshot_file.digest(value) for key, value in state.items()}))
     if tables is None:
         for _, key in comm.scatter(None):
             comm.send(state[key], 0)
@@ -41,7 +37,10 @@ def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
         return
     parts, has = snapshot_file.plan(tables)
     comm.scatter(parts)
-    arrivals = _arrivals(comm, parts)
+    # What the other ranks send, in their order.
+    arrivals = ((prefix + key, comm.recv(source=rank))
+                for rank, part in enumerate(parts) if rank
+                for prefix, key in part)
     own = [(prefix + key, state[key]) for prefix, key in parts[0]]
     meta = [('meta/has', has),
             ('meta/communicator', numpy.asarray(communicator))]
@@ -62,10 +61,9 @@ def read(comm: MPI.Comm, content: Content | None, keys: Sequence[str],
     Args:
         comm: The ranks.
         content: The open file on rank 0, None elsewhere.
-        keys: All keys in it.
+        keys: All keys of the file.
         wanted: bool array: whether this rank wants each.
-        exact: Where ranks had different values, take this rank's own and
-            not the first one's.
+        exact: Where ranks had different values, take this rank's own.
 
     Raises:
         ValueError: The file is damaged, on all ranks.
@@ -89,59 +87,37 @@ def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
            ) -> tuple[State, Exception | None]:
     """Rank 0's part of :func:`read`: its own state, and the error.
 
-    Args:
-        wishes: bool array (ranks, keys).
+    ``wishes`` is a bool array (ranks, keys).
     """
     own = numpy.array([[exact and content.has_own(rank, key) for key in keys]
                        for rank in range(comm.size)], bool)
     # What every rank takes, such as all of a data-parallel model.
     common = comm.bcast(wishes.all(0) & ~own.any(0))
-    source = _Source(content)
+    problem: Exception | None = None
+
+    def value_of(key: str, rank: int | None = None) -> Any:
+        """After an error None: the others wait for all their values."""
+        nonlocal problem
+        if problem is None:
+            try:
+                return content.read(key, rank)
+            except Exception as error:
+                problem = error
+        return None
+
     state: State = {}
     for number, key in enumerate(keys):
         takers = numpy.flatnonzero(wishes[:, number]).tolist()
-        first: Any = (None if own[takers, number].all()
-                      else source.read(key))
+        first = None if own[takers, number].all() else value_of(key)
         for rank in takers:
-            value = source.read(key, rank) if own[rank, number] else first
+            value: Any = value_of(key, rank) if own[rank, number] else first
             if rank == 0:
                 state[key] = value
             elif not common[number]:
                 comm.send(value, rank)
         if common[number]:
             comm.bcast(first)
-    return state, source.problem
-
-
-class _Source:
-    """Reads values; after an error, gives None.
-
-    The other ranks wait for a message for each of their values.
-
-    Attributes:
-        problem: The first error.
-    """
-
-    def __init__(self, content: Content) -> None:
-        self._content = content
-        self.problem: Exception | None = None
-
-    def read(self, key: str, rank: int | None = None) -> Any:
-        """A value as :meth:`Content.read` gives it, or None."""
-        if self.problem is None:
-            try:
-                return self._content.read(key, rank)
-            except Exception as error:
-                self.problem = error
-        return None
-
-
-def _arrivals(comm: MPI.Comm, parts: list[list[tuple[str, str]]]
-              ) -> Iterator[tuple[str, numpy.ndarray]]:
-    """The values that the other ranks send, in their order."""
-    for rank, part in enumerate(parts):
-        for prefix, key in part if rank else ():
-            yield prefix + key, comm.recv(source=rank)
+    return state, problem
 
 
 def _raise(problem: Exception | None) -> None:

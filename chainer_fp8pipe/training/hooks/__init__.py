@@ -1,9 +1,7 @@
 """Hooks of Chainer's optimizers: large batches, mixed precision."""
 from .divergence import StopWhenDiverged
-from .lars import LARS
 from .rate_schedule import RateSchedule
-from .update_rules import is_weight
-from .weight_decay import WeightDecay
+from .weight_hooks import LARS, WeightDecay, is_weight
 
 __all__ = ['LARS', 'RateSchedule', 'StopWhenDiverged', 'WeightDecay',
            'is_weight']

@@ -6,6 +6,7 @@ sample comes once in an epoch, in the order of a serial run.
 """
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import chainer
@@ -17,32 +18,28 @@ from ..updaters.following_iterator import FollowingIterator, progress
 class DividingIterator(chainer.dataset.Iterator):
     """Reads batches, and gives each replica consecutive samples of them.
 
-    Args:
-        iterator: The script's.
-        comm: The replicas' ranks that read; this is the first.
+    Else it is the script's iterator.  ``comm`` has the replicas' ranks that
+    read, of which this is the first.
     """
 
     def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
         self._iterator, self._comm = iterator, comm
 
     def __next__(self) -> list:
-        parts: list[Any] = []
+        parts: list[Any] = [[]] * self._comm.size
         problem: Exception | None = None
         try:
             batch = self._iterator.next()
             ends = [len(batch) * replica // self._comm.size
                     for replica in range(self._comm.size + 1)]
-            parts = [batch[start:end] for start, end
-                     in zip(ends[:-1], ends[1:], strict=True)]
+            parts = [batch[start:end] for start, end in pairwise(ends)]
         except Exception as error:  # the replicas wait for their parts
             problem = error
         now = progress(self._iterator)
         said = (None if problem is None else
                 f'{type(problem).__name__}: {problem}')
         ended = isinstance(problem, StopIteration)
-        own = self._comm.scatter([
-            (parts[replica] if parts else [], now, said, ended)
-            for replica in range(self._comm.size)])
+        own = self._comm.scatter([(part, now, said, ended) for part in parts])
         if problem is not None:
             raise problem
         return own[0]
@@ -51,26 +48,19 @@ class DividingIterator(chainer.dataset.Iterator):
         return getattr(self._iterator, name)
 
     def reset(self) -> None:
-        """As the script's iterator."""
         self._iterator.reset()
 
     def serialize(self, serializer: Any) -> None:
-        """As the script's iterator."""
         self._iterator.serialize(serializer)
 
     def finalize(self) -> None:
-        """As the script's iterator."""
         # Also called by __del__, maybe before __init__ was through.
         if '_iterator' in vars(self):
             self._iterator.finalize()
 
 
 class ReceivingIterator(FollowingIterator):
-    """Receives this replica's samples from the first replica's rank.
-
-    Args:
-        comm: The replicas' ranks that read.
-    """
+    """Receives this replica's samples from the first replica's rank."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         super().__init__()

@@ -1,28 +1,34 @@
-"""Chainer's extensions where every rank runs the script."""
+"""Chainer's extensions and triggers where every rank runs the script."""
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import numpy
 from chainer.serializers import npz
 from chainer.training import extensions
 from chainer.training.extensions import _snapshot
+from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
+from mpi4py import MPI
 
+from ...mpi.waiting import wait_until
+from ..extensions.snapshot import save
 from . import files
 from .refusal import Refusal
 
-_GRAPHS = extensions.DumpGraph, extensions.VariableStatisticsPlot
-_STATISTICS = extensions.ParameterStatistics,
+_NEED_THE_WHOLE_MODEL = (
+    extensions.DumpGraph, extensions.VariableStatisticsPlot,
+    extensions.ParameterStatistics)
+#: These depend on the number of updates alone.
+_COUNTING = IntervalTrigger, ManualScheduleTrigger
 
 
 def adapted(extension: Any, job: Any) -> Any:
     """The extension that replaces a script's own; None to leave it out.
 
-    Args:
-        extension: The script's, on each rank.
-        job: The :class:`.PipelineJob`.
+    ``job`` is the :class:`.PipelineJob`.
     """
-    if isinstance(extension, _GRAPHS + _STATISTICS):
+    if isinstance(extension, _NEED_THE_WHOLE_MODEL):
         job.warn(f'{type(extension).__name__} needs the whole model on one '
                  'rank; it is left out of the pipeline')
         return None
@@ -54,7 +60,7 @@ class _Nowhere:
     """A stream that discards its text."""
 
     def write(self, text: str) -> None:
-        """Does nothing."""
+        pass
 
 
 def _whole(extension: Any, job: Any) -> WholeSnapshot:
@@ -112,7 +118,7 @@ class WholeSnapshot(_snapshot._Snapshot):
                 else self.filename.format(trainer))
         target, job = self._object(trainer), self.job
         if target is trainer:
-            files.save_trainer(job, os.path.join(trainer.out, name), trainer)
+            save(trainer, job.comm, os.path.join(trainer.out, name))
             if job.comm.rank == 0:
                 self._clean(trainer.out)
             return
@@ -127,3 +133,41 @@ class WholeSnapshot(_snapshot._Snapshot):
             for name in _snapshot._find_stale_snapshots(
                     self.filename, out, self.n_retains):
                 os.remove(os.path.join(out, name))
+
+
+def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
+    """Makes all triggers follow rank 0's, as clocks differ between ranks.
+
+    Call it on all ranks, before the training runs.
+    """
+    trainer.stop_trigger = _followed(trainer.stop_trigger, comm)
+    # Extensions that only write a picture are on rank 0 alone.
+    everywhere = set.intersection(
+        *map(set, comm.allgather(list(trainer._extensions))))
+    for name, entry in trainer._extensions.items():
+        if name in everywhere:
+            entry.trigger = _followed(entry.trigger, comm)
+
+
+def _followed(trigger: Any, comm: MPI.Comm) -> Any:
+    return (trigger if type(trigger) in _COUNTING
+            else Followed(trigger, comm))
+
+
+class Followed:
+    """A script's trigger that fires where rank 0's does.
+
+    All ranks of ``comm`` must ask each time.
+    """
+
+    def __init__(self, trigger: Any, comm: MPI.Comm) -> None:
+        self._trigger, self._comm = trigger, comm
+
+    def __call__(self, trainer: Any) -> bool:
+        fires = numpy.array([bool(self._trigger(trainer))])
+        # MPI's own wait would keep the core from other ranks.
+        wait_until(self._comm.Ibcast(fires).Test)
+        return bool(fires[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trigger, name)

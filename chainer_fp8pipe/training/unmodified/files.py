@@ -25,11 +25,11 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
         if original.__name__ != 'save_npz' or not _is_path(file):
             raise Refusal('a trainer of a pipeline can be saved by '
                           "save_npz('NAME', trainer) only")
-        save_trainer(job, os.fspath(file), obj)
-    elif _is_divided(job, obj) and original.__name__ != 'save_npz':
-        raise Refusal('a model that is divided over ranks can be saved by '
-                      'save_npz only')
+        save_job(obj, job.comm, os.fspath(file))
     elif _is_divided(job, obj):
+        if original.__name__ != 'save_npz':
+            raise Refusal('a model that is divided over ranks can be saved '
+                          'by save_npz only')
         on_rank_0(job, lambda arrays: original(file, arrays, *args,
                                                **kwargs), obj)
     else:       # the others may be about to read it
@@ -55,30 +55,18 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
         original(file, obj, *args, **kwargs)
 
 
-def save_trainer(job: Any, path: str, trainer: Any) -> None:
-    """Writes a snapshot of the whole job; on all ranks."""
-    save_job(trainer, job.comm, path)
-
-
 def on_rank_0(job: Any, write: Callable[[dict[str, Any]], None],
               obj: Any) -> None:
     """Has rank 0 write an object's arrays, of all stages; on all ranks."""
-    arrays = _gathered(job, obj)
+    prefix = _prefix(job, obj)
+    arrays = chainer.serializers.npz.serialize(job.model if prefix else obj)
+    if _is_divided(job, obj):
+        stages = job.grid.pipeline.gather(arrays) or []
+        # The first stage's counts where several have the same.
+        arrays = {key[len(prefix):]: value for stage in reversed(stages)
+                  for key, value in stage.items() if key.startswith(prefix)}
     raise_together(job.comm, lambda: write(arrays)
                    if job.comm.rank == 0 else None)
-
-
-def _gathered(job: Any, obj: Any) -> dict[str, Any]:
-    """The arrays of an object on all stages of rank 0's replica."""
-    if not _is_divided(job, obj):
-        return chainer.serializers.npz.serialize(obj)
-    prefix = _prefix(job, obj)
-    whole = job.model if prefix else obj
-    stages = job.grid.pipeline.gather(
-        chainer.serializers.npz.serialize(whole)) or []
-    # The first stage's counts where several have the same.
-    return {key[len(prefix):]: value for stage in reversed(stages)
-            for key, value in stage.items() if key.startswith(prefix)}
 
 
 def _is_divided(job: Any, obj: Any) -> bool:

@@ -28,10 +28,7 @@ def refuse_all(comm: MPI.Comm, refusal: Refusal) -> NoReturn:
     """Prints why, once, and ends this rank with the exit code 2.
 
     Call it on the ranks that refuse.  If some do not, these are ended, too.
-
-    Args:
-        comm: All ranks; nobody uses it for anything else.
-        refusal: What rank 0 prints.
+    ``comm`` has all ranks, and is used for nothing else.
     """
     text = f'chainer_fp8pipe run: {refusal.code}\n'
     request = comm.Ibarrier()
@@ -55,19 +52,16 @@ def refuse_all(comm: MPI.Comm, refusal: Refusal) -> NoReturn:
 def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
     """Does ``action``; a ``ValueError`` on any rank is a refusal on all.
 
-    Returns what ``action`` returned.  ``action`` must not communicate.
-
-    Raises:
-        Refusal: With the message of the first rank that has one.
+    The first rank's message counts.  Returns what ``action`` returned, which
+    must not communicate.
     """
     result, problem = None, ''
     try:
         result = action()
     except ValueError as error:
         problem = str(error)
-    for text in comm.allgather(problem):
-        if text:
-            raise Refusal(text)
+    if problems := list(filter(None, comm.allgather(problem))):
+        raise Refusal(problems[0])
     return result
 
 

@@ -20,30 +20,17 @@ from ...pipeline.randomness import preserved
 from ..updaters.pipeline_updater import PipelineUpdater
 from . import checks, files
 from .dividing import DividingIterator, ReceivingIterator
-from .extensions import adapted
+from .extensions import adapted, follow_rank_0
 from .refusal import Refusal, refuse_together, refusing
-from .triggers import follow_rank_0
 
 
 class Options(NamedTuple):
-    """How a model is divided.
+    """How a model is divided."""
 
-    Attributes:
-        pipeline: Ranks of one pipeline.
-        micro_batches: Into how many each replica's batch is cut.
-        memory: What a rank may use, such as ``'2 GiB'``; None: no limit.
-        schedule: As for :class:`PipelineUpdater`.
-    """
-
-    pipeline: int
-    micro_batches: int
-    memory: str | None
-    schedule: str
-
-    @property
-    def chunks(self) -> int:
-        """Of each rank."""
-        return 2 if self.schedule == 'interleaved' else 1
+    pipeline: int           # ranks of one pipeline
+    micro_batches: int      # into which each replica's batch is cut
+    memory: str | None      # a rank may use, such as '2 GiB'; None: no limit
+    schedule: str           # as for PipelineUpdater
 
 
 class PipelineJob:
@@ -56,17 +43,14 @@ class PipelineJob:
     Args:
         comm: All ranks.
         options: From the command line.
-        make_communicator: Gives that of the replicas, for mpi4py's.
-
-    Attributes:
-        updater: The script's; None before it has made one.
-        grid: Of the ranks; None before.
+        make_communicator: Makes the replicas' communicator of mpi4py's.
     """
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any]) -> None:
         self.comm, self._options = comm, options
         self._make_communicator = make_communicator
+        # None until the script has made an updater:
         self.updater: PipelineUpdater | None = None
         self.grid: Any = None
 
@@ -89,11 +73,11 @@ class PipelineJob:
         if isinstance(updater, PipelineUpdater):    # it is being made here
             original(updater, *args, **kwargs)
             return
-        kind = type(updater)
-        if kind is not StandardUpdater:
+        if type(updater) is not StandardUpdater:
             raise Refusal(
-                f'the script trains with a {kind.__name__}; a pipeline needs '
-                'chainer.training.updaters.StandardUpdater itself')
+                f'the script trains with a {type(updater).__name__}; a '
+                'pipeline needs chainer.training.updaters.StandardUpdater '
+                'itself')
         if self.updater is not None:
             raise Refusal('the script makes a second updater; a pipeline '
                           'trains one model with one updater')
@@ -142,13 +126,7 @@ class PipelineJob:
         # must not.
         return self.comm.bcast(original(evaluator))
 
-    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        files.save(self, original, file, obj, *args, **kwargs)
-
-    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        files.load(self, original, file, obj, *args, **kwargs)
+    save, load = files.save, files.load
 
     # --- details ------------------------------------------------------------
 
@@ -183,7 +161,8 @@ class PipelineJob:
                                      input_device),
                 self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule, chunks=options.chunks,
+                schedule=options.schedule,
+                chunks=2 if options.schedule == 'interleaved' else 1,
                 optimizer_arrays=_arrays_of(optimizer))
         if comm.rank == 0:
             print(model, file=sys.stderr)
@@ -211,9 +190,8 @@ class PipelineJob:
                  device: Any) -> Any:
         """A micro-batch: the first examples of rank 0's data set.
 
-        Not of the iterator: a batch that was taken from it would be missing
-        in the training, and those that read ahead in other processes cannot
-        be copied.
+        A batch of the iterator would be missing in the training, and an
+        iterator that reads ahead in other processes cannot be copied.
         """
         def read() -> list | None:
             if self.comm.rank:

@@ -31,12 +31,8 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class ChainWork:
     """What the ranks of a partitioned Chain do with a batch.
 
-    Args:
-        model: What :func:`~chainer_fp8pipe.chains.partition.partition`
-            returned.
-        grid: All ranks.
-        loss_weight: ``loss_weight(*batch)``: how much a micro-batch counts;
-            None: the labels that the loss does not ignore, or else samples.
+    The methods are those of :class:`.LayerWork`.
+    The arguments are as for :class:`.PipelineUpdater`.
     """
 
     def __init__(self, model: Any, grid: ProcessGrid,
@@ -65,11 +61,7 @@ class ChainWork:
                 in self._partition.blocks().items()}
 
     def choose(self, method: str | None) -> str:
-        """What predictions call: a method or child link, by its name.
-
-        Raises:
-            ValueError: The model has none of this name.
-        """
+        """Has predictions call a method or child link; its name."""
         names = ['predictor', 'predict'] if method is None else [method]
         for name in names:
             found = getattr(self._model, name, None)
@@ -87,9 +79,8 @@ class ChainWork:
                ) -> Arrays:
         """The outputs of all micro-batches, on the last stage.
 
-        Raises:
-            ValueError: An output has not a row for each sample, or the
-                micro-batches have different outputs.
+        Raises ValueError if an output has not a row for each sample, or the
+        micro-batches have different outputs.
         """
         forms = {nested.signature(program.form)
                  for program in self._programs}
@@ -112,13 +103,7 @@ class ChainWork:
 
     def batch(self, arrays: Any, label_key: Any,
               progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
-        """A converted batch; the model has its loss inside.
-
-        Args:
-            arrays: An array, a tuple of them, or a dictionary.
-            label_key: Not used: all arrays go to the model.
-            progress: Goes into the batch.
-        """
+        """All arrays of a converted batch: the model has its loss inside."""
         if isinstance(arrays, dict):
             return StepBatch(tuple(arrays.values()), None, progress,
                              tuple(arrays))
@@ -129,8 +114,7 @@ class ChainWork:
                 places: list[Place]) -> str:
         """All ranks get the batch, and a trace for each micro-batch.
 
-        Returns:
-            What went wrong, on all ranks of the pipeline; '' if nothing.
+        Returns what went wrong, on all ranks of the pipeline; '' if nothing.
         """
         part = self._partition
         tree, arrays = self._share(opened.batch)
@@ -146,8 +130,10 @@ class ChainWork:
                 before = last[number].after if number < len(last) else None
                 forms.append(Form(self._function(step), args, kwargs, before,
                                   places[number]))
+            # Each rank rehearses some of the micro-batches for all.
             mine = {number: part.rehearsed(step, forms[number])
-                    for number in self._share_of(parts)}
+                    for number in range(self._grid.stage_index, parts,
+                                        self._grid.stages)}
         except Exception as error:  # the other ranks must hear of it
             problem = problem or f'{type(error).__name__}: {error}'
         problem = self._agreed([], problem)
@@ -227,16 +213,9 @@ class ChainWork:
                 for name, stages in part.ties.items() if name in part.own}
 
     def follow_plan(self, plan: PartitionPlan, optimizer: Any) -> bool:
-        """Cuts the model as a snapshot's run had it.
+        """Cuts the model as a snapshot's run had it; call it on all ranks.
 
-        Call it on all ranks.
-
-        Args:
-            plan: Of that run.
-            optimizer: Makes update rules.
-
-        Returns:
-            Whether parameters have moved.
+        Returns whether parameters have moved.
         """
         part = self._partition
         now = part.plan
@@ -288,10 +267,6 @@ class ChainWork:
         device = self._model.device
         return form, [device.send(array) for array in host]
 
-    def _share_of(self, parts: int) -> range:
-        """The micro-batches that this rank rehearses for all."""
-        return range(self._grid.stage_index, parts, self._grid.stages)
-
     def _gathered(self, step: str, forms: list[Form], mine: dict[int, Any]
                   ) -> list[Any]:
         """What each micro-batch calls, as one of the ranks has found."""
@@ -313,7 +288,7 @@ class ChainWork:
         part, problem = self._partition, ''
         found = list(found)
         try:
-            self._tell(step, found)     # an error, to who has asked for that
+            self._tell(step, found)     # raises where warnings are errors
             for number, form in enumerate(forms):
                 if found[number] is None:
                     # An earlier one of this batch may do.
@@ -335,7 +310,7 @@ class ChainWork:
                 'another, pad sequences to a few lengths')
 
     def _agreed(self, found: list[Any], problem: str) -> str:
-        """'' if all ranks are to do the same; else what is wrong."""
+        """What is wrong where ranks would not do the same; '' if nothing."""
         try:
             agree(self._grid.pipeline, Signature({
                 f'what micro-batch {number} calls':
@@ -351,19 +326,10 @@ class ChainWork:
         if step == 'predict':
             return [0.0] * len(sizes)
         if self._loss_weight is not None:
-            return [_weight(self._loss_weight, *call.arguments())
-                    for call in self._calls]
+            return [float(self._loss_weight(*args, **kwargs)) for args, kwargs
+                    in (call.arguments() for call in self._calls)]
         return weights(labels, sizes, self._grid.replicas
                        if step == 'train' else 1)
-
-
-def recompute_of(model: Any, recompute: Any) -> Any:
-    """Which chunks run forward twice: as asked for, or as planned."""
-    return (model.plan.recompute if recompute == 'no stage' else recompute)
-
-
-def _weight(function: Callable, args: tuple, kwargs: Any) -> float:
-    return float(function(*args, **kwargs))
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

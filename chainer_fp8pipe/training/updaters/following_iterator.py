@@ -11,12 +11,7 @@ _FIELDS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 class FollowingIterator(chainer.dataset.Iterator):
     """Knows how far the first stage's iterator is, and nothing more.
 
-    Attributes:
-        epoch: Completed passes over the data.
-        is_new_epoch: Whether the last batch completed one.
-        epoch_detail: Passes, with fractions.
-        previous_epoch_detail: The same before the last batch; None before
-            the first.
+    The attributes are those of Chainer's ``SerialIterator``.
     """
 
     def __init__(self) -> None:

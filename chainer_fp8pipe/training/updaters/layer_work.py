@@ -1,4 +1,7 @@
-"""Micro-batches of a ``Divisible``: inputs first, targets last."""
+"""Micro-batches of a ``Divisible``: inputs first, targets last.
+
+And whether the stages of all ranks make up one ``Divisible``.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -20,12 +23,7 @@ from .together import Opened, StepBatch, Sums
 class LayerWork:
     """What the ranks of a pipeline of layers do with a batch.
 
-    Args:
-        model: This rank's stage, a ``Divisible``.
-        grid: All ranks.
-        loss_fun: ``loss_fun(*outputs, target)``, a mean.
-        metrics: Name to function of the same arguments.
-        loss_weight: How much a micro-batch's target counts; None: guess.
+    The arguments are as for :class:`.PipelineUpdater`.
     """
 
     def __init__(self, model: Any, grid: ProcessGrid, loss_fun: Callable,
@@ -48,16 +46,7 @@ class LayerWork:
 
     def batch(self, arrays: Any, label_key: Any,
               progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
-        """Inputs and target of a converted batch.
-
-        Args:
-            arrays: A tuple of arrays, or a dictionary.
-            label_key: Index or key of the target.
-            progress: Goes into the batch.
-
-        Raises:
-            ValueError: There is no target.
-        """
+        """Inputs and target of a converted batch, a tuple or dictionary."""
         if isinstance(arrays, dict):
             if label_key not in arrays:
                 known = ', '.join(map(repr, arrays))
@@ -77,14 +66,7 @@ class LayerWork:
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """Inputs where the model begins, targets where the loss is.
 
-        Args:
-            opened: The step.
-            channels: To the other ranks.
-            parts: How many micro-batches there will be.
-            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-
-        Returns:
-            Inputs, targets and weights of the micro-batches.
+        Returns inputs, targets and weights of ``parts`` micro-batches.
         """
         places = bounds(opened.samples, parts)
         inputs: list[Arrays] = []
@@ -109,11 +91,7 @@ class LayerWork:
         return inputs, targets, self.head.count(targets)
 
     def choose(self, method: str | None) -> str:
-        """What predictions call: all layers, without a name.
-
-        Raises:
-            ValueError: A name was given.
-        """
+        """What predictions call: all layers, without a name."""
         if method is not None:
             raise ValueError(
                 f'method={method!r} is for a model that partition() has cut; '
@@ -130,11 +108,6 @@ class LayerWork:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> str:
-        """Nothing is to be done together before the work."""
-        return ''
-
     def sums(self) -> Sums:
         """Weighted sums of what is reported, and the weights' sums."""
         if self._grid.stage_index < self._grid.stages - 1:
@@ -142,32 +115,69 @@ class LayerWork:
         return {name: (self.head.sums[name], self.head.totals[name])
                 for name in self.head.names}
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        """As before."""
-        return now
-
-    def tied(self) -> dict[int, tuple[int, ...]]:
-        """Layers on two ranks share nothing."""
-        return {}
-
-    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
-        """Layers are where ``stage`` has put them."""
-        return False
-
-    def adapt(self, optimizer: Any) -> bool:
-        """Nothing changes after an update."""
-        return False
-
     def report(self, means: Mapping[str, float]) -> None:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
 
+    # --- layers stay where they are, and share nothing ----------------------
+
+    def prepare(self, opened: Opened, parts: int, step: str,
+                places: list[Place]) -> str:
+        return ''
+
+    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
+        return now
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
+        return False
+
+    def adapt(self, optimizer: Any) -> bool:
+        return False
+
     def end(self) -> None:
-        """Ends a step."""
+        pass
 
     def forget(self) -> None:
-        """Drops what a failed step has left."""
+        pass
 
 
 def _cut(array: Any, places: list[tuple[int, int]]) -> list[Any]:
     return [array[start:end] for start, end in places]
+
+
+def layout_problem(model: Any, grid: ProcessGrid) -> str:
+    """What is wrong with the cut, seen over all ranks; '' if nothing.
+
+    ``model`` is this rank's stage.  Call it on all ranks.
+    """
+    everyone = grid.comm.allgather(
+        (grid.stage_index, model.total, model.bounds))
+    total, *others = sorted({total for _, total, _ in everyone})
+    if others:
+        totals = ' and '.join(map(str, [total, *others]))
+        return f'the models have {totals} layers on different ranks'
+    chunks: dict[int, tuple[int, int, int]] = {}
+    for rank, (stage, _, cut) in enumerate(everyone):
+        for position, (start, end) in enumerate(cut):
+            chunk = stage + position * grid.stages
+            other, *known = chunks.setdefault(chunk, (rank, start, end))
+            if known != [start, end]:
+                return (f'rank {rank} has layers {start} to {end - 1} where '
+                        f'its replica, rank {other}, has {known[0]} to '
+                        f'{known[1] - 1}')
+    next_layer = 0
+    for number in range(max(chunks) + 1):
+        if number not in chunks:
+            return 'the ranks have different numbers of chunks'
+        rank, start, end = chunks[number]
+        if start != next_layer:
+            return (f'rank {rank} starts at layer {start} but layer '
+                    f'{next_layer} is to follow')
+        next_layer = end
+    if next_layer != total:
+        return (f'rank {rank} ends at layer {next_layer - 1} but the model '
+                f'has {total} layers')
+    return ''

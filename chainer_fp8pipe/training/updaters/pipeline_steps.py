@@ -34,21 +34,8 @@ from .together import Opened, StepBatch, Sums, Together
 class PipelineSteps:
     """What a pipeline's ranks do together.
 
-    Args:
-        model: This rank's stage.
-        grid: All ranks.
-        work: What is done with a batch: :class:`.LayerWork` or
-            :class:`.ChainWork`.
-        micro_batches: Into how many a batch is cut.
-        schedule: The name of the schedule.
-        recompute: Which stages keep their inputs only.
-        activation_codec: None or ``'fp8'``.
-        seed: Of what layers draw.
-        events: Where to write what happens.
-
-    Raises:
-        ValueError: Options differ between ranks, or the stages do not fit
-            together; on all ranks.
+    ``work`` is what they do with a batch; the other arguments are as for
+    :class:`.PipelineUpdater`.
     """
 
     def __init__(self, model: Any, grid: ProcessGrid,
@@ -78,23 +65,15 @@ class PipelineSteps:
         self._make_executor()
 
     def adapt(self, optimizer: Any) -> None:
-        """After an update: parts of the model may go to other ranks.
+        """After an update, parts of the model may go to other ranks.
 
-        Call it on all ranks.
-
-        Args:
-            optimizer: Makes update rules.
+        Call it on all ranks.  The optimizer makes update rules.
         """
         if self._work.adapt(optimizer):
             self._follow()
 
     def follow_plan(self, plan: Any, optimizer: Any) -> None:
-        """Cuts the model as a plan says; call it on all ranks.
-
-        Args:
-            plan: Of a snapshot's run.
-            optimizer: Makes update rules.
-        """
+        """Cuts the model as a plan says; call it on all ranks."""
         if self._work.follow_plan(plan, optimizer):
             self._follow()
 
@@ -142,9 +121,7 @@ class PipelineSteps:
             ranks, and the progress of the first stage's iterator.
 
         Raises:
-            StopIteration: ``read`` raised it; on all ranks.
-            RemoteError: Another rank failed.
-            Exception: What failed on this rank.
+            Exception: As :meth:`.Together.open` and :meth:`.Together.close`.
         """
         opened = self._together.open(
             'train', lambda: self._enough(read),
@@ -156,18 +133,16 @@ class PipelineSteps:
 
         def work() -> Sums:
             self._model.cleargrads()
-            inputs: list[Arrays] = []
-            targets: list[Any] = []
             weights: list[float] = []
-            total = 0.0
             try:
                 inputs, targets, weights = self._deal(
                     opened, self._micro_batches, 'train', problem)
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, loss_scale)
-            with preserved(), (announced or _nobody)(
-                    self._model, loss_scale) as final:
+            exchange = (announced(self._model, loss_scale) if announced
+                        else contextlib.nullcontext())
+            with preserved(), exchange as final:
                 self._sums.begin(self._blocks, self._tied.but(final))
                 self._executor.run(self.schedule, self.grid.stage_index,
                                    inputs, places, self._head, train=True)
@@ -183,20 +158,12 @@ class PipelineSteps:
         self._tied.hand_back()
 
     def evaluate(self, read: Callable[[], StepBatch]) -> dict[str, float]:
-        """Loss and metrics of one batch, without training; on all ranks.
-
-        Args:
-            read: Gives the batch; called on the first stage only.
-        """
-        opened = self._together.open('evaluate', read)
-        parts = min(opened.samples, self._micro_batches)
-        places = self._places(opened, parts, 0)
-        problem = self._inferring(lambda: self._prepare(
-            opened, parts, 'evaluate', places))
+        """Loss and metrics of one batch, without training; on all ranks."""
+        opened, places, problem = self._open_inference('evaluate', read)
 
         def work() -> Sums:
-            inputs, targets, weights = self._deal(opened, parts, 'evaluate',
-                                                  problem)
+            inputs, targets, weights = self._deal(
+                opened, len(places), 'evaluate', problem)
             self._head.begin(targets, weights, sum(weights), None)
             self._infer(inputs, places, self._head)
             return self._work.sums()
@@ -204,28 +171,18 @@ class PipelineSteps:
 
     def predict(self, read: Callable[[], StepBatch], wanted: bool,
                 method: str) -> Any:
-        """The outputs for one batch, on the ranks that want them.
+        """The outputs for one batch, on the ranks that want them, or None.
 
-        Args:
-            read: Gives the batch; called on the first stage only.
-            wanted: Whether this rank wants them.
-            method: The name of what is called.
-
-        Returns:
-            An array, or several as the model returns them; None on ranks
-            that did not want it.
+        ``method`` is the name of what is called.
         """
-        opened = self._together.open('predict', read,
-                                     {'the method that predicts': method})
-        count = min(opened.samples, self._micro_batches)
-        places = self._places(opened, count, 0)
-        problem = self._inferring(lambda: self._prepare(
-            opened, count, 'predict', places))
+        opened, places, problem = self._open_inference(
+            'predict', read, {'the method that predicts': method})
         outputs: list[Any] = []
-        sizes = [end - start for start, end in bounds(opened.samples, count)]
+        sizes = [end - start for start, end
+                 in bounds(opened.samples, len(places))]
 
         def work() -> Sums:
-            inputs, _, _ = self._deal(opened, count, 'predict', problem)
+            inputs, _, _ = self._deal(opened, len(places), 'predict', problem)
             parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
@@ -236,6 +193,16 @@ class PipelineSteps:
         return self._hand_out(tuple(outputs), wanted)
 
     # --- details ------------------------------------------------------------
+
+    def _open_inference(self, step: str, read: Callable[[], StepBatch],
+                        entries: Mapping[str, str] | None = None
+                        ) -> tuple[Opened, list[Place], str]:
+        """Opens a step; its micro-batches' places, and what is wrong."""
+        opened = self._together.open(step, read, entries)
+        parts = min(opened.samples, self._micro_batches)
+        places = self._places(opened, parts, 0)
+        return opened, places, self._inferring(
+            lambda: self._prepare(opened, parts, step, places))
 
     def _means(self, step: str, work: Callable[[], Sums]) -> dict[str, float]:
         """Does the work; gives the means of loss and metrics."""
@@ -273,8 +240,7 @@ class PipelineSteps:
 
     def _deal(self, opened: Opened, parts: int, step: str, problem: str
               ) -> tuple[list[Arrays], list[Any], list[float]]:
-        """Inputs, targets and weights of the micro-batches, where they are
-        wanted."""
+        """Inputs, targets and weights of the micro-batches, or the error."""
         if problem:
             raise ValueError(problem)
         return self._work.deal(opened, self._channels, parts, step)
@@ -285,10 +251,7 @@ class PipelineSteps:
             return action()
 
     def _total_weight(self, weight: float) -> float:
-        """What a replica's weights are to be divided by.
-
-        The mean over replicas that follows divides by their number.
-        """
+        """A replica's divisor; the mean over replicas divides once more."""
         if not self._is_last or self.grid.replicas == 1:
             return weight
         return self.grid.data.allreduce(weight) / self.grid.replicas
@@ -323,14 +286,7 @@ class PipelineSteps:
                 if asks and rank != self.grid.stage_index])
         elif wanted:
             outputs = self._channels.receive_outputs()
-        if not wanted:
-            return None
-        return self._work.formed(outputs)
-
-
-def _nobody(model: Any, loss_scale: float | None
-            ) -> contextlib.nullcontext[None]:
-    return contextlib.nullcontext()
+        return self._work.formed(outputs) if wanted else None
 
 
 _forward = functools.lru_cache(16)(forward_schedule)

@@ -22,10 +22,9 @@ from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...planning.partition.partition_plan import load_plan
 from ...report.stream import EventStream
-from .chain_work import ChainWork, recompute_of
+from .chain_work import ChainWork
 from .following_iterator import FollowingIterator, progress
-from .layer_work import LayerWork
-from .layout import layout_problem
+from .layer_work import LayerWork, layout_problem
 from .pipeline_steps import PipelineSteps
 from .together import StepBatch
 from .whole_model import decide_together, decisions
@@ -35,12 +34,11 @@ class PipelineUpdater(StandardUpdater):
     """Trains one model over several ranks, each with some of its layers.
 
     Make it on all ranks; from then on, an exception that nobody catches ends
-    the whole job.  The batch is cut into micro-batches, which go
-    through the stages as the schedule says.  Loss and gradients are those of
-    serial training on the same micro-batches.  Only the ranks of the first
-    stage read data; all ranks report the same loss.  Afterwards the optimizer
-    updates this rank's layers; clipping and dynamic loss scaling look at all
-    stages.
+    the whole job.  The batch is cut into micro-batches, which go through the
+    stages as the schedule says.  Loss and gradients are those of serial
+    training on the same micro-batches.  Only the ranks of the first stage
+    read data; all ranks report the same loss.  The optimizer updates this
+    rank's layers; clipping and dynamic loss scaling look at all stages.
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
@@ -51,9 +49,9 @@ class PipelineUpdater(StandardUpdater):
             is not used and may be None.  The last element of an example is
             the target, the others are arguments of the first layer.
         optimizer: Set up with this rank's stage, ``Net().stage(comm)``, or
-            with the model that :func:`partition` has cut.
-            With replicas, ChainerMN's multi-node optimizer around a
-            communicator of ``grid.data``.
+            with the model that :func:`partition` has cut.  With replicas,
+            ChainerMN's multi-node optimizer around a communicator of
+            ``grid.data``.
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
         loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Not used
@@ -73,9 +71,8 @@ class PipelineUpdater(StandardUpdater):
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
             in the mean loss; default: the labels that ``loss_fun`` does not
             ignore, or else samples.  Of a model that :func:`partition` has
-            cut, it gets the whole micro-batch, ``loss_weight(*batch)``.  A
-            metric's own is given as a pair,
-            ``{name: (function, weight)}``.
+            cut, ``loss_weight(*batch)``.  A metric may have its own, as a
+            pair: ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         label_key: Index or key of the target in an example.
@@ -127,8 +124,7 @@ class PipelineUpdater(StandardUpdater):
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
-        self.grid = grid
-        self.label_key = label_key
+        self.grid, self.label_key = grid, label_key
         if metrics is None:
             metrics = ({'accuracy': F.accuracy}
                        if loss_fun is F.softmax_cross_entropy else {})
@@ -144,7 +140,8 @@ class PipelineUpdater(StandardUpdater):
         model = optimizer.target
         work: LayerWork | ChainWork
         if isinstance(model, PartitionedChain):
-            recompute = recompute_of(model, recompute)
+            if recompute == 'no stage':     # the default
+                recompute = model.plan.recompute
             work = ChainWork(model, grid, loss_weight)
             work.follows_plan = recompute is model.plan.recompute
             model.partition.optimizer = optimizer
@@ -233,9 +230,9 @@ class PipelineUpdater(StandardUpdater):
                 what is called in place of the model, which would return its
                 loss.  Default: the link ``predictor``, as
                 ``chainer.links.Classifier`` has it, or else ``predict``.
-                It is called with each micro-batch; what it returns (an array
-                or variable, or some in tuples, lists and dictionaries) is
-                concatenated along the first axis.
+                The method is called with each micro-batch; what it returns
+                (an array or variable, or some in tuples, lists and
+                dictionaries) is concatenated along the first axis.
 
         Returns:
             What the last layer, or the method, returns, as arrays; None
@@ -245,9 +242,8 @@ class PipelineUpdater(StandardUpdater):
             ValueError: There is no such method, or it returns something that
                 has not a row for each sample.
         """
-        name = self._work.choose(method)
-        return self._steps.predict(
-            lambda: _given(inputs), wanted, name)
+        return self._steps.predict(lambda: _given(inputs), wanted,
+                                   self._work.choose(method))
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
@@ -264,12 +260,9 @@ class PipelineUpdater(StandardUpdater):
     def follow_plan(self, text: str) -> None:
         """Cuts a partitioned model as the run of a snapshot had it.
 
-        ``resume`` calls it on all ranks: with the same cut, the run goes on
-        with the same bits.  A plan for other numbers of stages is left
-        alone.
-
-        Args:
-            text: The plan, as JSON.
+        ``resume`` calls this on all ranks, with the plan as JSON: with the
+        same cut, the run goes on with the same bits.  A plan for other
+        numbers of stages changes nothing.
         """
         self._steps.follow_plan(load_plan(json.loads(text)),
                                 self.get_optimizer('main'))
@@ -277,8 +270,8 @@ class PipelineUpdater(StandardUpdater):
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
 
-        ``resume`` calls it on all ranks: a snapshot of serial training does
-        not say it in this updater's way.
+        ``resume`` calls this on all ranks, as a snapshot of serial training
+        does not say so in this updater's way.
         """
         iterator, grid = self.get_iterator('main'), self.grid
         if grid.stage_index == 0:
@@ -331,11 +324,10 @@ def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
 
 def _check_partition(model: PartitionedChain, optimizer: Any,
                      grid: ProcessGrid) -> None:
-    part = model.partition
-    if part.grid is not grid:
+    if model.partition.grid is not grid:
         raise ValueError('the model was cut for other ranks; give '
                          'PipelineUpdater the comm that partition() got')
-    if part.optimizer is not None and part.optimizer is not optimizer:
+    if model.partition.optimizer not in (None, optimizer):
         raise ValueError('another optimizer trains this model already; a '
                          'partitioned model has one')
 

@@ -19,11 +19,8 @@ class TiedGradients:
     over replicas, and gives the mean back: so the copies stay the same, bit
     for bit, also where gradients are compressed.
 
-    Args:
-        grid: The ranks.
-        ties: Of each tied parameter on this rank, by ``id``, the stages that
-            have it.
-        parameters: This rank's, in an order that is the same on all ranks.
+    ``ties`` has the stages of each tied parameter of this rank, by its
+    ``id``; the order of ``parameters`` is the same on all ranks.
     """
 
     def __init__(self, grid: ProcessGrid,
@@ -80,14 +77,11 @@ class TiedGradients:
                 for stage in others:
                     self._send(parameter.grad, stage)
             else:
-                parameter.grad = self._receive(parameter, home,
-                                               self._into(parameter))
-
-    def _into(self, parameter: chainer.Parameter) -> Any:
-        """Where the sum may be received: the gradient that has been sent."""
-        gradient = parameter.grad
-        return gradient if (isinstance(gradient, numpy.ndarray)
-                            and gradient.flags.c_contiguous) else None
+                # Into the gradient that has been sent, where that can be.
+                own = parameter.grad
+                parameter.grad = self._receive(
+                    parameter, home, own if isinstance(own, numpy.ndarray)
+                    and own.flags.c_contiguous else None)
 
     def _send(self, gradient: Any, stage: int) -> None:
         has = numpy.array([gradient is not None])
@@ -99,8 +93,7 @@ class TiedGradients:
     def _receive(self, parameter: chainer.Parameter, stage: int,
                  into: Any = None) -> Any:
         has = numpy.empty(1, bool)
-        request = self._comm.Irecv(has, stage)
-        wait_until(request.Test)
+        wait_until(self._comm.Irecv(has, stage).Test)
         if not has[0]:
             return None
         host = (numpy.empty(parameter.shape, parameter.dtype)

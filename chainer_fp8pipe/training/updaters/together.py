@@ -28,36 +28,23 @@ _SAME = ('All ranks must do the same: iterators of equal length, the same '
 
 
 class StepBatch(NamedTuple):
-    """What the first stage of a pipeline reads for one step.
-
-    Attributes:
-        inputs: For the first layer.
-        target: For the loss; None in a prediction.
-        progress: Numbers about the iterator, for the other stages.
-        keys: Names of the inputs, where they are keyword arguments.
-    """
+    """What the first stage of a pipeline reads for one step."""
 
     inputs: Arrays
-    target: Any
+    target: Any         # for the loss; None where there is none
+    #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = (0.0,) * 4
+    #: Names of the inputs, where they are keyword arguments.
     keys: tuple[str, ...] | None = None
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of a model that has its loss.
-
-        As ``StandardUpdater`` calls it.
-        """
+        """The arguments that ``StandardUpdater`` would call a model with."""
         if self.keys is None:
             return self.inputs, {}
         return (), dict(zip(self.keys, self.inputs, strict=True))
 
     def samples(self) -> int:
-        """How many samples there are.
-
-        Raises:
-            ValueError: None, or not equally many in all arrays.
-            TypeError: Something is no array.
-        """
+        """How many samples there are; raises if that is not clear."""
         arrays = self.inputs if self.target is None else (
             *self.inputs, self.target)
         for array in arrays:
@@ -75,19 +62,12 @@ class StepBatch(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What all ranks know of a step's batch.
+    """What all ranks know of a step's batch."""
 
-    Attributes:
-        batch: None but on the first stage.
-        samples: In this replica's batch.
-        first_sample: Its first one's index in the batch of all replicas.
-        progress: Of the first stage's iterator.
-    """
-
-    batch: StepBatch | None
-    samples: int
-    first_sample: int
-    progress: tuple[float, ...]
+    batch: StepBatch | None         # None but on the first stage
+    samples: int                    # in this replica's batch
+    first_sample: int               # index in the batch of all replicas
+    progress: tuple[float, ...]     # of the first stage's iterator
 
 
 #: Two numbers by name: a weighted sum, and the sum of the weights.
@@ -165,9 +145,9 @@ class Together:
 
         Args:
             step: As it was opened.
-            work: Returns pairs of numbers to be summed over the ranks, by
-                name; a rank may have names that others have not.  It may
-                wait for other ranks only through channels.
+            work: Returns pairs of numbers to be summed over the ranks; a
+                rank may have names that others have not.  May wait for other
+                ranks only through channels.
             give_up: Told what happened where this rank failed or another
                 one did; makes ranks that wait for this one fail too.
 
@@ -220,8 +200,8 @@ class Together:
         """How many samples the replicas before this one have."""
         if self._grid.replicas == 1:
             return 0
-        counts = self._grid.data.allgather(samples)
-        return sum(counts[:self._grid.replica_index])
+        return sum(self._grid.data.allgather(samples)[
+            :self._grid.replica_index])
 
 
 def _summed(scope: MPI.Comm, names: list[str], mine: Sums) -> Sums:

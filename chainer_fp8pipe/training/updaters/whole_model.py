@@ -21,11 +21,7 @@ def decide_together(optimizer: Any, comm: MPI.Comm) -> None:
     """Makes an optimizer decide with those of the other stages.
 
     Call it before every update, as hooks may have been added since the last.
-
-    Args:
-        optimizer: Set up with this rank's stage; ChainerMN's multi-node
-            optimizer is taken as well.
-        comm: The ranks of one pipeline.
+    ``comm`` has the ranks of one pipeline.
     """
     hooks = optimizer._hookable._pre_update_hooks
     if _NAME not in hooks:

@@ -56,13 +56,20 @@ def decay(trainer):
         0.02 / (1 + trainer.updater.iteration)))
 
 
-def weights(trainer):
-    """All bits of the model, statistics of batch normalisation included."""
-    model = trainer.updater.get_optimizer('main').target
+def arrays(model):
+    """Every array of a model that is saved."""
     saved = chainer.serializers.DictionarySerializer()
     saved.save(model)
-    return {key: numpy.asarray(value).tobytes()
-            for key, value in saved.target.items()}
+    return {key: numpy.array(value) for key, value in saved.target.items()}
+
+
+def bits(model):
+    return {key: array.tobytes() for key, array in arrays(model).items()}
+
+
+def weights(trainer):
+    """All bits of the model, statistics of batch normalisation included."""
+    return bits(trainer.updater.get_optimizer('main').target)
 
 
 def model_state(communicator):

@@ -15,6 +15,8 @@ import numpy
 from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
 
+from .helpers import arrays
+
 LAYERS = 5
 
 
@@ -109,9 +111,7 @@ def run(trainer, iterations):
 
 def weights(trainer):
     """This rank's values by their names in the whole model."""
-    saved = chainer.serializers.DictionarySerializer()
-    saved.save(trainer.updater.get_optimizer('main').target)
-    return {key: numpy.array(value) for key, value in saved.target.items()}
+    return arrays(trainer.updater.get_optimizer('main').target)
 
 
 def first(comm, ranks):

@@ -2,11 +2,12 @@ from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.extensions import save_whole_model
 
 import chainer
-import numpy
 import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Normalised, dataset
+
+from .helpers import bits
 
 
 def trained():
@@ -15,13 +16,6 @@ def trained():
     with chainer.using_config('train', True):
         model(dataset(8)[0])
     return model
-
-
-def state(model):
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(model)
-    return {key: numpy.asarray(value).tolist()
-            for key, value in serializer.target.items()}
 
 
 @pytest.fixture
@@ -39,12 +33,12 @@ def test_the_whole_model_is_in_the_file(comm, pipeline, chunks, path):
     # Complete when the call returns, on whichever rank.
     loaded = Normalised()
     chainer.serializers.load_npz(path, loaded)
-    assert state(loaded) == state(whole)
+    assert bits(loaded) == bits(whole)
     part = Normalised().stage(comm, balance='layers')
     chainer.serializers.load_npz(path, part)
-    parts = comm.allgather(state(part))
+    parts = comm.allgather(bits(part))
     assert {key: value for one in parts for key, value in one.items()
-            } == state(whole)
+            } == bits(whole)
     grid.free()
 
 

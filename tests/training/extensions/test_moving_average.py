@@ -24,14 +24,11 @@ from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .helpers import Net, make_trainer, weights
+from .helpers import Net, arrays, bits, make_trainer, weights
 
 
-def arrays(model):
-    """Every array of a model that is saved."""
-    saved = chainer.serializers.DictionarySerializer()
-    saved.save(model)
-    return {key: numpy.array(value) for key, value in saved.target.items()}
+def net():
+    return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
 
 
 def change(model, generator):
@@ -68,10 +65,6 @@ def test_the_average_is_that_of_the_definition(seed, decay, updates):
             if key != 'bn/N':
                 assert_allclose(array, expected[key], rtol=1e-4, atol=1e-5)
     assert inside['bn/N'] == own['bn/N'] == updates
-
-
-def bits(model):
-    return {key: array.tobytes() for key, array in arrays(model).items()}
 
 
 def test_the_weights_come_back_also_after_an_error():
@@ -223,9 +216,6 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
         average = MovingAverage(model, 0.5)
         trainer.extend(average)
         return trainer, average
-
-    def net():
-        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
     stage = net().stage(grid)
     trainer, average = trainer_of(stage, 3)
     trainer.extend(Snapshot(grid), trigger=(3, 'iteration'))
@@ -250,9 +240,6 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
 def test_a_pipeline_is_evaluated_with_the_average(comm):
     x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
     t = (numpy.arange(8) % 3).astype('i4')
-
-    def net():
-        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
     stage, serial = net().stage(comm), net().divide(0, 3)
     data = chainer.datasets.TupleDataset(x, t)
     updater = PipelineUpdater(

@@ -1,10 +1,9 @@
 """A run goes on with other numbers of stages and replicas, or serially."""
 import contextlib
-import json
 import warnings
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.training.extensions import Snapshot, resume
+from chainer_fp8pipe.training.extensions import resume
 from chainer_fp8pipe.training.extensions.job_state import collect
 from chainer_fp8pipe.training.extensions.snapshot import save
 
@@ -83,37 +82,6 @@ def test_a_run_goes_on_at_any_depth(comm, before, after, tmp_path):
         same_bits(go_on(ranks, tmp_path, after, before == after), expected)
 
 
-@pytest.mark.parametrize(('before', 'after'), [
-    ((4, 2), (2, 2)), ((2, 2), (4, 2)), ((2, 1), (4, 1)), ((4, 1), (2, 2)),
-    ((1, 1), (4, 2)), ((4, 4), (4, 1))])
-@on_ranks(4)
-def test_a_run_goes_on_at_any_width(comm, before, after, tmp_path):
-    """(ranks, stages); replicas add up in float32, in another order."""
-    expected = serial(tmp_path)
-    ranks = first(comm, before[0])
-    if ranks:
-        start(ranks, tmp_path, before[1])
-    comm.Barrier()
-    ranks = first(comm, after[0])
-    if ranks:
-        trainer = go_on(ranks, tmp_path, after[1])
-        for key, value in weights(trainer).items():
-            # Each replica normalises with the statistics of its share.
-            if not key.startswith('3/'):
-                numpy.testing.assert_allclose(value, expected[key], 1e-5)
-
-
-@on_ranks(4)
-def test_the_same_layout_goes_on_exactly(comm, tmp_path):
-    """With residuals and random numbers of each rank."""
-    whole, grid = make_job(comm, tmp_path, 2, 'fp8', Noisy)
-    expected = run(whole, LAST)
-    grid.free()
-    start(comm, tmp_path, 2, name='fp8', updater=Noisy)
-    same_bits(go_on(comm, tmp_path, 2, exact=True, name='fp8',
-                    updater=Noisy), expected)
-
-
 @on_ranks(4)
 def test_another_layout_starts_residuals_afresh(comm, tmp_path):
     start(comm, tmp_path, 2, name='fp8')
@@ -150,18 +118,6 @@ def test_each_layer_is_in_the_file_once(comm, tmp_path):
 
 
 @on_ranks(4)
-def test_chainers_load_npz_finds_the_whole_model(comm, tmp_path):
-    trainer = start(comm, tmp_path, 4)
-    model = Stage(range(LAYERS))
-    chainer.serializers.load_npz(tmp_path / 'snapshot_iter_5.npz', model,
-                                 'all/trainer/updater/model:main/')
-    parameters = dict(model.namedparams())
-    for name, parameter in trainer.updater.get_optimizer(
-            'main').target.namedparams():
-        assert numpy.array_equal(parameters[name].array, parameter.array)
-
-
-@on_ranks(4)
 def test_replicas_get_the_running_statistics_of_the_first(comm, tmp_path):
     before = comm.bcast(weights(start(comm, tmp_path, 1)))
     ranks = first(comm, 2)
@@ -170,23 +126,6 @@ def test_replicas_get_the_running_statistics_of_the_first(comm, tmp_path):
         with told(ranks):
             resume(trainer, grid, str(tmp_path))
         same_bits(trainer, before)
-
-
-@on_ranks(4)
-def test_a_log_on_rank_0_goes_on(comm, tmp_path):
-    for stages, last in ((4, STOP), (2, LAST)):
-        trainer, grid = make_job(comm, tmp_path, stages)
-        trainer.extend(Snapshot(grid), trigger=(STOP, 'iteration'))
-        if comm.rank == 0:
-            trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
-        if last == LAST:
-            with told(comm):
-                resume(trainer, grid, str(tmp_path))
-        run(trainer, last)
-    if comm.rank == 0:
-        log = json.loads((tmp_path / 'log').read_text())
-        assert [entry['iteration'] for entry in log] == list(
-            range(1, LAST + 1))
 
 
 def momentum():
@@ -315,13 +254,6 @@ def test_a_layer_of_another_shape_is_named(comm, tmp_path):
     start(comm, tmp_path, 4)
     rejected(comm, tmp_path, r'parameter /0/W is float32 \(4, 3\) in the '
              r'snapshot but float32 \(6, 3\) in the model', 2, width=6)
-
-
-@on_ranks(4)
-def test_another_optimizer_is_an_error_at_another_depth(comm, tmp_path):
-    start(comm, tmp_path, 4)
-    rejected(comm, tmp_path, "optimizer 'main' is SGD, in the snapshot it is "
-             'Adam', 2, optimizer=chainer.optimizers.SGD())
 
 
 @on_ranks(2)

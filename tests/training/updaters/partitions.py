@@ -70,6 +70,15 @@ def as_it_is(batch, device):
     return batch
 
 
+def plan_of(order, *cuts, schedule='1f1b', again=False, later=0):
+    """A plan of two stages that cuts before these parameters."""
+    return {'format': 1, 'stages': 2, 'schedule': schedule,
+            'micro_batches': 2, 'order': order,
+            'cuts': [{'before': name, 'calls_later': later}
+                     for name in cuts],
+            'recompute': [again] * (len(cuts) + 1)}
+
+
 def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
                schedule='1f1b', cut=None, example=None, **options):
     """Cuts a model; its updater.

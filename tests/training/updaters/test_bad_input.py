@@ -15,11 +15,8 @@ from tests.training.updaters.test_pipeline_updater import make_updater
 
 def failing(comm, match, make, **options):
     """An update of a model of these layers; fails with this everywhere."""
-    class Model(Divisible):
-        def __init__(self):
-            super().__init__(*make())
-    updater = make_updater(comm, Model, dataset(8), micro_batches=2,
-                           **options)
+    updater = make_updater(comm, lambda: Divisible(*make()), dataset(8),
+                           micro_batches=2, **options)
     with pytest.raises(RuntimeError, match=match):
         updater.update()
     return updater
@@ -78,10 +75,8 @@ def test_a_failing_backward_pass_is_named_on_every_rank(
 
 @on_ranks(2)
 def test_the_rank_that_failed_has_its_own_exception(comm):
-    class Model(Divisible):
-        def __init__(self):
-            super().__init__(L.Linear(8, 5), _none)
-    updater = make_updater(comm, Model, dataset(8), micro_batches=2)
+    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), _none),
+                           dataset(8), micro_batches=2)
     with pytest.raises(RuntimeError) as caught:
         updater.update()
     names = comm.allgather(type(caught.value).__name__)
@@ -233,20 +228,16 @@ def test_decisions_of_one_stage_alone_are_an_error(comm, prepare, said):
 def test_a_rank_that_wants_to_exit_takes_the_others_along(comm):
     def leaving(x):
         raise SystemExit(3)
-    class Model(Divisible):
-        def __init__(self):
-            super().__init__(L.Linear(8, 5), leaving)
-    updater = make_updater(comm, Model, dataset(8), micro_batches=2)
+    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), leaving),
+                           dataset(8), micro_batches=2)
     with pytest.raises(SystemExit if comm.rank else RuntimeError):
         updater.update()
 
 
 @on_ranks(1, 2)
 def test_an_output_without_samples_cannot_be_predicted(comm):
-    class Model(Divisible):
-        def __init__(self):
-            super().__init__(L.Linear(8, 5), F.sum)
-    updater = make_updater(comm, Model, dataset(8), micro_batches=2)
+    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), F.sum),
+                           dataset(8), micro_batches=2)
     with pytest.raises(RuntimeError, match='the output'):
         updater.predict(dataset(8)[0])
 

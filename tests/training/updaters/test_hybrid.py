@@ -21,6 +21,14 @@ from tests.training.updaters.networks import (
 from tests.training.updaters.test_pipeline_updater import close, update
 
 
+class Odd(Plain):
+    """Its layer 5 fails."""
+
+    def __init__(self):
+        super().__init__()
+        self[5] = lambda x: None
+
+
 def make(comm, pipeline, network, data, batch, communicator='float32',
          rate=0.0, options=None, **settings):
     grid = ProcessGrid(comm, pipeline=pipeline)
@@ -143,15 +151,9 @@ def test_a_communicator_of_other_ranks_is_an_error(comm):
 
 @on_ranks(4)
 def test_an_error_in_one_replica_reaches_all_ranks(comm):
-    data = dataset(12)
-    if comm.rank == 3:      # the last stage of the second replica
-        class Odd(Plain):
-            def __init__(self):
-                super().__init__()
-                self[5] = lambda x: None
-    else:
-        Odd = Plain
-    grid, updater = make(comm, 2, Odd, data, 12, micro_batches=2)
+    # Rank 3 is the last stage of the second replica.
+    grid, updater = make(comm, 2, Odd if comm.rank == 3 else Plain,
+                         dataset(12), 12, micro_batches=2)
     with pytest.raises(RuntimeError, match='layer 5'):
         updater.update()
     grid.free()
@@ -188,10 +190,6 @@ def test_a_gradient_that_is_not_finite_ends_all_ranks_of_its_stage(comm):
 
 @on_ranks(4)
 def test_what_a_failed_step_leaves_does_not_reach_a_new_grid(comm):
-    class Odd(Plain):
-        def __init__(self):
-            super().__init__()
-            self[5] = lambda x: None
     for _ in range(3):
         for network, fails in ((Odd, True), (Plain, False)):
             grid, updater = make(comm, 2, network, dataset(12), 12,

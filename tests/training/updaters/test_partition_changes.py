@@ -1,5 +1,6 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
+import functools
 
 from chainer_fp8pipe import ProcessGrid
 
@@ -11,6 +12,7 @@ import numpy
 import pytest
 
 from tests.ranks import on_ranks
+from tests.training.updaters import partitions
 from tests.training.updaters.partitions import (
     close,
     give,
@@ -23,7 +25,8 @@ from tests.training.updaters.partitions import (
     values,
 )
 
-ORDER = [[f'/{name}/W', f'/{name}/b'] for name in 'abcd']
+plan_of = functools.partial(
+    partitions.plan_of, [[f'/{name}/W', f'/{name}/b'] for name in 'abcd'])
 
 
 def batch_of(seed=0, samples=8):
@@ -45,15 +48,6 @@ class Layers(chainer.Chain):
     def forward(self, x, t):
         h = F.tanh(self.b(F.tanh(self.a(x))))
         return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
-
-
-def plan_of(*cuts, order=ORDER, schedule='1f1b', again=False, later=0):
-    """Cuts two stages' model before these parameters."""
-    return {'format': 1, 'stages': 2, 'schedule': schedule,
-            'micro_batches': 2, 'order': order,
-            'cuts': [{'before': name, 'calls_later': later}
-                     for name in cuts],
-            'recompute': [again] * (len(cuts) + 1)}
 
 
 def cut(comm, model, *batches, plan=None, **options):

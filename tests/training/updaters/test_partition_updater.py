@@ -20,6 +20,7 @@ from chainer.training import StandardUpdater, Trainer
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
+from tests.training.extensions.stages import first
 from tests.training.updaters.partitions import (
     batch_of,
     close,
@@ -29,6 +30,7 @@ from tests.training.updaters.partitions import (
     observed,
     own,
     part,
+    plan_of,
     reporting,
     running,
     serially,
@@ -95,10 +97,8 @@ def test_memory_is_read_as_in_one_process_wherever_the_cut_is(
     batch = numpy.random.RandomState(0).randn(8, 4).astype('f'),
     with deferred(0):
         plain, model = reporting(Strided()), reporting(Strided())
-    plan = {'format': 1, 'stages': 2, 'schedule': '1f1b',
-            'micro_batches': 2, 'recompute': [False, False],
-            'order': [['/one/W', '/one/b'], ['/two/W', '/two/b']],
-            'cuts': [{'before': '/one/W', 'calls_later': calls_later}]}
+    plan = plan_of([['/one/W', '/one/b'], ['/two/W', '/two/b']], '/one/W',
+                   later=calls_later)
     updater = updater_of(comm, model, [batch], cut={'plan': plan})
     (name, _), = model.partition.crossing[0]
     assert name == crosses
@@ -138,10 +138,7 @@ def test_repeated_numbers_cross_without_another_rounding(comm, calls_later):
     batch = numpy.random.RandomState(0).randn(8, 3, 16, 16).astype('f'),
     with deferred(0):
         plain, model = reporting(Scaled()), reporting(Scaled())
-    plan = {'format': 1, 'stages': 2, 'schedule': '1f1b',
-            'micro_batches': 2, 'recompute': [False, False],
-            'order': [['/conv/W'], ['/gain']],
-            'cuts': [{'before': '/gain', 'calls_later': calls_later}]}
+    plan = plan_of([['/conv/W'], ['/gain']], '/gain', later=calls_later)
     updater = updater_of(comm, model, [batch], cut={'plan': plan})
     give(plain, values(comm, model))
     found = observed(model, updater.update)
@@ -310,11 +307,8 @@ def test_one_stages_overflow_makes_all_stages_skip_the_update(comm):
     numpy.random.seed(0)
     model, optimizer = Overflowing(), chainer.optimizers.SGD(.1)
     updater = updater_of(
-        comm, model, [(x,)], optimizer=optimizer, cut={'plan': {
-            'format': 1, 'stages': 2, 'schedule': '1f1b',
-            'micro_batches': 2, 'recompute': [False, False],
-            'order': [['/one/W', '/one/b'], ['/two/W', '/two/b']],
-            'cuts': [{'before': '/two/W', 'calls_later': 0}]}})
+        comm, model, [(x,)], optimizer=optimizer, cut={'plan': plan_of(
+            [['/one/W', '/one/b'], ['/two/W', '/two/b']], '/two/W')})
     optimizer.loss_scaling()
     optimizer._loss_scale = 2.0 ** 14
     initial = values(comm, model)
@@ -425,11 +419,6 @@ def trained(comm, out, until, resumed=None, make_model=tied, **cut):
     found = values(comm, model), running(comm, model)
     grid.free()
     return losses, found, model.plan
-
-
-def first(comm, ranks):
-    part = comm.Split(int(comm.rank < ranks), comm.rank)
-    return part if comm.rank < ranks else None
 
 
 @on_ranks(2)

@@ -16,6 +16,7 @@ from tests.training.updaters.partitions import (
     gradients,
     observed,
     own,
+    plan_of,
     running,
     serially,
     updater_of,
@@ -50,13 +51,10 @@ class Around(chainer.Chain):
 
 def cut_before(model, recompute=False):
     """A plan that cuts before the last layer."""
-    names = sorted(name for name, _ in model.namedparams())
-    order = [[name] for name in names if not name.startswith('/b/')]
-    return {'format': 1, 'stages': 2, 'schedule': '1f1b', 'micro_batches': 2,
-            'cuts': [{'before': '/b/W', 'calls_later': 0}],
-            'recompute': [recompute, False],
-            'order': [*order, *[[name] for name in names
-                                if name.startswith('/b/')]]}
+    names = sorted((name for name, _ in model.namedparams()),
+                   key=lambda name: (name.startswith('/b/'), name))
+    return plan_of([[name] for name in names], '/b/W') | {
+        'recompute': [recompute, False]}
 
 
 def made(model, seed=1):

@@ -48,6 +48,19 @@ def close(found, expected, tolerance=1e-6):
                                    atol=tolerance * scale, err_msg=name)
 
 
+def trains_as_serially(comm, network, micro_batches, ignored, **options):
+    data = dataset(13, ignored=ignored)
+    for count in micro_batches:
+        updater = make_updater(comm, network, data, micro_batches=count,
+                               **options)
+        seen = update(updater)
+        sizes = [end - start for start, end in bounds(13, count)]
+        loss, expected = serial_gradients(network, data, sizes)
+        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
+        model = updater.get_optimizer('main').target
+        close(gathered(comm, gradients(model)), expected)
+
+
 @on_ranks(1, 2, 3, 4)
 @pytest.mark.parametrize(('schedule', 'recompute'), [
     ('gpipe', 'no stage'), ('gpipe', 'every stage'),
@@ -57,17 +70,8 @@ def close(found, expected, tolerance=1e-6):
 @pytest.mark.parametrize('network', NETWORKS)
 def test_loss_and_gradients_are_those_of_serial_training(
         comm, network, schedule, recompute):
-    data = dataset(13, ignored=[2, 3, 7])
-    for micro_batches in (1, 2, 5, 8):
-        updater = make_updater(
-            comm, NETWORKS[network], data, schedule=schedule,
-            recompute=recompute, micro_batches=micro_batches)
-        seen = update(updater)
-        sizes = [end - start for start, end in bounds(13, micro_batches)]
-        loss, expected = serial_gradients(NETWORKS[network], data, sizes)
-        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
-        model = updater.get_optimizer('main').target
-        close(gathered(comm, gradients(model)), expected)
+    trains_as_serially(comm, NETWORKS[network], (1, 2, 5, 8), [2, 3, 7],
+                       schedule=schedule, recompute=recompute)
 
 
 @on_ranks(1, 2, 3)
@@ -77,17 +81,8 @@ def test_loss_and_gradients_are_those_of_serial_training(
 def test_interleaved_stages_give_the_same(comm, chunks, recompute, schedule):
     if chunks * comm.size > 7:
         chunks = 2
-    data = dataset(13, ignored=[2])
-    for micro_batches in (1, 3, 4, 8):
-        updater = make_updater(
-            comm, Plain, data, schedule=schedule, chunks=chunks,
-            recompute=recompute, micro_batches=micro_batches)
-        seen = update(updater)
-        sizes = [end - start for start, end in bounds(13, micro_batches)]
-        loss, expected = serial_gradients(Plain, data, sizes)
-        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
-        model = updater.get_optimizer('main').target
-        close(gathered(comm, gradients(model)), expected)
+    trains_as_serially(comm, Plain, (1, 3, 4, 8), [2], schedule=schedule,
+                       chunks=chunks, recompute=recompute)
 
 
 @on_ranks(2, 3, 4)
@@ -137,12 +132,6 @@ def test_only_the_owner_of_a_layer_has_its_parameters(comm):
 
 @on_ranks(1, 2)
 def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
-    class Odd(Divisible):
-        def __init__(self):
-            super().__init__()
-            self.append(Unused())
-            self.append(L.Linear(4, 5))
-
     class Unused(chainer.Chain):
         def __init__(self):
             super().__init__()
@@ -152,7 +141,8 @@ def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
         def forward(self, x):
             return self.used(x)
 
-    updater = make_updater(comm, Odd, dataset(6), micro_batches=2)
+    updater = make_updater(comm, lambda: Divisible(Unused(), L.Linear(4, 5)),
+                           dataset(6), micro_batches=2)
     updater._steps.train(updater._read, 0, None, {})
     if comm.rank == 0:
         layer = dict(updater.get_optimizer('main').target.pieces[0])[0]
