@@ -12,8 +12,8 @@ import numpy
 from .cache import Cache
 from .decoding.decode import Decoder, create_decoder
 from .iterator import ImageIterator
-from .process_group import ranks_of
 from .reading import CacheKind, Reader, kept_bytes
+from .shared_folder import FolderRanks
 from .transforms import Transform
 from .workers.memory import available_bytes, total_bytes
 
@@ -73,24 +73,22 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  shard: Any = None, seed: int = 0,
                  on_error: Literal['skip', 'raise'] = 'skip',
                  decoder: str | Decoder = 'auto') -> None:
-        self._ranks = ranks_of(shard)
+        self._ranks = FolderRanks(shard)
         self._on_error = on_error
         seed, cache_bytes, where = self._ranks.together(
             lambda: _checked(cache, cache_bytes, seed, on_error, root))
         self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
                          seed=seed, on_error=on_error,
-                         transform=_described(transform))
+                         # Memory addresses differ between ranks.
+                         transform=re.sub(' at 0x[0-9a-f]+', '',
+                                          repr(transform)))
         table = self._ranks.find(where)
         self.classes = table.classes
-        self._reader = Reader(
-            table, transform,
-            self._ranks.together(
-                lambda: create_decoder(decoder) if isinstance(decoder, str)
-                else decoder), cache,
-            None, seed)
+        decoder = self._ranks.together(lambda: create_decoder(
+            decoder) if isinstance(decoder, str) else decoder)
+        self._reader = Reader(table, transform, decoder, cache, None, seed)
         if cache is not None:
-            self._reader.cache = _make_cache(self._ranks, self._reader,
-                                             cache_bytes)
+            self._reader.cache = self._make_cache(cache_bytes)
         self._draws: tuple[int, numpy.random.Generator] | None = None
 
     def __len__(self) -> int:
@@ -146,23 +144,34 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             _whole('prefetch', prefetch, 0)))
         self._ranks.same('iterator', batch=batch, repeat=repeat,
                          shuffle=shuffle)
-        return self._ranks.together(lambda: self._iterator(
-            batch, workers, prefetch, repeat, shuffle))
+
+        def make() -> ImageIterator:
+            if self._reader.transform is None:
+                raise ValueError(
+                    'images of different sizes do not make a batch: give the '
+                    'ImageFolder a transform, such as RandomResizedCrop(224)')
+            return ImageIterator(
+                self._reader, (self._ranks.rank, self._ranks.size), batch,
+                workers, prefetch, repeat, shuffle, self._on_error)
+        return self._ranks.together(make)
 
     def cached(self) -> tuple[int, int]:
         """Images in this node's cache, and their bytes."""
         cache = self._reader.cache
         return (0, 0) if cache is None else cache.statistics()
 
-    def _iterator(self, batch: int, workers: int, prefetch: int,
-                  repeat: bool, shuffle: bool) -> ImageIterator:
-        if self._reader.transform is None:
-            raise ValueError(
-                'images of different sizes do not make a batch: give the '
-                'ImageFolder a transform, such as RandomResizedCrop(224)')
-        return ImageIterator(
-            self._reader, (self._ranks.rank, self._ranks.size), batch,
-            workers, prefetch, repeat, shuffle, self._on_error)
+    def _make_cache(self, budget: int | None) -> Cache:
+        """The node's cache, if it can hold a sample."""
+        def checked() -> int:
+            limit = available_bytes() // 2 if budget is None else budget
+            needed = kept_bytes(self._reader, 0)
+            if needed > limit:
+                raise ValueError(
+                    f'cache_bytes={limit:,} does not hold one sample: '
+                    f'{self.path(0)} takes {needed:,} bytes; allow as much as '
+                    'all images take, or use cache=None')
+            return limit
+        return self._ranks.cache(len(self), self._ranks.together(checked))
 
     def _generator(self) -> numpy.random.Generator:
         """The process's generator: a fork draws other numbers."""
@@ -209,23 +218,3 @@ def _whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _described(transform: Transform | None) -> str:
-    """A transform's repr without memory addresses, for ranks to compare."""
-    return re.sub(r' at 0x[0-9a-f]+', '', repr(transform))
-
-
-def _make_cache(ranks: Any, reader: Reader,
-                budget: int | None) -> Cache:
-    """The node's cache, if it can hold a sample."""
-    limit = ranks.together(
-        lambda: available_bytes() // 2 if budget is None else budget)
-
-    def check() -> None:
-        needed = kept_bytes(reader, 0)
-        if needed > limit:
-            raise ValueError(
-                f'cache_bytes={limit:,} does not hold one sample: '
-                f'{reader.table.path(0)} takes {needed:,} bytes; allow as '
-                'much as all images take, or use cache=None')
-    ranks.together(check)
-    return ranks.cache(len(reader.table), limit)

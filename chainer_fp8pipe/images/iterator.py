@@ -32,24 +32,13 @@ class ImageIterator(chainer.dataset.Iterator):
     ranks, so that a run goes on from it with any number of ranks and of
     workers; and the counts of images left out on the rank that saved it.
 
-    Args:
-        reader: Reads samples.
-        ranks: This rank's number, and how many there are.
-        batch: Most samples of a batch on this rank.
-        workers: Processes that read.
-        prefetch: Batches that are read ahead.
-        repeat: Whether to go on after one epoch.
-        shuffle: Whether each epoch has an order of its own.
-        on_error: Whether to skip or to raise where an image cannot be used.
-
     Attributes:
         batch_size: Most samples of a batch on this rank.
         epoch: Finished epochs.
         is_new_epoch: Whether the last batch finished one.
-        skipped: Images left out so far on this rank because they could not
-            be used.
-        substituted: Batches so far on this rank that are an image of
-            another batch, as none of their own could be used.
+        skipped: How often this rank left out an image that cannot be used.
+        substituted: Batches of this rank that are an image of another batch,
+            as none of their own could be used.
     """
 
     def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
@@ -61,7 +50,10 @@ class ImageIterator(chainer.dataset.Iterator):
         self._rank, self._ranks = ranks
         self._samples = len(reader.table)
         self._shuffle = shuffle
-        shards.check(self._samples, self._ranks)
+        if self._samples < self._ranks:
+            raise ValueError(
+                f'{self._samples} images are less than one for each of the '
+                f'{self._ranks} ranks; use at most {self._samples} ranks')
         # Without workers nothing is read before it is wanted.
         self._ahead = prefetch if workers else 0
         self._skipped = Skipped(self._rank, self._samples)
@@ -118,8 +110,6 @@ class ImageIterator(chainer.dataset.Iterator):
             raise StopIteration
         try:
             return self._next(loader)
-        except StopIteration:
-            raise
         except BaseException:
             self.finalize()
             raise
@@ -189,9 +179,14 @@ class ImageIterator(chainer.dataset.Iterator):
         return self._loader
 
     def _next(self, loader: Loader) -> Batch:
-        while loader.requests <= self._ahead and (
+        while len(self._steps) <= self._ahead and (
                 self.repeat or not self._requested.epoch):
-            self._request(loader)
+            step = shards.next_step(self._requested, self._samples,
+                                    self.batch_size, self._ranks)
+            indices = self._indices(step)
+            self._steps.append((step, indices))
+            self._requested = step.after
+            loader.request(step.epoch, indices)
         step, indices = self._steps.popleft()
         loaded = loader.take()
         for failure in loaded.failures:
@@ -223,14 +218,6 @@ class ImageIterator(chainer.dataset.Iterator):
         raise ImageError('', f'{self._who()}: no image of its share of '
                          f'epoch {step.epoch} can be used; the log names '
                          'those of the batch')
-
-    def _request(self, loader: Loader) -> None:
-        step = shards.next_step(self._requested, self._samples,
-                                self.batch_size, self._ranks)
-        indices = self._indices(step)
-        self._steps.append((step, indices))
-        self._requested = step.after
-        loader.request(step.epoch, indices)
 
     def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
         """This rank's samples of a step."""

@@ -1,7 +1,6 @@
 """Encoded images to pixels: only the part, and the size, that are needed."""
 from __future__ import annotations
 
-import abc
 import logging
 import threading
 from typing import Any
@@ -13,14 +12,7 @@ from ..transforms import Crop
 from . import libturbojpeg, resizing
 from .header import USUAL_FRAMES, Header, check_pixels, read_header
 from .pillow import decode_with_pillow
-from .resizing import (
-    box_within,
-    check_box,
-    crop_and_resize,
-    mirrored,
-    resize,
-    shrink_for,
-)
+from .resizing import check_box, crop_and_resize, resize_part, shrink_for
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +25,8 @@ _NAMES = [base + end for base in ('turbojpeg', 'pillow')
 _told = threading.Event()
 
 
-class Decoder(abc.ABC):
-    """Turns the bytes of one file into pixels.
+class Decoder:
+    """Turns the bytes of one file into pixels, with Pillow.
 
     Every file is checked in the same way, whatever decodes it.  A decoder of
     one's own is any object that can be pickled and has ``size`` and
@@ -94,10 +86,9 @@ class Decoder(abc.ABC):
     def _header(self, data: bytes) -> Header:
         return read_header(data, self._max_pixels)
 
-    @abc.abstractmethod
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
-        """The pixels of a file whose header has been read."""
+        return decode_with_pillow(data, header.kind, plan)
 
 
 def create_decoder(name: str = 'auto',
@@ -132,14 +123,8 @@ def create_decoder(name: str = 'auto',
         raise RuntimeError(
             f'the decoder {name!r} needs libturbojpeg 3: install '
             "chainer_fp8pipe[images], or use the decoder 'pillow'")
-    kind = _Turbo if base == 'turbojpeg' else _Pillow
+    kind = _Turbo if base == 'turbojpeg' else Decoder
     return kind(name, max_pixels)
-
-
-class _Pillow(Decoder):
-    def _decode(self, data: bytes, header: Header,
-                plan: Crop) -> numpy.ndarray:
-        return decode_with_pillow(data, header.kind, plan)
 
 
 class _Turbo(Decoder):
@@ -151,16 +136,14 @@ class _Turbo(Decoder):
 
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
-        pixels = None
         # Four components are CMYK, which libjpeg-turbo does not convert.
         if header.frame in USUAL_FRAMES and header.bits == 8 \
                 and header.components in (1, 3):
-            shrink = shrink_for(plan)
-            pixels = self._decompressor().decode(
-                data, header.width, header.height, plan.box, shrink)
-        if pixels is None:
-            return decode_with_pillow(data, header.kind, plan)
-        return _made(pixels, plan, shrink)
+            pixels = self._made(JpegPart(
+                data, header.width, header.height, plan.box), plan)
+            if pixels is not None:
+                return pixels
+        return super()._decode(data, header, plan)
 
     def index(self, data: bytes) -> JpegIndex | None:
         whole = self.name.endswith(_WHOLE)
@@ -170,25 +153,21 @@ class _Turbo(Decoder):
                        plan: Crop) -> numpy.ndarray:
         check_pixels(*index.size, self._max_pixels)
         check_box(plan, *index.size)
-        shrink = shrink_for(plan)
-        part = (index.cut(data, plan.box, shrink)
+        part = (index.cut(data, plan.box, shrink_for(plan))
                 or JpegPart(data, *index.size, plan.box))
-        pixels = self._decompressor().decode(*part, shrink)
-        if pixels is None:
-            return self.decode(bytes(data), plan)
-        return _made(pixels, plan, shrink)
+        pixels = self._made(part, plan)
+        return self.decode(bytes(data), plan) if pixels is None else pixels
 
-    def _decompressor(self) -> libturbojpeg.Decompressor:
+    def _made(self, part: JpegPart, plan: Crop) -> numpy.ndarray | None:
+        """A part decoded, resized and mirrored; None if it is too unusual."""
         if not hasattr(self._local, 'decompressor'):
             self._local.decompressor = libturbojpeg.Decompressor()
-        return self._local.decompressor
-
-
-def _made(pixels: numpy.ndarray, plan: Crop, shrink: int) -> numpy.ndarray:
-    """Resizes and mirrors a part that was shrunk while it was decoded."""
-    left, top = plan.box[0] // shrink, plan.box[1] // shrink
-    return mirrored(resize(pixels, plan.size, box_within(
-        plan, shrink, left, top)), plan)
+        shrink = shrink_for(plan)
+        pixels = self._local.decompressor.decode(*part, shrink)
+        if pixels is None:
+            return None
+        return resize_part(pixels, plan, shrink, plan.box[0] // shrink,
+                           plan.box[1] // shrink)
 
 
 def _tell_what_is_missing() -> None:

@@ -15,7 +15,7 @@ except ImportError as error:
 
 from ..bad_image import ImageError
 from ..transforms import Crop
-from .resizing import box_within, mirrored, resize, shrink_for
+from .resizing import resize_part, shrink_for
 
 # These and not Image.open, which tries every format it knows and has a limit
 # of its own on the number of pixels.
@@ -53,8 +53,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
         raise ImageError('', f'cannot be decoded: {error}') from error
     if shrink == 1:
         pixels = pixels[top:top + height, left:left + width]
-    return mirrored(resize(pixels, plan.size, box_within(plan, shrink)),
-                    plan)
+    return resize_part(pixels, plan, shrink)
 
 
 def _rgb(image: Image.Image) -> numpy.ndarray:

@@ -71,21 +71,10 @@ class Loader:
 
     @property
     def pids(self) -> list[int]:
-        """The process number of each worker."""
         return self._workers.pids if self._workers else []
 
-    @property
-    def requests(self) -> int:
-        """Number of open requests."""
-        return len(self._open)
-
     def request(self, epoch: int, indices: numpy.ndarray) -> None:
-        """Starts to read a batch.
-
-        Args:
-            epoch: Which the samples' random numbers belong to.
-            indices: int64, shape (samples,).
-        """
+        """Starts to read a batch: samples of an epoch, int64."""
         number = self._free.popleft()
         slot = self._slots[number]
         count = len(indices)
