@@ -17,15 +17,10 @@ _RUNS = 3
 
 
 class LayerCost(NamedTuple):
-    """One layer.
-
-    Attributes:
-        parameters: How many it has.
-        seconds: Of forward and backward together; 0 if not timed.
-    """
+    """The number of a layer's parameters, and its time."""
 
     parameters: int
-    seconds: float
+    seconds: float      # of forward and backward together; 0 if not timed
 
 
 def measure(model: LayerSlots, example: Any,

@@ -18,17 +18,11 @@ _WIDTH = 50
 
 
 class Row(NamedTuple):
-    """One layer.
-
-    Attributes:
-        number: In the whole model.
-        text: The layer in a few words.
-        parameters: Number of its own; None if not known.
-    """
+    """One layer of the whole model."""
 
     number: int
     text: str
-    parameters: int | None
+    parameters: int | None      # its own; None if not known
 
 
 def describe(model: Any) -> str:
@@ -49,8 +43,7 @@ def rows_of(model: Any,
         model: The model, or a part.
         parameters: Numbers of parameters of layers that have no shape yet.
     """
-    rows = {row.number: row for row in (model._part.rows if model._part
-                                        else ())}
+    rows = {row.number: row for row in model._part.rows} if model._part else {}
     seen: set[int] = set()
     for number, slot in model.numbered_slots():
         size = _size(slot, seen)
@@ -80,16 +73,15 @@ def _groups(model: Any, rows: tuple[Row, ...]
     if part is None:
         return [('', rows)]
     if part.layout:
-        several = len(part.layout) > len(part.stages)
         groups = []
         for chunk, (start, end) in enumerate(part.layout):
             stage = chunk % len(part.stages)
-            here = stage == part.stage
-            groups.append((
-                ('=> ' if here else '   ')
-                + (f'chunk {chunk} on ' if several else '')
-                + part.stages[stage] + (' (here)' if here else '')
-                + f': {_run(start, end)}', rows[start:end]))
+            title = part.stages[stage]
+            if len(part.layout) > len(part.stages):
+                title = f'chunk {chunk} on {title}'
+            title = (f'=> {title} (here)' if stage == part.stage
+                     else f'   {title}')
+            groups.append((f'{title}: {_run(start, end)}', rows[start:end]))
         return groups
     edges = sorted({0, part.total, *(edge for run in part.bounds
                                      for edge in run)})
