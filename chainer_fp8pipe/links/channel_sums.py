@@ -59,9 +59,9 @@ class ChannelView:
                            for start in range(0, inner, step)]
 
     def centre(self, x: Any) -> Any:
-        """About the mean of each channel; zeros if there are no elements.
+        """About the mean of each channel, which :meth:`moments` corrects.
 
-        It need not be exact: :meth:`moments` of the rest corrects it.
+        Zeros if there are no elements.
         """
         total = sum((self._sum(part) for part in self._parts(x)),
                     self._zeros())
@@ -73,7 +73,7 @@ class ChannelView:
         for part in self._parts(x):
             centred = part - shift[:, None]
             sums[0] += self._sum(centred)
-            sums[1] += self._dot(centred, centred)
+            sums[1] += self._sum(centred, centred)
         return sums
 
     def products(self, gy: Any, x: Any, shift: Any) -> Any:
@@ -81,7 +81,7 @@ class ChannelView:
         sums = self._zeros(2)
         for above, part in zip(self._parts(gy), self._parts(x), strict=True):
             sums[0] += self._sum(above)
-            sums[1] += self._dot(above, part - shift[:, None])
+            sums[1] += self._sum(above, part - shift[:, None])
         return sums
 
     def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
@@ -131,17 +131,13 @@ class ChannelView:
         """One value per channel, to be broadcast."""
         return self._xp.asarray(values.astype(self._dtype))[:, None]
 
-    def _sum(self, x: Any) -> Any:
-        """Of each channel of a block."""
+    def _sum(self, *factors: Any) -> Any:
+        """Sums of the factors' product over each channel of a block."""
         if self._shape[2] == 1:
-            return self._xp.einsum('ok->k', x[:, :, 0])
-        return sum(self._xp.einsum('oki->ok', x[:, :, part]).sum(
-            axis=0, dtype=numpy.float64) for part in self._stretches)
-
-    def _dot(self, x: Any, y: Any) -> Any:
-        """Sum of products of each channel of a block."""
-        if self._shape[2] == 1:
-            return self._xp.einsum('ok,ok->k', x[:, :, 0], y[:, :, 0])
+            axes = ','.join(['ok'] * len(factors))
+            return self._xp.einsum(f'{axes}->k', *(x[:, :, 0]
+                                                   for x in factors))
+        axes = ','.join(['oki'] * len(factors))
         return sum(self._xp.einsum(
-            'oki,oki->ok', x[:, :, part], y[:, :, part]).sum(
+            f'{axes}->ok', *(x[:, :, part] for x in factors)).sum(
             axis=0, dtype=numpy.float64) for part in self._stretches)

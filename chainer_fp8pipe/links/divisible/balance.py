@@ -23,12 +23,7 @@ def chunk_counts(model: LayerSlots, stages: int, chunks: int,
                  ) -> tuple[list[int], list[int | None] | None]:
     """The number of layers of each chunk, in the model's order.
 
-    Returns:
-        The counts, and the layers' numbers of parameters if these had to be
-        found out.
-
-    Raises:
-        ValueError: The model cannot be cut so; on all ranks.
+    With the layers' numbers of parameters, if these had to be found out.
     """
     if operator.index(chunks) < 1:
         raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
@@ -119,9 +114,7 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
                    ) -> list[LayerCost]:
     """The result of ``action`` on rank 0: all ranks must cut alike.
 
-    Raises:
-        ValueError: ``action`` raised it there; on all ranks.
-        LayerError: ``action`` raised something else; on all ranks.
+    All raise what it raises there, if no ValueError then as a LayerError.
     """
     everyone = all_ranks(comm)
     broadcast = getattr(everyone, 'bcast', None)
@@ -132,15 +125,15 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
             'all ranks must get the same cut, so measuring takes a '
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
-    answer: tuple[list[LayerCost], str, type[Exception]] | None = None
-    cause = None
+    found: list[LayerCost] = []
+    problem, kind, cause = '', LayerError, None
     if everyone.rank == 0:
         try:
-            answer = action(), '', LayerError
+            found = action()
         except Exception as error:      # the ranks that wait must hear of it
+            problem, cause = str(error), error
             kind = ValueError if isinstance(error, ValueError) else LayerError
-            answer, cause = ([], str(error), kind), error
-    found, problem, kind = broadcast(answer)
+    found, problem, kind = broadcast((found, problem, kind))
     if problem:
         raise kind(f'on rank 0, {problem}') from cause
     return found
