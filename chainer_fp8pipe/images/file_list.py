@@ -38,7 +38,6 @@ class FileTable:
         return len(self.ends)
 
     def path(self, index: int) -> str:
-        """The path of a file."""
         start = self.ends[index - 1] if index else 0
         name = self.names[start:self.ends[index]].tobytes()
         return os.path.join(self.root, os.fsdecode(name))

@@ -84,9 +84,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                                           repr(transform)))
         table = self._ranks.find(where)
         self.classes = table.classes
-        decoder = self._ranks.together(lambda: create_decoder(
+        made = self._ranks.together(lambda: create_decoder(
             decoder) if isinstance(decoder, str) else decoder)
-        self._reader = Reader(table, transform, decoder, cache, None, seed)
+        self._reader = Reader(table, transform, made, cache, None, seed)
         if cache is not None:
             self._reader.cache = self._make_cache(cache_bytes)
         self._draws: tuple[int, numpy.random.Generator] | None = None

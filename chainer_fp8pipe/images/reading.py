@@ -58,18 +58,17 @@ class Reader:
              out: numpy.ndarray | None = None) -> numpy.ndarray:
         """A sample, with given random numbers; CHW, in ``out`` if given.
 
-        Without a transform it is the whole image, uint8.
-
-        Raises:
-            As :meth:`read`.
+        Without a transform the whole image, uint8.  Raises as :meth:`read`.
         """
         try:
             if self.transform is None:
-                return numpy.ascontiguousarray(
-                    self._whole(index).transpose(2, 0, 1))
+                pixels = (self._kept_pixels(index) if self.kind == 'decoded'
+                          else self._decode_whole(bytes(self._file(index)[0])))
+                return numpy.ascontiguousarray(pixels.transpose(2, 0, 1))
             return self.transform.finish(self._part(index, rng), out)
         except ImageError as error:
-            raise error.of(self.table.path(index)) from error
+            # A decoder does not know the path.
+            raise ImageError(self.table.path(index), error.reason) from error
 
     def _part(self, index: int, rng: numpy.random.Generator
               ) -> numpy.ndarray:
@@ -88,11 +87,6 @@ class Reader:
         return self.decoder.decode(data, self.transform.plan(
             *self.decoder.size(data), rng))
 
-    def _whole(self, index: int) -> numpy.ndarray:
-        if self.kind == 'decoded':
-            return self._kept_pixels(index)
-        return _decode_whole(self.decoder, bytes(self._file(index)[0]))
-
     def _kept_pixels(self, index: int) -> numpy.ndarray:
         """The whole image, from the cache or decoded and kept there.
 
@@ -102,7 +96,7 @@ class Reader:
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         if pixels is None:
-            pixels = _decode_whole(self.decoder, self.file(index))
+            pixels = self._decode_whole(self.file(index))
             self.cache.put_pixels(index, pixels)
         return pixels
 
@@ -127,6 +121,11 @@ class Reader:
             self.cache.put(index, data)
         return codes
 
+    def _decode_whole(self, data: bytes) -> numpy.ndarray:
+        width, height = self.decoder.size(data)
+        return self.decoder.decode(
+            data, Crop((0, 0, width, height), (height, width)))
+
     def codes(self, data: bytes) -> JpegIndex | None:
         """An index of a file, if this reader makes use of one."""
         return self.decoder.index(data) if self._indexes else None
@@ -135,11 +134,6 @@ class Reader:
         """The bytes of a file."""
         with open(self.table.path(index), 'rb') as file:
             return file.read()
-
-
-def _decode_whole(decoder: Decoder, data: bytes) -> numpy.ndarray:
-    width, height = decoder.size(data)
-    return decoder.decode(data, Crop((0, 0, width, height), (height, width)))
 
 
 def kept_bytes(reader: Reader, index: int) -> int:

@@ -50,7 +50,12 @@ class Transform(Protocol):
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into a model's input."""
+        """Turns decoded pixels into a model's input.
+
+        Args:
+            pixels: Shape (H, W, 3), uint8: red, green, blue.
+            out: Takes the result; by default a new array.
+        """
 
 
 class _Crop:
@@ -79,16 +84,7 @@ class _Crop:
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into a model's input.
-
-        Args:
-            pixels: Shape (H, W, 3), uint8, red, green, blue.
-            out: Array for the result, of shape (3, H, W) and of
-                :attr:`dtype`; by default a new one.
-
-        Returns:
-            ``out``.
-        """
+        """Turns (H, W, 3) uint8 RGB into ``out``, (3, H, W) of ``dtype``."""
         if out is None:
             out = numpy.empty(self.shape, self.dtype)
         if self.normalise is None:

@@ -54,12 +54,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         self.group = group
 
     def forward(self, x: Any, **options: Any) -> chainer.Variable:
-        """The normalised input.
-
-        Args:
-            x: Floating-point variable or array.
-            finetune: As in Chainer.
-        """
+        """The normalised floating-point ``x``; options as in Chainer."""
         if not chainer.config.train:
             return super().forward(x, **options)
         finetune, = argument.parse_kwargs(options, ('finetune', False))

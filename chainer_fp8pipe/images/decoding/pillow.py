@@ -28,17 +28,11 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     A JPEG that is at least twice as large as needed, both ways, is shrunk as
     it is decoded.
 
-    Args:
-        data: The file.
-        kind: ``'JPEG'`` or ``'PNG'``.
-        plan: Its box is inside the image.
-
     Returns:
-        Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be
-        read-only.
+        Shape ``(*plan.size, 3)``, uint8: red, green, blue; maybe read-only.
 
     Raises:
-        ImageError: If the file is damaged.
+        ImageError: The file is damaged.
     """
     left, top, width, height = plan.box
     shrink = shrink_for(plan) if kind == 'JPEG' else 1

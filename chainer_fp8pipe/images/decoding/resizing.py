@@ -28,17 +28,13 @@ Box = tuple[float, float, float, float]
 
 
 def crop_and_resize(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
-    """Crops, resizes and mirrors a decoded image.
-
-    Args:
-        pixels: The whole image, of shape (H, W, 3), uint8.
-        plan: The part, its new size, and whether it is mirrored.
+    """Crops, resizes and mirrors a decoded image of shape (H, W, 3), uint8.
 
     Returns:
-        Shape ``(*plan.size, 3)``, uint8; it may be read-only.
+        Shape ``(*plan.size, 3)``, uint8; maybe read-only.
 
     Raises:
-        ValueError: If the part is not inside the image.
+        ValueError: The part is not inside the image.
     """
     check_box(plan, pixels.shape[1], pixels.shape[0])
     left, top, width, height = plan.box
@@ -69,10 +65,10 @@ def resize_part(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
 
 def resize(pixels: numpy.ndarray, size: tuple[int, int],
            box: Box | None = None) -> numpy.ndarray:
-    """Resizes ``box`` of ``pixels``.
+    """Resizes ``box`` of ``pixels``, which need not be contiguous.
 
     Args:
-        pixels: Of shape (H, W, 3), uint8; need not be contiguous.
+        pixels: Of shape (H, W, 3), uint8.
         size: Height and width of the result.
         box: Left, top, right and bottom, in pixels, of the part that is
             resized; edges may lie within pixels.  By default the whole.

@@ -1,6 +1,7 @@
 """How many layers each chunk of a model gets."""
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ...planning.even_parts import partition
 from .layer_slots import LayerSlots
 from .lazy import Lazy
 from .measurement import LayerCost, measure
-from .shared_parameters import elements, own_parameters
+from .shared_parameters import elements, own_size, sum_of_known
 
 _BALANCES = ('parameters', 'layers', 'time')
 
@@ -59,27 +60,18 @@ def count_parameters(model: LayerSlots) -> list[int | None]:
     Shared ones count where they are first.  A lazy layer is built, counted
     and thrown away; one of equal ones is enough.
     """
-    made: dict[Hashable, list[int | None]] = {}
+    made: dict[Hashable, int | None] = {}
     seen: set[int] = set()
-    counts = []
-    for number, slot in model.numbered_slots():
-        sizes: list[int | None] = []
-        for thing in own_parameters(slot, seen):
-            if not isinstance(thing, Lazy):
-                sizes.append(elements(thing))
-                continue
-            if thing.key not in made:
-                made[thing.key] = _sizes(thing.make(model.seed, number))
-            sizes.extend(made[thing.key])
-        counts.append(None if None in sizes else sum(filter(None, sizes)))
-    return counts
 
-
-def _sizes(layer: Any) -> list[int | None]:
-    if not isinstance(layer, chainer.Link):
-        return []
-    return [elements(parameter) for parameter
-            in {id(one): one for one in layer.params()}.values()]
+    def size_of(lazy: Lazy, number: int) -> int | None:
+        if lazy.key not in made:
+            layer = lazy.make(model.seed, number)
+            parameters = ({id(one): one for one in layer.params()}
+                          if isinstance(layer, chainer.Link) else {})
+            made[lazy.key] = sum_of_known(map(elements, parameters.values()))
+        return made[lazy.key]
+    return [own_size(slot, seen, functools.partial(size_of, number=number))
+            for number, slot in model.numbered_slots()]
 
 
 def _completed(model: LayerSlots, counts: list[int | None], comm: Any,
@@ -126,7 +118,8 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
     found: list[LayerCost] = []
-    problem, kind, cause = '', LayerError, None
+    problem, cause = '', None
+    kind: type[Exception] = LayerError
     if everyone.rank == 0:
         try:
             found = action()

@@ -37,12 +37,11 @@ class Divisible(LayerList):
     keys of snapshots come from the index in the whole model, functions
     included, and so are the same for every cut: ``'/2/W'`` above.
 
-    Everything that can be done with a list can be done with a model.  A
-    part of one keeps the numbers of the whole: its layers can be replaced,
-    and parts that follow each other be added up, but what would give layers
-    of the whole other numbers is an error.  A layer may be a method of the
-    model; a lambda that refers to ``self`` would keep the whole model in
-    memory.
+    A model can do what a list can.  A part keeps the numbers of the whole:
+    its layers can be replaced, and parts that follow each other be added up,
+    but what would give layers of the whole other numbers is an error.  A
+    layer may be a method of the model; a lambda that refers to ``self``
+    would keep the whole model in memory.
 
     Args:
         layers: The layers; :func:`lazy` ones are built when they are asked
@@ -70,7 +69,7 @@ class Divisible(LayerList):
 
     @property
     def pieces(self) -> tuple[tuple[Layer, ...], ...]:
-        """For each chunk that is here, its layers, built, by number."""
+        """The numbered layers, built, of each chunk that is here."""
         layers = iter(self._numbered_layers())
         return tuple(tuple(itertools.islice(layers, end - start))
                      for start, end in self.bounds)
@@ -79,8 +78,8 @@ class Divisible(LayerList):
     def layout(self) -> tuple[tuple[int, int], ...] | None:
         """Start and end of every chunk of the whole model, in its order.
 
-        Chunk ``c`` is on stage ``c % stages``.  None if this was not made
-        by :meth:`stage`.
+        Chunk ``c`` is on stage ``c % stages``.  None for what :meth:`stage`
+        did not make.
         """
         return self._part.layout if self._part else None
 
@@ -94,10 +93,6 @@ class Divisible(LayerList):
 
     def divide(self, start: int, end: int) -> Any:
         """The layers ``start`` to ``end - 1`` of the whole model.
-
-        Args:
-            start: Index of the first layer.
-            end: Index after the last layer.
 
         Returns:
             A model of the same class, which shares its layers with this

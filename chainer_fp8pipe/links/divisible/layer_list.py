@@ -68,24 +68,11 @@ class LayerList(LayerSlots):
     # --- changing -----------------------------------------------------------
 
     def extend(self, layers: Iterable[Any]) -> None:
-        """Adds layers at the end; those of a model are not built.
-
-        Args:
-            layers: Links, functions, anything that can be called, or
-                :func:`lazy` layers.
-
-        Raises:
-            ValueError: One cannot be called, or this is a part of a model.
-        """
+        """Adds layers at the end; those of a model are not built."""
         self[len(self):] = _slots_of(layers)
 
     def insert(self, i: SupportsIndex, layer: Any) -> None:
-        """Adds a layer before position ``i``.
-
-        Raises:
-            IndexError: ``i`` is out of range.
-            ValueError: As :meth:`extend`.
-        """
+        """Adds a layer before position ``i``; IndexError if out of range."""
         position = operator.index(i)
         if not -len(self) <= position <= len(self):
             raise IndexError(f'position {position} is out of range: there '
@@ -173,8 +160,8 @@ class LayerList(LayerSlots):
         return self
 
     def _sum(self, first: Any, second: Any) -> Any:
-        for model in (first, second):
-            _must_be_sequential(model)
+        _must_be_sequential(first)
+        _must_be_sequential(second)
         return self._with([*_slots_of(first), *_slots_of(second)],
                           _joined_part(first, second))
 
@@ -308,11 +295,7 @@ def _must_be_sequential(other: Any) -> None:
 
 
 def _joined_part(first: Sequential, second: Sequential) -> LayerRange | None:
-    """The layers of two models together: None for a whole model.
-
-    Raises:
-        ValueError: One is a part, and the other does not follow on it.
-    """
+    """The layers of two models together; None for a whole model."""
     parts = [model._part for model in (first, second)
              if isinstance(model, LayerSlots) and model._part]
     if not parts:

@@ -37,13 +37,12 @@ class LayerRange(NamedTuple):
 class LayerSlots(Sequential):
     """Holds layers by their numbers, builds lazy ones, runs and names them.
 
-    A layer's number is its index in the whole model, functions included; a
-    part of a model keeps the numbers of the whole.
+    A layer's number is its index in the whole model, functions included.
     """
 
     _slots: list[Any]       # layers, or lazies not built yet
     _seed: int
-    _part: LayerRange | None      # None: this is the whole model
+    _part: LayerRange | None    # None: this is the whole model
     _complete: bool         # all lazies are built
     _initialised: bool      # no parameter waits for its shape
 
@@ -145,16 +144,11 @@ class LayerSlots(Sequential):
     # --- forward ------------------------------------------------------------
 
     def forward(self, *xs: Any) -> Any:
-        """Runs the layers one after the other.
+        """Runs the layers, which must follow one another.
 
         A tuple (or list) that a layer returns becomes the arguments of the
         next.  Parameters whose shape is known only now get the values that
         they would get in a pipeline of any depth.
-
-        Raises:
-            RuntimeError: There are no layers, or they do not follow one
-                another.
-            TypeError: A layer returned None; the message names it.
         """
         if not self._slots:
             raise RuntimeError(f'{self!r} does not have any layer')

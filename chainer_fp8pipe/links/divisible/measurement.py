@@ -35,10 +35,6 @@ def measure(model: LayerSlots, example: Any,
         model: The whole model.
         example: An input, or a tuple of them; the layers run on its device.
         timed: Whether to time forward and backward as in training.
-
-    Raises:
-        ValueError: There is no example.
-        LayerError: A layer failed; the message names it.
     """
     if example is None:
         raise ValueError('there is no input to measure with; call '
@@ -81,7 +77,7 @@ def _measured(slot: Any, seed: int, number: int, arrays: tuple,
 
 def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
          device: Any) -> tuple[tuple, float]:
-    """Runs a layer; returns its outputs and the seconds."""
+    """A layer's outputs, and the seconds that they took."""
     inputs = [chainer.Variable(
         array, requires_grad=wanted and array.dtype.kind == 'f')
         for array in arrays]

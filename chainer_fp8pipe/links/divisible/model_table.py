@@ -9,7 +9,7 @@ import chainer
 
 from .layer_slots import LayerSlots
 from .lazy import Lazy
-from .shared_parameters import elements, own_parameters
+from .shared_parameters import own_size
 
 #: Groups of more rows than this show what repeats itself once.
 _LONG = 12
@@ -46,7 +46,7 @@ def rows_of(model: Any,
     rows = {row.number: row for row in model._part.rows} if model._part else {}
     seen: set[int] = set()
     for number, slot in model.numbered_slots():
-        size = _size(slot, seen)
+        size = own_size(slot, seen)
         if size is None:
             size = (parameters[number] if parameters
                     else rows[number].parameters if number in rows else None)
@@ -142,13 +142,6 @@ def _text(layer: Any) -> str:
         text = getattr(layer, '__name__', type(layer).__name__)
     text = ' '.join(text.split())
     return text if len(text) <= _WIDTH else f'{text[:_WIDTH - 3]}...'
-
-
-def _size(slot: Any, seen: set[int]) -> int | None:
-    """Number of parameters that no layer before has; None if not known."""
-    sizes = [None if isinstance(thing, Lazy) else elements(thing)
-             for thing in own_parameters(slot, seen)]
-    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _number(row: Row) -> str:
