@@ -2,7 +2,6 @@
 import itertools
 import os
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import ImageFolder
 from chainer_fp8pipe.images.workers.segment import Segment

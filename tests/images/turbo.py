@@ -6,6 +6,11 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_void_p, string_at
 from chainer_fp8pipe.images.decoding import libturbojpeg
 
 import numpy
+import pytest
+
+needs_turbo = pytest.mark.skipif(
+    libturbojpeg.library() is None,
+    reason='there is no libturbojpeg 3: pip install turbojpeg')
 
 _COMPRESS, _RGB = 0, 0
 _QUALITY, _SUBSAMPLING, _OPTIMISE, ARITHMETIC = 3, 4, 11, 14

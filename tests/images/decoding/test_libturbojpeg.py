@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.images.pictures import jpeg, photograph
+from tests.images.turbo import needs_turbo
 
-pytestmark = pytest.mark.skipif(
-    libturbojpeg.library() is None,
-    reason='there is no libturbojpeg 3: pip install turbojpeg')
+pytestmark = needs_turbo
 
 _KINDS = [{'subsampling': '4:4:4'}, {'subsampling': '4:2:2'},
           {'subsampling': '4:2:0'}, {'mode': 'L'}]

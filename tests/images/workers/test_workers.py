@@ -1,7 +1,6 @@
 import os
 import signal
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.images import ImageFolder
 
 import pytest
