@@ -62,9 +62,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
     Raises:
         ValueError: The folder is missing or empty, a class has no images,
-            ``cache_bytes`` is less than the first image takes, or more than
-            the machine has, an argument is none of the above, or the ranks'
-            arguments or transforms differ.
+            the cache does not hold the first image or is larger than the
+            memory, or an argument is none of the above or differs on a rank.
     """
 
     def __init__(self, root: str | os.PathLike[str],
@@ -119,6 +118,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  repeat: bool = True, shuffle: bool = True) -> ImageIterator:
         """An iterator over this rank's share of each epoch.
 
+        Its batches are lists of ``(image, label)`` that
+        :func:`batch_arrays` takes as they are.
+
         Args:
             batch: Images in a batch of this rank, at most.  All batches of
                 an epoch differ by one at most, so that most are full where
@@ -130,14 +132,10 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             shuffle: Whether the images are in a new order, and on other
                 ranks, in each epoch; otherwise they are in the folder's.
 
-        Returns:
-            An iterator whose batches are lists of ``(image, label)`` that
-            :func:`batch_arrays` takes as they are.
-
         Raises:
             ValueError: There is no transform, or less than one image for
-                each rank, an argument is negative or no whole number, or the
-                ranks' arguments differ.
+                each rank, or an argument is negative, no whole number, or
+                differs on a rank.
         """
         batch, workers, prefetch = self._ranks.together(lambda: (
             _whole('batch', batch, 1), _whole('workers', workers, 0),

@@ -48,6 +48,7 @@ class ImageIterator(chainer.dataset.Iterator):
         self.batch_size, self.repeat = batch, repeat
         self._reader, self._on_error = reader, on_error
         self._rank, self._ranks = ranks
+        self._who = f'rank {self._rank}'
         self._samples = len(reader.table)
         self._shuffle = shuffle
         if self._samples < self._ranks:
@@ -215,7 +216,7 @@ class ImageIterator(chainer.dataset.Iterator):
                     return images, numpy.array([sample])
                 if outcome != Outcome.IMAGE:
                     self._fail(Failure(sample, outcome, reason))
-        raise ImageError('', f'{self._who()}: no image of its share of '
+        raise ImageError('', f'{self._who}: no image of its share of '
                          f'epoch {step.epoch} can be used; the log names '
                          'those of the batch')
 
@@ -230,13 +231,10 @@ class ImageIterator(chainer.dataset.Iterator):
         """Leaves a sample out, or raises what happened to it."""
         path = self._reader.table.path(failure.sample)
         if failure.outcome == Outcome.FILE:
-            raise OSError(f'{self._who()}: {path} was found, but cannot be '
+            raise OSError(f'{self._who}: {path} was found, but cannot be '
                           f'read: {failure.reason}')
         if failure.outcome == Outcome.OTHER:
-            raise RuntimeError(f'{self._who()}: {path}: {failure.reason}')
+            raise RuntimeError(f'{self._who}: {path}: {failure.reason}')
         if self._on_error == 'raise':
-            raise ImageError(path, f'{failure.reason} ({self._who()})')
+            raise ImageError(path, f'{failure.reason} ({self._who})')
         self._skipped.add(failure.sample, path, failure.reason)
-
-    def _who(self) -> str:
-        return f'rank {self._rank}'

@@ -48,7 +48,7 @@ class Reader:
         """Writes a sample, as it is in an epoch, into ``out``.
 
         Raises:
-            ImageError: The image cannot be used; the error names the file.
+            ImageError: The image, which the error names, cannot be used.
             OSError: The file cannot be read.
         """
         self.draw(index, numpy.random.default_rng(

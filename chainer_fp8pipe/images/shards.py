@@ -69,13 +69,13 @@ def batches_left(rest: int, batch: int, ranks: int) -> int:
 
 def next_step(position: EpochPosition, samples: int, batch: int,
               ranks: int) -> GlobalBatch:
-    """The global batch at a position.
+    """The global batch at a position of an epoch of so many samples.
 
     Args:
-        position: In an epoch of ``samples`` samples.
+        position: Where it begins.
         samples: In an epoch.
-        batch: Samples of a batch on one rank, at most.  Only where it is 1
-            and the ranks do not divide the samples, it can be 2.
+        batch: Samples of a batch on one rank, at most.  Only where this is 1
+            and the ranks do not divide the samples, there can be 2.
         ranks: How many there are.
 
     Raises:

@@ -17,7 +17,7 @@ class FolderRanks:
     """The ranks that share a folder's images.
 
     With a communicator, an uncaught exception on any rank ends the job from
-    then on.  Without one MPI is not even imported, as that starts it.
+    then on.  Without one MPI is not imported, as that would start it.
 
     Args:
         shard: A communicator; (index, count); None for one rank alone.

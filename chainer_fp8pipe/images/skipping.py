@@ -10,19 +10,11 @@ _log = logging.getLogger(__name__)
 
 
 class Skipped:
-    """Images that could not be used.
-
-    Args:
-        rank: This one's number.
-        samples: How many there are on all ranks.
-
-    Attributes:
-        images: How often an image was left out.
-        substituted: Batches that are an image of another batch.
-    """
+    """Images, of ``samples`` on all ranks, that a rank could not use."""
 
     def __init__(self, rank: int, samples: int) -> None:
-        self.images = self.substituted = 0
+        self.images = 0             # how often one was left out
+        self.substituted = 0        # batches that are an image of another
         self._rank = rank
         self._named = numpy.zeros(samples, bool)    # in the log already
 

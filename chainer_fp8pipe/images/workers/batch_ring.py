@@ -82,14 +82,11 @@ class RingLayout(NamedTuple):
 
 
 class BatchRing:
-    """All slots of an iterator.
-
-    Attributes:
-        generation: int64, shape (1,): tasks of an earlier one are void.
-    """
+    """All slots of an iterator."""
 
     def __init__(self, segment: Segment, layout: RingLayout) -> None:
         self.segment, self.layout = segment, layout
+        # Tasks of an earlier generation are void.
         self.generation = segment.array(0, (1,), numpy.int64)
 
     def __getitem__(self, number: int) -> Slot:

@@ -28,17 +28,11 @@ class Failure(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A batch that has been read.
+    """A batch that has been read."""
 
-    Attributes:
-        images: Shape (good samples, C, H, W).
-        good: bool, shape (samples,): which samples were read.
-        failures: The others.
-    """
-
-    images: numpy.ndarray
-    good: numpy.ndarray
-    failures: list[Failure]
+    images: numpy.ndarray       # shape (good samples, C, H, W)
+    good: numpy.ndarray         # bool: which of all samples were read
+    failures: list[Failure]     # the others
 
 
 class Loader:
@@ -46,7 +40,7 @@ class Loader:
 
     Args:
         reader: Reads the samples.
-        capacity: Most samples of a batch.
+        capacity: Samples of the largest batch.
         workers: Processes; 0 reads in this one, when a batch is taken.
         requests: How many may be open at a time.
 

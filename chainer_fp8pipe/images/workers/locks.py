@@ -7,7 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from types import TracebackType
+from typing import Any
 
 
 class FileLock:
@@ -36,8 +36,6 @@ class FileLock:
             self._threads.release()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None,
-                 error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: Any) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
         self._threads.release()

@@ -33,11 +33,8 @@ class Segment:
     """Bytes that processes share.
 
     Args:
-        fd: An open file descriptor of the memory; the segment closes it.
-
-    Attributes:
-        fd: The descriptor, to be inherited by children.
-        size: Bytes.
+        fd: Open descriptor of the memory, for children to inherit; the
+            segment closes it.
     """
 
     def __init__(self, fd: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from ..helpers import Rank, bits, linears, stages
+from ..helpers import Rank, bits, stages
 
 
 def sizes(part):
@@ -207,8 +207,3 @@ def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
 def test_the_cut_is_the_best_there_is():
     widths = [5, 1, 3, 3, 3, 9, 2]
     assert sizes(wide(*widths).stage(Rank(0, 3))) == partition(widths, 3)
-
-
-def test_a_part_counts_what_it_has():
-    part = Divisible(*linears(4)).stage(Rank(1, 2))
-    assert part.count_params() == 12
