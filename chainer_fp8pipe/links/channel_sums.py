@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -85,31 +85,21 @@ class ChannelView:
         return sums
 
     def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
-               offset: numpy.ndarray) -> Any:
-        """``(x - shift) * scale + offset`` in the shape and dtype of x."""
-        return self._filled(x, self._scaled(x, shift, scale, offset))
+               offset: numpy.ndarray, gy: Any = None, of_gy: Any = None
+               ) -> Any:
+        """``(x - shift) * scale + offset`` in the shape and dtype of x.
 
-    def gradient(self, x: Any, shift: Any, scale: numpy.ndarray,
-                 offset: numpy.ndarray, gy: Any, of_gy: numpy.ndarray) -> Any:
-        """The same and ``gy * of_gy``."""
-        factor = self._column(of_gy)
-        return self._filled(x, (
-            value + above * factor for value, above in zip(
-                self._scaled(x, shift, scale, offset), self._parts(gy),
-                strict=True)))
-
-    def _scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
-                offset: numpy.ndarray) -> Iterator[Any]:
+        And ``+ gy * of_gy``, where these are given.
+        """
         factor, summand = self._column(scale), self._column(offset)
-        for part in self._parts(x):
+        result = self._xp.empty(self._shape, x.dtype)
+        above = gy is not None and self._parts(gy)
+        for block, part in zip(self._blocks, self._parts(x), strict=True):
             value = part - shift[:, None]
             value *= factor
             value += summand
-            yield value
-
-    def _filled(self, x: Any, values: Iterable[Any]) -> Any:
-        result = self._xp.empty(self._shape, x.dtype)
-        for block, value in zip(self._blocks, values, strict=True):
+            if above:
+                value += next(above) * self._column(of_gy)
             result[block] = value
         order = sorted(range(x.ndim), key=self._order.__getitem__)
         return result.reshape(self._lengths).transpose(order)

@@ -204,8 +204,8 @@ class GroupedBatchNormalizationFunction(
         ggamma, gbeta = everyone.sum(axis=0).reshape(2, -1) / self.elements
         scale = to_cpu(gamma).ravel() * inverse
         slope = -scale * inverse * ggamma
-        gx = view.gradient(x, self._shift, slope,
-                           slope * self._off - scale * gbeta, gy, scale)
+        gx = view.scaled(x, self._shift, slope,
+                         slope * self._off - scale * gbeta, gy, scale)
         return gx, *shares
 
     def _update(self, mean: numpy.ndarray, variance: numpy.ndarray) -> None:
