@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy
 
-from .workers.locks import FileLock
-from .workers.segment import Segment
+from .workers.segment import FileLock, Segment
 
 _USED = 0       # header: bytes that are given out
 _HEADER = 8

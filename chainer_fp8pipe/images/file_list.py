@@ -53,8 +53,7 @@ class TableHandle(NamedTuple):
 
     def open(self) -> FileTable:
         """The table, without the names of the classes."""
-        segment = Segment(self.fd)
-        n = self.files
+        segment, n = Segment(self.fd), self.files
         return FileTable(
             self.root, [], segment.array(12 * n, (self.characters,), 'u1'),
             segment.array(0, (n,), 'i8'), segment.array(8 * n, (n,), 'i4'))
@@ -75,8 +74,7 @@ def find_images(root: str) -> FileTable:
     folders inside a class are left out.
 
     Raises:
-        ValueError: There is no such folder, it has no folders, or one of
-            these has no images; the message names it.
+        ValueError: There is no such folder, no class, or one without images.
     """
     if not os.path.isdir(root):
         raise ValueError(f'{root!r} is not a folder; images are expected as '

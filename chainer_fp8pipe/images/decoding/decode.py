@@ -49,7 +49,7 @@ class Decoder:
         Raises:
             ImageError: The file is not an image that can be used.
         """
-        return self._header(data)[:2]
+        return read_header(data, self._max_pixels)[:2]
 
     def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
         """Decodes, crops, resizes and mirrors.
@@ -62,7 +62,7 @@ class Decoder:
             ImageError: The file is not an image that can be used.
             ValueError: ``plan.box`` is not inside the image.
         """
-        header = self._header(data)
+        header = read_header(data, self._max_pixels)
         check_box(plan, header.width, header.height)
         if not self.name.endswith(_WHOLE):
             return self._decode(data, header, plan)
@@ -71,10 +71,9 @@ class Decoder:
         return crop_and_resize(self._decode(data, header, whole), plan)
 
     def index(self, data: bytes) -> JpegIndex | None:
-        """An index with which parts of this file decode faster.
+        """An index with which parts of this file decode faster, or None.
 
-        None if there is no such index; raises nothing for a file that
-        cannot be used.
+        Raises nothing for a file that cannot be used.
         """
         return None
 
@@ -82,9 +81,6 @@ class Decoder:
                        plan: Crop) -> numpy.ndarray:
         """The result of :meth:`decode`, found faster if this can use it."""
         return self.decode(bytes(data), plan)
-
-    def _header(self, data: bytes) -> Header:
-        return read_header(data, self._max_pixels)
 
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
@@ -105,8 +101,7 @@ def create_decoder(name: str = 'auto',
             it, as a reference for the others.
         max_pixels: Images of more pixels are errors.
 
-    Returns:
-        A decoder, which several threads may use at a time.
+    Several threads may use the decoder at a time.
 
     Raises:
         ValueError: There is no such decoder.

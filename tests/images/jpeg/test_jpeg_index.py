@@ -1,7 +1,6 @@
 import io
 
 from chainer_fp8pipe.images.bad_image import ImageError
-from chainer_fp8pipe.images.decoding import libturbojpeg
 from chainer_fp8pipe.images.decoding.decode import create_decoder
 from chainer_fp8pipe.images.jpeg.jpeg_index import SPACING, JpegIndex
 from chainer_fp8pipe.images.transforms import Crop
@@ -17,18 +16,11 @@ from tests.images.turbo import (
     ARITHMETIC,
     RESTART_ROWS,
     SUBSAMPLINGS,
+    boxes,
+    decoded,
     needs_turbo,
     turbo_jpeg,
 )
-
-
-def boxes(width, height):
-    """Left, top, width and height of any part."""
-    return st.tuples(st.integers(0, width - 1), st.integers(0, height - 1)
-                     ).flatmap(lambda corner: st.tuples(
-                         *map(st.just, corner),
-                         st.integers(1, width - corner[0]),
-                         st.integers(1, height - corner[1])))
 
 
 def pixels_of(data):
@@ -45,12 +37,6 @@ def assert_same_pixels(part, encoded, box):
     numpy.testing.assert_array_equal(
         small[y:y + h, x:x + w],
         pixels_of(encoded)[top:top + height, left:left + width])
-
-
-def decoded(data, width, height, box, shrink):
-    found = libturbojpeg.Decompressor().decode(data, width, height, box,
-                                               shrink)
-    return None if found is None else found.copy()
 
 
 def some_photograph(draw):
