@@ -79,8 +79,8 @@ class Dropout(chainer.Link):
 def _draw_number(place: Place) -> int:
     """How many masks have been drawn for this call of the layer.
 
-    A layer may be a chain with several dropouts.  Whenever a layer is
-    called, also for recomputation, its place is another object.
+    A layer may be a chain with several dropouts.  At each call of a layer,
+    also for recomputation, its place is another object.
     """
     if _draws.place is not place:
         _draws.place, _draws.count = place, 0

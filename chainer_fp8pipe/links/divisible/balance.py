@@ -110,7 +110,7 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
                    ) -> list[LayerCost]:
     """The result of ``action`` on rank 0: all ranks must cut alike.
 
-    All raise what it raises there, if no ValueError then as a LayerError.
+    An error there is raised on all, as a LayerError unless a ValueError.
     """
     everyone = all_ranks(comm)
     broadcast = getattr(everyone, 'bcast', None)

@@ -270,9 +270,7 @@ class LayerList(LayerSlots):
 
 def _slots_of(layers: Iterable[Any]) -> list[Any]:
     """The layers; those of a model are not built."""
-    if isinstance(layers, LayerSlots):
-        return [slot for _, slot in layers.numbered_slots()]
-    return list(layers)
+    return list(layers._slots if isinstance(layers, LayerSlots) else layers)
 
 
 def _flat_slots_of(model: Sequential) -> list[Any]:
