@@ -76,9 +76,7 @@ def find_images(root: str) -> FileTable:
     Raises:
         ValueError: There is no such folder, no class, or one without images.
     """
-    if not os.path.isdir(root):
-        raise ValueError(f'{root!r} is not a folder; images are expected as '
-                         'ROOT/CLASS/*.JPEG')
+    check_folder(root)
     classes = sorted(entry.name for entry in os.scandir(root)
                      if entry.is_dir() and not entry.name.startswith('.'))
     if not classes:
@@ -102,6 +100,13 @@ def find_images(root: str) -> FileTable:
         numpy.cumsum([len(name) for name in names], dtype=numpy.int64),
         numpy.repeat(numpy.arange(len(classes), dtype=numpy.int32),
                      [len(files) for files in found]))
+
+
+def check_folder(root: str) -> None:
+    """Raises ValueError if ``root`` is not a folder."""
+    if not os.path.isdir(root):
+        raise ValueError(f'{root!r} is not a folder; images are expected as '
+                         'ROOT/CLASS/*.JPEG')
 
 
 def _images(folder: str) -> list[str]:

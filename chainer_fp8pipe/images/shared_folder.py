@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 from .cache import Cache
-from .file_list import FileTable, find_images
+from .file_list import FileTable, check_folder, find_images
 from .workers.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -68,9 +67,7 @@ class FolderRanks:
             return find_images(root)
 
         def look() -> FileTable | None:
-            if not os.path.isdir(root):
-                raise ValueError(f'{root!r} is not a folder; images are '
-                                 'expected as ROOT/CLASS/*.JPEG')
+            check_folder(root)
             return None if self.rank else find_images(root)
         table = self._comm.bcast(self.together(look))
         # The folder may be elsewhere on another node.

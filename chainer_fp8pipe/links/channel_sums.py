@@ -93,13 +93,14 @@ class ChannelView:
         """
         factor, summand = self._column(scale), self._column(offset)
         result = self._xp.empty(self._shape, x.dtype)
-        above = gy is not None and self._parts(gy)
+        if gy is not None:
+            above, weight = self._parts(gy), self._column(of_gy)
         for block, part in zip(self._blocks, self._parts(x), strict=True):
             value = part - shift[:, None]
             value *= factor
             value += summand
-            if above:
-                value += next(above) * self._column(of_gy)
+            if gy is not None:
+                value += next(above) * weight
             result[block] = value
         order = sorted(range(x.ndim), key=self._order.__getitem__)
         return result.reshape(self._lengths).transpose(order)

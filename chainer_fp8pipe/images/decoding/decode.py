@@ -89,7 +89,7 @@ class Decoder:
 
 def create_decoder(name: str = 'auto',
                    max_pixels: int = MAX_PIXELS) -> Decoder:
-    """Makes a decoder of JPEG and PNG files.
+    """A decoder of JPEG and PNG files, which several threads may use.
 
     Args:
         name: ``'turbojpeg'`` decodes with libjpeg-turbo 3 no more than the
@@ -100,8 +100,6 @@ def create_decoder(name: str = 'auto',
             ``'pillow-whole'`` decode the whole image, then crop and resize
             it, as a reference for the others.
         max_pixels: Images of more pixels are errors.
-
-    Several threads may use the decoder at a time.
 
     Raises:
         ValueError: There is no such decoder.
@@ -134,7 +132,7 @@ class _Turbo(Decoder):
         # Four components are CMYK, which libjpeg-turbo does not convert.
         if header.frame in USUAL_FRAMES and header.bits == 8 \
                 and header.components in (1, 3):
-            pixels = self._made(JpegPart(
+            pixels = self._decode_part(JpegPart(
                 data, header.width, header.height, plan.box), plan)
             if pixels is not None:
                 return pixels
@@ -150,11 +148,11 @@ class _Turbo(Decoder):
         check_box(plan, *index.size)
         part = (index.cut(data, plan.box, shrink_for(plan))
                 or JpegPart(data, *index.size, plan.box))
-        pixels = self._made(part, plan)
+        pixels = self._decode_part(part, plan)
         return self.decode(bytes(data), plan) if pixels is None else pixels
 
-    def _made(self, part: JpegPart, plan: Crop) -> numpy.ndarray | None:
-        """A part decoded, resized and mirrored; None if it is too unusual."""
+    def _decode_part(self, part: JpegPart, plan: Crop) -> numpy.ndarray | None:
+        """Decodes, resizes and mirrors; None if the library cannot."""
         if not hasattr(self._local, 'decompressor'):
             self._local.decompressor = libturbojpeg.Decompressor()
         shrink = shrink_for(plan)

@@ -92,7 +92,7 @@ def check_box(plan: Crop, width: int, height: int) -> None:
 
 
 def shrink_for(plan: Crop) -> int:
-    """The factor, 1 to 8, by which a decoder may shrink without loss."""
+    """By which of 1, 2, 4 and 8 a decoder may shrink without loss."""
     (_, _, width, height), size = plan.box, plan.size
     return next((shrink for shrink in (8, 4, 2)
                  if width >= shrink * size[1] and height >= shrink * size[0]),
