@@ -35,12 +35,7 @@ class CachedFile(NamedTuple):
 
 
 class Cache:
-    """Bytes or pixels of samples in shared memory.
-
-    Args:
-        segment: The memory of :meth:`create`, maybe in another process.
-        samples: How many there are.
-    """
+    """Bytes or pixels of samples in the shared memory of :meth:`create`."""
 
     def __init__(self, segment: Segment, samples: int) -> None:
         self.segment = segment

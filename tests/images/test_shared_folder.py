@@ -13,6 +13,7 @@ import pytest
 from tests.ranks import on_ranks
 
 from .folders import Broken, crop, make_folder, numbers, spoil
+from .processes import descriptors
 
 
 @pytest.fixture
@@ -186,13 +187,9 @@ def test_an_error_names_the_rank_that_has_it(comm, root):
 
 @on_ranks(2)
 def test_nothing_of_a_cache_is_left_open(comm, root):
-    def descriptors():
-        return sum('memfd' in os.readlink(f'/proc/self/fd/{name}')
-                   for name in os.listdir('/proc/self/fd')
-                   if os.path.islink(f'/proc/self/fd/{name}'))
-    before = descriptors()
+    before = descriptors('memfd')
     for _ in range(3):
         data = ImageFolder(root, crop(), shard=comm, cache='memory')
         next(data.iterator(3, workers=0))
         del data
-    assert descriptors() == before
+    assert descriptors('memfd') == before

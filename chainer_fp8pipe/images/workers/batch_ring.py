@@ -28,14 +28,7 @@ class Outcome(enum.IntEnum):
 
 
 class Slot:
-    """Arrays of one slot, in shared memory.
-
-    Attributes:
-        epoch: int64, shape (1,).
-        indices: int64, shape (capacity,): samples to be read.
-        outcomes: int32, shape (capacity,): an :class:`Outcome` of each.
-        images: Shape (capacity, C, H, W).
-    """
+    """Arrays of one slot, in shared memory: a row for each sample."""
 
     def __init__(self, segment: Segment, start: int, layout: RingLayout
                 ) -> None:

@@ -38,14 +38,8 @@ class Loaded(NamedTuple):
 class Loader:
     """Reads batches in the order in which they are requested.
 
-    Args:
-        reader: Reads the samples.
-        capacity: Samples of the largest batch.
-        workers: Processes; 0 reads in this one, when a batch is taken.
-        requests: How many may be open at a time.
-
-    Attributes:
-        pinned: Sends batches to a GPU from their own memory.
+    At most ``requests`` of at most ``capacity`` samples are open at a time.
+    Without workers this process reads a batch when it is taken.
     """
 
     def __init__(self, reader: Reader, capacity: int, workers: int,
@@ -80,11 +74,7 @@ class Loader:
                                  int(self._slots.generation[0]))
 
     def take(self) -> Loaded:
-        """The batch of the oldest request.
-
-        Raises:
-            RuntimeError: A worker has died.
-        """
+        """The batch of the oldest request; an error if a worker has died."""
         number, slot, count = self._open[0]
         if self._workers:
             self._workers.wait(number)

@@ -76,11 +76,7 @@ class WorkerPool:
         return [process.pid for process in self._processes]
 
     def submit(self, slot: int, samples: int, generation: int) -> None:
-        """Starts to fill a slot with the samples that it lists.
-
-        Raises:
-            RuntimeError: All workers have died.
-        """
+        """Starts to fill a slot with the samples that it lists."""
         # Small tasks, so that all workers finish a batch together.
         size = max(1, samples // (8 * len(self._processes)))
         self._open[slot] = samples
@@ -90,11 +86,7 @@ class WorkerPool:
         self._feed()
 
     def wait(self, slot: int) -> None:
-        """Waits until a slot is filled, or its tasks are void.
-
-        Raises:
-            RuntimeError: A worker has died.
-        """
+        """Waits until a slot is filled, or its tasks are void."""
         self._check()
         self._feed()
         while self._open[slot]:

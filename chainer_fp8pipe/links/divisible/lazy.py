@@ -57,21 +57,17 @@ class Lazy:
         return key
 
     def build(self, seed: int, index: int) -> Callable:
-        """The layer, built at the first call.
-
-        Args:
-            seed: Of the model.
-            index: Of this layer in the whole model.
-
-        Raises:
-            LayerError: The layer, which the message names, cannot be built.
-        """
+        """Layer ``index`` of the whole model, built at the first call."""
         if self.layer is None:
             self.layer = self.make(seed, index)
         return self.layer
 
     def make(self, seed: int, index: int) -> Callable:
-        """Builds another such layer, without keeping it."""
+        """Builds another such layer, without keeping it.
+
+        Raises:
+            LayerError: The layer, which the message names, cannot be built.
+        """
         name = layer_name(index, self)
         try:
             with initialising(seed, index), \
