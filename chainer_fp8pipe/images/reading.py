@@ -22,15 +22,9 @@ CacheKind = Literal['memory', 'decoded'] | None
 
 
 class Reader:
-    """Reads samples of a table.
+    """Reads samples of a table; without a transform whole images.
 
-    Args:
-        table: The files.
-        transform: Crops and normalises; None gives whole images.
-        decoder: Turns bytes into pixels.
-        kind: What the cache keeps.
-        cache: None if nothing is kept.
-        seed: Of the random numbers.
+    ``kind`` is what the cache keeps, ``seed`` that of the random numbers.
     """
 
     def __init__(self, table: FileTable, transform: Transform | None,

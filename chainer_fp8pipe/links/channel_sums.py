@@ -26,9 +26,6 @@ class ChannelView:
         gamma: An array of the shape of the channels.
         axis: Those that statistics are over; None: all but the second and
             those that follow it in gamma's shape.
-
-    Attributes:
-        elements: Of each channel.
     """
 
     def __init__(self, x: Any, gamma: Any, axis: tuple[int, ...] | None
@@ -49,7 +46,7 @@ class ChannelView:
         self._shape = outer, channels, inner = tuple(
             math.prod(x.shape[item] for item in items)
             for items in (before, keys, after))
-        self.elements = outer * inner
+        self.elements = outer * inner       # of each channel
         step = _BLOCK // max(channels * inner, 1)
         step = min(max(step, 1), _LONGEST) if self._xp is numpy else outer
         self._blocks = [slice(start, start + step)

@@ -112,11 +112,7 @@ def join(everyone: numpy.ndarray
     Args:
         everyone: float64 of shape (ranks, 1 + 2 * channels): each rank's
             number of elements per channel, means, and sums of squares about
-            them.
-
-    Raises:
-        ValueError: A rank has sent a :func:`refusal`, or no rank has any
-            elements.
+            them; or its :func:`refusal`.
     """
     counts = everyone[:, :1]
     refused = numpy.flatnonzero(counts < 0)
@@ -142,11 +138,7 @@ class GroupedBatchNormalizationFunction(
     One message forward and one backward, and the latter only if the gradient
     of ``x`` is wanted.  Statistics are float32 or better, and float64 where
     they are added up.  The gradients of gamma and beta are this rank's share.
-
-    Args:
-        group: Of :class:`GroupedBatchNormalization`.
-        options: ``eps``, ``mean``, ``var``, ``decay`` and ``axis`` as in
-            Chainer; running statistics, where given, are updated in place.
+    Options are as in Chainer; ``mean`` and ``var`` are updated in place.
     """
 
     elements = 0            # of each channel in the whole group

@@ -26,13 +26,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     """Decodes the whole image, then crops and resizes.
 
     A JPEG that is at least twice as large as needed, both ways, is shrunk as
-    it is decoded.
-
-    Returns:
-        Shape ``(*plan.size, 3)``, uint8: red, green, blue; maybe read-only.
-
-    Raises:
-        ImageError: The file is damaged.
+    it is decoded.  Returns and raises as :meth:`~.decode.Decoder.decode`.
     """
     left, top, width, height = plan.box
     shrink = shrink_for(plan) if kind == 'JPEG' else 1

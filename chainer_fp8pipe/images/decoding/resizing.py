@@ -32,9 +32,6 @@ def crop_and_resize(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
 
     Returns:
         Shape ``(*plan.size, 3)``, uint8; maybe read-only.
-
-    Raises:
-        ValueError: The part is not inside the image.
     """
     check_box(plan, pixels.shape[1], pixels.shape[0])
     left, top, width, height = plan.box

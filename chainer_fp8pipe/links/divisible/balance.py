@@ -149,12 +149,8 @@ def measure(model: LayerSlots, example: Any,
 
     One copy is in memory at a time.  The model stays as it is: lazy layers
     are not built, statistics not updated, and NumPy's random numbers not
-    drawn.
-
-    Args:
-        model: The whole model.
-        example: An input, or a tuple of them; the layers run on its device.
-        timed: Whether to time forward and backward as in training.
+    drawn.  The layers run on the device of ``example``, an input or a tuple
+    of inputs; with ``timed`` forward and backward, as in training.
     """
     if example is None:
         raise ValueError('there is no input to measure with; call '

@@ -34,14 +34,11 @@ def describe(model: Any) -> str:
     return f'{name}: {runs} of {model.total}'
 
 
-def rows_of(model: Any,
-            parameters: Sequence[int | None] | None = None
+def rows_of(model: Any, parameters: Sequence[int | None] | None = None
             ) -> tuple[Row, ...]:
     """A row for each layer of the whole model; builds nothing.
 
-    Args:
-        model: The model, or a part.
-        parameters: Numbers of parameters of layers that have no shape yet.
+    ``parameters`` counts those of layers that have no shape yet.
     """
     rows = {row.number: row for row in model._part.rows} if model._part else {}
     seen: set[int] = set()

@@ -40,12 +40,8 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
 
     Those of its own and, as far as can be seen, those that a function finds
     in its closure, its defaults, its bound arguments, its object or by name
-    in its module.
-
-    Args:
-        layer: A layer, or a container of such.
-        model: Not looked into, and neither is a model whose layer this is:
-            a function may refer to it.
+    in its module.  Not looked into are ``model`` and any model whose layer
+    this is, as a function may refer to them.
     """
     found: list[Any] = []
     # Keeps things alive, as the id of a freed one may be used again.
