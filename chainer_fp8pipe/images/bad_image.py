@@ -12,12 +12,7 @@ class ImageError(ValueError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)      # so that it can be pickled
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return f'{self.path}: {self.reason}' if self.path else self.reason
-
-    def of(self, path: str) -> ImageError:
-        """This error with a path, which a decoder does not know."""
-        return ImageError(path, self.reason)

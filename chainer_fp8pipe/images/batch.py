@@ -45,8 +45,7 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
         device: Chainer's device; None leaves the arrays where they are.
 
     Returns:
-        Images (samples, C, H, W) and labels (samples,), int32, on the
-        device.
+        Images (samples, C, H, W) and labels (samples,), int32.
     """
     if not isinstance(batch, Batch):
         return chainer.dataset.concat_examples(batch, device)

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy
 
-from .workers.locks import FileLock
-from .workers.segment import Segment
+from .workers.segment import FileLock, Segment
 
 _USED = 0       # header: bytes that are given out
 _HEADER = 8
@@ -29,23 +28,14 @@ class CachedFile(NamedTuple):
     """Read-only views of a file in the cache.
 
     The memory stays as long as these views, even after :meth:`Cache.close`.
-
-    Attributes:
-        data: The file.
-        extra: The index of its codes; empty if it has none.
     """
 
     data: memoryview
-    extra: memoryview
+    extra: memoryview       # the index of its codes; empty if it has none
 
 
 class Cache:
-    """Bytes or pixels of samples in shared memory.
-
-    Args:
-        segment: The memory of :meth:`create`, maybe in another process.
-        samples: Most samples.
-    """
+    """Bytes or pixels of samples in the shared memory of :meth:`create`."""
 
     def __init__(self, segment: Segment, samples: int) -> None:
         self.segment = segment
@@ -57,12 +47,7 @@ class Cache:
 
     @classmethod
     def create(cls, samples: int, budget: int) -> Cache:
-        """An empty cache.
-
-        Args:
-            samples: Most samples; each takes 32 bytes more than the budget.
-            budget: Bytes for files or pixels.
-        """
+        """An empty cache of ``budget`` bytes, and 32 more per sample."""
         return cls(Segment.create(_overhead(samples) + budget), samples)
 
     @property
@@ -89,14 +74,11 @@ class Cache:
 
     def put(self, index: int, data: bytes,
             extra: bytes | memoryview = b'') -> bool:
-        """Keeps the file of a sample; returns whether it fits.
+        """Keeps a sample's file, and the index of its codes if it has one.
 
-        True as well if another process keeps it, or is about to.
-
-        Args:
-            index: Of the sample.
-            data: Its file.
-            extra: The index of the file's codes, if it has one.
+        Returns:
+            Whether they fit; also if another process keeps them, or is about
+            to.
         """
         return self._put(index, [numpy.frombuffer(part, numpy.uint8)
                                  for part in (data, extra)], len(extra), 0)

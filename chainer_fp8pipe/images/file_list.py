@@ -38,7 +38,6 @@ class FileTable:
         return len(self.ends)
 
     def path(self, index: int) -> str:
-        """The path of a file."""
         start = self.ends[index - 1] if index else 0
         name = self.names[start:self.ends[index]].tobytes()
         return os.path.join(self.root, os.fsdecode(name))
@@ -54,8 +53,7 @@ class TableHandle(NamedTuple):
 
     def open(self) -> FileTable:
         """The table, without the names of the classes."""
-        segment = Segment(self.fd)
-        n = self.files
+        segment, n = Segment(self.fd), self.files
         return FileTable(
             self.root, [], segment.array(12 * n, (self.characters,), 'u1'),
             segment.array(0, (n,), 'i8'), segment.array(8 * n, (n,), 'i4'))
@@ -76,12 +74,9 @@ def find_images(root: str) -> FileTable:
     folders inside a class are left out.
 
     Raises:
-        ValueError: There is no such folder, it has no folders, or one of
-            these has no images; the message names it.
+        ValueError: There is no such folder, no class, or one without images.
     """
-    if not os.path.isdir(root):
-        raise ValueError(f'{root!r} is not a folder; images are expected as '
-                         'ROOT/CLASS/*.JPEG')
+    check_folder(root)
     classes = sorted(entry.name for entry in os.scandir(root)
                      if entry.is_dir() and not entry.name.startswith('.'))
     if not classes:
@@ -105,6 +100,13 @@ def find_images(root: str) -> FileTable:
         numpy.cumsum([len(name) for name in names], dtype=numpy.int64),
         numpy.repeat(numpy.arange(len(classes), dtype=numpy.int32),
                      [len(files) for files in found]))
+
+
+def check_folder(root: str) -> None:
+    """Raises ValueError if ``root`` is not a folder."""
+    if not os.path.isdir(root):
+        raise ValueError(f'{root!r} is not a folder; images are expected as '
+                         'ROOT/CLASS/*.JPEG')
 
 
 def _images(folder: str) -> list[str]:

@@ -12,8 +12,8 @@ import numpy
 from .cache import Cache
 from .decoding.decode import Decoder, create_decoder
 from .iterator import ImageIterator
-from .process_group import ranks_of
 from .reading import CacheKind, Reader, kept_bytes
+from .shared_folder import FolderRanks
 from .transforms import Transform
 from .workers.memory import available_bytes, total_bytes
 
@@ -62,9 +62,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
     Raises:
         ValueError: The folder is missing or empty, a class has no images,
-            ``cache_bytes`` is less than the first image takes, or more than
-            the machine has, an argument is none of the above, or the ranks'
-            arguments or transforms differ.
+            the cache does not hold the first image or is larger than the
+            memory, or an argument is none of the above or differs on a rank.
     """
 
     def __init__(self, root: str | os.PathLike[str],
@@ -73,24 +72,22 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  shard: Any = None, seed: int = 0,
                  on_error: Literal['skip', 'raise'] = 'skip',
                  decoder: str | Decoder = 'auto') -> None:
-        self._ranks = ranks_of(shard)
+        self._ranks = FolderRanks(shard)
         self._on_error = on_error
         seed, cache_bytes, where = self._ranks.together(
             lambda: _checked(cache, cache_bytes, seed, on_error, root))
         self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
                          seed=seed, on_error=on_error,
-                         transform=_described(transform))
+                         # Memory addresses differ between ranks.
+                         transform=re.sub(' at 0x[0-9a-f]+', '',
+                                          repr(transform)))
         table = self._ranks.find(where)
         self.classes = table.classes
-        self._reader = Reader(
-            table, transform,
-            self._ranks.together(
-                lambda: create_decoder(decoder) if isinstance(decoder, str)
-                else decoder), cache,
-            None, seed)
+        made = self._ranks.together(lambda: create_decoder(
+            decoder) if isinstance(decoder, str) else decoder)
+        self._reader = Reader(table, transform, made, cache, None, seed)
         if cache is not None:
-            self._reader.cache = _make_cache(self._ranks, self._reader,
-                                             cache_bytes)
+            self._reader.cache = self._make_cache(cache_bytes)
         self._draws: tuple[int, numpy.random.Generator] | None = None
 
     def __len__(self) -> int:
@@ -121,6 +118,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  repeat: bool = True, shuffle: bool = True) -> ImageIterator:
         """An iterator over this rank's share of each epoch.
 
+        Its batches are lists of ``(image, label)`` that
+        :func:`batch_arrays` takes as they are.
+
         Args:
             batch: Images in a batch of this rank, at most.  All batches of
                 an epoch differ by one at most, so that most are full where
@@ -132,37 +132,44 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             shuffle: Whether the images are in a new order, and on other
                 ranks, in each epoch; otherwise they are in the folder's.
 
-        Returns:
-            An iterator whose batches are lists of ``(image, label)`` that
-            :func:`batch_arrays` takes as they are.
-
         Raises:
             ValueError: There is no transform, or less than one image for
-                each rank, an argument is negative or no whole number, or the
-                ranks' arguments differ.
+                each rank, or an argument is negative, no whole number, or
+                differs on a rank.
         """
         batch, workers, prefetch = self._ranks.together(lambda: (
             _whole('batch', batch, 1), _whole('workers', workers, 0),
             _whole('prefetch', prefetch, 0)))
         self._ranks.same('iterator', batch=batch, repeat=repeat,
                          shuffle=shuffle)
-        return self._ranks.together(lambda: self._iterator(
-            batch, workers, prefetch, repeat, shuffle))
+
+        def make() -> ImageIterator:
+            if self._reader.transform is None:
+                raise ValueError(
+                    'images of different sizes do not make a batch: give the '
+                    'ImageFolder a transform, such as RandomResizedCrop(224)')
+            return ImageIterator(
+                self._reader, (self._ranks.rank, self._ranks.size), batch,
+                workers, prefetch, repeat, shuffle, self._on_error)
+        return self._ranks.together(make)
 
     def cached(self) -> tuple[int, int]:
         """Images in this node's cache, and their bytes."""
         cache = self._reader.cache
         return (0, 0) if cache is None else cache.statistics()
 
-    def _iterator(self, batch: int, workers: int, prefetch: int,
-                  repeat: bool, shuffle: bool) -> ImageIterator:
-        if self._reader.transform is None:
-            raise ValueError(
-                'images of different sizes do not make a batch: give the '
-                'ImageFolder a transform, such as RandomResizedCrop(224)')
-        return ImageIterator(
-            self._reader, (self._ranks.rank, self._ranks.size), batch,
-            workers, prefetch, repeat, shuffle, self._on_error)
+    def _make_cache(self, budget: int | None) -> Cache:
+        """The node's cache, if it can hold a sample."""
+        def checked() -> int:
+            limit = available_bytes() // 2 if budget is None else budget
+            needed = kept_bytes(self._reader, 0)
+            if needed > limit:
+                raise ValueError(
+                    f'cache_bytes={limit:,} does not hold one sample: '
+                    f'{self.path(0)} takes {needed:,} bytes; allow as much as '
+                    'all images take, or use cache=None')
+            return limit
+        return self._ranks.cache(len(self), self._ranks.together(checked))
 
     def _generator(self) -> numpy.random.Generator:
         """The process's generator: a fork draws other numbers."""
@@ -209,23 +216,3 @@ def _whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _described(transform: Transform | None) -> str:
-    """A transform's repr without memory addresses, for ranks to compare."""
-    return re.sub(r' at 0x[0-9a-f]+', '', repr(transform))
-
-
-def _make_cache(ranks: Any, reader: Reader,
-                budget: int | None) -> Cache:
-    """The node's cache, if it can hold a sample."""
-    limit = ranks.together(
-        lambda: available_bytes() // 2 if budget is None else budget)
-
-    def check() -> None:
-        needed = kept_bytes(reader, 0)
-        if needed > limit:
-            raise ValueError(
-                f'cache_bytes={limit:,} does not hold one sample: '
-                f'{reader.table.path(0)} takes {needed:,} bytes; allow as '
-                'much as all images take, or use cache=None')
-    ranks.together(check)
-    return ranks.cache(len(reader.table), limit)

@@ -1,6 +1,7 @@
 """The iterator over a folder's images, with batches read ahead."""
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any, Literal
 
@@ -11,10 +12,11 @@ from . import shards
 from .bad_image import ImageError
 from .batch import Batch
 from .reading import Reader
-from .skipping import Skipped
 from .workers.batch_ring import Outcome
 from .workers.loading import Failure, Loader
 from .workers.worker import attempt
+
+_log = logging.getLogger(__name__)
 
 
 class ImageIterator(chainer.dataset.Iterator):
@@ -32,24 +34,13 @@ class ImageIterator(chainer.dataset.Iterator):
     ranks, so that a run goes on from it with any number of ranks and of
     workers; and the counts of images left out on the rank that saved it.
 
-    Args:
-        reader: Reads samples.
-        ranks: This rank's number, and how many there are.
-        batch: Most samples of a batch on this rank.
-        workers: Processes that read.
-        prefetch: Batches that are read ahead.
-        repeat: Whether to go on after one epoch.
-        shuffle: Whether each epoch has an order of its own.
-        on_error: Whether to skip or to raise where an image cannot be used.
-
     Attributes:
         batch_size: Most samples of a batch on this rank.
         epoch: Finished epochs.
         is_new_epoch: Whether the last batch finished one.
-        skipped: Images left out so far on this rank because they could not
-            be used.
-        substituted: Batches so far on this rank that are an image of
-            another batch, as none of their own could be used.
+        skipped: How often this rank left out an image that cannot be used.
+        substituted: Batches of this rank that are an image of another batch,
+            as none of their own could be used.
     """
 
     def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
@@ -59,9 +50,13 @@ class ImageIterator(chainer.dataset.Iterator):
         self.batch_size, self.repeat = batch, repeat
         self._reader, self._on_error = reader, on_error
         self._rank, self._ranks = ranks
+        self._who = f'rank {self._rank}'
         self._samples = len(reader.table)
         self._shuffle = shuffle
-        shards.check(self._samples, self._ranks)
+        if self._samples < self._ranks:
+            raise ValueError(
+                f'{self._samples} images are less than one for each of the '
+                f'{self._ranks} ranks; use at most {self._samples} ranks')
         # Without workers nothing is read before it is wanted.
         self._ahead = prefetch if workers else 0
         self._skipped = Skipped(self._rank, self._samples)
@@ -118,8 +113,6 @@ class ImageIterator(chainer.dataset.Iterator):
             raise StopIteration
         try:
             return self._next(loader)
-        except StopIteration:
-            raise
         except BaseException:
             self.finalize()
             raise
@@ -189,9 +182,14 @@ class ImageIterator(chainer.dataset.Iterator):
         return self._loader
 
     def _next(self, loader: Loader) -> Batch:
-        while loader.requests <= self._ahead and (
+        while len(self._steps) <= self._ahead and (
                 self.repeat or not self._requested.epoch):
-            self._request(loader)
+            step = shards.next_step(self._requested, self._samples,
+                                    self.batch_size, self._ranks)
+            indices = self._indices(step)
+            self._steps.append((step, indices))
+            self._requested = step.after
+            loader.request(step.epoch, indices)
         step, indices = self._steps.popleft()
         loaded = loader.take()
         for failure in loaded.failures:
@@ -220,17 +218,9 @@ class ImageIterator(chainer.dataset.Iterator):
                     return images, numpy.array([sample])
                 if outcome != Outcome.IMAGE:
                     self._fail(Failure(sample, outcome, reason))
-        raise ImageError('', f'{self._who()}: no image of its share of '
+        raise ImageError('', f'{self._who}: no image of its share of '
                          f'epoch {step.epoch} can be used; the log names '
                          'those of the batch')
-
-    def _request(self, loader: Loader) -> None:
-        step = shards.next_step(self._requested, self._samples,
-                                self.batch_size, self._ranks)
-        indices = self._indices(step)
-        self._steps.append((step, indices))
-        self._requested = step.after
-        loader.request(step.epoch, indices)
 
     def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
         """This rank's samples of a step."""
@@ -243,13 +233,46 @@ class ImageIterator(chainer.dataset.Iterator):
         """Leaves a sample out, or raises what happened to it."""
         path = self._reader.table.path(failure.sample)
         if failure.outcome == Outcome.FILE:
-            raise OSError(f'{self._who()}: {path} was found, but cannot be '
+            raise OSError(f'{self._who}: {path} was found, but cannot be '
                           f'read: {failure.reason}')
         if failure.outcome == Outcome.OTHER:
-            raise RuntimeError(f'{self._who()}: {path}: {failure.reason}')
+            raise RuntimeError(f'{self._who}: {path}: {failure.reason}')
         if self._on_error == 'raise':
-            raise ImageError(path, f'{failure.reason} ({self._who()})')
+            raise ImageError(path, f'{failure.reason} ({self._who})')
         self._skipped.add(failure.sample, path, failure.reason)
 
-    def _who(self) -> str:
-        return f'rank {self._rank}'
+
+class Skipped:
+    """Images, of ``samples`` on all ranks, that a rank could not use.
+
+    They are counted, named in the log once, and saved in snapshots.
+    """
+
+    def __init__(self, rank: int, samples: int) -> None:
+        self.images = 0             # how often one was left out
+        self.substituted = 0        # batches that are an image of another
+        self._rank = rank
+        self._named = numpy.zeros(samples, bool)    # in the log already
+
+    def add(self, sample: int, path: str, reason: str) -> None:
+        """Counts an image, and names it in the log if it is new."""
+        self.images += 1
+        if not self._named[sample]:
+            self._named[sample] = True
+            _log.warning('rank %d: skipped %s: %s', self._rank, path, reason)
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads counts and logged images.
+
+        One rank's snapshot may be loaded on all ranks: only the rank of the
+        same number takes over its counts.
+        """
+        rank = serializer('rank', self._rank)
+        images = serializer('skipped', self.images)
+        substituted = serializer('substituted', self.substituted)
+        if rank == self._rank:
+            self.images, self.substituted = images, substituted
+        # Bits, as a snapshot's arrays should have the same shape each time.
+        named = serializer('named', numpy.packbits(self._named))
+        self._named |= numpy.unpackbits(
+            named, count=len(self._named)).astype(bool)

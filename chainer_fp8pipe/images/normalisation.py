@@ -1,4 +1,4 @@
-"""Bytes to floats of about mean 0 and deviation 1."""
+"""Pixels as bytes to pixels as floats."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Normalise:
         dtype: Of the result; :class:`numpy.float32` if not said.
 
     Raises:
-        ValueError: If the numbers of channels differ, or a deviation is not
+        ValueError: The numbers of channels differ, or a deviation is not
             above zero.
     """
 
@@ -40,11 +40,10 @@ class Normalise:
         self._shift = [-m / s for m, s in zip(mean, std, strict=True)]
 
     def __call__(self, batch: Any) -> Any:
-        """Normalises images of shape (..., C, H, W), uint8.
+        """Normalises images of shape (..., C, H, W), uint8, into new ones.
 
         ``batch`` is a NumPy or CuPy array, so that images may cross to the
-        GPU as bytes and be normalised there.  The result has the same shape
-        and is a new array.
+        GPU as bytes and be normalised there.
 
         Raises:
             ValueError: The images have another number of channels.
@@ -58,11 +57,7 @@ class Normalise:
         return result
 
     def of_pixels(self, pixels: numpy.ndarray, out: numpy.ndarray) -> None:
-        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``.
-
-        Raises:
-            ValueError: The images have another number of channels.
-        """
+        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``."""
         for c, (scale, shift) in enumerate(self._of_channels(
                 pixels.shape[-1])):
             numpy.multiply(pixels[..., c], self.dtype.type(scale), out=out[c])

@@ -22,15 +22,9 @@ CacheKind = Literal['memory', 'decoded'] | None
 
 
 class Reader:
-    """Reads samples of a table.
+    """Reads samples of a table; without a transform whole images.
 
-    Args:
-        table: The files.
-        transform: Crops and normalises; None gives whole images.
-        decoder: Turns bytes into pixels.
-        kind: What the cache keeps.
-        cache: None if nothing is kept.
-        seed: Of the random numbers.
+    ``kind`` is what the cache keeps, ``seed`` that of the random numbers.
     """
 
     def __init__(self, table: FileTable, transform: Transform | None,
@@ -48,7 +42,7 @@ class Reader:
         """Writes a sample, as it is in an epoch, into ``out``.
 
         Raises:
-            ImageError: The image cannot be used; the error names the file.
+            ImageError: The image, which the error names, cannot be used.
             OSError: The file cannot be read.
         """
         self.draw(index, numpy.random.default_rng(
@@ -58,18 +52,17 @@ class Reader:
              out: numpy.ndarray | None = None) -> numpy.ndarray:
         """A sample, with given random numbers; CHW, in ``out`` if given.
 
-        Without a transform it is the whole image, uint8.
-
-        Raises:
-            As :meth:`read`.
+        Without a transform the whole image, uint8.  Raises as :meth:`read`.
         """
         try:
             if self.transform is None:
-                return numpy.ascontiguousarray(
-                    self._whole(index).transpose(2, 0, 1))
+                pixels = (self._kept_pixels(index) if self.kind == 'decoded'
+                          else self._decode_whole(bytes(self._file(index)[0])))
+                return numpy.ascontiguousarray(pixels.transpose(2, 0, 1))
             return self.transform.finish(self._part(index, rng), out)
         except ImageError as error:
-            raise error.of(self.table.path(index)) from error
+            # A decoder does not know the path.
+            raise ImageError(self.table.path(index), error.reason) from error
 
     def _part(self, index: int, rng: numpy.random.Generator
               ) -> numpy.ndarray:
@@ -88,11 +81,6 @@ class Reader:
         return self.decoder.decode(data, self.transform.plan(
             *self.decoder.size(data), rng))
 
-    def _whole(self, index: int) -> numpy.ndarray:
-        if self.kind == 'decoded':
-            return self._kept_pixels(index)
-        return _decode_whole(self.decoder, bytes(self._file(index)[0]))
-
     def _kept_pixels(self, index: int) -> numpy.ndarray:
         """The whole image, from the cache or decoded and kept there.
 
@@ -102,7 +90,7 @@ class Reader:
         assert self.cache is not None
         pixels = self.cache.get_pixels(index)
         if pixels is None:
-            pixels = _decode_whole(self.decoder, self.file(index))
+            pixels = self._decode_whole(self.file(index))
             self.cache.put_pixels(index, pixels)
         return pixels
 
@@ -127,6 +115,11 @@ class Reader:
             self.cache.put(index, data)
         return codes
 
+    def _decode_whole(self, data: bytes) -> numpy.ndarray:
+        width, height = self.decoder.size(data)
+        return self.decoder.decode(
+            data, Crop((0, 0, width, height), (height, width)))
+
     def codes(self, data: bytes) -> JpegIndex | None:
         """An index of a file, if this reader makes use of one."""
         return self.decoder.index(data) if self._indexes else None
@@ -135,11 +128,6 @@ class Reader:
         """The bytes of a file."""
         with open(self.table.path(index), 'rb') as file:
             return file.read()
-
-
-def _decode_whole(decoder: Decoder, data: bytes) -> numpy.ndarray:
-    width, height = decoder.size(data)
-    return decoder.decode(data, Crop((0, 0, width, height), (height, width)))
 
 
 def kept_bytes(reader: Reader, index: int) -> int:

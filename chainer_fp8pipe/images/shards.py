@@ -32,7 +32,7 @@ class EpochPosition(NamedTuple):
 
 
 class GlobalBatch(NamedTuple):
-    """One global batch.
+    """The batch of all ranks together.
 
     Attributes:
         epoch: The epoch of its samples.
@@ -67,22 +67,15 @@ def batches_left(rest: int, batch: int, ranks: int) -> int:
     return max(1, min(-(-rest // (batch * ranks)), rest // ranks))
 
 
-def check(samples: int, ranks: int) -> None:
-    """Raises ValueError unless every rank can have a sample in each batch."""
-    if samples < ranks:
-        raise ValueError(f'{samples} images are less than one for each of '
-                         f'the {ranks} ranks; use at most {samples} ranks')
-
-
 def next_step(position: EpochPosition, samples: int, batch: int,
               ranks: int) -> GlobalBatch:
-    """The global batch at a position.
+    """The global batch at a position of an epoch of so many samples.
 
     Args:
-        position: In an epoch of ``samples`` samples.
+        position: Where it begins.
         samples: In an epoch.
-        batch: Samples of a batch on one rank, at most.  Only where it is 1
-            and the ranks do not divide the samples, it can be 2.
+        batch: Samples of a batch on one rank, at most.  Only where this is 1
+            and the ranks do not divide the samples, there can be 2.
         ranks: How many there are.
 
     Raises:
@@ -104,18 +97,14 @@ def others(step: GlobalBatch, samples: int, batch: int,
            ranks: int) -> Iterator[GlobalBatch]:
     """The other steps of an epoch: those behind ``step``, then those before.
 
-    The other arguments are those of :func:`next_step`.
+    Where other ranks began the epoch, its first steps were not these, and
+    the last of them may reach into ``step``.
     """
-    position = step.after
-    while position.epoch == step.epoch:
-        yield (other := next_step(position, samples, batch, ranks))
-        position = other.after
-    position = EpochPosition(step.epoch)
-    # Where other ranks began the epoch, its first steps were not these, and
-    # the last of them may reach into the step.
-    while position.used < step.start and position.epoch == step.epoch:
-        yield (other := next_step(position, samples, batch, ranks))
-        position = other.after
+    for position, stop in ((step.after, samples),
+                           (EpochPosition(step.epoch), step.start)):
+        while position.used < stop and position.epoch == step.epoch:
+            yield (other := next_step(position, samples, batch, ranks))
+            position = other.after
 
 
 def part(step: GlobalBatch, rank: int, ranks: int) -> slice:

@@ -2,17 +2,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
-from chainer_fp8pipe.mpi import agreement
-from chainer_fp8pipe.mpi.failure.abort import abort_on_exception
-
-from mpi4py import MPI
-
 from .cache import Cache
-from .file_list import FileTable, find_images
+from .file_list import FileTable, check_folder, find_images
 from .workers.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -21,27 +15,47 @@ _log = logging.getLogger(__name__)
 class FolderRanks:
     """The ranks that share a folder's images.
 
-    From then on an uncaught exception on any rank ends the job.
+    With a communicator, an uncaught exception on any rank ends the job from
+    then on.  Without one MPI is not imported, as that would start it.
 
     Args:
-        comm: mpi4py's communicator.
+        shard: A communicator; (index, count); None for one rank alone.
 
     Attributes:
         rank: This rank's number.
         size: Number of ranks.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, shard: Any) -> None:
+        self._comm: Any = None
+        if shard is None or isinstance(shard, tuple):
+            self.rank, self.size = shard or (0, 1)
+            if not 0 <= self.rank < self.size:
+                raise ValueError(f'shard=({self.rank}, {self.size}): there '
+                                 f'is no shard {self.rank} among {self.size}')
+            return
+        from mpi4py import MPI
+
+        from ..mpi.failure.abort import abort_on_exception
+        comm = getattr(shard, 'mpi_comm', shard)
+        if not isinstance(comm, MPI.Comm):
+            raise TypeError(f'shard={shard!r} is neither a communicator nor '
+                            '(index, count)')
         abort_on_exception()        # or the others wait in their next step
-        self.rank, self.size = comm.rank, comm.size
-        self._comm = comm
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
 
     def together(self, action: Callable[[], Any]) -> Any:
         """Calls ``action``; if it fails on a rank, raises on all."""
+        if self._comm is None:
+            return action()
+        from ..mpi import agreement
         return agreement.raise_together(self._comm, action, ValueError)
 
     def same(self, what: str, **settings: object) -> None:
         """Raises on all ranks if their settings differ."""
+        if self._comm is None:
+            return
+        from ..mpi import agreement
         agreement.agree(self._comm, agreement.Signature({
             f'{what} {name}': repr(value)
             for name, value in settings.items()}),
@@ -49,10 +63,11 @@ class FolderRanks:
 
     def find(self, root: str) -> FileTable:
         """Finds the files on rank 0, and gives them to all ranks."""
+        if self._comm is None:
+            return find_images(root)
+
         def look() -> FileTable | None:
-            if not os.path.isdir(root):
-                raise ValueError(f'{root!r} is not a folder; images are '
-                                 'expected as ROOT/CLASS/*.JPEG')
+            check_folder(root)
             return None if self.rank else find_images(root)
         table = self._comm.bcast(self.together(look))
         # The folder may be elsewhere on another node.
@@ -61,13 +76,16 @@ class FolderRanks:
 
     def cache(self, samples: int, budget: int) -> Cache:
         """One cache for all ranks of a node."""
+        if self._comm is None:
+            return Cache.create(samples, budget)
+        from mpi4py import MPI
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
             return self._cache_of(node, samples, budget)
         finally:
             node.Free()
 
-    def _cache_of(self, node: MPI.Comm, samples: int, budget: int) -> Cache:
+    def _cache_of(self, node: Any, samples: int, budget: int) -> Cache:
         first = self.together(
             lambda: None if node.rank else Cache.create(samples, budget))
         place = node.bcast(first and first.segment.place)
@@ -75,7 +93,7 @@ class FolderRanks:
         if node.rank:
             segment = Segment.open(place)
             cache = segment and Cache(segment, samples)
-        if node.allreduce(cache is not None, MPI.LAND):
+        if all(node.allgather(cache is not None)):
             return cache
         if not node.rank:
             _log.warning(

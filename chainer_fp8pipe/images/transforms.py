@@ -50,7 +50,12 @@ class Transform(Protocol):
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into a model's input."""
+        """Turns decoded pixels into a model's input.
+
+        Args:
+            pixels: Shape (H, W, 3), uint8: red, green, blue.
+            out: Takes the result; by default a new array.
+        """
 
 
 class _Crop:
@@ -79,16 +84,7 @@ class _Crop:
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into a model's input.
-
-        Args:
-            pixels: Shape (H, W, 3), uint8, red, green, blue.
-            out: Array for the result, of shape (3, H, W) and of
-                :attr:`dtype`; by default a new one.
-
-        Returns:
-            ``out``.
-        """
+        """Turns (H, W, 3) uint8 RGB into ``out``, (3, H, W) of ``dtype``."""
         if out is None:
             out = numpy.empty(self.shape, self.dtype)
         if self.normalise is None:
@@ -116,7 +112,7 @@ class RandomResizedCrop(_Crop):
             quarter of the memory, to be normalised later.
 
     Raises:
-        ValueError: If a range is empty or outside what is possible, or
+        ValueError: A range is empty or outside what is possible, or
             ``normalise`` is for other than 1 or 3 channels.
     """
     _ATTEMPTS = 10
@@ -125,8 +121,7 @@ class RandomResizedCrop(_Crop):
                  scale: tuple[float, float] = (0.08, 1.0),
                  ratio: tuple[float, float] = (3 / 4, 4 / 3),
                  flip: float = 0.5,
-                 normalise: Normalise | None = IMAGENET
-                 ) -> None:
+                 normalise: Normalise | None = IMAGENET) -> None:
         super().__init__(size, normalise)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError('scale must be two parts of the area in (0, 1], '
@@ -141,8 +136,8 @@ class RandomResizedCrop(_Crop):
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator) -> Crop:
         """Draws a part of an image of ``width`` x ``height`` pixels."""
-        box = self._draw(width, height, rng)
-        return Crop(box, self.size, bool(rng.random() < self.flip))
+        return Crop(self._draw(width, height, rng), self.size,
+                    bool(rng.random() < self.flip))
 
     def _draw(self, width: int, height: int,
               rng: numpy.random.Generator) -> tuple[int, int, int, int]:
@@ -178,14 +173,13 @@ class CenterCrop(_Crop):
         normalise: As in :class:`RandomResizedCrop`.
 
     Raises:
-        ValueError: If ``resize`` is smaller than ``size``, or ``normalise``
-            is for other than 1 or 3 channels.
+        ValueError: ``resize`` is smaller than ``size``, or ``normalise`` is
+            for other than 1 or 3 channels.
     """
 
     def __init__(self, size: int | tuple[int, int],
                  resize: int | None = None,
-                 normalise: Normalise | None = IMAGENET
-                 ) -> None:
+                 normalise: Normalise | None = IMAGENET) -> None:
         super().__init__(size, normalise)
         self.resize = round(max(self.size) * 8 / 7) if resize is None \
             else resize

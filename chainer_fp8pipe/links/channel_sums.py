@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -26,9 +26,6 @@ class ChannelView:
         gamma: An array of the shape of the channels.
         axis: Those that statistics are over; None: all but the second and
             those that follow it in gamma's shape.
-
-    Attributes:
-        elements: Of each channel.
     """
 
     def __init__(self, x: Any, gamma: Any, axis: tuple[int, ...] | None
@@ -49,7 +46,7 @@ class ChannelView:
         self._shape = outer, channels, inner = tuple(
             math.prod(x.shape[item] for item in items)
             for items in (before, keys, after))
-        self.elements = outer * inner
+        self.elements = outer * inner       # of each channel
         step = _BLOCK // max(channels * inner, 1)
         step = min(max(step, 1), _LONGEST) if self._xp is numpy else outer
         self._blocks = [slice(start, start + step)
@@ -59,9 +56,9 @@ class ChannelView:
                            for start in range(0, inner, step)]
 
     def centre(self, x: Any) -> Any:
-        """About the mean of each channel; zeros if there are no elements.
+        """About the mean of each channel, which :meth:`moments` corrects.
 
-        It need not be exact: :meth:`moments` of the rest corrects it.
+        Zeros if there are no elements.
         """
         total = sum((self._sum(part) for part in self._parts(x)),
                     self._zeros())
@@ -73,7 +70,7 @@ class ChannelView:
         for part in self._parts(x):
             centred = part - shift[:, None]
             sums[0] += self._sum(centred)
-            sums[1] += self._dot(centred, centred)
+            sums[1] += self._sum(centred, centred)
         return sums
 
     def products(self, gy: Any, x: Any, shift: Any) -> Any:
@@ -81,35 +78,26 @@ class ChannelView:
         sums = self._zeros(2)
         for above, part in zip(self._parts(gy), self._parts(x), strict=True):
             sums[0] += self._sum(above)
-            sums[1] += self._dot(above, part - shift[:, None])
+            sums[1] += self._sum(above, part - shift[:, None])
         return sums
 
     def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
-               offset: numpy.ndarray) -> Any:
-        """``(x - shift) * scale + offset`` in the shape and dtype of x."""
-        return self._filled(x, self._scaled(x, shift, scale, offset))
+               offset: numpy.ndarray, gy: Any = None, of_gy: Any = None
+               ) -> Any:
+        """``(x - shift) * scale + offset`` in the shape and dtype of x.
 
-    def gradient(self, x: Any, shift: Any, scale: numpy.ndarray,
-                 offset: numpy.ndarray, gy: Any, of_gy: numpy.ndarray) -> Any:
-        """The same and ``gy * of_gy``."""
-        factor = self._column(of_gy)
-        return self._filled(x, (
-            value + above * factor for value, above in zip(
-                self._scaled(x, shift, scale, offset), self._parts(gy),
-                strict=True)))
-
-    def _scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
-                offset: numpy.ndarray) -> Iterator[Any]:
+        And ``+ gy * of_gy``, where these are given.
+        """
         factor, summand = self._column(scale), self._column(offset)
-        for part in self._parts(x):
+        result = self._xp.empty(self._shape, x.dtype)
+        if gy is not None:
+            above, weight = self._parts(gy), self._column(of_gy)
+        for block, part in zip(self._blocks, self._parts(x), strict=True):
             value = part - shift[:, None]
             value *= factor
             value += summand
-            yield value
-
-    def _filled(self, x: Any, values: Iterable[Any]) -> Any:
-        result = self._xp.empty(self._shape, x.dtype)
-        for block, value in zip(self._blocks, values, strict=True):
+            if gy is not None:
+                value += next(above) * weight
             result[block] = value
         order = sorted(range(x.ndim), key=self._order.__getitem__)
         return result.reshape(self._lengths).transpose(order)
@@ -131,17 +119,13 @@ class ChannelView:
         """One value per channel, to be broadcast."""
         return self._xp.asarray(values.astype(self._dtype))[:, None]
 
-    def _sum(self, x: Any) -> Any:
-        """Of each channel of a block."""
+    def _sum(self, *factors: Any) -> Any:
+        """Sums of the factors' product over each channel of a block."""
         if self._shape[2] == 1:
-            return self._xp.einsum('ok->k', x[:, :, 0])
-        return sum(self._xp.einsum('oki->ok', x[:, :, part]).sum(
-            axis=0, dtype=numpy.float64) for part in self._stretches)
-
-    def _dot(self, x: Any, y: Any) -> Any:
-        """Sum of products of each channel of a block."""
-        if self._shape[2] == 1:
-            return self._xp.einsum('ok,ok->k', x[:, :, 0], y[:, :, 0])
+            axes = ','.join(['ok'] * len(factors))
+            return self._xp.einsum(f'{axes}->k', *(x[:, :, 0]
+                                                   for x in factors))
+        axes = ','.join(['oki'] * len(factors))
         return sum(self._xp.einsum(
-            'oki,oki->ok', x[:, :, part], y[:, :, part]).sum(
+            f'{axes}->ok', *(x[:, :, part] for x in factors)).sum(
             axis=0, dtype=numpy.float64) for part in self._stretches)

@@ -56,15 +56,10 @@ class Dropout(chainer.Link):
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
-        """What ``str`` shows."""
         yield 'ratio', self.ratio
 
     def forward(self, x: Any) -> chainer.Variable:
-        """``x`` with elements set to zero.
-
-        Args:
-            x: Floating-point variable or array of shape (samples, ...).
-        """
+        """Drops elements of a floating-point ``x``, (samples, ...)."""
         if not chainer.config.train or self.ratio == 0:
             return chainer.as_variable(x)
         place = current()
@@ -84,8 +79,8 @@ class Dropout(chainer.Link):
 def _draw_number(place: Place) -> int:
     """How many masks have been drawn for this call of the layer.
 
-    A layer may be a chain with several dropouts.  Whenever a layer is
-    called, also for recomputation, its place is another object.
+    A layer may be a chain with several dropouts.  At each call of a layer,
+    also for recomputation, its place is another object.
     """
     if _draws.place is not place:
         _draws.place, _draws.count = place, 0
@@ -95,7 +90,7 @@ def _draw_number(place: Place) -> int:
 
 def _mask(place: Place, draw: int, shape: tuple[int, ...],
           ratio: float) -> numpy.ndarray:
-    """True where elements are kept; bool of this shape.
+    """True where elements are kept.
 
     The stream of Philox (Salmon et al., 2011) is a function of key and
     counter, so that a sample has its part of the stream wherever the

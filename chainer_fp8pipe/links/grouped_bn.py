@@ -1,12 +1,25 @@
-"""A link: batch normalisation with the statistics of a group of ranks."""
+"""Batch normalisation with the statistics of the batches of several ranks.
+
+Each rank sends its number of elements per channel, their mean, and the sum of
+squares about it; these are joined as Chan, Golub and LeVeque join partial
+variances ("Algorithms for computing the sample variance", 1983).  So nothing
+cancels where the mean is much larger than the standard deviation, as it does
+in the mean of squares less the square of the mean.  Each rank joins all in
+the order of ranks, in float64, and finds the same bits.
+"""
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import chainer
+import numpy
+from chainer import backend
+from chainer.backends.cuda import to_cpu
+from chainer.functions.normalization import batch_normalization
 from chainer.utils import argument
 
-from .grouped_bn_function import GroupedBatchNormalizationFunction, refusal
+from .channel_sums import ChannelView
 
 
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
@@ -41,12 +54,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         self.group = group
 
     def forward(self, x: Any, **options: Any) -> chainer.Variable:
-        """The normalised input.
-
-        Args:
-            x: Floating-point variable or array.
-            finetune: As in Chainer.
-        """
+        """The normalised floating-point ``x``; options as in Chainer."""
         if not chainer.config.train:
             return super().forward(x, **options)
         finetune, = argument.parse_kwargs(options, ('finetune', False))
@@ -88,3 +96,136 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
                     f'channels of shape {other} on rank {rank} of the group, '
                     f'and {size} on rank {self.group.rank}')
         self._initialize_params(size)
+
+
+def refusal(channels: int) -> numpy.ndarray:
+    """The message of a rank whose input cannot be normalised."""
+    numbers = numpy.zeros(1 + 2 * channels)
+    numbers[0] = -1
+    return numbers
+
+
+def join(everyone: numpy.ndarray
+         ) -> tuple[int, numpy.ndarray, numpy.ndarray]:
+    """Elements per channel, means and biased variances of the whole batch.
+
+    Args:
+        everyone: float64 of shape (ranks, 1 + 2 * channels): each rank's
+            number of elements per channel, means, and sums of squares about
+            them; or its :func:`refusal`.
+    """
+    counts = everyone[:, :1]
+    refused = numpy.flatnonzero(counts < 0)
+    if refused.size:
+        ranks = ', '.join(map(str, refused))
+        raise ValueError(f'batch normalisation failed on rank {ranks} of the '
+                         'group; see its message')
+    means, squares = everyone[:, 1:].reshape(
+        len(everyone), 2, -1).swapaxes(0, 1)
+    total = counts.sum()
+    if not total:
+        raise ValueError('no rank of the group has a sample to normalise; '
+                         'leave out batches that are empty on all ranks')
+    mean = (counts * means).sum(axis=0) / total
+    square = (squares + counts * (means - mean) ** 2).sum(axis=0)
+    return int(total), mean, square / total
+
+
+class GroupedBatchNormalizationFunction(
+        batch_normalization.BatchNormalization):
+    """``chainer.functions.batch_normalization`` over a group's batch.
+
+    One message forward and one backward, and the latter only if the gradient
+    of ``x`` is wanted.  Statistics are float32 or better, and float64 where
+    they are added up.  The gradients of gamma and beta are this rank's share.
+    Options are as in Chainer; ``mean`` and ``var`` are updated in place.
+    """
+
+    elements = 0            # of each channel in the whole group
+    has_sent = False        # whether the others have heard from this rank
+
+    def __init__(self, group: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._group = group
+
+    def forward_chainerx(self, inputs: Any) -> Any:
+        return chainer.Fallback     # Chainer's for ChainerX knows no group
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
+        self.retain_inputs((0, 1))
+        x, gamma, beta = inputs
+        view = self._view = ChannelView(x, gamma, self.axis)
+        shift = self._shift = view.centre(x)
+        local = to_cpu(shift).astype(numpy.float64)
+        count = max(view.elements, 1)       # a rank may have no samples
+        # What is left is of the size of the deviations.
+        sums, squares = to_cpu(view.moments(x, shift))
+        numbers = numpy.concatenate([
+            [view.elements], local + sums / count,
+            numpy.maximum(squares - sums ** 2 / count, 0)])
+        self.has_sent = True
+        self.elements, mean, variance = join(self._group.gather(numbers))
+        if self.elements == 1:
+            warnings.warn(
+                'a whole group of ranks has one element per channel; batch '
+                'normalisation then gives beta, whatever the input',
+                stacklevel=2)
+        self._off = local - mean
+        self._inverse = 1 / numpy.sqrt(variance + self.eps)
+        self._update(mean, variance)
+        scale = to_cpu(gamma).ravel() * self._inverse
+        return view.scaled(x, shift, scale,
+                           to_cpu(beta).ravel() + scale * self._off),
+
+    def backward(self, indexes: tuple[int, ...],
+                 grad_outputs: tuple[chainer.Variable]) -> Any:
+        """Gradients of ``x``, and this rank's share of the others'."""
+        x, gamma = self.get_retained_inputs()
+        return _Gradient(self, 0 in indexes).apply((x, gamma, *grad_outputs))
+
+    def gradients(self, x: Any, gamma: Any, gy: Any, of_x: bool
+                  ) -> tuple[Any, ...]:
+        """Arrays: gradients of x, gamma and beta."""
+        view, inverse = self._view, self._inverse
+        gbeta, products = to_cpu(view.products(gy, x, self._shift))
+        ggamma = inverse * (products + self._off * gbeta)
+        shares = tuple(view.channels(share) for share in (ggamma, gbeta))
+        if not of_x:
+            return None, *shares
+        everyone = self._group.gather(numpy.concatenate([ggamma, gbeta]))
+        ggamma, gbeta = everyone.sum(axis=0).reshape(2, -1) / self.elements
+        scale = to_cpu(gamma).ravel() * inverse
+        slope = -scale * inverse * ggamma
+        gx = view.scaled(x, self._shift, slope,
+                         slope * self._off - scale * gbeta, gy, scale)
+        return gx, *shares
+
+    def _update(self, mean: numpy.ndarray, variance: numpy.ndarray) -> None:
+        if self.running_mean is None:
+            return
+        # Chainer's running variance is the unbiased one.
+        unbiased = variance * self.elements / max(self.elements - 1, 1)
+        for average, now in ((self.running_mean, mean),
+                             (self.running_var, unbiased)):
+            average *= self.decay
+            average += backend.get_array_module(average).asarray(
+                ((1 - self.decay) * now).reshape(average.shape),
+                average.dtype)
+
+
+class _Gradient(chainer.FunctionNode):
+    """The backward pass, as a function of its own, as Chainer has it."""
+
+    def __init__(self, function: GroupedBatchNormalizationFunction, of_x: bool
+                 ) -> None:
+        self._function = function
+        self._of_x = of_x
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, gamma, gy = inputs
+        return self._function.gradients(x, gamma, gy, self._of_x)
+
+    def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+        raise NotImplementedError(
+            'grouped batch normalisation has no second derivatives; use '
+            "Chainer's BatchNormalization in a model that needs them")

@@ -44,6 +44,13 @@ def _open(pid):
     return found
 
 
+def descriptors(of):
+    """How many files of this process are so called."""
+    paths = [f'/proc/self/fd/{name}' for name in os.listdir('/proc/self/fd')]
+    return sum(of in os.readlink(path) for path in paths
+               if os.path.islink(path))
+
+
 def eventually(condition, seconds=20):
     """Whether something becomes true."""
     end = time.monotonic() + seconds

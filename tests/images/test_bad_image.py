@@ -8,11 +8,6 @@ def test_the_message_names_the_file_and_the_reason():
     assert str(ImageError('', 'is empty')) == 'is empty'
 
 
-def test_a_reader_adds_the_file_that_a_decoder_does_not_know():
-    error = ImageError('', 'is empty').of('a/b.JPEG')
-    assert (error.path, error.reason) == ('a/b.JPEG', 'is empty')
-
-
 def test_an_image_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(ImageError('a', 'b')))
     assert (error.path, error.reason) == ('a', 'b')

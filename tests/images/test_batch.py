@@ -2,7 +2,6 @@ import copy
 import pickle
 import types
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.images import ImageFolder, batch_arrays
 
 import chainer

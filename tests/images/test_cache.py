@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images.cache import Cache
 from chainer_fp8pipe.images.workers.segment import Segment
@@ -12,15 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..ranks import environment
-
-
-def test_the_cache_returns_the_bytes_it_was_given():
-    cache = Cache.create(3, 1000)
-    assert cache.get(1) is None
-    assert cache.put(1, b'some bytes')
-    assert cache.get(1).data == b'some bytes'
-    assert cache.get(0) is None
-    assert cache.statistics() == (1, 10)
 
 
 def test_an_index_is_kept_beside_its_file():
@@ -162,12 +153,8 @@ def test_threads_do_not_write_over_each_other():
     def fill(first):
         for index in range(first, 400, 4):
             cache.put(index, bytes([index % 256]) * 100)
-    threads = [threading.Thread(target=fill, args=(first,))
-               for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fill, range(4)))
     assert all(cache.get(index).data == bytes([index % 256]) * 100
                for index in range(400))
 

@@ -1,6 +1,5 @@
 import itertools
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.images import ImageFolder, folder
 from chainer_fp8pipe.images.bad_image import ImageError
 

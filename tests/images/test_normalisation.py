@@ -21,16 +21,6 @@ def test_normalising_equals_the_definition_in_float64(shape):
                                   rtol=0, atol=2e-6)
 
 
-def test_pixels_are_normalised_into_channels_first():
-    pixels = numpy.random.default_rng(0).integers(
-        0, 256, (4, 5, 3)).astype(numpy.uint8)
-    normalise = Normalise()
-    out = numpy.empty((3, 4, 5), 'f4')
-    normalise.of_pixels(pixels, out)
-    numpy.testing.assert_allclose(out, normalise(pixels.transpose(2, 0, 1)),
-                                  rtol=1e-6)
-
-
 def test_one_number_is_for_all_channels():
     batch = numpy.random.default_rng(0).integers(
         0, 256, (2, 3, 4, 5)).astype(numpy.uint8)

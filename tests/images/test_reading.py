@@ -2,7 +2,6 @@ import os
 
 from chainer_fp8pipe.images.bad_image import ImageError
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.decoding import libturbojpeg
 from chainer_fp8pipe.images.decoding.decode import create_decoder
 from chainer_fp8pipe.images.file_list import find_images
 from chainer_fp8pipe.images.jpeg.jpeg_index import JpegIndex
@@ -13,10 +12,7 @@ import pytest
 
 from .folders import crop, make_folder, spoil
 from .pictures import jpeg, photograph
-
-needs_turbo = pytest.mark.skipif(
-    libturbojpeg.library() is None,
-    reason='there is no libturbojpeg 3: pip install turbojpeg')
+from .turbo import needs_turbo
 
 
 def reader(root, kind=None, budget=10 ** 6, transform=None, seed=5,

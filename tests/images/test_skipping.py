@@ -2,7 +2,6 @@
 import logging
 import os
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe.images import ImageError, ImageFolder
 
 import chainer

@@ -1,7 +1,6 @@
 """Chainer's Trainer with images, on several ranks."""
 import json
 
-import chainer_fp8pipe  # noqa: F401
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import ImageFolder, batch_arrays
 from chainer_fp8pipe.images.transforms import CenterCrop, RandomResizedCrop

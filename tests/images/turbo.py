@@ -6,6 +6,12 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_void_p, string_at
 from chainer_fp8pipe.images.decoding import libturbojpeg
 
 import numpy
+import pytest
+from hypothesis import strategies as st
+
+needs_turbo = pytest.mark.skipif(
+    libturbojpeg.library() is None,
+    reason='there is no libturbojpeg 3: pip install turbojpeg')
 
 _COMPRESS, _RGB = 0, 0
 _QUALITY, _SUBSAMPLING, _OPTIMISE, ARITHMETIC = 3, 4, 11, 14
@@ -40,3 +46,19 @@ def turbo_jpeg(pixels, subsampling='4:2:0', quality=90, optimise=False,
     tj.tj3Free(data)
     tj.tj3Destroy(handle)
     return found
+
+
+def boxes(width, height):
+    """Left, top, width and height of any part."""
+    return st.tuples(st.integers(0, width - 1), st.integers(0, height - 1)
+                     ).flatmap(lambda corner: st.tuples(
+                         *map(st.just, corner),
+                         st.integers(1, width - corner[0]),
+                         st.integers(1, height - corner[1])))
+
+
+def decoded(data, width, height, box, shrink):
+    """A copy of what the library decodes, or None."""
+    found = libturbojpeg.Decompressor().decode(data, width, height, box,
+                                               shrink)
+    return None if found is None else found.copy()

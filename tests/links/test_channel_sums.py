@@ -32,7 +32,7 @@ def test_channel_sums_equal_numpys(case, dtype, seed):
         found = [view.centre(x), *view.moments(x, shift),
                  *view.products(gy, x, shift)]
         scaled = view.scaled(x, shift, scale, offset)
-        gradient = view.gradient(x, shift, scale, offset, gy, other)
+        gradient = view.scaled(x, shift, scale, offset, gy, other)
     finally:
         channel_sums._BLOCK = before
     count = view.elements

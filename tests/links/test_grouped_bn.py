@@ -1,4 +1,10 @@
-from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
+from chainer_fp8pipe.links import channel_sums
+from chainer_fp8pipe.links.grouped_bn import (
+    GroupedBatchNormalization,
+    GroupedBatchNormalizationFunction,
+    join,
+    refusal,
+)
 from chainer_fp8pipe.mpi.groups import Group, split_groups
 
 import chainer
@@ -24,8 +30,9 @@ CASES = {
 }
 
 
-def make(threads, shape, axis, **options):
-    """A link with parameters unlike 1 and 0, and one of its own per rank."""
+def make(case, ranks=2, **options):
+    """Threads, and a link per rank with parameters unlike 1 and 0."""
+    (shape, axis), threads = CASES[case], Threads(ranks)
     channels = tuple(length for number, length in enumerate(shape)
                      if number not in axis)
     random = np.random.RandomState(1)
@@ -36,7 +43,7 @@ def make(threads, shape, axis, **options):
     for parameter in link.params():
         parameter.array[...] = random.randn(*channels)
     link.cleargrads()
-    return [link.copy('copy') for _ in range(threads.size)]
+    return threads, [link.copy('copy') for _ in range(ranks)]
 
 
 def train(link, x, gy, **options):
@@ -64,9 +71,8 @@ def batch(shape, sizes, seed, spread=3.0, centre=5.0):
 def test_a_group_is_one_process_with_the_whole_batch(
         case, sizes, decay, use_gamma, use_beta, seed, centre):
     shape, axis = CASES[case]
-    threads = Threads(len(sizes))
-    links = make(threads, shape, axis, decay=decay, use_gamma=use_gamma,
-                 use_beta=use_beta)
+    threads, links = make(case, len(sizes), decay=decay, use_gamma=use_gamma,
+                          use_beta=use_beta)
     before = links[0].avg_mean.copy()
     x, gy = batch(shape, sizes, seed, centre=centre)
     places = parts(sizes)
@@ -96,12 +102,12 @@ def test_a_group_is_one_process_with_the_whole_batch(
 @pytest.mark.parametrize('case', sorted({*CASES} - {'one channel for all'}))
 def test_one_rank_normalises_as_chainer_does(case):
     shape, axis = CASES[case]
-    link, = make(Threads(1), shape, axis)
+    threads, (link,) = make(case, 1)
     serial = L.BatchNormalization(link.avg_mean.shape, axis=axis)
     serial.copyparams(link)
     serial.cleargrads()
     x, gy = batch(shape, [6], 0)
-    found, = results(link.group, lambda rank: train(link, x, gy))
+    found, = results(threads, lambda rank: train(link, x, gy))
     with chainer.using_config('train', True):
         wanted = train(serial, x, gy)
     for name in ('y', 'gx'):
@@ -118,8 +124,7 @@ def test_one_rank_normalises_as_chainer_does(case):
 def test_statistics_are_float32_or_better(dtype, parameters, tolerance):
     """The first is Chainer's mixed16."""
     shape, axis = CASES['images']
-    threads = Threads(2)
-    links = make(threads, shape, axis, dtype=parameters)
+    threads, links = make('images', dtype=parameters)
     x, gy = (item.astype(dtype) for item in batch(shape, [40, 30], 0))
     before = links[0].avg_mean.astype(float)
     found = results(threads, lambda rank: train(
@@ -141,8 +146,7 @@ def test_statistics_are_float32_or_better(dtype, parameters, tolerance):
 def test_nothing_cancels_where_the_mean_is_large():
     """ChainerMN's takes the mean of squares less the square of the mean."""
     shape, axis = CASES['images']
-    threads = Threads(2)
-    links = make(threads, shape, axis, decay=0)
+    threads, links = make('images', decay=0)
     x, gy = batch(shape, [16, 16], 0, spread=1, centre=3000)
     places = parts([16, 16])
     found = results(threads, lambda rank: train(
@@ -153,8 +157,7 @@ def test_nothing_cancels_where_the_mean_is_large():
 
 
 def test_finetuning_counts_batches():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     batches = [batch((0, 5), [4, 4], seed) for seed in (1, 2)]
     for x, gy in batches:
         results(threads, lambda rank, x=x, gy=gy: train(
@@ -165,16 +168,14 @@ def test_finetuning_counts_batches():
 
 
 def test_there_is_one_message_forward_and_one_backward():
-    threads = Threads(2)
-    links = make(threads, *CASES['images'])
+    threads, links = make('images')
     x, gy = batch((0, 3, 4, 2), [2], 0)
     results(threads, lambda rank: train(links[rank], x, gy))
     assert sorted(threads.sizes) == [6, 6, 7, 7]
 
 
 def test_backward_sends_nothing_where_the_inputs_gradient_is_not_wanted():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     x, gy = batch((0, 5), [4], 0)
 
     def body(rank):
@@ -189,19 +190,18 @@ def test_backward_sends_nothing_where_the_inputs_gradient_is_not_wanted():
 
 
 def test_evaluation_sends_nothing_and_is_chainers():
-    link, *_ = make(Threads(2), *CASES['vectors'])
+    threads, (link, _) = make('vectors')
     serial = L.BatchNormalization(5)
     serial.copyparams(link)
     x, _ = batch((0, 5), [4], 0)
     with chainer.using_config('train', False):
         np.testing.assert_array_equal(link(x).array, serial(x).array)
-    assert link.group.sizes == []
+    assert threads.sizes == []
 
 
 def test_recomputation_moves_running_statistics_once():
     def averages(run):
-        threads = Threads(2)
-        links = make(threads, *CASES['vectors'])
+        threads, links = make('vectors')
         x, gy = batch((0, 5), [4, 3], 0)
         places = parts([4, 3])
 
@@ -243,28 +243,24 @@ def test_an_input_that_does_not_fit_is_an_error_on_all_ranks(size, bad):
 
 
 def test_integers_are_an_error_on_all_ranks():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     found = threads.run(
         lambda rank: links[rank](np.ones((2, 5), 'i' if rank else 'f')))
     assert 'failed on rank 1 of the group' in str(found[0])
     assert isinstance(found[1], Exception)
     assert links[0].N == 0
-    assert links[0].avg_mean.tolist() == make(
-        threads, *CASES['vectors'])[0].avg_mean.tolist()
+    assert (links[0].avg_mean == make('vectors')[1][0].avg_mean).all()
 
 
 def test_a_group_without_samples_is_an_error_on_all_ranks():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     found = threads.run(lambda rank: links[rank](np.ones((0, 5), 'f')))
     assert ['no rank of the group has a sample' in str(item)
             for item in found] == [True, True]
 
 
 def test_one_sample_in_the_whole_group_warns_and_gives_beta_as_chainer_does():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     x = np.full((1, 5), 7, 'f')
     with pytest.warns(UserWarning, match='one element per channel'):
         found = results(threads, lambda rank: links[rank](x[rank:]).array)
@@ -272,8 +268,7 @@ def test_one_sample_in_the_whole_group_warns_and_gives_beta_as_chainer_does():
 
 
 def test_one_sample_per_rank_is_no_batch_of_one():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     x, gy = batch((0, 5), [2], 0)
     found = results(threads, lambda rank: train(
         links[rank], x[rank:rank + 1], gy[rank:rank + 1]))
@@ -283,8 +278,7 @@ def test_one_sample_per_rank_is_no_batch_of_one():
 
 
 def test_not_a_number_is_not_hidden():
-    threads = Threads(2)
-    links = make(threads, *CASES['vectors'])
+    threads, links = make('vectors')
     x, _ = batch((0, 5), [4], 0)
     x[0, 2] = np.nan
     found = results(threads, lambda rank: links[rank](x[2 * rank:][:2]).array)
@@ -293,7 +287,7 @@ def test_not_a_number_is_not_hidden():
 
 
 def test_second_derivatives_are_an_error():
-    link, = make(Threads(1), *CASES['vectors'])
+    threads, (link,) = make('vectors', 1)
     x, _ = batch((0, 5), [4], 0)
 
     def body(rank):
@@ -301,9 +295,82 @@ def test_second_derivatives_are_an_error():
         gx, = chainer.grad([F.sum(link(variable) ** 2)], [variable],
                            enable_double_backprop=True)
         F.sum(gx ** 2).backward()
-    error, = link.group.run(body)
+    error, = threads.run(body)
     assert isinstance(error, NotImplementedError)
     assert 'no second derivatives' in str(error)
+
+
+def told(x):
+    """What a rank with this part of a batch, (samples, channels), tells."""
+    mean = x.mean(0) if len(x) else np.zeros(x.shape[1])
+    return np.concatenate([[len(x)], mean, ((x - mean) ** 2).sum(0)])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
+       st.sampled_from([0, 1e4, -1e8]), st.integers(0, 99))
+def test_parts_have_the_mean_and_variance_of_the_whole(sizes, centre, seed):
+    x = np.random.RandomState(seed).randn(sum(sizes), 3) + centre
+    elements, mean, variance = join(
+        np.array([told(x[part]) for part in parts(sizes)]))
+    assert elements == len(x)
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(
+        variance, x.var(0), rtol=1e-14 * (1 + abs(centre)), atol=1e-14)
+
+
+def test_a_rank_that_refuses_is_named():
+    rows = [told(np.ones((2, 3))), refusal(3), refusal(3)]
+    with pytest.raises(ValueError, match='failed on rank 1, 2 of the group'):
+        join(np.array(rows))
+    with pytest.raises(ValueError, match='no rank of the group has a sample'):
+        join(np.array([told(np.ones((0, 3)))] * 2))
+
+
+@pytest.mark.parametrize(('shape', 'axis'), [
+    ((30000, 2), (0,)), ((70, 3, 40, 25), (0, 2, 3)), ((2, 3, 300, 200), None),
+    ((9, 7, 40, 50), (0, 2))])
+@pytest.mark.parametrize('block', [1, 1000, 1 << 16, 1 << 30])
+def test_blocks_change_nothing(monkeypatch, shape, axis, block):
+    monkeypatch.setattr(channel_sums, '_BLOCK', block)
+    random = np.random.RandomState(0)
+    x = (random.randn(*shape) + 50).astype('f')
+    gy = (random.randn(*shape) + 1).astype('f')
+    axes = axis or (0, 2, 3)
+    lengths = [length for number, length in enumerate(shape)
+                if number not in axes]
+    gamma, beta = random.randn(2, *lengths).astype('f')
+    inputs = [chainer.Variable(item) for item in (x, gamma, beta)]
+    y, = GroupedBatchNormalizationFunction(_Alone(), axis=axis).apply(inputs)
+    y.grad = gy
+    y.backward()
+    wanted = reference(x, gamma, beta, gy, axes)
+    assert_close(y.array, wanted['y'])
+    assert_close(inputs[0].grad, wanted['gx'], largest=wanted['terms'])
+    assert_close(inputs[1].grad, wanted['ggamma'],
+                 largest=np.abs(wanted['gbeta']).max())
+    assert_close(inputs[2].grad, wanted['gbeta'])
+
+
+class _Alone(Threads):
+    rank = 0
+
+    def __init__(self):
+        super().__init__(1)
+
+
+def test_an_input_need_not_be_contiguous():
+    random = np.random.RandomState(0)
+    x = random.randn(4, 5, 6, 3).astype('f').transpose(0, 3, 1, 2)[:, :, ::2]
+    gamma, beta = random.randn(2, 3).astype('f')
+    variable = chainer.Variable(x)
+    y, = GroupedBatchNormalizationFunction(
+        _Alone()).apply((variable, gamma, beta))
+    y.grad = gy = random.randn(*x.shape).astype('f')
+    y.backward()
+    wanted = reference(x, gamma, beta, gy, (0, 2, 3))
+    assert_close(y.array, wanted['y'])
+    assert_close(variable.grad, wanted['gx'])
 
 
 @on_ranks(1, 2, 4)

@@ -1,7 +1,6 @@
 """Encoded images to pixels: only the part, and the size, that are needed."""
 from __future__ import annotations
 
-import abc
 import logging
 import threading
 from typing import Any
@@ -13,14 +12,7 @@ from ..transforms import Crop
 from . import libturbojpeg, resizing
 from .header import USUAL_FRAMES, Header, check_pixels, read_header
 from .pillow import decode_with_pillow
-from .resizing import (
-    box_within,
-    check_box,
-    crop_and_resize,
-    mirrored,
-    resize,
-    shrink_for,
-)
+from .resizing import check_box, crop_and_resize, resize_part, shrink_for
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +25,8 @@ _NAMES = [base + end for base in ('turbojpeg', 'pillow')
 _told = threading.Event()
 
 
-class Decoder(abc.ABC):
-    """Turns the bytes of one file into pixels.
+class Decoder:
+    """Turns the bytes of one file into pixels, with Pillow.
 
     Every file is checked in the same way, whatever decodes it.  A decoder of
     one's own is any object that can be pickled and has ``size`` and
@@ -57,7 +49,7 @@ class Decoder(abc.ABC):
         Raises:
             ImageError: The file is not an image that can be used.
         """
-        return self._header(data)[:2]
+        return read_header(data, self._max_pixels)[:2]
 
     def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
         """Decodes, crops, resizes and mirrors.
@@ -70,7 +62,7 @@ class Decoder(abc.ABC):
             ImageError: The file is not an image that can be used.
             ValueError: ``plan.box`` is not inside the image.
         """
-        header = self._header(data)
+        header = read_header(data, self._max_pixels)
         check_box(plan, header.width, header.height)
         if not self.name.endswith(_WHOLE):
             return self._decode(data, header, plan)
@@ -79,10 +71,9 @@ class Decoder(abc.ABC):
         return crop_and_resize(self._decode(data, header, whole), plan)
 
     def index(self, data: bytes) -> JpegIndex | None:
-        """An index with which parts of this file decode faster.
+        """An index with which parts of this file decode faster, or None.
 
-        None if there is no such index; raises nothing for a file that
-        cannot be used.
+        Raises nothing for a file that cannot be used.
         """
         return None
 
@@ -91,18 +82,14 @@ class Decoder(abc.ABC):
         """The result of :meth:`decode`, found faster if this can use it."""
         return self.decode(bytes(data), plan)
 
-    def _header(self, data: bytes) -> Header:
-        return read_header(data, self._max_pixels)
-
-    @abc.abstractmethod
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
-        """The pixels of a file whose header has been read."""
+        return decode_with_pillow(data, header.kind, plan)
 
 
 def create_decoder(name: str = 'auto',
                    max_pixels: int = MAX_PIXELS) -> Decoder:
-    """Makes a decoder of JPEG and PNG files.
+    """A decoder of JPEG and PNG files, which several threads may use.
 
     Args:
         name: ``'turbojpeg'`` decodes with libjpeg-turbo 3 no more than the
@@ -113,9 +100,6 @@ def create_decoder(name: str = 'auto',
             ``'pillow-whole'`` decode the whole image, then crop and resize
             it, as a reference for the others.
         max_pixels: Images of more pixels are errors.
-
-    Returns:
-        A decoder, which several threads may use at a time.
 
     Raises:
         ValueError: There is no such decoder.
@@ -132,14 +116,8 @@ def create_decoder(name: str = 'auto',
         raise RuntimeError(
             f'the decoder {name!r} needs libturbojpeg 3: install '
             "chainer_fp8pipe[images], or use the decoder 'pillow'")
-    kind = _Turbo if base == 'turbojpeg' else _Pillow
+    kind = _Turbo if base == 'turbojpeg' else Decoder
     return kind(name, max_pixels)
-
-
-class _Pillow(Decoder):
-    def _decode(self, data: bytes, header: Header,
-                plan: Crop) -> numpy.ndarray:
-        return decode_with_pillow(data, header.kind, plan)
 
 
 class _Turbo(Decoder):
@@ -151,16 +129,14 @@ class _Turbo(Decoder):
 
     def _decode(self, data: bytes, header: Header,
                 plan: Crop) -> numpy.ndarray:
-        pixels = None
         # Four components are CMYK, which libjpeg-turbo does not convert.
         if header.frame in USUAL_FRAMES and header.bits == 8 \
                 and header.components in (1, 3):
-            shrink = shrink_for(plan)
-            pixels = self._decompressor().decode(
-                data, header.width, header.height, plan.box, shrink)
-        if pixels is None:
-            return decode_with_pillow(data, header.kind, plan)
-        return _made(pixels, plan, shrink)
+            pixels = self._decode_part(JpegPart(
+                data, header.width, header.height, plan.box), plan)
+            if pixels is not None:
+                return pixels
+        return super()._decode(data, header, plan)
 
     def index(self, data: bytes) -> JpegIndex | None:
         whole = self.name.endswith(_WHOLE)
@@ -170,25 +146,21 @@ class _Turbo(Decoder):
                        plan: Crop) -> numpy.ndarray:
         check_pixels(*index.size, self._max_pixels)
         check_box(plan, *index.size)
-        shrink = shrink_for(plan)
-        part = (index.cut(data, plan.box, shrink)
+        part = (index.cut(data, plan.box, shrink_for(plan))
                 or JpegPart(data, *index.size, plan.box))
-        pixels = self._decompressor().decode(*part, shrink)
-        if pixels is None:
-            return self.decode(bytes(data), plan)
-        return _made(pixels, plan, shrink)
+        pixels = self._decode_part(part, plan)
+        return self.decode(bytes(data), plan) if pixels is None else pixels
 
-    def _decompressor(self) -> libturbojpeg.Decompressor:
+    def _decode_part(self, part: JpegPart, plan: Crop) -> numpy.ndarray | None:
+        """Decodes, resizes and mirrors; None if the library cannot."""
         if not hasattr(self._local, 'decompressor'):
             self._local.decompressor = libturbojpeg.Decompressor()
-        return self._local.decompressor
-
-
-def _made(pixels: numpy.ndarray, plan: Crop, shrink: int) -> numpy.ndarray:
-    """Resizes and mirrors a part that was shrunk while it was decoded."""
-    left, top = plan.box[0] // shrink, plan.box[1] // shrink
-    return mirrored(resize(pixels, plan.size, box_within(
-        plan, shrink, left, top)), plan)
+        shrink = shrink_for(plan)
+        pixels = self._local.decompressor.decode(*part, shrink)
+        if pixels is None:
+            return None
+        return resize_part(pixels, plan, shrink, plan.box[0] // shrink,
+                           plan.box[1] // shrink)
 
 
 def _tell_what_is_missing() -> None:

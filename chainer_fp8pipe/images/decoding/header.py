@@ -21,35 +21,21 @@ USUAL_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 
 
 class Header(NamedTuple):
-    """The head of a file.
-
-    Attributes:
-        width: Pixels.
-        height: Pixels.
-        kind: ``'JPEG'`` or ``'PNG'``.
-        frame: Low byte of the JPEG frame's marker; 0 for PNG.
-        bits: Of a JPEG's samples; 0 for PNG.
-        components: Colour components of a JPEG; 0 for PNG.
-    """
-    width: int
+    """The head of a file; the last three numbers are 0 for PNG."""
+    width: int              # pixels
     height: int
-    kind: str
-    frame: int = 0
-    bits: int = 0
-    components: int = 0
+    kind: str               # 'JPEG' or 'PNG'
+    frame: int = 0          # low byte of the frame's marker
+    bits: int = 0           # of a sample
+    components: int = 0     # of a pixel
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
     """Reads the head of an image file.
 
-    Args:
-        data: The file.
-        max_pixels: An image of more is an error, as a small file can claim
-            more than there is memory for.
-
     Raises:
-        ImageError: If it is empty, neither JPEG nor PNG, has no image in it,
-            is larger than ``max_pixels`` or, for JPEG, cut short.
+        ImageError: The file is empty, neither JPEG nor PNG, has no image in
+            it or one of more than ``max_pixels`` or, for JPEG, is cut short.
     """
     if not data:
         raise ImageError('', 'the file is empty')
@@ -72,7 +58,10 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Raises ImageError if an image has more pixels than are allowed."""
+    """Raises ImageError if an image has more pixels than are allowed.
+
+    A small file can claim more than there is memory for.
+    """
     if width * height > max_pixels:
         raise ImageError(
             '', f'is too large: {width} x {height} pixels, and '

@@ -58,11 +58,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class Decompressor:
-    """One instance of the library; not for several threads at a time.
-
-    Raises:
-        RuntimeError: If the library is missing or out of memory.
-    """
+    """One instance of the library; not for several threads at a time."""
 
     def __init__(self) -> None:
         tj = library()
@@ -76,14 +72,13 @@ class Decompressor:
     def decode(self, data: bytes | memoryview, width: int, height: int,
                box: tuple[int, int, int, int], shrink: int
                ) -> numpy.ndarray | None:
-        """Decodes a part.
+        """Decodes a part of an image of ``width`` x ``height`` pixels.
 
         Args:
             data: The file.
-            width: Of the whole image, in pixels.
+            width: Of the whole image.
             height: Of the whole image.
-            box: Left, top, width and height of the part, in pixels of the
-                whole image.
+            box: Left, top, width and height of the part, in pixels.
             shrink: 1, 2, 4 or 8: how many pixels become one, in both
                 directions.
 

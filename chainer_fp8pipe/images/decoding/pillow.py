@@ -15,7 +15,7 @@ except ImportError as error:
 
 from ..bad_image import ImageError
 from ..transforms import Crop
-from .resizing import box_within, mirrored, resize, shrink_for
+from .resizing import resize_part, shrink_for
 
 # These and not Image.open, which tries every format it knows and has a limit
 # of its own on the number of pixels.
@@ -26,19 +26,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     """Decodes the whole image, then crops and resizes.
 
     A JPEG that is at least twice as large as needed, both ways, is shrunk as
-    it is decoded.
-
-    Args:
-        data: The file.
-        kind: ``'JPEG'`` or ``'PNG'``.
-        plan: Its box is inside the image.
-
-    Returns:
-        Shape ``(*plan.size, 3)``, uint8: red, green, blue; it may be
-        read-only.
-
-    Raises:
-        ImageError: If the file is damaged.
+    it is decoded.  Returns and raises as :meth:`~.decode.Decoder.decode`.
     """
     left, top, width, height = plan.box
     shrink = shrink_for(plan) if kind == 'JPEG' else 1
@@ -53,8 +41,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
         raise ImageError('', f'cannot be decoded: {error}') from error
     if shrink == 1:
         pixels = pixels[top:top + height, left:left + width]
-    return mirrored(resize(pixels, plan.size, box_within(plan, shrink)),
-                    plan)
+    return resize_part(pixels, plan, shrink)
 
 
 def _rgb(image: Image.Image) -> numpy.ndarray:

@@ -9,7 +9,6 @@ round twice.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy
 
@@ -29,30 +28,44 @@ Box = tuple[float, float, float, float]
 
 
 def crop_and_resize(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
-    """Crops, resizes and mirrors a decoded image.
-
-    Args:
-        pixels: The whole image, of shape (H, W, 3), uint8.
-        plan: The part, its new size, and whether it is mirrored.
+    """Crops, resizes and mirrors a decoded image of shape (H, W, 3), uint8.
 
     Returns:
-        Shape ``(*plan.size, 3)``, uint8; it may be read-only.
-
-    Raises:
-        ValueError: If the part is not inside the image.
+        Shape ``(*plan.size, 3)``, uint8; maybe read-only.
     """
     check_box(plan, pixels.shape[1], pixels.shape[0])
     left, top, width, height = plan.box
-    return mirrored(resize(
-        pixels[top:top + height, left:left + width], plan.size), plan)
+    return resize_part(pixels[top:top + height, left:left + width], plan)
+
+
+def resize_part(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
+                left: int = 0, top: int = 0) -> numpy.ndarray:
+    """Resizes and mirrors the part that a decoder gives.
+
+    Args:
+        pixels: The part alone or, if ``shrink`` is more than 1, the image
+            shrunk by this factor without its first ``left`` columns and
+            ``top`` rows.
+        plan: Its box is in pixels of the image.
+        shrink: The decoder's factor.
+        left: Shrunk columns that the decoder has left out.
+        top: Shrunk rows that the decoder has left out.
+    """
+    box = None
+    if shrink > 1:
+        x, y, width, height = plan.box
+        box = (x / shrink - left, y / shrink - top,
+               (x + width) / shrink - left, (y + height) / shrink - top)
+    result = resize(pixels, plan.size, box)
+    return result[:, ::-1] if plan.flip else result
 
 
 def resize(pixels: numpy.ndarray, size: tuple[int, int],
            box: Box | None = None) -> numpy.ndarray:
-    """Resizes ``box`` of ``pixels``.
+    """Resizes ``box`` of ``pixels``, which need not be contiguous.
 
     Args:
-        pixels: Of shape (H, W, 3), uint8; need not be contiguous.
+        pixels: Of shape (H, W, 3), uint8.
         size: Height and width of the result.
         box: Left, top, right and bottom, in pixels, of the part that is
             resized; edges may lie within pixels.  By default the whole.
@@ -66,11 +79,6 @@ def resize(pixels: numpy.ndarray, size: tuple[int, int],
     return (_resize_fast if FAST else _resize_with_pillow)(pixels, size, box)
 
 
-def mirrored(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
-    """``pixels`` left to right if ``plan`` says so; no copy."""
-    return pixels[:, ::-1] if plan.flip else pixels
-
-
 def check_box(plan: Crop, width: int, height: int) -> None:
     """Raises ValueError unless ``plan.box`` is inside the image."""
     left, top, w, h = plan.box
@@ -81,41 +89,22 @@ def check_box(plan: Crop, width: int, height: int) -> None:
 
 
 def shrink_for(plan: Crop) -> int:
-    """The factor by which a decoder may shrink without loss to the result.
-
-    Returns:
-        1, 2, 4 or 8.
-    """
+    """By which of 1, 2, 4 and 8 a decoder may shrink without loss."""
     (_, _, width, height), size = plan.box, plan.size
     return next((shrink for shrink in (8, 4, 2)
                  if width >= shrink * size[1] and height >= shrink * size[0]),
                 1)
 
 
-def box_within(plan: Crop, shrink: int, left: int = 0,
-               top: int = 0) -> Box | None:
-    """The box of ``plan`` in the pixels of a decoder that shrinks.
-
-    Args:
-        plan: Its box is in pixels of the image.
-        shrink: The decoder's factor.
-        left: Shrunk columns that the decoder has left out.
-        top: Shrunk rows that the decoder has left out.
-
-    Returns:
-        A box for :func:`resize`; None if ``shrink`` is 1, as a decoder then
-        gives the part alone.
-    """
-    if shrink == 1:
-        return None
-    x, y, width, height = plan.box
-    return (x / shrink - left, y / shrink - top,
-            (x + width) / shrink - left, (y + height) / shrink - top)
-
-
 def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
                  box: Box | None) -> numpy.ndarray:
-    resizer, options = _fast()
+    if not hasattr(_local, 'fast'):
+        _local.fast = (
+            cykooz_resizer.Resizer(),
+            cykooz_resizer.ResizeOptions(
+                cykooz_resizer.ResizeAlg.convolution(
+                    cykooz_resizer.FilterType.bilinear)))
+    resizer, options = _local.fast
     height, width = pixels.shape[:2]
     if box is not None:
         options = options.copy()
@@ -128,17 +117,6 @@ def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
     resizer.resize(source, result, options)
     return numpy.frombuffer(result.get_buffer(), numpy.uint8).reshape(
         *size, 3)
-
-
-def _fast() -> tuple[Any, Any]:
-    """This thread's resizer and its options."""
-    if not hasattr(_local, 'fast'):
-        _local.fast = (
-            cykooz_resizer.Resizer(),
-            cykooz_resizer.ResizeOptions(
-                cykooz_resizer.ResizeAlg.convolution(
-                    cykooz_resizer.FilterType.bilinear)))
-    return _local.fast
 
 
 def _resize_with_pillow(pixels: numpy.ndarray, size: tuple[int, int],

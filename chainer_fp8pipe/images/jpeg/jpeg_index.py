@@ -56,8 +56,8 @@ class JpegIndex:
             when the index is used.
 
     Attributes:
-        data: The index as bytes, to be kept: 12 for every 32 columns of a row
-            of units (8 or 16 rows of pixels).
+        data: The index, to be kept: 12 bytes for every 32 columns of a row of
+            units (8 or 16 rows of pixels).
         size: Width and height of the image, in pixels.
     """
 
@@ -67,10 +67,7 @@ class JpegIndex:
 
     @classmethod
     def of(cls, file: bytes) -> JpegIndex | None:
-        """Reads all codes of a JPEG.
-
-        None if it is not of a kind that is indexed, or damaged.
-        """
+        """The index of a JPEG; None if damaged or of a kind without one."""
         data = _jpeg.index(file, SPACING)
         return cls(data) if data else None
 

@@ -28,14 +28,7 @@ class Outcome(enum.IntEnum):
 
 
 class Slot:
-    """Arrays of one slot, in shared memory.
-
-    Attributes:
-        epoch: int64, shape (1,).
-        indices: int64, shape (capacity,): samples to be read.
-        outcomes: int32, shape (capacity,): an :class:`Outcome` of each.
-        images: Shape (capacity, C, H, W).
-    """
+    """Arrays of one slot, in shared memory: a row for each sample."""
 
     def __init__(self, segment: Segment, start: int, layout: RingLayout
                 ) -> None:
@@ -44,36 +37,25 @@ class Slot:
         self.indices = segment.array(start + 8, (n,), numpy.int64)
         self.outcomes = segment.array(start + 8 + 8 * n, (n,), numpy.int32)
         self._messages = segment.array(
-            start + 8 + 12 * n, (n, _MESSAGE), numpy.uint8)
+            start + 8 + 12 * n, (n,), f'S{_MESSAGE}')
         self.images = segment.array(start + layout.head,
                                     (n, *layout.shape), layout.dtype)
 
     def set_message(self, place: int, text: str) -> None:
         """Keeps the last kilobyte of a text about one sample."""
-        data = text.encode(errors='replace')[-_MESSAGE:]
-        row = self._messages[place]
-        row[:] = 0
-        row[:len(data)] = numpy.frombuffer(data, numpy.uint8)
+        self._messages[place] = text.encode(errors='replace')[-_MESSAGE:]
 
     def message(self, place: int) -> str:
         """The text about one sample."""
-        return self._messages[place].tobytes().rstrip(b'\0').decode(
-            errors='replace')
+        return self._messages[place].decode(errors='replace')
 
 
 class RingLayout(NamedTuple):
-    """Offsets of all arrays, for the rank and for its workers.
-
-    Attributes:
-        slots: Number of slots.
-        capacity: Samples in a slot.
-        shape: Of an image: (C, H, W).
-        dtype: Of an image.
-    """
+    """Offsets of all arrays, for the rank and for its workers."""
 
     slots: int
-    capacity: int
-    shape: tuple[int, ...]
+    capacity: int               # samples in a slot
+    shape: tuple[int, ...]      # of an image: (C, H, W)
     dtype: numpy.dtype
 
     @property
@@ -83,7 +65,6 @@ class RingLayout(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot."""
         return self.head + _pages(
             self.capacity * math.prod(self.shape) * self.dtype.itemsize)
 
@@ -94,14 +75,11 @@ class RingLayout(NamedTuple):
 
 
 class BatchRing:
-    """All slots of an iterator.
-
-    Attributes:
-        generation: int64, shape (1,): tasks of an earlier one are void.
-    """
+    """All slots of an iterator."""
 
     def __init__(self, segment: Segment, layout: RingLayout) -> None:
         self.segment, self.layout = segment, layout
+        # Tasks of an earlier generation are void.
         self.generation = segment.array(0, (1,), numpy.int64)
 
     def __getitem__(self, number: int) -> Slot:

@@ -28,30 +28,18 @@ class Failure(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A batch that has been read.
+    """A batch that has been read."""
 
-    Attributes:
-        images: Shape (good samples, C, H, W).
-        good: bool, shape (samples,): which samples were read.
-        failures: The others.
-    """
-
-    images: numpy.ndarray
-    good: numpy.ndarray
-    failures: list[Failure]
+    images: numpy.ndarray       # shape (good samples, C, H, W)
+    good: numpy.ndarray         # bool: which of all samples were read
+    failures: list[Failure]     # the others
 
 
 class Loader:
     """Reads batches in the order in which they are requested.
 
-    Args:
-        reader: Reads the samples.
-        capacity: Most samples of a batch.
-        workers: Processes; 0 reads in this one, when a batch is taken.
-        requests: How many may be open at a time.
-
-    Attributes:
-        pinned: Sends batches to a GPU from their own memory.
+    At most ``requests`` of at most ``capacity`` samples are open at a time.
+    Without workers this process reads a batch when it is taken.
     """
 
     def __init__(self, reader: Reader, capacity: int, workers: int,
@@ -71,21 +59,10 @@ class Loader:
 
     @property
     def pids(self) -> list[int]:
-        """The process number of each worker."""
         return self._workers.pids if self._workers else []
 
-    @property
-    def requests(self) -> int:
-        """Number of open requests."""
-        return len(self._open)
-
     def request(self, epoch: int, indices: numpy.ndarray) -> None:
-        """Starts to read a batch.
-
-        Args:
-            epoch: Which the samples' random numbers belong to.
-            indices: int64, shape (samples,).
-        """
+        """Starts to read a batch: samples of an epoch, int64."""
         number = self._free.popleft()
         slot = self._slots[number]
         count = len(indices)
@@ -97,11 +74,7 @@ class Loader:
                                  int(self._slots.generation[0]))
 
     def take(self) -> Loaded:
-        """The batch of the oldest request.
-
-        Raises:
-            RuntimeError: A worker has died.
-        """
+        """The batch of the oldest request; an error if a worker has died."""
         number, slot, count = self._open[0]
         if self._workers:
             self._workers.wait(number)

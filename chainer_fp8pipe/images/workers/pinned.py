@@ -14,9 +14,6 @@ class PinnedMemory:
 
     A GPU fetches pinned pages at the full speed of the bus; others, the
     driver first copies to pages of its own.
-
-    Args:
-        segment: The memory.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -25,14 +22,9 @@ class PinnedMemory:
         self._address = 0
 
     def send(self, array: numpy.ndarray, device: Any) -> Any:
-        """Copies to a GPU; ``array`` may be changed afterwards.
+        """A CuPy copy on Chainer's ``device`` of an array in this memory.
 
-        Args:
-            array: In this memory or, without gain, elsewhere.
-            device: Chainer's ``GpuDevice``.
-
-        Returns:
-            A CuPy array.
+        The array, which may without gain be elsewhere, may change afterwards.
         """
         cupy = device.xp
         with device.device:

@@ -1,7 +1,7 @@
-"""Anonymous memory that several processes share.
+"""Anonymous memory that several processes share, and a lock on it.
 
-It has no name in the file system, and the kernel frees it with the last
-process that has it open, even after SIGKILL.  A child inherits the file
+The memory has no name in the file system, and the kernel frees it with the
+last process that has it open, even after SIGKILL.  A child inherits the file
 descriptor; another rank of the node opens it through ``/proc/PID/fd``.
 
 Not multiprocessing.shared_memory: after SIGKILL of a rank and its resource
@@ -9,11 +9,13 @@ tracker, which launchers do, ``/dev/shm/psm_*`` is left (Python 3.11).
 """
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
+import threading
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -33,11 +35,8 @@ class Segment:
     """Bytes that processes share.
 
     Args:
-        fd: An open file descriptor of the memory; the segment closes it.
-
-    Attributes:
-        fd: The descriptor, to be inherited by children.
-        size: Bytes.
+        fd: Open descriptor of the memory, for children to inherit; the
+            segment closes it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -76,10 +75,7 @@ class Segment:
 
     @classmethod
     def open(cls, place: SegmentPlace) -> Segment | None:
-        """Opens memory of another process of this node.
-
-        None if this process may not, or the system has no ``/proc``.
-        """
+        """Memory of another process of this node; None if not allowed."""
         try:
             fd = os.open(f'/proc/{place.pid}/fd/{place.fd}', os.O_RDWR)
         except OSError:
@@ -93,9 +89,9 @@ class Segment:
 
     def array(self, start: int, shape: tuple[int, ...],
               dtype: numpy.typing.DTypeLike) -> numpy.ndarray:
-        """An array in this memory, ``start`` bytes from its beginning.
+        """An array ``start`` bytes from the beginning of this memory.
 
-        The memory stays mapped as long as such an array is there, even after
+        The memory stays mapped as long as the array, even after
         :meth:`close`.
         """
         return numpy.ndarray(shape, dtype, self._map, start)
@@ -110,6 +106,38 @@ class Segment:
             self._close()
             self.fd = -1
             del self._map
+
+
+class FileLock:
+    """Admits one thread of one process at a time to ``with lock:``.
+
+    The kernel releases the lock when the process ends, even by SIGKILL.  Not
+    filelock: it locks files by path, and a killed process leaves the file.
+
+    Args:
+        fd: Descriptor of the same file or memory in all processes.  To close
+            another descriptor of that file would release the lock.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._threads = threading.Lock()    # the kernel sees one process
+        self._owner = os.getpid()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._owner:      # a fork has other threads
+            self._owner = os.getpid()
+            self._threads = threading.Lock()
+        self._threads.acquire()
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        self._threads.release()
 
 
 def _anonymous_file() -> int:

@@ -33,19 +33,12 @@ _PATIENCE = 1.0         # seconds between checks of the parent
 
 
 class Task(NamedTuple):
-    """Samples of one batch that a worker reads.
+    """Samples of one batch that a worker reads."""
 
-    Attributes:
-        generation: The task is void if this is not the ring's.
-        slot: Number of the slot that the samples go to.
-        first: The first sample's place in the slot.
-        samples: How many there are.
-    """
-
-    generation: int
-    slot: int
-    first: int
-    samples: int
+    generation: int     # the task is void if this is not the ring's
+    slot: int           # number of the slot that the samples go to
+    first: int          # the first sample's place in the slot
+    samples: int        # how many there are
 
     def pack(self) -> bytes:
         """Bytes for a pipe, few enough to cross in one piece."""

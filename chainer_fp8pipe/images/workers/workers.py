@@ -35,11 +35,6 @@ class WorkerPool:
     All take their tasks from one pipe, so that none waits while there is
     work, and report to another.  The rank runs no thread for them.
 
-    Args:
-        count: Processes.
-        reader: Copied to each process.
-        slots: The ring that the samples are written to.
-
     Raises:
         ValueError: Transform or decoder cannot be sent to another process.
     """
@@ -78,20 +73,10 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process number of each worker."""
         return [process.pid for process in self._processes]
 
     def submit(self, slot: int, samples: int, generation: int) -> None:
-        """Starts to fill a slot with the samples that it lists.
-
-        Args:
-            slot: Number of the slot.
-            samples: How many.
-            generation: The ring's present one.
-
-        Raises:
-            RuntimeError: All workers have died.
-        """
+        """Starts to fill a slot with the samples that it lists."""
         # Small tasks, so that all workers finish a batch together.
         size = max(1, samples // (8 * len(self._processes)))
         self._open[slot] = samples
@@ -101,11 +86,7 @@ class WorkerPool:
         self._feed()
 
     def wait(self, slot: int) -> None:
-        """Waits until a slot is filled, or its tasks are void.
-
-        Raises:
-            RuntimeError: A worker has died.
-        """
+        """Waits until a slot is filled, or its tasks are void."""
         self._check()
         self._feed()
         while self._open[slot]:

@@ -1,20 +1,25 @@
-"""How many layers each chunk of a model gets."""
+"""How many layers each chunk of a model gets: by number, size or time."""
 from __future__ import annotations
 
+import copy
+import functools
 import operator
+import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
 from ...mpi.ranks import all_ranks
+from ...pipeline.layer_block import as_variables
 from ...pipeline.layers import LayerError, layer_name
 from ...planning.even_parts import partition
 from .layer_slots import LayerSlots
-from .lazy import Lazy
-from .measurement import LayerCost, measure
-from .shared_parameters import elements, own_parameters
+from .lazy import Lazy, initialising
+from .shared_parameters import elements, own_size, sum_of_known
 
+#: The shortest of so many runs counts, after one that is not counted.
+_RUNS = 3
 _BALANCES = ('parameters', 'layers', 'time')
 
 
@@ -23,12 +28,7 @@ def chunk_counts(model: LayerSlots, stages: int, chunks: int,
                  ) -> tuple[list[int], list[int | None] | None]:
     """The number of layers of each chunk, in the model's order.
 
-    Returns:
-        The counts, and the layers' numbers of parameters if these had to be
-        found out.
-
-    Raises:
-        ValueError: The model cannot be cut so; on all ranks.
+    With the layers' numbers of parameters, if these had to be found out.
     """
     if operator.index(chunks) < 1:
         raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
@@ -64,27 +64,18 @@ def count_parameters(model: LayerSlots) -> list[int | None]:
     Shared ones count where they are first.  A lazy layer is built, counted
     and thrown away; one of equal ones is enough.
     """
-    made: dict[Hashable, list[int | None]] = {}
+    made: dict[Hashable, int | None] = {}
     seen: set[int] = set()
-    counts = []
-    for number, slot in model.numbered_slots():
-        sizes: list[int | None] = []
-        for thing in own_parameters(slot, seen):
-            if not isinstance(thing, Lazy):
-                sizes.append(elements(thing))
-                continue
-            if thing.key not in made:
-                made[thing.key] = _sizes(thing.make(model.seed, number))
-            sizes.extend(made[thing.key])
-        counts.append(None if None in sizes else sum(filter(None, sizes)))
-    return counts
 
-
-def _sizes(layer: Any) -> list[int | None]:
-    if not isinstance(layer, chainer.Link):
-        return []
-    return [elements(parameter) for parameter
-            in {id(one): one for one in layer.params()}.values()]
+    def size_of(lazy: Lazy, number: int) -> int | None:
+        if lazy.key not in made:
+            layer = lazy.make(model.seed, number)
+            parameters = ({id(one): one for one in layer.params()}
+                          if isinstance(layer, chainer.Link) else {})
+            made[lazy.key] = sum_of_known(map(elements, parameters.values()))
+        return made[lazy.key]
+    return [own_size(slot, seen, functools.partial(size_of, number=number))
+            for number, slot in model.numbered_slots()]
 
 
 def _completed(model: LayerSlots, counts: list[int | None], comm: Any,
@@ -119,9 +110,7 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
                    ) -> list[LayerCost]:
     """The result of ``action`` on rank 0: all ranks must cut alike.
 
-    Raises:
-        ValueError: ``action`` raised it there; on all ranks.
-        LayerError: ``action`` raised something else; on all ranks.
+    An error there is raised on all, as a LayerError unless a ValueError.
     """
     everyone = all_ranks(comm)
     broadcast = getattr(everyone, 'bcast', None)
@@ -132,15 +121,95 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
             'all ranks must get the same cut, so measuring takes a '
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
-    answer: tuple[list[LayerCost], str, type[Exception]] | None = None
-    cause = None
+    found: list[LayerCost] = []
+    problem, cause = '', None
+    kind: type[Exception] = LayerError
     if everyone.rank == 0:
         try:
-            answer = action(), '', LayerError
+            found = action()
         except Exception as error:      # the ranks that wait must hear of it
+            problem, cause = str(error) or repr(error), error
             kind = ValueError if isinstance(error, ValueError) else LayerError
-            answer, cause = ([], str(error), kind), error
-    found, problem, kind = broadcast(answer)
+    found, problem, kind = broadcast((found, problem, kind))
     if problem:
         raise kind(f'on rank 0, {problem}') from cause
     return found
+
+
+class LayerCost(NamedTuple):
+    """The number of a layer's parameters, and its time."""
+
+    parameters: int
+    seconds: float      # of forward and backward together; 0 if not timed
+
+
+def measure(model: LayerSlots, example: Any,
+            timed: bool) -> list[LayerCost]:
+    """Runs a copy of each layer on what the one before returned.
+
+    One copy is in memory at a time.  The model stays as it is: lazy layers
+    are not built, statistics not updated, and NumPy's random numbers not
+    drawn.  The layers run on the device of ``example``, an input or a tuple
+    of inputs; with ``timed`` forward and backward, as in training.
+    """
+    if example is None:
+        raise ValueError('there is no input to measure with; call '
+                         'stage(..., example=x) with one micro-batch')
+    arrays = tuple(variable.array for variable in as_variables(example))
+    found = []
+    with chainer.using_config('train', True), \
+            chainer.using_config('enable_backprop', True):
+        for number, slot in model.numbered_slots():
+            try:
+                arrays, measurement = _measured(
+                    slot, model.seed, number, arrays, timed)
+            except LayerError:
+                raise
+            except Exception as error:
+                raise LayerError(
+                    f'{layer_name(number, slot)}, while it was measured: '
+                    f'{type(error).__name__}: {error}') from error
+            found.append(measurement)
+    return found
+
+
+def _measured(slot: Any, seed: int, number: int, arrays: tuple,
+              timed: bool) -> tuple[tuple, LayerCost]:
+    device = chainer.backend.get_device_from_array(*arrays)
+    built = slot.layer if isinstance(slot, Lazy) else slot
+    layer = (slot.make(seed, number) if built is None
+             else copy.deepcopy(built) if isinstance(built, chainer.Link)
+             else built)
+    with initialising(seed, number, device.xp), chainer.using_device(device):
+        if isinstance(layer, chainer.Link):
+            layer.to_device(device)
+        # The first layer's input needs no gradient.
+        outputs, _ = _run(layer, arrays, number > 0, timed, device)
+        seconds = min(_run(layer, arrays, number > 0, timed, device)[1]
+                      for _ in range(_RUNS)) if timed else 0.0
+    size = layer.count_params() if isinstance(layer, chainer.Link) else 0
+    return outputs, LayerCost(size, seconds)
+
+
+def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
+         device: Any) -> tuple[tuple, float]:
+    """A layer's outputs, and the seconds that they took."""
+    inputs = [chainer.Variable(
+        array, requires_grad=wanted and array.dtype.kind == 'f')
+        for array in arrays]
+    start = _now(device)
+    outputs = as_variables(layer(*inputs))
+    ends = [output for output in outputs
+            if backward and output.creator_node is not None]
+    for end in ends:
+        end.grad = device.xp.ones_like(end.array)
+    if ends:
+        chainer.backward(ends)
+    seconds = _now(device) - start
+    return tuple(output.array for output in outputs), seconds
+
+
+def _now(device: Any) -> float:
+    if isinstance(device, chainer.backend.GpuDevice):
+        device.device.synchronize()
+    return time.perf_counter()

@@ -37,12 +37,11 @@ class Divisible(LayerList):
     keys of snapshots come from the index in the whole model, functions
     included, and so are the same for every cut: ``'/2/W'`` above.
 
-    Everything that can be done with a list can be done with a model.  A
-    part of one keeps the numbers of the whole: its layers can be replaced,
-    and parts that follow each other be added up, but what would give layers
-    of the whole other numbers is an error.  A layer may be a method of the
-    model; a lambda that refers to ``self`` would keep the whole model in
-    memory.
+    A model can do what a list can.  A part keeps the numbers of the whole:
+    its layers can be replaced, and parts that follow each other be added up,
+    but what would give layers of the whole other numbers is an error.  A
+    layer may be a method of the model; a lambda that refers to ``self``
+    would keep the whole model in memory.
 
     Args:
         layers: The layers; :func:`lazy` ones are built when they are asked
@@ -70,18 +69,17 @@ class Divisible(LayerList):
 
     @property
     def pieces(self) -> tuple[tuple[Layer, ...], ...]:
-        """For each chunk that is here, its layers, built, by number."""
-        layers = dict(self._numbered_layers())
-        return tuple(tuple((number, layers[number])
-                           for number in range(start, end))
+        """The numbered layers, built, of each chunk that is here."""
+        layers = iter(self._numbered_layers())
+        return tuple(tuple(itertools.islice(layers, end - start))
                      for start, end in self.bounds)
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...] | None:
         """Start and end of every chunk of the whole model, in its order.
 
-        Chunk ``c`` is on stage ``c % stages``.  None if this was not made
-        by :meth:`stage`.
+        Chunk ``c`` is on stage ``c % stages``.  None for what :meth:`stage`
+        did not make.
         """
         return self._part.layout if self._part else None
 
@@ -95,10 +93,6 @@ class Divisible(LayerList):
 
     def divide(self, start: int, end: int) -> Any:
         """The layers ``start`` to ``end - 1`` of the whole model.
-
-        Args:
-            start: Index of the first layer.
-            end: Index after the last layer.
 
         Returns:
             A model of the same class, which shares its layers with this
@@ -153,7 +147,9 @@ class Divisible(LayerList):
         if self._part:
             raise ValueError(f'{self!r} is a part already; call stage of the '
                              'whole model')
-        stage, stages = _place(comm)
+        is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
+        stage, stages = ((comm.stage_index, comm.stages) if is_grid
+                         else (comm.rank, comm.size))
         counts, parameters = chunk_counts(self, stages, chunks, balance, comm,
                                           example)
         ends = list(itertools.accumulate(counts))
@@ -162,7 +158,6 @@ class Divisible(LayerList):
                  for chunk, (start, end) in enumerate(layout)
                  for number in range(start, end)}
         check_cut(self.numbered_slots(), owner.__getitem__)
-        is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         part = self._cut(
             layout[stage::stages], parameters, layout=layout, stage=stage,
             stages=tuple(
@@ -172,10 +167,8 @@ class Divisible(LayerList):
         return part
 
     def __getitem__(self, i: Any) -> Any:
-        return self._slice(i) if isinstance(i, slice) else (
-            super().__getitem__(i))
-
-    def _slice(self, i: slice) -> Any:
+        if not isinstance(i, slice):
+            return super().__getitem__(i)
         start, end, step = i.indices(len(self))
         if step != 1:
             raise ValueError(
@@ -190,14 +183,12 @@ class Divisible(LayerList):
     def _cut(self, bounds: tuple[tuple[int, int], ...],
              parameters: Sequence[int | None] | None = None,
              **layout: Any) -> Any:
-        inside = {number for start, end in bounds
-                  for number in range(start, end)}
+        inside = list(itertools.chain(*itertools.starmap(range, bounds)))
         check_cut(self.numbered_slots(), inside.__contains__)
         part = self._alike()
         slots = dict(self.numbered_slots())
         part._slots = [_rebound(slots[number], self, part)
-                      for start, end in bounds
-                      for number in range(start, end)]
+                       for number in inside]
         # All layers are no part, but they may be all that there is.
         if layout or bounds != ((0, self.total),):
             part._part = LayerRange(
@@ -229,28 +220,16 @@ def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
     return layer
 
 
-def _place(comm: Any) -> tuple[int, int]:
-    """This rank's stage, and how many there are."""
-    if hasattr(comm, 'stage_index'):
-        return comm.stage_index, comm.stages
-    return comm.rank, comm.size
-
-
 def _build_together(part: Divisible, comm: Any) -> None:
-    """Builds the lazy layers of this rank's part, with all ranks.
+    """Builds the lazy layers of this rank's part; a failure is raised on all.
 
-    A rank whose layer cannot be built would end alone, and the others would
-    wait for it.
-
-    Raises:
-        LayerError: A layer failed on some rank; on all ranks that can gather
-            objects.
+    A rank that raised alone would end, and the others would wait for it.
     """
     problem, cause = '', None
     try:
         part._numbered_layers()
     except Exception as error:      # the ranks that wait must hear of it
-        problem, cause = str(error), error
+        problem, cause = str(error) or repr(error), error
     gather = getattr(all_ranks(comm), 'allgather', None)
     if gather is None:
         if cause:

@@ -51,11 +51,7 @@ class LayerList(LayerSlots):
 
     def index(self, layer: Any, start: int | None = None,
               end: int | None = None) -> int:
-        """Position of the first such layer from ``start`` up to ``end``.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Position of the first such layer from ``start`` up to ``end``."""
         for position in range(len(self))[start:end]:
             if _same(self._slots[position], layer):
                 return position
@@ -72,24 +68,11 @@ class LayerList(LayerSlots):
     # --- changing -----------------------------------------------------------
 
     def extend(self, layers: Iterable[Any]) -> None:
-        """Adds layers at the end; those of a model are not built.
-
-        Args:
-            layers: Links, functions, anything that can be called, or
-                :func:`lazy` layers.
-
-        Raises:
-            ValueError: One cannot be called, or this is a part of a model.
-        """
+        """Adds layers at the end; those of a model are not built."""
         self[len(self):] = _slots_of(layers)
 
     def insert(self, i: SupportsIndex, layer: Any) -> None:
-        """Adds a layer before position ``i``.
-
-        Raises:
-            IndexError: ``i`` is out of range.
-            ValueError: As :meth:`extend`.
-        """
+        """Adds a layer before position ``i``; IndexError if out of range."""
         position = operator.index(i)
         if not -len(self) <= position <= len(self):
             raise IndexError(f'position {position} is out of range: there '
@@ -117,11 +100,7 @@ class LayerList(LayerSlots):
         return layer
 
     def remove(self, layer: Any) -> None:
-        """Takes out the first such layer.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Takes out the first such layer; there must be one."""
         del self[self.index(layer)]
 
     def remove_by_layer_type(self, type_name: str) -> None:
@@ -181,8 +160,8 @@ class LayerList(LayerSlots):
         return self
 
     def _sum(self, first: Any, second: Any) -> Any:
-        for model in (first, second):
-            _must_be_sequential(model)
+        _must_be_sequential(first)
+        _must_be_sequential(second)
         return self._with([*_slots_of(first), *_slots_of(second)],
                           _joined_part(first, second))
 
@@ -214,15 +193,15 @@ class LayerList(LayerSlots):
                 first.  ``'init'``: they have new initial values, drawn from
                 NumPy's global generator; so is the seed of lazy layers that
                 are not built yet.
-
-        Raises:
-            ValueError: Another mode.
         """
         if mode not in ('share', 'copy', 'init'):
             raise ValueError("mode must be 'share', 'copy' or 'init', not "
                              f'{mode!r}')
         if mode == 'share':
-            return self._with(_shared(self._layers), self._part)
+            copies = {id(layer): layer.copy('share') if isinstance(layer, Link)
+                      else copy.copy(layer) for layer in self._layers}
+            return self._with([copies[id(layer)] for layer in self._slots],
+                              self._part)
         if mode == 'copy':
             self._numbered_layers()
         result = copy.deepcopy(self)
@@ -243,18 +222,15 @@ class LayerList(LayerSlots):
                 parameter.initialize(parameter.shape)
 
     def repeat(self, n_repeat: int, mode: str = 'init') -> Any:
-        """A model of this class whose layers are copies of this model.
+        """A model of this class whose layers are copies of this whole model.
 
         As everywhere in Chainer, a repeated model becomes one layer;
         :meth:`flatten` makes its layers those of the model, so that it can
         be cut between them.
 
         Args:
-            n_repeat: How often.
+            n_repeat: Number of copies.
             mode: Of :meth:`copy`.
-
-        Raises:
-            ValueError: Another mode, or this is a part.
         """
         self._must_be_whole()
         result = self._alike()
@@ -263,12 +239,9 @@ class LayerList(LayerSlots):
         return result
 
     def flatten(self) -> Any:
-        """A model of this class with the layers of the models inside of it.
+        """A whole model with the layers of the models inside of this one.
 
         Lazy layers stay so, unless they may turn out to be such models.
-
-        Raises:
-            ValueError: This is a part.
         """
         self._must_be_whole()
         return self._with(_flat_slots_of(self))
@@ -297,9 +270,7 @@ class LayerList(LayerSlots):
 
 def _slots_of(layers: Iterable[Any]) -> list[Any]:
     """The layers; those of a model are not built."""
-    if isinstance(layers, LayerSlots):
-        return [slot for _, slot in layers.numbered_slots()]
-    return list(layers)
+    return list(layers._slots if isinstance(layers, LayerSlots) else layers)
 
 
 def _flat_slots_of(model: Sequential) -> list[Any]:
@@ -322,11 +293,7 @@ def _must_be_sequential(other: Any) -> None:
 
 
 def _joined_part(first: Sequential, second: Sequential) -> LayerRange | None:
-    """The layers of two models together: None for a whole model.
-
-    Raises:
-        ValueError: One is a part, and the other does not follow on it.
-    """
+    """The layers of two models together; None for a whole model."""
     parts = [model._part for model in (first, second)
              if isinstance(model, LayerSlots) and model._part]
     if not parts:
@@ -343,13 +310,6 @@ def _joined_part(first: Sequential, second: Sequential) -> LayerRange | None:
     raise ValueError(
         f'{first!r} and {second!r} do not follow each other in one model; '
         'for a new model of their layers write Divisible(*first, *second)')
-
-
-def _shared(layers: list[Any]) -> list[Any]:
-    """Copies of layers that share arrays; one of a layer at two places."""
-    copies = {id(layer): layer.copy('share') if isinstance(layer, Link)
-              else copy.copy(layer) for layer in layers}
-    return [copies[id(layer)] for layer in layers]
 
 
 def _same(slot: Any, layer: Any) -> bool:

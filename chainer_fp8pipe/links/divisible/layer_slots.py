@@ -8,6 +8,7 @@ depends on these lists is written anew here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -21,36 +22,27 @@ from .lazy import Lazy, initialising
 
 
 class LayerRange(NamedTuple):
-    """Which layers of which model a part has.
+    """Which layers of the whole model a part has; ends are exclusive."""
 
-    Attributes:
-        total: Number of layers of the whole model.
-        bounds: Start and end (exclusive) of each run of layers.
-        rows: A table row for each layer of the whole model.
-        layout: Start and end of each chunk of the whole model, in order;
-            None if the part was cut by hand.
-        stage: This rank's stage.
-        stages: The name of each stage in tables.
-    """
-
-    total: int
-    bounds: tuple[tuple[int, int], ...]
-    rows: tuple[Any, ...]
+    total: int                                  # layers of the whole model
+    bounds: tuple[tuple[int, int], ...]         # of each run of layers
+    rows: tuple[Any, ...]                       # of the whole model's table
+    #: Start and end of each chunk of the whole model, in order; None if the
+    #: part was cut by hand.
     layout: tuple[tuple[int, int], ...] | None = None
-    stage: int = 0
-    stages: tuple[str, ...] = ()
+    stage: int = 0                              # of this rank
+    stages: tuple[str, ...] = ()                # names in tables
 
 
 class LayerSlots(Sequential):
     """Holds layers by their numbers, builds lazy ones, runs and names them.
 
-    A layer's number is its index in the whole model, functions included; a
-    part of a model keeps the numbers of the whole.
+    A layer's number is its index in the whole model, functions included.
     """
 
     _slots: list[Any]       # layers, or lazies not built yet
     _seed: int
-    _part: LayerRange | None      # None: this is the whole model
+    _part: LayerRange | None    # None: this is the whole model
     _complete: bool         # all lazies are built
     _initialised: bool      # no parameter waits for its shape
 
@@ -89,8 +81,7 @@ class LayerSlots(Sequential):
 
     def numbered_slots(self) -> list[tuple[int, Any]]:
         """Number and layer of all that is here; builds nothing."""
-        numbers = [number for start, end in self.bounds
-                   for number in range(start, end)]
+        numbers = itertools.chain(*itertools.starmap(range, self.bounds))
         return list(zip(numbers, self._slots, strict=True))
 
     def _must_be_whole(self) -> None:
@@ -153,16 +144,11 @@ class LayerSlots(Sequential):
     # --- forward ------------------------------------------------------------
 
     def forward(self, *xs: Any) -> Any:
-        """Runs the layers one after the other.
+        """Runs the layers, which must follow one another.
 
         A tuple (or list) that a layer returns becomes the arguments of the
         next.  Parameters whose shape is known only now get the values that
         they would get in a pipeline of any depth.
-
-        Raises:
-            RuntimeError: There are no layers, or they do not follow one
-                another.
-            TypeError: A layer returned None; the message names it.
         """
         if not self._slots:
             raise RuntimeError(f'{self!r} does not have any layer')
@@ -191,8 +177,7 @@ class LayerSlots(Sequential):
 
     def links(self, skipself: bool = False) -> Iterator[Link]:
         """Each link once."""
-        for _, link in self.namedlinks(skipself):
-            yield link
+        return (link for _, link in self.namedlinks(skipself))
 
     def namedlinks(self, skipself: bool = False
                    ) -> Iterator[tuple[str, Link]]:
@@ -209,8 +194,7 @@ class LayerSlots(Sequential):
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
         """Each parameter once."""
-        for _, parameter in self.namedparams(include_uninit):
-            yield parameter
+        return (one for _, one in self.namedparams(include_uninit))
 
     def namedparams(self, include_uninit: bool = True
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
@@ -232,15 +216,10 @@ class LayerSlots(Sequential):
             child.serialize(serializer[str(number)])
 
     def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
-        """Copies from the layers with the same numbers.
-
-        Args:
-            link: A model that has all links that this has: the whole, or
-                the same part.
-            copy_persistent: As in Chainer.
+        """Copies from the layers of ``link`` with the same numbers.
 
         Raises:
-            ValueError: A layer is missing there.
+            ValueError: ``link`` lacks one of this model's links.
         """
         for mine, other in self._paired(link):
             mine.copyparams(other, copy_persistent)
@@ -263,11 +242,7 @@ class LayerSlots(Sequential):
             yield child, theirs[number]
 
     def init_scope(self, *_: Any) -> NoReturn:
-        """Refuses whatever is not a layer.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Raises TypeError: a model holds nothing but layers."""
         raise TypeError(
             f'{type(self).__name__} holds layers only, as everything else '
             'could not be cut; append a link that holds what you wanted to '

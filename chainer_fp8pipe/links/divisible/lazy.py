@@ -26,9 +26,7 @@ class Lazy:
         if not callable(factory):
             raise TypeError('lazy takes a class or function that makes a '
                             f'layer, not {factory!r}')
-        self.factory = factory
-        self.args = args
-        self.kwargs = kwargs
+        self.factory, self.args, self.kwargs = factory, args, kwargs
         # Chainer's default when the model was written down counts, not that
         # when a rank gets to build this layer.
         dtype = chainer.config.dtype
@@ -39,7 +37,6 @@ class Lazy:
 
     @property
     def __name__(self) -> str:
-        """The name of the class or function, for messages."""
         factory = getattr(self.factory, 'func', self.factory)   # a partial
         return getattr(factory, '__name__', type(factory).__name__)
 
@@ -60,21 +57,17 @@ class Lazy:
         return key
 
     def build(self, seed: int, index: int) -> Callable:
-        """The layer, built at the first call.
-
-        Args:
-            seed: Of the model.
-            index: Of this layer in the whole model.
-
-        Raises:
-            LayerError: It cannot be built; the message names the layer.
-        """
+        """Layer ``index`` of the whole model, built at the first call."""
         if self.layer is None:
             self.layer = self.make(seed, index)
         return self.layer
 
     def make(self, seed: int, index: int) -> Callable:
-        """Builds another such layer, without keeping it."""
+        """Builds another such layer, without keeping it.
+
+        Raises:
+            LayerError: The layer, which the message names, cannot be built.
+        """
         name = layer_name(index, self)
         try:
             with initialising(seed, index), \
@@ -98,14 +91,11 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Lazy:
     is the layer ``L.Linear(3072, 3072)``, but takes no memory on ranks that
     own other layers.  Its initial values are drawn from NumPy's global
     generator seeded by the model's seed and the layer's index in the whole
-    model, so they are the same whatever rank it is on; the generator gets
-    its state back.  The same object twice is one layer twice, with shared
-    parameters.
+    model, so they are the same on every rank; the generator gets its state
+    back.  The same object twice is one layer twice, with shared parameters.
 
     Args:
-        factory: A class or function that makes the layer.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        factory: A class or function that makes the layer of the arguments.
 
     Raises:
         TypeError: ``factory`` cannot be called, or is a layer already.
@@ -129,11 +119,6 @@ def initialising(seed: int, index: int, xp: Any = numpy) -> Iterator[None]:
     Inside of another layer that is being seeded (a ``Divisible`` may be a
     layer of another one, and a pipeline seeds its layers) this does nothing:
     equal models at different places must not start with equal values.
-
-    Args:
-        seed: Of the model.
-        index: Of the layer in the whole model.
-        xp: ``numpy`` or ``cupy``.
     """
     if current() is not None:
         yield

@@ -9,7 +9,7 @@ import chainer
 
 from .layer_slots import LayerSlots
 from .lazy import Lazy
-from .shared_parameters import elements, own_parameters
+from .shared_parameters import own_size
 
 #: Groups of more rows than this show what repeats itself once.
 _LONG = 12
@@ -18,17 +18,11 @@ _WIDTH = 50
 
 
 class Row(NamedTuple):
-    """One layer.
-
-    Attributes:
-        number: In the whole model.
-        text: The layer in a few words.
-        parameters: Number of its own; None if not known.
-    """
+    """One layer of the whole model."""
 
     number: int
     text: str
-    parameters: int | None
+    parameters: int | None      # its own; None if not known
 
 
 def describe(model: Any) -> str:
@@ -40,20 +34,16 @@ def describe(model: Any) -> str:
     return f'{name}: {runs} of {model.total}'
 
 
-def rows_of(model: Any,
-            parameters: Sequence[int | None] | None = None
+def rows_of(model: Any, parameters: Sequence[int | None] | None = None
             ) -> tuple[Row, ...]:
     """A row for each layer of the whole model; builds nothing.
 
-    Args:
-        model: The model, or a part.
-        parameters: Numbers of parameters of layers that have no shape yet.
+    ``parameters`` counts those of layers that have no shape yet.
     """
-    rows = {row.number: row for row in (model._part.rows if model._part
-                                        else ())}
+    rows = {row.number: row for row in model._part.rows} if model._part else {}
     seen: set[int] = set()
     for number, slot in model.numbered_slots():
-        size = _size(slot, seen)
+        size = own_size(slot, seen)
         if size is None:
             size = (parameters[number] if parameters
                     else rows[number].parameters if number in rows else None)
@@ -80,16 +70,15 @@ def _groups(model: Any, rows: tuple[Row, ...]
     if part is None:
         return [('', rows)]
     if part.layout:
-        several = len(part.layout) > len(part.stages)
         groups = []
         for chunk, (start, end) in enumerate(part.layout):
             stage = chunk % len(part.stages)
-            here = stage == part.stage
-            groups.append((
-                ('=> ' if here else '   ')
-                + (f'chunk {chunk} on ' if several else '')
-                + part.stages[stage] + (' (here)' if here else '')
-                + f': {_run(start, end)}', rows[start:end]))
+            title = part.stages[stage]
+            if len(part.layout) > len(part.stages):
+                title = f'chunk {chunk} on {title}'
+            title = (f'=> {title} (here)' if stage == part.stage
+                     else f'   {title}')
+            groups.append((f'{title}: {_run(start, end)}', rows[start:end]))
         return groups
     edges = sorted({0, part.total, *(edge for run in part.bounds
                                      for edge in run)})
@@ -150,13 +139,6 @@ def _text(layer: Any) -> str:
         text = getattr(layer, '__name__', type(layer).__name__)
     text = ' '.join(text.split())
     return text if len(text) <= _WIDTH else f'{text[:_WIDTH - 3]}...'
-
-
-def _size(slot: Any, seen: set[int]) -> int | None:
-    """Number of parameters that no layer before has; None if not known."""
-    sizes = [None if isinstance(thing, Lazy) else elements(thing)
-             for thing in own_parameters(slot, seen)]
-    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _number(row: Row) -> str:

@@ -16,15 +16,11 @@ from .lazy import Lazy
 
 def check_cut(layers: Iterable[Layer],
               owner: Callable[[int], Hashable]) -> None:
-    """Checks that no link or parameter would be on two sides of a cut.
+    """Raises ValueError if two owners' layers use one link or parameter.
 
     Args:
         layers: All of the model; none is built.
         owner: Maps a layer's index to its owner.
-
-    Raises:
-        ValueError: Two owners' layers use one link, parameter or array; the
-            message names both layers.
     """
     first: dict[int, tuple[int, Any]] = {}
     for index, layer in layers:
@@ -40,16 +36,12 @@ def check_cut(layers: Iterable[Layer],
 
 
 def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
-    """Links, parameters and their arrays that a layer uses.
+    """Links, unbuilt lazy layers, parameters and their arrays in a layer.
 
     Those of its own and, as far as can be seen, those that a function finds
     in its closure, its defaults, its bound arguments, its object or by name
-    in its module.  A lazy layer that is not built yet is one of them.
-
-    Args:
-        layer: A layer, or a container of such.
-        model: Not looked into, and neither is a model whose layer this is:
-            a function may refer to it.
+    in its module.  Not looked into are ``model`` and any model whose layer
+    this is, as a function may refer to them.
     """
     found: list[Any] = []
     # Keeps things alive, as the id of a freed one may be used again.
@@ -67,28 +59,38 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
     return found
 
 
-def own_parameters(slot: Any, seen: set[int]) -> list[Any]:
-    """Parameters, and the lazy layer itself, that no earlier slot holds.
+def own_size(slot: Any, seen: set[int],
+             size_of: Callable[[Lazy], int | None] = lambda lazy: None
+             ) -> int | None:
+    """Elements of the parameters that no earlier slot holds; None if unknown.
 
     Args:
         slot: A layer, or a lazy one that may not be built yet.
         seen: Identities of all that earlier slots use; the slot's are added.
+        size_of: The same of a lazy layer that is not built yet.
     """
     # A function may use parameters, but does not hold them.
     if not isinstance(slot, (Lazy, chainer.Link)):
-        return []
+        return 0
     things = ([slot] if isinstance(slot, Lazy) and slot.layer is None
               else things_used(slot))
     found = [thing for thing in things if id(thing) not in seen
              and (isinstance(thing, chainer.Parameter)
                   or isinstance(thing, Lazy) and thing.layer is None)]
     seen.update(map(id, things))
-    return found
+    return sum_of_known(size_of(thing) if isinstance(thing, Lazy)
+                        else elements(thing) for thing in found)
 
 
 def elements(parameter: chainer.Parameter) -> int | None:
     """Number of elements; None before the parameter has a shape."""
     return None if parameter.array is None else parameter.array.size
+
+
+def sum_of_known(sizes: Iterable[int | None]) -> int | None:
+    """The sum; None if one of the sizes is not known."""
+    sizes = list(sizes)
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _is_around(item: Any, layer: Any) -> bool:

@@ -1,7 +1,6 @@
 import io
 
 from chainer_fp8pipe.images.bad_image import ImageError
-from chainer_fp8pipe.images.decoding import libturbojpeg
 from chainer_fp8pipe.images.decoding.decode import create_decoder
 from chainer_fp8pipe.images.jpeg.jpeg_index import SPACING, JpegIndex
 from chainer_fp8pipe.images.transforms import Crop
@@ -17,31 +16,27 @@ from tests.images.turbo import (
     ARITHMETIC,
     RESTART_ROWS,
     SUBSAMPLINGS,
+    boxes,
+    decoded,
+    needs_turbo,
     turbo_jpeg,
 )
-
-needs_turbo = pytest.mark.skipif(
-    libturbojpeg.library() is None,
-    reason='there is no libturbojpeg 3: pip install turbojpeg')
-
-
-def boxes(width, height):
-    """Left, top, width and height of any part."""
-    return st.tuples(st.integers(0, width - 1), st.integers(0, height - 1)
-                     ).flatmap(lambda corner: st.tuples(
-                         *map(st.just, corner),
-                         st.integers(1, width - corner[0]),
-                         st.integers(1, height - corner[1])))
 
 
 def pixels_of(data):
     return numpy.asarray(Image.open(io.BytesIO(data)))
 
 
-def decoded(data, width, height, box, shrink):
-    found = libturbojpeg.Decompressor().decode(data, width, height, box,
-                                               shrink)
-    return None if found is None else found.copy()
+def assert_same_pixels(part, encoded, box):
+    """Pillow finds in a part what it finds in the whole."""
+    left, top, width, height = box
+    x, y, w, h = part.box
+    assert (w, h) == (width, height)
+    small = pixels_of(part.data)
+    assert small.shape[:2] == (part.height, part.width)
+    numpy.testing.assert_array_equal(
+        small[y:y + h, x:x + w],
+        pixels_of(encoded)[top:top + height, left:left + width])
 
 
 def some_photograph(draw):
@@ -100,16 +95,9 @@ def test_pillow_finds_the_same_pixels_in_it(data):
         {'subsampling': '4:2:2', 'icc_profile': bytes(100)},
         {'qtables': [[1] * 64]}, {'qtables': [[255] * 64] * 2}]))
     encoded = jpeg(pixels, optimize=data.draw(st.booleans()), **options)
-    left, top, width, height = box = data.draw(boxes(
-        pixels.shape[1], pixels.shape[0]))
-    part = JpegIndex.of(encoded).cut(encoded, box, 1)
-    x, y, w, h = part.box
-    assert (w, h) == (width, height)
-    small = pixels_of(part.data)
-    assert small.shape[:2] == (part.height, part.width)
-    numpy.testing.assert_array_equal(
-        small[y:y + h, x:x + w],
-        pixels_of(encoded)[top:top + height, left:left + width])
+    box = data.draw(boxes(pixels.shape[1], pixels.shape[0]))
+    assert_same_pixels(JpegIndex.of(encoded).cut(encoded, box, 1), encoded,
+                       box)
 
 
 @pytest.mark.parametrize('options', [
@@ -117,14 +105,13 @@ def test_pillow_finds_the_same_pixels_in_it(data):
     {'optimize': True, 'quality': 20}], ids=str)
 def test_a_cut_of_the_whole_image_is_the_file_without_metadata(options):
     encoded = jpeg(photograph(), exif=b'Exif' + bytes(1000), **options)
-    part = JpegIndex.of(encoded).cut(encoded, (0, 0, 640, 427), 1)
-    assert (part.width, part.height) == (640, 427)
-    assert part.box == (0, 0, 640, 427)
+    box = 0, 0, 640, 427
+    part = JpegIndex.of(encoded).cut(encoded, box, 1)
+    assert part[1:] == (640, 427, box)
     start = encoded.rindex(b'\xff\xda')
     assert part.data.endswith(encoded[start:])
     assert b'Exif' not in part.data
-    numpy.testing.assert_array_equal(pixels_of(part.data),
-                                     pixels_of(encoded))
+    assert_same_pixels(part, encoded, box)
 
 
 def test_a_part_is_not_larger_than_it_must_be():
@@ -142,9 +129,8 @@ def test_the_smallest_images_have_an_index(size):
     encoded = jpeg(photograph()[:size[1], :size[0]])
     index = JpegIndex.of(encoded)
     assert index.size == size
-    part = index.cut(encoded, (0, 0, *size), 1)
-    numpy.testing.assert_array_equal(pixels_of(part.data),
-                                     pixels_of(encoded))
+    box = 0, 0, *size
+    assert_same_pixels(index.cut(encoded, box, 1), encoded, box)
 
 
 def test_codes_of_the_greatest_differences_are_made_and_read():
@@ -156,22 +142,18 @@ def test_codes_of_the_greatest_differences_are_made_and_read():
     for quality in 100, 50:
         encoded = jpeg(pixels, optimize=True, quality=quality,
                        subsampling='4:4:4')
-        part = JpegIndex.of(encoded).cut(encoded, (34, 0, 40, 192), 1)
+        box = 34, 0, 40, 192
+        part = JpegIndex.of(encoded).cut(encoded, box, 1)
         assert part.width < 480
-        x, y, w, h = part.box
-        numpy.testing.assert_array_equal(
-            pixels_of(part.data)[y:y + h, x:x + w],
-            pixels_of(encoded)[:, 34:74])
+        assert_same_pixels(part, encoded, box)
 
 
 def test_noise_in_which_many_bytes_are_stuffed():
     encoded = jpeg(noise(200, 200), quality=100, subsampling='4:4:4')
     assert encoded.count(b'\xff\x00') > 100
-    part = JpegIndex.of(encoded).cut(encoded, (50, 60, 90, 70), 1)
-    x, y, w, h = part.box
-    numpy.testing.assert_array_equal(
-        pixels_of(part.data)[y:y + h, x:x + w],
-        pixels_of(encoded)[60:130, 50:140])
+    box = 50, 60, 90, 70
+    assert_same_pixels(JpegIndex.of(encoded).cut(encoded, box, 1), encoded,
+                       box)
 
 
 def test_factors_of_a_single_component_mean_nothing():
@@ -180,11 +162,9 @@ def test_factors_of_a_single_component_mean_nothing():
     assert encoded[frame + 11] == 0x11
     encoded[frame + 11] = 0x22
     encoded = bytes(encoded)
-    part = JpegIndex.of(encoded).cut(encoded, (300, 200, 99, 99), 1)
-    x, y, w, h = part.box
-    numpy.testing.assert_array_equal(
-        pixels_of(part.data)[y:y + h, x:x + w],
-        pixels_of(encoded)[200:299, 300:399])
+    box = 300, 200, 99, 99
+    assert_same_pixels(JpegIndex.of(encoded).cut(encoded, box, 1), encoded,
+                       box)
 
 
 def segment_of(data, marker):
@@ -254,9 +234,8 @@ def test_an_index_of_another_file_is_not_used():
 
 def test_its_size_is_some_per_cent_of_the_file():
     encoded = jpeg(photograph(), quality=95, subsampling='4:2:0')
-    index = JpegIndex.of(encoded)
-    assert len(index.data) == 12 * (20 * 27 + 2)
-    assert len(index.data) < 0.06 * len(encoded)
+    size = len(JpegIndex.of(encoded).data)
+    assert size == 12 * (20 * 27 + 2) < 0.06 * len(encoded)
 
 
 def outcome(act):

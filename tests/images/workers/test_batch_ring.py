@@ -30,7 +30,7 @@ def test_no_two_arrays_of_a_ring_share_a_byte(slots, capacity, side, dtype):
     assert ranges[-1][1] - ranges[0][0] <= layout.total_bytes
     assert ring[0].images.shape == (capacity, 3, side, 2 * side)
     for array in found:
-        assert array.ctypes.data % array.itemsize == 0
+        assert array.ctypes.data % array.dtype.alignment == 0
 
 
 @pytest.mark.parametrize('text', ['', 'short', 'ä' * 100])

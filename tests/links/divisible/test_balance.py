@@ -1,6 +1,5 @@
-
 from chainer_fp8pipe.links import Divisible, Dropout, lazy
-from chainer_fp8pipe.links.divisible.balance import count_parameters
+from chainer_fp8pipe.links.divisible.balance import count_parameters, measure
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.planning.even_parts import partition
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from ..helpers import Rank, bits, linears, stages
+from ..helpers import Rank, bits, stages
 
 
 def sizes(part):
@@ -185,9 +184,6 @@ def test_all_ranks_cut_where_rank_0_says(comm, of, balance):
 
 @on_ranks(2)
 def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
-    def fails(x):
-        raise KeyError('no')
-
     def attempt(message, example, *layers, error=LayerError,
                 balance='time'):
         with pytest.raises(error, match=message):
@@ -209,6 +205,82 @@ def test_the_cut_is_the_best_there_is():
     assert sizes(wide(*widths).stage(Rank(0, 3))) == partition(widths, 3)
 
 
-def test_a_part_counts_what_it_has():
-    part = Divisible(*linears(4)).stage(Rank(1, 2))
-    assert part.count_params() == 12
+# --- measuring --------------------------------------------------------------
+
+X = np.ones((2, 3), np.float32)
+
+
+class Watched(chainer.Link):
+    """Says what was done with it."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+        with self.init_scope():
+            self.w = chainer.Parameter(np.ones(3, np.float32))
+
+    def __deepcopy__(self, memo):
+        return Watched(self.log)
+
+    def forward(self, x):
+        self.log.append(('forward', chainer.config.train, x.requires_grad))
+        y = F.scale(x, self.w)
+        y.node.creator_node.add_hook(self.Backward(self.log))
+        return y
+
+    class Backward(chainer.FunctionHook):
+        name = 'watched'
+
+        def __init__(self, log):
+            self.log = log
+
+        def backward_postprocess(self, function, inputs, gradients):
+            self.log.append('backward')
+
+
+def test_each_layer_runs_forward_and_backward_as_in_training():
+    first, second = [], []
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        found = measure(Divisible(Watched(first), Watched(second)), X, True)
+    # Once before the time is taken, then three times.
+    assert first == [('forward', True, False), 'backward'] * 4
+    assert second == [('forward', True, True), 'backward'] * 4
+    assert [one.parameters for one in found] == [3, 3]
+    assert all(one.seconds > 0 for one in found)
+
+
+def test_forward_alone_is_enough_to_count():
+    log = []
+    assert measure(Divisible(Watched(log)), X, False) == [(3, 0.0)]
+    assert log == [('forward', True, False)]
+
+
+def test_any_layers_can_be_measured():
+    inner = Divisible(lazy(L.Linear, 3, 3))
+    model = Divisible(
+        lambda x: (x, x), lambda x, y: x + y, lazy(L.Linear, None, 3),
+        inner, L.BatchNormalization(3), Dropout(0.5), F.argmax,
+        lambda x: x.array, lambda x: x.reshape(1, 1).array)
+    found = measure(model, (X,), True)
+    assert [one.parameters for one in found] == [0, 0, 12, 12, 6, 0, 0, 0, 0]
+    assert model[4].avg_mean.tolist() == [0, 0, 0]
+    assert [p.grad for p in model[4].params()
+            if not np.isnan(p.grad).all()] == []
+
+
+def test_several_inputs_are_given_together():
+    model = Divisible(lambda x, y: x + y)
+    assert len(measure(model, (X, X), True)) == 1
+
+
+def fails(x):
+    raise KeyError('no')
+
+
+def test_a_layer_that_fails_is_named():
+    with pytest.raises(LayerError, match=r'layer 1 \(fails\).*KeyError'):
+        measure(Divisible(F.relu, fails), X, True)
+    with pytest.raises(LayerError, match=r'layer 0 \(<lambda>\).*None'):
+        measure(Divisible(lambda x: None), X, True)
+    with pytest.raises(ValueError, match='example=x'):
+        measure(Divisible(F.relu), None, True)

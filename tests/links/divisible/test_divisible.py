@@ -115,12 +115,6 @@ def test_a_process_grid_is_read_by_its_stage():
     assert part.layout == ((0, 2), (2, 5))
 
 
-def test_one_rank_has_all():
-    part = Net().stage(Rank(0, 1))
-    assert part.bounds == ((0, 5),)
-    assert bits(part) == bits(Net())
-
-
 @pytest.mark.parametrize(('size', 'chunks', 'message'), [
     (6, 1, '5 layers, too few for 6 ranks'),
     (2, 3, '5 layers, too few for the 6 chunks of 2 ranks with 3 each'),

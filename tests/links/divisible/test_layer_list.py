@@ -474,8 +474,3 @@ def test_a_flat_repeated_model_starts_as_one_written_out():
     assert bits(flat) == bits(Divisible(
         *[layer for _ in range(3)
           for layer in (lazy(L.Linear, 2, 2), F.relu)]))
-
-
-def test_a_model_of_marked_layers_keeps_their_order_when_repeated():
-    assert marks(Divisible(*linears(3)).repeat(2, 'copy').flatten()) == [
-        0, 1, 2, 0, 1, 2]

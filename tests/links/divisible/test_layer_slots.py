@@ -187,8 +187,9 @@ def test_a_layer_that_cannot_be_built_is_named():
                    lambda: model.pieces):
         with pytest.raises(LayerError, match=(
                 r'layer 1 \(broken\) cannot be built: AttributeError: no '
-                'such thing')):
+                'such thing')) as caught:
             access()
+        assert isinstance(caught.value.__cause__, AttributeError)
 
 
 def test_a_layer_inside_that_cannot_be_built_is_named_with_its_model():

@@ -1,4 +1,3 @@
-import copy
 import functools
 import pickle
 
@@ -38,13 +37,6 @@ def test_a_factory_must_return_a_layer(factory, result):
         Divisible(F.relu, lazy(factory))[1]
 
 
-def test_wrong_arguments_are_reported_with_the_layer():
-    with pytest.raises(LayerError, match=(
-            r'layer 0 \(Linear\) cannot be built: TypeError')) as caught:
-        Divisible(lazy(L.Linear, size=3))[0]
-    assert isinstance(caught.value.__cause__, TypeError)
-
-
 @pytest.mark.parametrize('dtype', [np.float16, np.float64, chainer.mixed16])
 def test_the_dtype_is_that_where_the_model_was_written_down(dtype):
     with chainer.using_config('dtype', dtype):
@@ -53,9 +45,3 @@ def test_the_dtype_is_that_where_the_model_was_written_down(dtype):
     for one in (model, model.copy('copy'), pickle.loads(pickle.dumps(model))):
         assert one[0].avg_mean.dtype == eager.avg_mean.dtype
         assert one[0].gamma.dtype == eager.gamma.dtype
-
-
-def test_a_copy_is_another_layer():
-    one = lazy(L.Linear, 2, 2)
-    assert Divisible(one)[0] is not Divisible(copy.deepcopy(one))[0]
-    assert Divisible(one)[0] is Divisible(one)[0]
