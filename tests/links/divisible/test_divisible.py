@@ -1,5 +1,6 @@
 import gc
 import weakref
+from unittest import mock
 
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
@@ -316,6 +317,15 @@ def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks(comm, balance):
     with pytest.raises(LayerError, match=r'layer 1 .* cannot be built: '
                                          'TypeError'):
         model().stage(comm, balance=balance)
+
+
+@on_ranks(2)
+def test_an_error_without_a_text_is_an_error_on_all_ranks(comm):
+    def fail(part):
+        raise AssertionError
+    with mock.patch.object(Divisible, '_numbered_layers', fail), \
+            pytest.raises(LayerError, match=r'rank 1: AssertionError\(\)'):
+        Divisible(*linears(4)).stage(comm, balance='layers')
 
 
 @on_ranks(4)
