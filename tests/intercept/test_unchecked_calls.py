@@ -171,10 +171,3 @@ def test_somebody_elses_apply_sees_what_goes_chainers_way(monkeypatch):
     F.sin(X)
     assert seen == ['exp', 'sin']
     assert chainer.FunctionNode.apply is theirs
-
-
-def test_chainer_is_as_before_afterwards():
-    before = vars(chainer.FunctionNode)['apply']
-    with unchecked():
-        assert vars(chainer.FunctionNode)['apply'] is not before
-    assert vars(chainer.FunctionNode)['apply'] is before
