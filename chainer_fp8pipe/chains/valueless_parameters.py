@@ -24,11 +24,6 @@ def place_array(parameter: chainer.Parameter, array: Any) -> None:
         parameter._grad = None
 
 
-def has_shape(parameter: chainer.Parameter) -> bool:
-    """Whether a trace has found the shape of a parameter without values."""
-    return is_ghost(parameter._data[0])
-
-
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 

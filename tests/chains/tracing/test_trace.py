@@ -6,7 +6,7 @@ import weakref
 from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.chains.tracing import trace
+from chainer_fp8pipe.chains.tracing import call_recorder
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.planning.partition.positions import assign, order_of
 
@@ -136,7 +136,7 @@ class Given(chainer.FunctionNode):
 
 
 def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(trace, '_MEASURED', 3)
+    monkeypatch.setattr(call_recorder, '_MEASURED', 3)
     model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
     tracer = Tracer(model, Names(model))
     kept = []
