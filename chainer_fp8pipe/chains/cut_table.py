@@ -7,7 +7,7 @@ from ..planning.sizes import said_bytes
 
 
 def table(partition: Any) -> str:
-    """A line per chunk: who, how long, how much, and what crosses."""
+    """A line per chunk: ranks, time, memory, and what is sent on."""
     plan, predicted = partition.plan, partition.plan.predicted
     replicas = partition.grid.replicas
     total = sum(predicted.busy) or 1.0

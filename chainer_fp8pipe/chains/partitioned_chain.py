@@ -45,7 +45,7 @@ class PartitionedChain:
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """The parameters on this rank, with their names in the model.
 
-        In the model's own forward, which all ranks run, all parameters.
+        In the model's own forward: all parameters.
         """
         found = (self.partition.own if current() is None
                  else self.partition.names.parameters)
@@ -69,7 +69,7 @@ class PartitionedChain:
 
 
 class _Own:
-    """A serializer of what a rank has."""
+    """A serializer that leaves out what other ranks have."""
 
     def __init__(self, serializer: Any, link: Any,
                  root: Any = None) -> None:
@@ -90,11 +90,11 @@ class _Own:
 
 
 class _OwnSerializer(_Own, chainer.Serializer):
-    """One that saves."""
+    pass
 
 
 class _OwnDeserializer(_Own, chainer.Deserializer):
-    """One that loads."""
+    pass
 
 
 @functools.lru_cache(None)

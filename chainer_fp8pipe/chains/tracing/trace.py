@@ -14,9 +14,10 @@ import chainer
 import numpy
 
 from ...intercept.function_calls import intercepting
+from ...intercept.initial_values import creating
 from ..ghost import GhostError, ghost, is_ghost, line_of
 from ..names import Names, reporter_of
-from ..valueless_parameters import lazily_shaped, place_array
+from ..valueless_parameters import ShapesOnly, place_array
 from .call_recorder import CallRecorder, Repeat
 from .link_state import LinkState, frozen, saved
 from .measuring import Measured
@@ -115,7 +116,7 @@ class Tracer:
         links, trace = self._names.links, recorder.trace
         reporter = reporter_of(self._names)
         with saved(links) as attributes, _ghost_parameters(self._names), \
-                lazily_shaped(self._names, recorder):
+                creating(ShapesOnly(self._names, recorder)):
             begin = frozen(links)
             if state is not None:
                 state.put(links, recorder.pin)
