@@ -18,6 +18,7 @@ from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of
 from .profiling.laps import Laps
+from .rehearsal import Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
@@ -156,7 +157,7 @@ class Passes:
             lambda link: program.keepers.get(
                 self.names.of(link) or '', chunk) == chunk)
 
-    def put_state(self, program: StagedTrace, values: dict[Source, Any],
+    def _put_state(self, program: StagedTrace, values: dict[Source, Any],
                   chunk: int | None) -> None:
         """Gives links their state: values of this chunk, else ghosts."""
         if program.state:
@@ -167,18 +168,34 @@ class Passes:
                 return values[ghost.source] if stage == chunk else ghost
             program.state.put(self.names.links, pin)
 
-    @contextlib.contextmanager
-    def unreported(self) -> Iterator[None]:
-        """A block whose reports are dropped."""
-        with self._reporter, settled():
-            yield
+    def rehearse(self, program: StagedTrace, call: Callable[[], Any],
+                 place: Place) -> list[tuple[int, int]] | None:
+        """See :attr:`.Rehearsal.labels`; None: other calls were made.
+
+        Args:
+            program: Of a similar forward pass.
+            call: Calls the model.
+            place: Seeds what Python draws between calls.
+        """
+        rehearsal = Rehearsal(program.trace, self.names)
+        inside = program.trace.inside.keys()
         self._reporter.observation = {}
+        try:
+            with self._untouched(program), between_calls(place), \
+                    self._reporter, settled(), intercepting(rehearsal):
+                self._put_state(program, {}, None)
+                call()
+                rehearsal.finish()
+            if (self._reporter.observation.keys() - inside
+                    != program.trace.reports.keys() - inside):
+                return None
+        except Exception:   # tracing anew says what is really wrong
+            return None
+        finally:
+            self._reporter.observation = {}
+        return rehearsal.labels
 
-    def reported(self) -> set[str]:
-        """Names of what the present forward pass has reported."""
-        return set(self._reporter.observation)
-
-    def untouched(self, program: StagedTrace) -> saved:
+    def _untouched(self, program: StagedTrace) -> saved:
         """A block after which links have the attributes of before."""
         return saved(self.names.links,
                      program.trace.touched | _state_of(program))
@@ -197,10 +214,10 @@ class Passes:
             self._found[micro_batch] = saved(
                 self.names.links, self._counted(program)).note()
         with saved(self.names.links, _state_of(program)) if (
-                found is None) else self.untouched(program):
+                found is None) else self._untouched(program):
             if found is not None:
                 found.put_back()
-            self.put_state(program, self._before[micro_batch], chunk)
+            self._put_state(program, self._before[micro_batch], chunk)
             yield
 
     def _counted(self, program: StagedTrace) -> set[Attribute]:

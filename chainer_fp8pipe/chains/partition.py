@@ -1,6 +1,7 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,8 @@ from .valueless_parameters import draw, settle, without_shapes
 _OVERHEAD = 16e6
 #: Seconds in which Python packs and unpacks a message.
 _PACKING = 5e-5
+
+_together = functools.partial(raise_together, error=ValueError)
 
 
 @without_shapes(always=False)
@@ -110,16 +113,16 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         'profile': profile})
     planned = _is_given(plan, grid.comm)
     call = Fresh(model, *_arguments(example))
-    names, tracer, trace = _traced(model, call, grid, error=ValueError)
-    raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
+    names, tracer, trace = _traced(model, call, grid)
+    _together(grid.comm, lambda: check_loss(trace))
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
                       _copies(optimizer_arrays), recompute,
                       _wire(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
-    live = raise_together(grid.comm, lambda: reads_state(
-        tracer, trace, call), error=ValueError)
-    program = raise_together(grid.comm, lambda: StagedTrace(
-        trace, found, None, live, {}), error=ValueError)
+    live = _together(grid.comm, lambda: reads_state(
+        tracer, trace, call))
+    program = _together(grid.comm, lambda: StagedTrace(
+        trace, found, None, live, {}))
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
     part.limit = limit
@@ -192,15 +195,15 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
         'micro_batches': micro_batches, 'schedule': schedule,
         'optimizer_arrays': optimizer_arrays, 'codec': codec})
     call = Fresh(model, *_arguments(example))
-    names, _, trace = _traced(model, call, whole, error=ValueError)
+    names, _, trace = _traced(model, call, whole)
     task = CutProblem(whole.stages, micro_batches, schedule, 1, limit,
                       _copies(optimizer_arrays), recompute,
                       _wire(whole.comm), _OVERHEAD)
     ranks = _ranks(model, names, call, whole, codec)
-    return whole.comm.bcast(raise_together(whole.comm, lambda: layouts(
+    return whole.comm.bcast(_together(whole.comm, lambda: layouts(
         trace.calls, order_of(trace.calls, list(names.parameters)),
         parameters_of(names), task, ranks)
-        if whole.comm.rank == 0 else None, error=ValueError))
+        if whole.comm.rank == 0 else None))
 
 
 def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
@@ -242,7 +245,7 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
         _check_model(model)
         _check_options(recompute, **options)
         return parse_bytes(memory)
-    limit = raise_together(comm, check, error=ValueError)
+    limit = _together(comm, check)
     agree(comm, Signature({name: repr(value) for name, value in {
         **options, 'recompute': recompute, 'memory': limit}.items()}),
         remedy=f'Pass the same to {function}() on all ranks.')
@@ -301,20 +304,20 @@ def _copies(optimizer_arrays: int) -> float:
     return 2.0 + optimizer_arrays
 
 
-def _traced(model: Any, call: Any, grid: ProcessGrid,
-            error: type[Exception]) -> tuple[Names, Tracer, Trace]:
+def _traced(model: Any, call: Any, grid: ProcessGrid
+            ) -> tuple[Names, Tracer, Trace]:
     names = Names(model)
     tracer = Tracer(model, names)
+
+    def trace_on(first: bool) -> Trace | None:
+        return tracer.trace(call, timed=first) if (
+            first == (grid.comm.rank == 0)) else None
     # The first rank takes times; the others wait, to leave it the cores.
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True):
-        traces: list[Trace] = []
-        for turn in (True, False):
-            def take(turn: bool = turn) -> None:
-                if (grid.comm.rank == 0) == turn:
-                    traces.append(tracer.trace(call, timed=turn))
-            raise_together(grid.comm, take, error=error)
-    trace, = traces
+        trace, = filter(None, [
+            _together(grid.comm, functools.partial(trace_on, first))
+            for first in (True, False)])
     agree(grid.comm, Signature({'the trace of the model': trace.digest}),
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
@@ -367,7 +370,7 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
         for name in deferred:
             if name in part.own:
                 _draw(name, names.parameters[name])
-    raise_together(comm, draw_own, error=ValueError)
+    _together(comm, draw_own)
     for name in (*deferred, *sent):
         parameter = names.parameters[name]
         if name in sent:
@@ -428,7 +431,7 @@ def _send_first(comm: Any, name: str, parameter: chainer.Parameter,
         if comm.rank == 0:
             host[...] = chainer.backends.cuda.to_cpu(array)
         return array, host
-    array, host = raise_together(comm, prepare, error=ValueError)
+    array, host = _together(comm, prepare)
     if comm.size > 1:
         comm.Bcast(host.reshape(-1).view(numpy.uint8))
     if mine:

@@ -10,7 +10,6 @@ from typing import Any
 import chainer
 
 from ..intercept import array_memory, function_calls, initial_values
-from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
 from ..planning.partition.partition_plan import PartitionPlan
 from . import nested
@@ -18,7 +17,6 @@ from .ghost import is_ghost
 from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
-from .rehearsal import Mismatch, Rehearsal
 from .staged_trace import StagedTrace, is_scalar
 from .tracing.link_state import LinkState
 from .tracing.trace import OTHER_CALLS, Tracer
@@ -48,7 +46,7 @@ class Form:
                  kwargs: dict[str, Any], state: LinkState | None,
                  place: Place) -> None:
         self.call = nested.Fresh(function, args, kwargs)
-        self.state, self._place = state, place
+        self.state, self.place = state, place
         leaves, tree = nested.leaves((args, kwargs))
         self._key = (getattr(function, '__func__', function),
                      nested.signature(tree),
@@ -58,10 +56,6 @@ class Form:
     def key(self, mode: str) -> Any:
         """Equal for micro-batches for which one trace may do."""
         return mode, *self._key
-
-    def seeded(self) -> Any:
-        """A block in which Python draws what it draws in the step."""
-        return between_calls(self._place)
 
 
 class Partition:
@@ -144,7 +138,7 @@ class Partition:
             to be traced.
         """
         for program in self._programs.get(form.key(mode), []):
-            labels = self._rehearse(program, form)
+            labels = self.passes.rehearse(program, form.call, form.place)
             if labels is not None:
                 return program, labels
         return None
@@ -175,7 +169,7 @@ class Partition:
         Raises:
             ValueError: The model cannot be cut so for such inputs.
         """
-        with form.seeded():
+        with between_calls(form.place):
             trace = self.tracer.trace(form.call, form.state, timed=False)
             program = self._program(mode, trace, form.state, form.call)
         if self.missing(program) and self.grid.replicas > 1:
@@ -184,7 +178,7 @@ class Partition:
                 f'this micro-batch ({mode}) needs parameter {name} on '
                 f'{self.where(chunk)}, which has not got it; make the '
                 'partition with such an example')
-        labels = self._rehearse(program, form)
+        labels = self.passes.rehearse(program, form.call, form.place)
         if labels is None:
             raise ValueError(OTHER_CALLS)
         key = form.key(mode)
@@ -194,22 +188,6 @@ class Partition:
         if len(self._programs) > _FORMS:
             self._programs.popitem(last=False)
         return program, labels
-
-    def _rehearse(self, program: StagedTrace, form: Form) -> Any:
-        rehearsal = Rehearsal(program.trace, self.names)
-        try:
-            with self.passes.untouched(program), form.seeded(), \
-                    self.passes.unreported(), intercepting(rehearsal):
-                self.passes.put_state(program, {}, None)
-                form.call()
-                rehearsal.finish()
-                inside = program.trace.inside.keys()
-                if (self.passes.reported() - inside
-                        != program.trace.reports.keys() - inside):
-                    raise Mismatch
-        except Exception:   # tracing anew says what is really wrong
-            return None
-        return rehearsal.labels
 
     def _program(self, mode: str, trace: Trace, state: LinkState | None,
                  call: Callable) -> StagedTrace:

@@ -1,10 +1,13 @@
 """A forward pass is compared with a trace without doing any of it."""
 from traceback import walk_tb
+from types import SimpleNamespace
 
 from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.part import Passes
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.intercept.function_calls import intercepting
+from chainer_fp8pipe.pipeline.randomness import Place
 
 import chainer
 import chainer.functions as F
@@ -178,6 +181,22 @@ def test_an_error_that_a_model_catches_keeps_no_batches():
         compared(net, trace, names, x)
         depths.append(len(list(walk_tb(error.__traceback__))))
     assert depths == depths[:1] * 3
+
+
+def test_what_a_rehearsal_reports_that_fails_is_forgotten():
+    net = Coin()
+    net.change = lambda h: chainer.report(
+        {'heads' if net.heads else 'tails': 1}, net) or (
+            F.relu if net.heads else F.tanh)(h)
+    x = numpy.ones((4, 3), 'f')
+    trace, names = traced(net, x)
+    passes = Passes(names, str)
+    program = SimpleNamespace(trace=trace, state=None)
+    found = []
+    for net.heads in (True, False, True):
+        found.append(passes.rehearse(
+            program, lambda: net(x), Place(0, 0, 0, 0)))
+    assert found == [[], None, []]
 
 
 def test_labels_that_count_are_counted():
