@@ -2,6 +2,7 @@
 from traceback import walk_tb
 from types import SimpleNamespace
 
+from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.part import Passes
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
@@ -78,7 +79,21 @@ class Coin(chainer.Chain):
         return F.sum(self.change(h))
 
 
+@atomic
+def positive(h):
+    return h if h.array.any() else -h
+
+
+@atomic
+def negative(h):
+    return -h if h.array.any() else h
+
+
 CHANGES = {
+    'another marked function': lambda net, h: (
+        positive if net.heads else negative)(h),
+    'another function to forget': lambda net, h: F.forget(
+        F.relu if net.heads else F.tanh, h),
     'a function more': lambda net, h: F.relu(h) if net.heads else h,
     'a function less': lambda net, h: h if net.heads else F.relu(h),
     'another function': lambda net, h: (

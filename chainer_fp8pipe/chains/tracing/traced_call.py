@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy
+from chainer.functions.util.forget import Forget
 
 from ...intercept.function_calls import Interceptor
 from ...planning.partition.calls import Call, Source
@@ -17,7 +18,7 @@ from .. import nested
 from ..ghost import is_ghost, looked_at
 from ..names import Names
 from .link_state import Attribute, LinkState
-from .whole_call import Identity, LinkCall, call_whole
+from .whole_call import Identity, LinkCall, WholeCall, call_whole
 
 #: Attributes of functions that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
@@ -25,7 +26,7 @@ CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
                        'func', '_node', '_owned_node'])
 
 #: The attribute with the function that a function of this class runs.
-_RUNS = {'Whole': 'run', 'Forget': 'func'}
+_RUNS = {WholeCall: 'run', Forget: 'func'}
 #: The attribute with an array whose values decide about the output's shape,
 #: by class.  Other arrays may have other values in each batch.
 _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
@@ -221,7 +222,7 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
     found: list[tuple[str, Any]] = []
     deciding = _DECIDING.get(kind_of(node).__name__)
     for name, value in attributes_of(node).items():
-        if name == _RUNS.get(kind_of(node).__name__):
+        if name == _RUNS.get(kind_of(node)):
             found.append((name, Identity(value)))
         elif name in CHAINERS:
             continue

@@ -134,7 +134,7 @@ def _variable(array: Any) -> chainer.Variable | None:
 class Identity:
     """Equal for the same function or link.
 
-    Functions made by the same line are the same, whatever they close over.
+    Functions of the same code are the same, whatever they close over.
     """
 
     def __init__(self, run: Any) -> None:
