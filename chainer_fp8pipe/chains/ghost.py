@@ -142,11 +142,12 @@ def _class(base: type) -> type:
     reads them.
     """
     own: dict[str, Any] = {
-        'T': _property(numpy.transpose), 'mT': _property(_transposed),
-        'real': _property(numpy.real), 'imag': _property(numpy.imag)}
+        'T': property(numpy.transpose),
+        'mT': property(lambda array: array.swapaxes(-1, -2)),
+        'real': property(numpy.real), 'imag': property(numpy.imag)}
     for name in dir(base):
         if name in _LATER:
-            own[name] = _later(name)
+            own[name] = _later(getattr(base, name))
         elif name in _INTERFACES or not (
                 name.startswith('__') or name in _OPEN or name in own):
             own[name] = _shut(name)
@@ -156,18 +157,10 @@ def _class(base: type) -> type:
     return type('Ghost', (_Ghost, base), own)
 
 
-def _later(name: str) -> Callable:
+def _later(function: Callable) -> Callable:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return derived(_method(name), (self, *args), kwargs)
+        return derived(function, (self, *args), kwargs)
     return method
-
-
-def _property(function: Callable) -> property:
-    return property(lambda self: derived(function, (self,), {}))
-
-
-def _transposed(array: Any) -> Any:
-    return array.swapaxes(-1, -2)
 
 
 def _shut(name: str) -> property:
@@ -297,19 +290,6 @@ def _user_line(frame: Any) -> str:
 
 
 # --- details -----------------------------------------------------------------
-
-class _Method:
-    """An array's method, by name."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, array: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, self.__name__)(*args, **kwargs)
-
-
-_method = functools.lru_cache(None)(_Method)
-
 
 def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:
     one = xp.empty((), dtype)

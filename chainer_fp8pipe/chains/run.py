@@ -1,15 +1,15 @@
 """One chunk's forward pass of one micro-batch, by the user's own forward."""
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 
 from ..intercept import unchecked_calls
 from ..intercept.function_calls import suspended
-from ..pipeline.randomness import Place, at
+from ..pipeline.randomness import Place, at, preserved
 from ..planning.partition.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
@@ -59,7 +59,7 @@ class Run(Replay):
                  clock: Callable[[int, Any], None] | None) -> None:
         super().__init__(trace, names)
         self.made: dict[Source, chainer.Variable] = {}
-        self.uses: dict[Any, int] = {}
+        self.uses: collections.Counter[Any] = collections.Counter()
         self._stages, self._chunk, self._received = stages, chunk, received
         self._wanted, self._asked = wanted, {one.call for one in wanted}
         self._place, self._where, self._clock = place, where, clock
@@ -103,7 +103,10 @@ class Run(Replay):
             return value
         is_variable = isinstance(value, chainer.Variable)
         if array.recipe is not None:
-            made = self._evaluated(array)
+            with suspended():
+                made = evaluated(array.recipe, [
+                    nested.array_of(self.real(leaf))
+                    for leaf in array.recipe.leaves])
             return chainer.Variable(made) if is_variable else made
         source = array.source
         if not isinstance(source, Source) or array.traced is not self._trace:
@@ -116,7 +119,8 @@ class Run(Replay):
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed and did '
                 f'not come from {self._where(self._stages[source.call])}')
-        if is_variable and self._is_own(value, source):
+        if is_variable and isinstance(source.output, int) and (
+                self._calls[source.call].ghosts[source.output] is value):
             return leaf
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
@@ -160,15 +164,13 @@ class Run(Replay):
         arguments = []
         read = set()
         for x in inputs:
-            if is_ghost(x._data[0] if isinstance(x, chainer.Variable)
-                        else x):
+            if is_ghost(nested.array_of(x)):
                 x = self.real(x)
             if isinstance(x, chainer.Parameter):
                 read.add(x.node)
             elif isinstance(x, chainer.Variable):
                 creator = x.creator_node
-                # A graph of an earlier micro-batch would be gone through
-                # again.
+                # Backward would go through an earlier micro-batch's graph.
                 if creator is not None and id(creator) not in self._own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
@@ -176,24 +178,20 @@ class Run(Replay):
                         'attributes of links, where it is cut off, or call '
                         'its unchain()')
             arguments.append(x)
-        for parameter in read:
-            self.uses[parameter] = self.uses.get(parameter, 0) + 1
+        self.uses.update(read)
         return tuple(arguments)
 
     def _seeded(self, number: int, node: Any, arguments: tuple,
                 original: Callable) -> tuple:
-        state = numpy.random.get_state()
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
         place = self._place
         if _draws_initial_values(node):
             # The same on every replica.
             place = place._replace(iteration=0, first_sample=0)
-        try:
-            with at(place._replace(layer=number - self._trace.first), xp):
-                return unchecked_calls.apply(node, arguments, original)
-        finally:
-            numpy.random.set_state(state)
+        with preserved(), at(
+                place._replace(layer=number - self._trace.first), xp):
+            return unchecked_calls.apply(node, arguments, original)
 
     def _note(self, number: int, call: TracedCall, node: Any,
               outs: tuple) -> None:
@@ -216,18 +214,6 @@ class Run(Replay):
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
-
-    def _evaluated(self, array: Any) -> Any:
-        recipe = array.recipe
-        with suspended():
-            return evaluated(recipe, [
-                nested.array_of(self.real(leaf)) for leaf in recipe.leaves])
-
-    def _is_own(self, value: chainer.Variable, source: Source) -> bool:
-        if isinstance(source.output, str):
-            return False
-        ghosts = self._calls[source.call].ghosts
-        return ghosts[source.output] is value
 
 
 def _draws_initial_values(node: Any) -> bool:

@@ -13,6 +13,7 @@ from chainer.initializers import generate_array
 
 from ..intercept.function_calls import current, suspended
 from ..intercept.initial_values import Creation, creating
+from ..pipeline.randomness import preserved
 from .ghost import ghost, is_ghost
 
 
@@ -98,13 +99,9 @@ def deferred(seed: int = 0) -> Iterator[None]:
     Args:
         seed: Of the initial values.
     """
-    before = numpy.random.get_state()
-    numpy.random.seed([seed & 0xffffffff, 0])
-    try:
-        with creating(_Deferring(seed)):
-            yield
-    finally:
-        numpy.random.set_state(before)
+    with preserved(), creating(_Deferring(seed)):
+        numpy.random.seed([seed & 0xffffffff, 0])
+        yield
 
 
 def draw(parameter: chainer.Parameter) -> None:

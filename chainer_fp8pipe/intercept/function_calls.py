@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
 
-from .patching import Patch
+from .patching import Current, Patch
 
 
 class Interceptor:
@@ -77,11 +76,7 @@ class Interceptor:
         """A mean leaves out the places where the labels are this one."""
 
 
-class _Thread(threading.local):
-    interceptor: Interceptor | None = None
-
-
-_thread = _Thread()
+_interceptor = Current()
 
 
 @contextlib.contextmanager
@@ -93,7 +88,7 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for patch in _ALL:
             stack.enter_context(patch)
-        stack.enter_context(_replaced(interceptor))
+        stack.enter_context(_interceptor.set_to(interceptor))
         yield
 
 
@@ -102,12 +97,12 @@ def suspended() -> contextlib.AbstractContextManager[None]:
 
     A block of :func:`intercepting` inside it sees calls again.
     """
-    return _replaced(None)
+    return _interceptor.set_to(None)
 
 
 def current() -> Interceptor | None:
     """The interceptor of this thread's calls; None: there is none."""
-    return _thread.interceptor
+    return _interceptor.now
 
 
 def hold(owner: Any) -> None:
@@ -116,18 +111,9 @@ def hold(owner: Any) -> None:
         patch.hold(owner)
 
 
-@contextlib.contextmanager
-def _replaced(interceptor: Interceptor | None) -> Iterator[None]:
-    before, _thread.interceptor = _thread.interceptor, interceptor
-    try:
-        yield
-    finally:
-        _thread.interceptor = before
-
-
 def _apply(original: Any) -> Any:
     def apply(self: Any, inputs: Any) -> Any:
-        interceptor = _thread.interceptor
+        interceptor = _interceptor.now
         if interceptor is None:
             return original(self, inputs)
         return interceptor.apply(self, inputs, original)
@@ -136,7 +122,7 @@ def _apply(original: Any) -> Any:
 
 def _call(original: Any) -> Any:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        interceptor = _thread.interceptor
+        interceptor = _interceptor.now
         if interceptor is None:
             return original(self, *args, **kwargs)
         return interceptor.call_link(self, args, kwargs, original)
@@ -145,8 +131,8 @@ def _call(original: Any) -> Any:
 
 def _backward(original: Any) -> Any:
     def backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _thread.interceptor is not None:
-            _thread.interceptor.before_backward(outputs)
+        if _interceptor.now is not None:
+            _interceptor.now.before_backward(outputs)
         return original(outputs, *args, **kwargs)
     return backward
 
@@ -154,9 +140,8 @@ def _backward(original: Any) -> Any:
 def _cross_entropy(original: Any) -> Any:
     def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
              ignore_label: int, reduce: str, *args: Any) -> Any:
-        if (_thread.interceptor is not None and normalize
-                and reduce == 'mean'):
-            _thread.interceptor.leave_out(t, ignore_label)
+        if _interceptor.now and normalize and reduce == 'mean':
+            _interceptor.now.leave_out(t, ignore_label)
         return original(x, t, normalize, class_weight, ignore_label, reduce,
                         *args)
     return loss
@@ -164,8 +149,8 @@ def _cross_entropy(original: Any) -> Any:
 
 def _unchain(original: Any) -> Any:
     def unchain_backward(self: Any) -> Any:
-        if _thread.interceptor is not None:
-            _thread.interceptor.before_unchain(self)
+        if _interceptor.now is not None:
+            _interceptor.now.before_unchain(self)
         return original(self)
     return unchain_backward
 

@@ -10,13 +10,12 @@ is made, and for those that the block's object does not initialize.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import chainer
 
-from .patching import Patch
+from .patching import Current, Patch
 
 
 class Creation:
@@ -36,22 +35,14 @@ class Creation:
         return False
 
 
-class _Thread(threading.local):
-    creation: Creation | None = None
-
-
-_thread = _Thread()
+_creation = Current()
 
 
 @contextlib.contextmanager
 def creating(creation: Creation) -> Iterator[None]:
     """Has an object told of this thread's new parameters in a block."""
-    before, _thread.creation = _thread.creation, creation
-    try:
-        with _INIT, _INITIALIZE:
-            yield
-    finally:
-        _thread.creation = before
+    with _creation.set_to(creation), _INIT, _INITIALIZE:
+        yield
 
 
 def hold(owner: Any) -> None:
@@ -63,7 +54,7 @@ def hold(owner: Any) -> None:
 def _init(original: Any) -> Any:
     def init(self: Any, initializer: Any = None, shape: Any = None,
              name: Any = None, *, layout: Any = None) -> None:
-        creation = _thread.creation
+        creation: Creation | None = _creation.now
         if (creation is None or not creation.creates
                 or isinstance(initializer, chainer.get_array_types())):
             original(self, initializer, shape, name, layout=layout)
@@ -75,7 +66,7 @@ def _init(original: Any) -> Any:
 
 def _initialize(original: Any) -> Any:
     def initialize(self: Any, shape: Any) -> None:
-        creation = _thread.creation
+        creation: Creation | None = _creation.now
         if creation is None or not creation.initialize(self, shape):
             original(self, shape)
     return initialize

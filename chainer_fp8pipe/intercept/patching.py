@@ -1,10 +1,11 @@
 """Replaces attributes of modules and classes while there are users."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 _ABSENT: Any = object()
@@ -26,6 +27,21 @@ class _Standing(NamedTuple):
     made: Any
     replacement: Any
     target: list[Any]
+
+
+class Current(threading.local):
+    """An object for each thread, which replacements ask in this thread."""
+
+    now: Any = None
+
+    @contextlib.contextmanager
+    def set_to(self, value: Any) -> Iterator[None]:
+        """A block with another object."""
+        before, self.now = self.now, value
+        try:
+            yield
+        finally:
+            self.now = before
 
 
 class Patch:

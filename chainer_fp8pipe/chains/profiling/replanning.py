@@ -83,11 +83,12 @@ class Adapter:
     def _better(self, times: dict[int, list[tuple[float, float]]]
                ) -> PartitionPlan:
         """The present plan with new figures, or one that is faster."""
-        part = self._partition
-        calls = [dataclasses.replace(
-            call, forward=_mean(times, number, 0, call.forward),
-            backward=_mean(times, number, 1, call.backward))
-            for number, call in enumerate(self._trace.calls)]
+        part, calls = self._partition, list(self._trace.calls)
+        for number, several in times.items():
+            forward, backward = (sum(column) / len(column)
+                                 for column in zip(*several, strict=True))
+            calls[number] = dataclasses.replace(
+                calls[number], forward=forward, backward=backward)
         parameters = parameters_of(part.names)
         now = dataclasses.replace(part.plan, predicted=predict(
             calls, part.plan, parameters, self._task))
@@ -107,9 +108,3 @@ class Adapter:
             f'{plan.predicted.seconds * 1e3:.0f} ms instead of '
             f'{self._seconds * 1e3:.0f} ms by prediction\n')
         sys.stderr.flush()
-
-
-def _mean(times: dict[int, list[tuple[float, float]]], number: int, way: int,
-          default: float) -> float:
-    found = [seconds[way] for seconds in times.get(number, [])]
-    return sum(found) / len(found) if found else default

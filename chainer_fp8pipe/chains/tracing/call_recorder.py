@@ -347,8 +347,7 @@ class CallRecorder(Interceptor):
                 found += [name, *self._keeping(
                     path for path in self._names.links
                     if path.startswith(name.rstrip('/') + '/'))]
-            elif any(id(vars(link).get(persistent)) in arrays
-                     for persistent in link._persistent):
+            elif any(id(array) in arrays for array in _persistent(link)):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
@@ -371,11 +370,8 @@ class CallRecorder(Interceptor):
 
     def _keeping(self, paths: Iterable[str]) -> list[str]:
         """The paths of links that have persistent arrays."""
-        links = self._names.links
-        return [path for path in dict.fromkeys(paths) if any(
-            isinstance(vars(links[path]).get(name),
-                       chainer.get_array_types())
-            for name in links[path]._persistent)]
+        return [path for path in dict.fromkeys(paths)
+                if _persistent(self._names.links[path])]
 
     def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
         """Links whose persistent arrays a call is given."""
@@ -385,13 +381,10 @@ class CallRecorder(Interceptor):
             if isinstance(array, chainer.get_array_types()) and not (
                     is_ghost(array)):
                 arrays |= {id(array), id(array.base)}
-        if not arrays:
-            return ()
         return tuple([
             path for path, link in self._names.links.items()
-            if any(vars(link).get(name) is not None
-                   and id(vars(link)[name]) in arrays
-                   for name in link._persistent)])
+            if any(id(array) in arrays for array in _persistent(link))
+        ]) if arrays else ()
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""
@@ -518,6 +511,12 @@ class Repeat(CallRecorder):
         self._make_ghosts(call, number, self._first.measured[number])
         attributes_of(node).update(call.attributes)
         return call.ghosts
+
+
+def _persistent(link: chainer.Link) -> list[Any]:
+    """The persistent arrays of a link."""
+    return [value for name in link._persistent if isinstance(
+        value := vars(link).get(name), chainer.get_array_types())]
 
 
 def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],

@@ -1,17 +1,19 @@
 """One call, run alone for its shapes, its time and its memory."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
 from ...pipeline.backprop import SEPARABLE
+from ...pipeline.randomness import preserved
 from ...planning.partition.calls import Value
 from .. import nested
 from ..ghost import is_ghost, made_up
@@ -71,28 +73,19 @@ class CallMeasurement:
 
     def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
         """Runs the call; ``seen`` then gives the parameters read inside."""
-        state = numpy.random.get_state()
-        try:
-            tracing = tracemalloc.is_tracing()
-            if not tracing:
-                tracemalloc.start(1)
-            try:
+        node, whole = self._node, isinstance(self._node, WholeCall)
+        with preserved():
+            state = numpy.random.get_state()
+            with _memory_traced():
                 outs, kept, temporary = self._weigh()
-            finally:
-                if not tracing:
-                    tracemalloc.stop()
-            # What a whole function draws may depend on data.
-            draws = (_has_moved(state) or isinstance(self._node, WholeCall)
-                     or kind_of(self._node).__name__ in _DRAWING)
-            node = self._node
+            # Whether a whole function draws may depend on data.
+            draws = (_has_moved(state) or whole
+                     or kind_of(node).__name__ in _DRAWING)
             outputs, modules = _outputs(node, outs)
             kept_inputs = tuple(node._input_indexes_to_retain or ())
             kept_outputs = tuple(node._output_indexes_to_retain or ())
-            form = (node.result, node.variables) if isinstance(
-                node, WholeCall) else None
+            form = (node.result, node.variables) if whole else None
             forward, backward, deferrable = self._time()
-        finally:
-            numpy.random.set_state(state)
         return Measured(outputs, modules, forward, backward, deferrable,
                         kept, kept_inputs, kept_outputs, temporary, draws,
                         seen(), form, self._views, self._parts)
@@ -104,11 +97,8 @@ class CallMeasurement:
             factor: The made-up floats are multiplied by it.
         """
         node = _again(self._node, self._own)
-        state = numpy.random.get_state()
-        try:
+        with preserved():
             self._original(node, self._arguments(factor))
-        finally:
-            numpy.random.set_state(state)
         return _constants(node.result)
 
     def _weigh(self) -> tuple[tuple, int, int]:
@@ -130,7 +120,7 @@ class CallMeasurement:
                                                       peak - after)
 
     def _time(self) -> tuple[float, float, float]:
-        """Seconds forward and backward, and the share for weights of these."""
+        """Seconds forward and backward, and the weights' share of backward."""
         if not self._timed:
             return 0.0, 0.0, 0.0
         weights = self._weights()
@@ -184,6 +174,18 @@ class CallMeasurement:
             chainer.backward(roots, _gradients(roots))
 
 
+@contextlib.contextmanager
+def _memory_traced() -> Iterator[None]:
+    tracing = tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start(1)
+    try:
+        yield
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+
+
 def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
     return [chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
             for out in outs]
@@ -197,9 +199,8 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
         values[index] = Value(tuple(out.shape), array.dtype,
                               bool(out.requires_grad))
         modules[index] = chainer.backend.get_array_module(array)
-    own = attributes_of(node)
     for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
-        array = own.get(name)
+        array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
             values[name] = Value(tuple(array.shape), array.dtype, False)
             modules[name] = chainer.backend.get_array_module(array)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
-import numpy
 
 from ...intercept.function_calls import intercepting
 from ...intercept.initial_values import creating
+from ...pipeline.randomness import preserved
 from ..ghost import GhostError, ghost, is_ghost, line_of
 from ..names import Names, reporter_of
 from ..valueless_parameters import ShapesOnly, place_array
@@ -121,13 +121,9 @@ class Tracer:
             if state is not None:
                 state.put(links, recorder.pin)
             trace.first = len(trace.calls)
-            random = numpy.random.get_state()
-            try:
-                with reporter, intercepting(recorder):
-                    trace.result = run()
-                recorder.drop_tracebacks()
-            finally:
-                numpy.random.set_state(random)
+            with preserved(), reporter, intercepting(recorder):
+                trace.result = run()
+            recorder.drop_tracebacks()
             trace.state = LinkState.found(links, begin)
             recorder.refuse_ghosts()
             trace.reports = dict(reporter.observation)

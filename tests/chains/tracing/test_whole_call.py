@@ -72,9 +72,6 @@ def clipped(x, *, factor=1):
 
 def test_a_function_that_looks_is_one_call():
     assert compared(lambda x: clipped(x) + 1) == ['clipped', '_ + 1']
-
-
-def test_keyword_arguments_arrive():
     assert compared(lambda x: clipped(x, factor=3)) == ['clipped']
 
 
