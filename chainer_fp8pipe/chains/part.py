@@ -38,7 +38,7 @@ class Passes:
 
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self._programs: list[StagedTrace] = []
+        self.programs: list[StagedTrace] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
         #: Times the calls of training; None: nothing is timed.
@@ -67,7 +67,7 @@ class Passes:
             programs: One per micro-batch.
             calls: Call the model with each micro-batch.
         """
-        self._step, self._programs, self._calls = step, programs, calls
+        self._step, self.programs, self._calls = step, programs, calls
         self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
@@ -114,19 +114,16 @@ class Passes:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
         self._found = {}
-        self._programs, self._calls, self._after = [], [], None
-
-    def program(self, micro_batch: int) -> StagedTrace:
-        return self._programs[micro_batch]
+        self.programs, self._calls, self._after = [], [], None
 
     def timing(self) -> Laps | None:
-        """Times this step; None: it is not one of training."""
+        """The clock of this step's calls; None: they are not timed."""
         return self.laps if self._step == 'train' else None
 
     def run(self, micro_batch: int, chunk: int,
             received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward, in which one chunk's calls are done."""
-        program = self._programs[micro_batch]
+        program = self.programs[micro_batch]
         laps = self.timing()
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where,
@@ -189,7 +186,7 @@ class Passes:
             if (self._reporter.observation.keys() - inside
                     != program.trace.reports.keys() - inside):
                 return None
-        except Exception:   # tracing anew says what is really wrong
+        except Exception:   # a new trace raises the model's own errors
             return None
         finally:
             self._reporter.observation = {}
@@ -233,7 +230,7 @@ class Passes:
 
     def _keep(self, after: LinkState, into: dict[Source, Any],
               chunk: int, run: Run) -> None:
-        """Keeps this chunk's arrays, by their calls in the next trace."""
+        """Keeps this chunk's state, by its pinned calls in the next trace."""
         number = 0
         for entry in after.entries:
             leaves, _ = nested.leaves(
@@ -266,12 +263,12 @@ class ChainPart:
         """See :meth:`.Block.record`."""
         variables, outputs, run = self._run(micro_batch, inputs, place)
         inner = {self._parameters[name].node for name
-                 in self._passes.program(micro_batch).inner
+                 in self._passes.programs[micro_batch].inner
                  if name in self._parameters}
-        return Tape(variables, outputs, {
-            node: count for node, count in run.uses.items()
-            if node not in inner}, self._passes.timing()), tuple(
-                [output.array for output in outputs])
+        uses = {node: count for node, count in run.uses.items()
+                if node not in inner}
+        return (Tape(variables, outputs, uses, self._passes.timing()),
+                tuple([output.array for output in outputs]))
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
@@ -289,7 +286,7 @@ class ChainPart:
 
     def _run(self, micro_batch: int, inputs: Arrays, place: Place
              ) -> tuple[tuple, tuple, Run]:
-        program = self._passes.program(micro_batch)
+        program = self._passes.programs[micro_batch]
         incoming = program.incoming[self._chunk]
         if len(inputs) != len(incoming):
             raise RuntimeError(

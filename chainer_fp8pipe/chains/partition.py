@@ -42,6 +42,9 @@ from .valueless_parameters import draw, settle, without_shapes
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.
 _OVERHEAD = 16e6
+#: Arrays of a parameter's size without the optimizer's: the value, and the
+#: sum of gradients.
+_COPIES = 2.0
 #: Seconds in which Python packs and unpacks a message.
 _PACKING = 5e-5
 
@@ -116,7 +119,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     names, tracer, trace = _traced(model, call, grid)
     _together(grid.comm, lambda: check_loss(trace))
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
-                      _copies(optimizer_arrays), recompute,
+                      _COPIES + optimizer_arrays, recompute,
                       _wire(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
     live = _together(grid.comm, lambda: reads_state(
@@ -173,11 +176,11 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         schedule=schedule, recompute=recompute,
         optimizer_arrays=optimizer_arrays, codec=codec)
     best = found[0]
-    ranks = best.stages * best.replicas
     if show and _grid(comm).comm.rank == 0:
         print(table(found))
     if best.seconds is None:
-        raise DoesNotFit(f'no layout of {ranks} ranks: {best.reason}')
+        raise DoesNotFit(f'no layout of {best.stages * best.replicas} ranks: '
+                         f'{best.reason}')
     return ProcessGrid(comm, pipeline=best.stages)
 
 
@@ -197,7 +200,7 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
     call = Fresh(model, *_arguments(example))
     names, _, trace = _traced(model, call, whole)
     task = CutProblem(whole.stages, micro_batches, schedule, 1, limit,
-                      _copies(optimizer_arrays), recompute,
+                      _COPIES + optimizer_arrays, recompute,
                       _wire(whole.comm), _OVERHEAD)
     ranks = _ranks(model, names, call, whole, codec)
     return whole.comm.bcast(_together(whole.comm, lambda: layouts(
@@ -296,12 +299,6 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example,), {}
-
-
-def _copies(optimizer_arrays: int) -> float:
-    """Arrays of a parameter's size: the value, the sum of gradients, and
-    the optimizer's."""
-    return 2.0 + optimizer_arrays
 
 
 def _traced(model: Any, call: Any, grid: ProcessGrid

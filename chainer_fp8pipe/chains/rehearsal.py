@@ -67,7 +67,7 @@ class Rehearsal(Replay):
         if call.attributes:
             own.update(call.attributes)
         if call.error is not None:
-            raise call.error.with_traceback(None)   # which keeps batches
+            raise call.error.with_traceback(None)   # it holds the batch
         return call.ghosts
 
     def finish(self) -> None:

@@ -83,7 +83,7 @@ class Run(Replay):
         if self._stages[number] == self._chunk:
             return self._do(number, call, node, inputs, original)
         if call.error is not None:
-            raise call.error.with_traceback(None)   # which keeps batches
+            raise call.error.with_traceback(None)   # it holds the batch
         if call.attributes:
             attributes_of(node).update(call.attributes)
         return call.ghosts
@@ -147,7 +147,7 @@ class Run(Replay):
         except (GhostError, Diverged):
             raise
         except Exception as error:
-            if type(error) is type(call.error):     # an iteration ends so
+            if type(error) is type(call.error):     # ends an iteration
                 raise
             raise CallError(
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '

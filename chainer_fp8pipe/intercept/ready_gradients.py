@@ -36,11 +36,11 @@ from chainer.functions.connection.linear import LinearFunction
 
 from .patching import Patch
 
-# What these do for one input's gradient is of no use for another's, and may
-# come in any order (in a deconvolution it may not).
+# Their gradients of different inputs have no work in common, and may be
+# computed in any order (those of a deconvolution may not).
 _SEPARATE = frozenset({LinearFunction, Convolution2DFunction, ConvolutionND})
 
-Nodes = dict[Any, int]          # of variables; how many functions use them
+Nodes = dict[Any, int]      # how many functions use a variable, by its node
 
 
 class Watcher(Protocol):
@@ -201,7 +201,7 @@ class _Table(_backprop_utils.GradTable):
         return found
 
     def is_last(self, gradients: list[Any]) -> bool:
-        """Whether what is added to this list now is the last of it."""
+        """Whether the function that adds to this list now is the last."""
         return any(found is gradients for _, found in self._through)
 
     def report(self) -> None:
@@ -231,8 +231,7 @@ def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
             reached.setdefault(id(watcher), set()).add(name)
     kind: Hashable = frozenset(reached)
     if len(reached) > 1 or strangers:
-        # The generator's loss and the discriminator's go through both, but
-        # not equally often.
+        # Both losses of a GAN go through both models, but not equally often.
         kind = kind, strangers, tuple(uses.get(node, 0) for node in names)
     wanted = {id(watcher) for watcher in _watchers.present
               if id(watcher) in reached and watcher.begin(

@@ -22,7 +22,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[Any, Any]] = {}
-        # Ghosts are kept, so that their ids stay theirs.
+        # With the ghosts themselves, so that no other object gets their ids.
         self._ghosts: dict[int, tuple[Any, int]] = {}
 
     def add(self, number: int, call: TracedCall, node: Any, inputs: tuple

@@ -28,7 +28,7 @@ _READ_AFTERWARDS = {
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
 
-#: Functions that draw random numbers; on a device NumPy's state stays.
+#: Functions that draw random numbers, which is not seen on a device.
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
 
