@@ -81,26 +81,6 @@ def test_who_comes_twice_is_asked_once_until_gone_twice(optimizer):
     assert chainer.GradientMethod.update is ORIGINAL
 
 
-def test_chainer_has_its_own_update_back_when_nobody_is_asked():
-    with asking():
-        with asking():
-            assert chainer.GradientMethod.update is not ORIGINAL
-        assert chainer.GradientMethod.update is not ORIGINAL
-    assert chainer.GradientMethod.update is ORIGINAL
-
-
-def test_the_last_one_may_go_in_another_thread_during_an_update(optimizer):
-    def takes_over(asking):
-        thread = threading.Thread(target=ask_no_more, args=(takes_over,))
-        thread.start()
-        thread.join()
-        assert chainer.GradientMethod.update is ORIGINAL
-        return False
-    ask_first(takes_over)
-    optimizer.update()
-    assert updates_of(optimizer) == 1
-
-
 def test_threads_come_and_go_while_another_updates(optimizer):
     stop = threading.Event()
 

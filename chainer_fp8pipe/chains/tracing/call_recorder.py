@@ -444,12 +444,11 @@ class CallRecorder(Interceptor):
         found = []
         for factor in (1.0, -37.0):
             with saved(self._names.links) as attributes:
-                returned = measurement.constants(factor)
-                kept = {(path, name): vars(self._names.links[path])[name]
-                        for path, name in attributes.changed()}
-                found.append((returned, {
-                    key: repr(value) for key, value in kept.items()
-                    if isinstance(value, PLAIN)}))
+                found.append((measurement.constants(factor), {
+                    (path, name): repr(value)
+                    for path, name in attributes.changed()
+                    if isinstance(value := vars(
+                        self._names.links[path])[name], PLAIN)}))
         (returned, kept), (others, later) = found
         if returned != others:
             raise GhostError(
