@@ -179,8 +179,8 @@ def ghost(shape: tuple[int, ...], dtype: Any,
     """An array without data.
 
     Args:
-        shape: Its shape.
-        dtype: Its dtype.
+        shape: Of the array.
+        dtype: Of the array.
         source: The output of a call, or the path of the parameter, for which
             the ghost stands.
         xp: ``numpy`` or ``cupy``.

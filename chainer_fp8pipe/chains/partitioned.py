@@ -31,15 +31,12 @@ class Form:
     """A micro-batch that a model, or a method of it, is called with.
 
     Args:
-        function: Is called.
+        function: Is called with ``args`` and ``kwargs``.
         args: Arrays.
         kwargs: Arrays, by name.
         state: What links keep from the batch before.
         place: Where in the training the micro-batch is; seeds what Python
             draws in forward.
-
-    Attributes:
-        call: Calls the function.
     """
 
     def __init__(self, function: Callable, args: tuple,

@@ -178,7 +178,8 @@ class Run(Replay):
                         'attributes of links, where it is cut off, or call '
                         'its unchain()')
             arguments.append(x)
-        self.uses.update(read)
+        for parameter in read:
+            self.uses[parameter] += 1
         return tuple(arguments)
 
     def _seeded(self, number: int, node: Any, arguments: tuple,

@@ -40,22 +40,17 @@ class Interceptor:
 
     def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
-        """A function is called.
+        """A function is called with variables and arrays.
 
-        Args:
-            node: The function.
-            inputs: Variables and arrays.
-            original: Makes the call: ``original(node, inputs)``.
-
-        Returns:
-            The outputs, a tuple of variables.
+        ``original(node, inputs)`` makes the call, and returns the outputs, a
+        tuple of variables.
         """
         return original(node, inputs)
 
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
                   kwargs: Mapping[str, Any], original: Callable[..., Any]
                   ) -> Any:
-        """A link is called: ``original(link, *args, **kwargs)``."""
+        """A link is called; see :meth:`apply`."""
         return original(link, *args, **kwargs)
 
     def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
@@ -65,8 +60,7 @@ class Interceptor:
     def before_backward(self, outputs: Any) -> None:
         """``backward``, ``chainer.backward`` or ``chainer.grad`` begins.
 
-        Args:
-            outputs: A variable, or a list of them.
+        ``outputs`` is a variable, or a list of them.
         """
 
     def before_unchain(self, output: chainer.Variable) -> None:

@@ -35,13 +35,7 @@ _new_node = VariableNode.__new__
 
 def apply(node: chainer.FunctionNode, inputs: Any,
           original: Callable[..., Any]) -> tuple[chainer.Variable, ...]:
-    """The outputs of a function, with their graph.
-
-    Args:
-        node: The function.
-        inputs: Variables and arrays.
-        original: Chainer's own ``apply``.
-    """
+    """See :meth:`.Interceptor.apply`; ``original`` makes other calls."""
     arrays, variables, requires_grad = [], [], False
     for x in inputs:
         array = x

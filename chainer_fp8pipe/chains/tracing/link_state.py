@@ -49,11 +49,8 @@ class saved:
 
     def note(self) -> saved:
         """Notes the attributes as they are now."""
-        names = self._only if self._only is not None else {
-            (path, name) for path, link in self._links.items()
-            for name in vars(link) if name not in _OWN}
         self._before: dict[Attribute, Any] = {}
-        for path, name in names:
+        for path, name in self._names():
             link = self._links[path]
             value = vars(link).get(name, _ABSENT)
             self._before[path, name] = (
@@ -62,7 +59,7 @@ class saved:
 
     def put_back(self) -> None:
         """Restores the attributes that were noted; may be repeated."""
-        for path, name in self._after():
+        for path, name in self._present():
             if (path, name) not in self._before:
                 del vars(self._links[path])[name]
         for (path, name), before in self._before.items():
@@ -75,16 +72,18 @@ class saved:
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
         return frozenset(
-            (path, name) for path, name in self._after()
+            (path, name) for path, name in self._present()
             if _is_changed(self._before.get((path, name), _ABSENT),
                            vars(self._links[path])[name]))
 
-    def _after(self) -> list[Attribute]:
-        if self._only is not None:
-            return [(path, name) for path, name in self._only
-                    if name in vars(self._links[path])]
-        return [(path, name) for path, link in self._links.items()
-                for name in vars(link) if name not in _OWN]
+    def _names(self) -> Iterable[Attribute]:
+        return self._only if self._only is not None else [
+            (path, name) for path, link in self._links.items()
+            for name in vars(link) if name not in _OWN]
+
+    def _present(self) -> list[Attribute]:
+        return [(path, name) for path, name in self._names()
+                if name in vars(self._links[path])]
 
 
 def frozen(links: Links) -> dict[Attribute, Any]:
@@ -100,10 +99,7 @@ class Leaf(NamedTuple):
     """An array or variable in a link's attribute.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
         xp: ``numpy`` or ``cupy``.
-        is_variable: Whether it is a variable.
         sources: The outputs of calls from which it is made; (): of none.
         stage: Number of the stage that keeps it.
     """
@@ -172,8 +168,8 @@ class LinkState:
 
         Args:
             links: By path.
-            pin: Gets shape, dtype, stage and module of a leaf, and the path
-                of its link.
+            pin: Gets shape, dtype, stage and xp of a leaf, and the path of
+                its link.
         """
         for entry in self.entries:
             values = []

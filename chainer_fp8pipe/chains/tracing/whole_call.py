@@ -50,7 +50,7 @@ def atomic(function: Any) -> Any:
 
 
 def is_marked(link: chainer.Link) -> bool:
-    """Whether :func:`atomic` was called with this link."""
+    """Whether a link was marked by :func:`atomic`."""
     return _MARK in vars(link)
 
 
@@ -175,12 +175,8 @@ def call_whole(function: Any, args: Any, kwargs: Any,
                form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
     """Calls a function as one node, and returns what the function returns.
 
-    Args:
-        function: Is called.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        form_of: Gives the form of the result where the interceptor has not
-            run the node, see :class:`.TracedCall`.
+    ``form_of`` gives the form of the result (see :class:`.TracedCall`) where
+    the interceptor has not run the node.
     """
     leaves, tree = nested.leaves((args, kwargs))
     node = WholeCall(function, tree, tuple(
