@@ -74,20 +74,17 @@ class StagedTrace:
             lambda source: self.stages[source.call]) if live else None)
         self.inner = frozenset(name for call in trace.calls
                                for name in call.inner)
-        self.wanted = tuple(self._wanted(chunk)
-                            for chunk in range(last + 1))
+        wanted = {source for several in (
+            *self.outgoing, *map(_sources_of, trace.reports.values()))
+            for source in several}
+        self.wanted = tuple(frozenset(
+            source for source in wanted if self.stages[source.call] == chunk)
+            for chunk in range(last + 1))
 
     def wants_gradient(self, source: Source) -> bool:
         """Whether backward needs the gradient of a value."""
         value = self.trace.calls[source.call].outputs[source.output]
         return value.wants and value.dtype.kind == 'f'
-
-    def _wanted(self, chunk: int) -> frozenset[Source]:
-        found = {source for sources_ in self.outgoing for source in sources_}
-        for value in self.trace.reports.values():
-            found.update(_sources_of(value))
-        return frozenset(source for source in found
-                         if self.stages[source.call] == chunk)
 
     def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
         """The chunks of the calls that use links' running values."""
@@ -127,10 +124,8 @@ def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
     return tree, tuple(found)
 
 
-def _sources_of(value: Any) -> Sequence[Source]:
-    array = nested.array_of(value)
-    return [source for source in sources(array)
-            if isinstance(source, Source)] if is_ghost(array) else []
+def _sources_of(value: Any) -> tuple[Source, ...]:
+    return sources(nested.array_of(value))
 
 
 def is_scalar(value: Any) -> bool:

@@ -236,12 +236,10 @@ def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
     wanted = {id(watcher) for watcher in _watchers.present
               if id(watcher) in reached and watcher.begin(
                   reached[id(watcher)], kind, _watchers.count, loss_scale)}
-    told = {node: [entry for entry in names[node] if id(entry[0]) in wanted]
-            for node in uses}
-    told = {node: entries for node, entries in told.items() if entries}
-    if not told:
-        return None
-    return _Reports({node: uses[node] for node in told}, told)
+    told = {node: entries for node in uses if (entries := [
+        entry for entry in names[node] if id(entry[0]) in wanted])}
+    return (_Reports({node: uses[node] for node in told}, told) if told
+            else None)
 
 
 def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
@@ -251,21 +249,16 @@ def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
     Also returns how many parameters nobody watches.
     """
     uses: Nodes = collections.Counter()
-    strangers = set()
-    ends = set()
-    waiting = []
-    for node in outputs:
-        if node.creator_node is None:
-            ends.add(node)      # gets a gradient from elsewhere, too
-        else:
-            waiting.append(node.creator_node)
-    for node in _inputs(waiting):
+    outputs, strangers = list(outputs), set()
+    for node in _inputs([node.creator_node for node in outputs
+                         if node.creator_node is not None]):
         if node in wanted:
             uses[node] += 1
         elif isinstance(node.get_variable_or_none(), chainer.Parameter):
             strangers.add(node)
-    for node in ends:
-        uses.pop(node, None)
+    for node in outputs:
+        if node.creator_node is None:   # gets a gradient from elsewhere, too
+            uses.pop(node, None)
     return dict(uses), len(strangers)
 
 

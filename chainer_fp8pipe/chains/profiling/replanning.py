@@ -10,7 +10,7 @@ from ...planning.partition.partition_plan import PartitionPlan, load_plan
 from ...planning.partition.search import predict, search
 from ...planning.sizes import said_bytes
 from ..names import parameters_of
-from ..tracing.trace import Trace
+from ..tracing.traced_call import Trace
 from .laps import Laps
 
 #: A new plan must be faster by this share.  With 5 %, ranks that share cores

@@ -148,7 +148,7 @@ class LinkState:
             entries.append(Entry(path, name, tree, tuple(
                 Leaf(tuple(array.shape), array.dtype,
                      chainer.backend.get_array_module(array),
-                     isinstance(leaf, chainer.Variable), _sources(array))
+                     isinstance(leaf, chainer.Variable), sources(array))
                 for leaf, array in zip(leaves, arrays, strict=True))))
         return cls(tuple(entries))
 
@@ -186,11 +186,6 @@ class LinkState:
         return tuple((entry.link, entry.name, repr(entry.tree), tuple(
             (leaf.shape, str(leaf.dtype), leaf.stage)
             for leaf in entry.leaves)) for entry in self.entries)
-
-
-def _sources(array: Any) -> tuple[Source, ...]:
-    return tuple(source for source in sources(array)
-                 if isinstance(source, Source))
 
 
 class _Noted(NamedTuple):
