@@ -145,26 +145,6 @@ class Passes:
         self._reporter.observation = {}
         return run
 
-    def _counting(self, program: StagedTrace, chunk: int
-                  ) -> contextlib.AbstractContextManager[None]:
-        """Leaves out the statistics of links that other chunks have."""
-        if self.statistics is None:
-            return contextlib.nullcontext()
-        return self.statistics.counting(
-            lambda link: program.keepers.get(
-                self.names.of(link) or '', chunk) == chunk)
-
-    def _put_state(self, program: StagedTrace, values: dict[Source, Any],
-                  chunk: int | None) -> None:
-        """Gives links their state: values of this chunk, else ghosts."""
-        if program.state:
-            calls = iter(program.trace.calls)
-
-            def pin(shape: Any, dtype: Any, stage: int, *_: Any) -> Any:
-                ghost = next(calls).ghosts[0].array
-                return values[ghost.source] if stage == chunk else ghost
-            program.state.put(self.names.links, pin)
-
     def rehearse(self, program: StagedTrace, call: Callable[[], Any],
                  place: Place) -> list[tuple[int, int]] | None:
         """See :attr:`.Rehearsal.labels`; None: other calls were made.
@@ -191,6 +171,26 @@ class Passes:
         finally:
             self._reporter.observation = {}
         return rehearsal.labels
+
+    def _counting(self, program: StagedTrace, chunk: int
+                  ) -> contextlib.AbstractContextManager[None]:
+        """Leaves out the statistics of links that other chunks have."""
+        if self.statistics is None:
+            return contextlib.nullcontext()
+        return self.statistics.counting(
+            lambda link: program.keepers.get(
+                self.names.of(link) or '', chunk) == chunk)
+
+    def _put_state(self, program: StagedTrace, values: dict[Source, Any],
+                  chunk: int | None) -> None:
+        """Gives links their state: values of this chunk, else ghosts."""
+        if program.state:
+            calls = iter(program.trace.calls)
+
+            def pin(shape: Any, dtype: Any, stage: int, *_: Any) -> Any:
+                ghost = next(calls).ghosts[0].array
+                return values[ghost.source] if stage == chunk else ghost
+            program.state.put(self.names.links, pin)
 
     def _untouched(self, program: StagedTrace) -> saved:
         """A block after which links have the attributes of before."""
