@@ -64,7 +64,7 @@ class Passes:
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            programs: One per micro-batch.
+            programs: That of each micro-batch.
             calls: Call the model with each micro-batch.
         """
         self._step, self.programs, self._calls = step, programs, calls

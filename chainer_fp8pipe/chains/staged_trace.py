@@ -16,7 +16,7 @@ from .tracing.traced_call import Trace
 
 
 class StagedTrace:
-    """The calls of a trace, each on a chunk.
+    """The calls of a trace, each on a chunk: the program of a micro-batch.
 
     Args:
         trace: Of the model.
