@@ -1,7 +1,7 @@
-"""Has what a training script makes be made by another.
+"""Has another object make what a training script makes.
 
-In blocks, these of Chainer 7.8.1 are replaced in all threads (see
-:class:`.Patch`).  In one of :func:`substituting`: ``StandardUpdater.__init__``
+In a block of :func:`substituting`, these of Chainer 7.8.1 are replaced in all
+threads (see :class:`.Patch`): ``StandardUpdater.__init__``
 (chainer/training/updaters/standard_updater.py, line 80), the same of
 ``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, line 121),
 ``Trainer.__init__``, ``extend`` and ``run`` (chainer/training/trainer.py,
@@ -9,9 +9,10 @@ lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
 (chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
 that save and load files (chainer/serializers/npz.py, lines 84 and 213;
 hdf5.py, lines 68 and 172), under both names that they have.  Methods are
-replaced and not classes, so that classes that a script has imported or derives
-from are concerned, too.  In one of :func:`creating_communicators`:
-``chainermn.create_communicator``, also under its name in
+replaced and not classes, which a script may have imported or derived from.
+
+In a block of :func:`creating_communicators`,
+``chainermn.create_communicator`` is replaced, also under its name in
 ``chainermn.communicators`` (chainermn/communicators/__init__.py, line 8).
 
 Another package's patch that was there before the block is the original.  A
@@ -40,7 +41,7 @@ from .patching import Patch
 class Substitute(Protocol):
     """Makes what the script would have made, or has Chainer make it.
 
-    Each method is given Chainer's own and the arguments of the call.
+    Each method gets Chainer's own function and the arguments of the call.
     """
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
@@ -77,7 +78,7 @@ class Substitute(Protocol):
 
 @contextlib.contextmanager
 def substituting(substitute: Substitute) -> Iterator[None]:
-    """In a block, the substitute makes what scripts make for a training."""
+    """A block in which a substitute makes what scripts make."""
     with contextlib.ExitStack() as stack:
         for owner, name, act in (
                 (StandardUpdater, '__init__', substitute.make_updater),
@@ -100,7 +101,7 @@ def substituting(substitute: Substitute) -> Iterator[None]:
 
 @contextlib.contextmanager
 def creating_communicators(create: Callable[..., Any]) -> Iterator[None]:
-    """In a block, scripts create communicators with this function.
+    """A block in which scripts create communicators with this function.
 
     Another package's ``create_communicator`` is not called.
 
