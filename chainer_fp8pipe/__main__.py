@@ -16,8 +16,7 @@ from .bench.command import add_bench
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
-from .intercept.communicator_creation import creating
-from .intercept.training_objects import substituting
+from .intercept.training_objects import creating_communicators, substituting
 from .mpi.failure.abort import abort_on_exception, end_all_ranks
 from .pipeline.schedules.schedule import SCHEDULES
 from .planning.sizes import parse_bytes
@@ -175,7 +174,7 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
     abort_on_exception()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
-        with creating(create):
+        with creating_communicators(create):
             if pipeline is None:
                 runpy.run_path(script, run_name='__main__')
             else:

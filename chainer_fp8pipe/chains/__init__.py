@@ -1,7 +1,10 @@
 """Any ``chainer.Chain`` over ranks: each rank computes its share of the calls.
 
-What lives here: ghosts (values of other ranks), the trace of a model, one
-stage's forward pass, deferred initialisation, and :func:`partition`.  How cuts
-are chosen is in :mod:`chainer_fp8pipe.planning`; what carries out a schedule
-is in :mod:`chainer_fp8pipe.pipeline`.
+Ghosts are arrays without data, for values of other ranks.  A trace has the
+calls of one forward pass of a model, and a rehearsal finds out, without any
+computation, whether a batch makes these calls.  A chunk has the calls between
+two cuts; its rank runs the model's own forward, and does these calls only.
+Here are also deferred initial values and :func:`partition`.  Cuts are chosen
+by :mod:`chainer_fp8pipe.planning`; schedules are carried out by
+:mod:`chainer_fp8pipe.pipeline`.
 """

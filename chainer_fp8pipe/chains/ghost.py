@@ -1,15 +1,16 @@
 """Arrays that stand for values of other ranks: shape and dtype, no data.
 
 A ghost is an array of the device's own class with one element that all
-indices share, so that whatever asks for shape, dtype or type goes on as with
-the real array.  A look at the data is an error that names the user's line.
-NumPy code applied to a ghost gives a derived ghost: the arithmetic is done by
-the rank that uses the result, with the real values.
+indices share, so that code may ask for shape, dtype and type as of the real
+array.  A look at the data is an error that names the user's line.  A NumPy
+function of a ghost gives a derived ghost: the rank that uses the result
+computes it, with the real values.
 """
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,8 +42,8 @@ _SHAPES = frozenset((
     numpy.shape, numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
     numpy.common_type, numpy.min_scalar_type, numpy.iscomplexobj,
     numpy.isrealobj))
-#: Functions whose result's shape depends on the data, or that write.  Found
-#: by name, as not every NumPy has all of them.
+#: Functions whose result's shape depends on the data, or that write; not every
+#: NumPy has all of them.
 _UNKNOWN = frozenset(getattr(numpy, name) for name in (
     'nonzero', 'flatnonzero', 'argwhere', 'unique', 'unique_all',
     'unique_counts', 'unique_inverse', 'unique_values', 'extract', 'compress',
@@ -54,7 +55,7 @@ _UNKNOWN = frozenset(getattr(numpy, name) for name in (
 
 
 class Recipe(NamedTuple):
-    """How NumPy makes a derived ghost's value of others."""
+    """How the value of a derived ghost is computed."""
 
     function: Callable
     leaves: tuple[Any, ...]
@@ -67,8 +68,6 @@ class GhostError(RuntimeError):
 
 
 class _Ghost:
-    """What ghosts of all kinds of arrays have in common."""
-
     source: Source | str | None = None      # a parameter's name; None: derived
     recipe: Recipe | None = None
     traced: Any = None                      # whose call numbers these are
@@ -83,12 +82,12 @@ class _Ghost:
         if out is not None or method == 'at':
             raise looked_at(self, f'numpy.{ufunc.__name__}(out=...)')
         return derived(ufunc if method == '__call__'
-                       else _UfuncMethod(ufunc, method), inputs, options)
+                       else getattr(ufunc, method), inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any,
                            kwargs: Any) -> Any:
         if function in _LIKE:
-            return function(_made_up(self), *args[1:], **{
+            return function(made_up(self), *args[1:], **{
                 'order': 'C', 'subok': False, **kwargs})
         if function in _SHAPES:
             return function(*map(_stand_in, args), **kwargs)
@@ -104,7 +103,7 @@ class _Ghost:
         if any(nested.array_of(item).dtype.kind == 'b'
                for item in nested.leaves(index)[0]):
             raise looked_at(self, 'indexing by a condition')
-        return derived(_get_item, (self, index), {})
+        return derived(operator.getitem, (self, index), {})
 
     def __repr__(self) -> str:
         return (f'<ghost of {describe_source(self)}, {self.dtype} '
@@ -137,37 +136,31 @@ for _name in (
 
 @functools.lru_cache(None)
 def _class(base: type) -> type:
-    """Ghosts of an array class; what needs the data is closed.
+    """The class of ghosts of an array class; needs for data raise errors.
 
-    Open attributes are the array's own, in C: every function reads shapes.
+    Shapes and dtypes are the array's own attributes, in C, as every function
+    reads them.
     """
     own: dict[str, Any] = {
-        'T': _property(numpy.transpose), 'mT': _property(_transposed),
-        'real': _property(numpy.real), 'imag': _property(numpy.imag)}
+        'T': property(numpy.transpose),
+        'mT': property(lambda array: array.swapaxes(-1, -2)),
+        'real': property(numpy.real), 'imag': property(numpy.imag)}
     for name in dir(base):
         if name in _LATER:
-            own[name] = _later(name)
+            own[name] = _later(getattr(base, name))
         elif name in _INTERFACES or not (
                 name.startswith('__') or name in _OPEN or name in own):
             own[name] = _shut(name)
     if base is numpy.ndarray:
-        # A shape that was set in place would be that of the ghost alone.
+        # The real array would keep its shape.
         own['__setattr__'] = _set_attribute
     return type('Ghost', (_Ghost, base), own)
 
 
-def _later(name: str) -> Callable:
+def _later(function: Callable) -> Callable:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return derived(_method(name), (self, *args), kwargs)
+        return derived(function, (self, *args), kwargs)
     return method
-
-
-def _property(function: Callable) -> property:
-    return property(lambda self: derived(function, (self,), {}))
-
-
-def _transposed(array: Any) -> Any:
-    return array.swapaxes(-1, -2)
 
 
 def _shut(name: str) -> property:
@@ -186,11 +179,12 @@ def ghost(shape: tuple[int, ...], dtype: Any,
     """An array without data.
 
     Args:
-        shape: Its shape.
-        dtype: Its dtype.
-        source: Which call's output, or which parameter, has the value.
-        xp: ``numpy`` or ``cupy``: whose array class the ghost has.
-        trace: Whose call numbers ``source`` means.
+        shape: Of the array.
+        dtype: Of the array.
+        source: The output of a call, or the path of the parameter, for which
+            the ghost stands.
+        xp: ``numpy`` or ``cupy``.
+        trace: The :class:`.Trace` with the call.
     """
     dtype = numpy.dtype(dtype)
     array: Any
@@ -211,7 +205,7 @@ def is_ghost(array: Any) -> bool:
 
 
 def sources(array: Any) -> tuple[Source, ...]:
-    """The calls' outputs that an array is made of; () for a real one."""
+    """The outputs of calls from which an array is made; () for a real one."""
     if not is_ghost(array):
         return ()
     if array.recipe is not None:
@@ -220,7 +214,7 @@ def sources(array: Any) -> tuple[Source, ...]:
 
 
 def origin(array: Any) -> Any:
-    """The first ghost that a ghost is made of."""
+    """The first ghost from which a derived ghost is made."""
     while array.recipe is not None:
         array = next(filter(is_ghost, map(nested.array_of,
                                           array.recipe.leaves)))
@@ -228,7 +222,7 @@ def origin(array: Any) -> Any:
 
 
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
-    """A ghost of what NumPy would make of ghosts."""
+    """A ghost of the result of a function of ghosts."""
     leaves, tree = nested.leaves((args, kwargs))
     shape, dtype, xp = _result(function, leaves, tree)
     ghosts = [nested.array_of(leaf) for leaf in leaves
@@ -240,19 +234,10 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
 
 
 def evaluated(recipe: Recipe, values: list[Any]) -> Any:
-    """What a recipe makes of real arrays."""
+    """The value of a derived ghost, from real arrays."""
     args, kwargs = nested.rebuilt(recipe.tree, values)
     result = recipe.function(*args, **kwargs)
     return numpy.asarray(result) if numpy.isscalar(result) else result
-
-
-def made_up(array: Any) -> Any:
-    """An array of a ghost's shape and dtype with values of no meaning.
-
-    The values differ from each other, so that a matrix of them has an
-    inverse, and a Cholesky factor.
-    """
-    return _made_up(array)
 
 
 def looked_at(array: Any, what: str) -> GhostError:
@@ -306,39 +291,6 @@ def _user_line(frame: Any) -> str:
 
 # --- details -----------------------------------------------------------------
 
-class _UfuncMethod:
-    """``numpy.add.reduce`` and its like, which compare equal."""
-
-    def __init__(self, ufunc: Any, method: str) -> None:
-        self._key = ufunc, method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(*self._key)(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _UfuncMethod) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-class _Method:
-    """An array's method, by name."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, array: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, self.__name__)(*args, **kwargs)
-
-
-_method = functools.lru_cache(None)(_Method)
-
-
-def _get_item(array: Any, index: Any) -> Any:
-    return array[index]
-
-
 def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:
     one = xp.empty((), dtype)
     one.fill(poison.value(dtype))
@@ -350,8 +302,16 @@ _BITS = numpy.random.RandomState(0).randint(0, 2, 10007)
 _BITS[:2] = 1, 0
 
 
-def _made_up(array: Any, otherwise: bool = False) -> Any:
-    """Made-up values, or others."""
+def made_up(array: Any, otherwise: bool = False) -> Any:
+    """An array of a ghost's shape and dtype with values of no meaning.
+
+    Floats differ from each other such that a matrix has an inverse and a
+    Cholesky factor.
+
+    Args:
+        array: The ghost.
+        otherwise: Take other values.
+    """
     xp = _module(array)
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
@@ -376,7 +336,7 @@ def _module(array: Any) -> Any:
         chainer.backend.get_array_module(array))
 
 
-#: Shapes and dtypes of results that were found out before.
+#: Shapes, dtypes and modules of results that are known.
 _known: dict[Any, tuple[tuple[int, ...], Any, Any]] = {}
 
 
@@ -390,7 +350,7 @@ def _result(function: Callable, leaves: list[Any], tree: Any
         found = _known.get(key)
     except TypeError:
         key = found = None
-    # The values of a real index decide about the result's shape.
+    # The values of a real index decide about the shape of the result.
     if found is None or not (isinstance(function, numpy.ufunc)
                              or all(map(is_ghost, arrays))):
         found = _found_out(function, arrays, tree, found is None)
@@ -403,16 +363,16 @@ def _result(function: Callable, leaves: list[Any], tree: Any
 
 def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
                ) -> tuple[tuple[int, ...], Any, Any]:
-    """Shape, dtype and module of what a function makes of made-up values.
+    """Shape, dtype and module of a function's result for made-up values.
 
     Args:
-        function: What is applied.
-        arrays: To what.
-        tree: Which holds the arrays.
-        twice: Whether to see that other values give the same.
+        function: Is called.
+        arrays: The leaves of its arguments.
+        tree: Of its arguments.
+        twice: Call the function with other values, too.
 
     Raises:
-        GhostError: It writes to an array, or these depend on the values.
+        GhostError: It writes to an array, or the shape depends on values.
     """
     one = next(filter(is_ghost, arrays))
     name = getattr(function, '__name__', str(function))
@@ -437,7 +397,7 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
 def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
            otherwise: bool) -> Any:
     args, kwargs = nested.rebuilt(tree, [
-        _made_up(array, otherwise) if is_ghost(array) else _read_only(array)
+        made_up(array, otherwise) if is_ghost(array) else _read_only(array)
         for array in arrays])
     try:
         return function(*args, **kwargs)
@@ -449,7 +409,7 @@ def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
 
 
 def _read_only(array: Any) -> Any:
-    """The same array; what writes made-up values to it must fail."""
+    """A view of an array, so that the function cannot write to it."""
     if not isinstance(array, numpy.ndarray):
         return array
     seen = array.view()

@@ -1,4 +1,4 @@
-"""Parameters that go to other ranks, with their optimizer's state."""
+"""Sends parameters to other ranks, with their optimizer's state."""
 from __future__ import annotations
 
 import copy
@@ -15,31 +15,30 @@ from .ghost import ghost
 from .valueless_parameters import settle
 
 _PICKLE = MPI.pickle        # as for messages
-_PLAIN = ('t', 'enabled', '_use_fp32_update')
+_COUNTERS = ('t', 'enabled', '_use_fp32_update')
 
 
 def move(comm: MPI.Comm, parameters: Mapping[str, chainer.Parameter],
          before: Mapping[str, tuple[int, ...]],
          after: Mapping[str, tuple[int, ...]], optimizer: Any) -> int:
-    """Sends parameters from the ranks that have them to those that shall.
-
-    Call it on all ranks.
+    """Moves parameters to other ranks; call it on all of them.
 
     Args:
         comm: The ranks of a pipeline.
         parameters: All of the model, by path.
         before: The ranks that have a parameter, by its path.
-        after: The ranks that shall have it.
+        after: The ranks that are to have a parameter.
         optimizer: Makes update rules; None: there are none.
 
     Returns:
-        Bytes that were sent, over all ranks.
+        Bytes that all ranks have sent.
 
     Raises:
         ValueError: A hook of an update rule cannot be sent; on all ranks,
             before anything has moved.
     """
-    # Before the first send: who waits for a message hears of no error.
+    # Before the first send: a rank that waits for a message learns of no
+    # error.
     packed = raise_together(comm, lambda: {
         name: _packed(name, parameter)
         for name, parameter in parameters.items()
@@ -90,20 +89,18 @@ def _packed(name: str, parameter: chainer.Parameter) -> bytes:
 
 def _send(comm: MPI.Comm, parameter: chainer.Parameter, rank: int,
           packed: bytes) -> int:
-    array = parameter._data[0]
-    rule = parameter.update_rule
-    state = {} if rule is None else {
-        key: value for key, value in (rule.state or {}).items()}
+    array, rule = parameter._data[0], parameter.update_rule
+    state = {} if rule is None else dict(rule.state or {})
     master = None if rule is None or rule._fp32_param is None else (
         rule._fp32_param.array)
     comm.send((array is None, packed, sorted(state), master is not None),
               rank)
-    arrays = [array, *(state[key] for key in sorted(state)), master]
-    found = [chainer.backends.cuda.to_cpu(one)
-             for one in arrays if one is not None]
-    for one in found:
-        send_array(comm, numpy.asarray(one), rank)
-    return sum(numpy.asarray(one).nbytes for one in found)
+    arrays = [numpy.asarray(chainer.backends.cuda.to_cpu(one))
+              for one in (array, *map(state.get, sorted(state)), master)
+              if one is not None]
+    for one in arrays:
+        send_array(comm, one, rank)
+    return sum(one.nbytes for one in arrays)
 
 
 def _receive(comm: MPI.Comm, parameter: chainer.Parameter, source: int,
@@ -135,5 +132,5 @@ def _described(rule: Any) -> tuple[dict, dict, Any]:
     """Counters, hyperparameters and hooks of an update rule."""
     own = {key: value for key, value in vars(rule.hyperparam).items()
            if isinstance(value, (int, float, numpy.number))}
-    return ({key: vars(rule)[key] for key in _PLAIN if key in vars(rule)},
+    return ({key: vars(rule)[key] for key in _COUNTERS if key in vars(rule)},
             own, copy.copy(rule._hookable))

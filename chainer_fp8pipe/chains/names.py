@@ -8,7 +8,7 @@ import numpy
 
 from ..planning.partition.calls import Parameter
 
-#: Between the path of a link and the name of what was reported for the link.
+#: Between a link's path and the name under which the link has reported.
 OBSERVER = '\0/'
 
 
@@ -18,9 +18,9 @@ class Names:
     Attributes:
         links: By path.
         parameters: By path.
-        shaped: Paths of the parameters whose shape a trace has found, in the
-            order in which their links ask for values.
-        made: Arrays like those of parameters that their links will make.
+        shaped: Paths of the parameters that got their shape in a trace, in
+            this order.
+        made: Ghosts of the parameters that their links make in forward.
     """
 
     def __init__(self, model: chainer.Link) -> None:
@@ -33,7 +33,7 @@ class Names:
             if id(link) not in self._of:
                 self._of[id(link)] = name
                 self.links[name] = link
-        # Not the model's own, which may give this rank's only.
+        # model.namedparams() of a partitioned model has this rank's only.
         for path, link in self.links.items():
             for name in sorted(link._params):
                 parameter = getattr(link, name)
@@ -48,7 +48,7 @@ class Names:
 
 
 def reporter_of(names: Names) -> chainer.Reporter:
-    """A reporter that says which link has reported what."""
+    """A reporter that names the links by their paths."""
     reporter = chainer.Reporter()
     for path, link in names.links.items():
         reporter.add_observer(path + OBSERVER[:-1], link)

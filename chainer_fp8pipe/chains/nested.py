@@ -6,26 +6,21 @@ from typing import Any
 
 import chainer
 
-#: Puts other leaves in the places of those that were found.
-Rebuild = Callable[[list[Any]], Any]
-
 
 def leaves(value: Any) -> tuple[list[Any], Any]:
-    """All arrays and variables in ``value``, and the tree that held them.
+    """All arrays and variables in ``value``, and a tree for :func:`rebuilt`.
 
     Args:
         value: Anything; lists, tuples (named ones, too) and dictionaries are
             searched, other objects are not.
-
-    Returns:
-        The leaves, and what :func:`rebuilt` takes.
     """
     found: list[Any] = []
-    return found, _walk(value, found, _leaf_types())
+    return found, _walk(value, found,
+                        (chainer.Variable, *chainer.get_array_types()))
 
 
 def rebuilt(tree: Any, values: list[Any]) -> Any:
-    """The value of a tree, with ``values`` in the places of its leaves."""
+    """A value as that of the tree, with other leaves."""
     kind, content = tree
     if kind == 'leaf':
         return values[content]
@@ -38,16 +33,11 @@ def rebuilt(tree: Any, values: list[Any]) -> Any:
 
 
 class Fresh:
-    """A call that gets arrays of its own each time it is made.
+    """Calls a function with new copies of the arrays each time.
 
-    A forward pass may write to its batch (``x /= 2``), and the same
-    micro-batch goes through several: rehearsed, traced, in each chunk and
-    again before backward.
-
-    Args:
-        function: What is called.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+    A forward pass may write to its batch (``x /= 2``), and a micro-batch goes
+    through several: of the rehearsal, the trace, each chunk, and again before
+    backward.
     """
 
     def __init__(self, function: Callable, args: tuple,
@@ -60,17 +50,17 @@ class Fresh:
         return self._function(*args, **kwargs)
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        """What the function is called with."""
+        """Arguments and keyword arguments."""
         return rebuilt(self._tree, [
             leaf if isinstance(leaf, chainer.Variable) else leaf.copy()
             for leaf in self._leaves])
 
 
 def signature(tree: Any) -> Any:
-    """A hashable form of a tree; equal for trees of equal structure.
+    """A hashable form of a tree, equal for trees of equal structure.
 
     Raises:
-        TypeError: A constant in it cannot be hashed.
+        TypeError: A constant in the tree cannot be hashed.
     """
     kind, content = tree
     if kind == 'leaf':
@@ -84,12 +74,8 @@ def signature(tree: Any) -> Any:
 
 
 def array_of(value: Any) -> Any:
-    """The array of a variable, without asking a deferred one to be drawn."""
+    """The array of a variable; a deferred parameter is not drawn."""
     return value._data[0] if isinstance(value, chainer.Variable) else value
-
-
-def _leaf_types() -> tuple[type, ...]:
-    return (chainer.Variable, *chainer.get_array_types())
 
 
 def _walk(value: Any, found: list[Any], types: tuple[type, ...]) -> Any:

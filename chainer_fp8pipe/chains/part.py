@@ -1,4 +1,4 @@
-"""A part of a traced Chain as a block of a pipeline."""
+"""The calls of a chunk of a traced Chain, as a block of a pipeline."""
 from __future__ import annotations
 
 import contextlib
@@ -18,19 +18,18 @@ from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of
 from .profiling.laps import Laps
+from .rehearsal import Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
 from .valueless_parameters import settled
 
-#: The number, in place of a call's, for what Python draws between calls.
+#: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
 
 
 class Passes:
-    """The micro-batches of a step, and what their forward passes leave.
-
-    Shared by all chunks of a rank.
+    """The forward passes of a step, for all chunks of a rank.
 
     Args:
         names: Of the model's links and parameters.
@@ -39,22 +38,25 @@ class Passes:
 
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self._programs: list[StagedTrace] = []
+        self.programs: list[StagedTrace] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
         #: Times the calls of training; None: nothing is timed.
         self.laps: Laps | None = None
+        #: Of batch normalisations; None: there are none.
+        self.statistics: BatchStatistics | None = None
         self._step = ''
+        # Arrays that links keep of each micro-batch: by step; of this step;
+        # of the step before.
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
         self._now: dict[int, dict[Source, Any]] = {}
         self._before: dict[int, dict[Source, Any]] = {}
         self._after: LinkState | None = None
-        #: What each micro-batch's first run on this rank has found.
+        # Attributes before each micro-batch's first run on this rank.
         self._found: dict[int, saved] = {}
+        # By link and name: the attribute before the step, and a ghost.
         self._marks: dict[Any, tuple[Any, Any]] = {}
         self._reporter = reporter_of(names)
-        #: Of batch normalisations; None: nobody asks for them.
-        self.statistics: BatchStatistics | None = None
 
     def begin(self, step: str, programs: list[StagedTrace],
               calls: list[Callable[[], Any]]) -> None:
@@ -62,10 +64,10 @@ class Passes:
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            programs: One per micro-batch.
+            programs: That of each micro-batch.
             calls: Call the model with each micro-batch.
         """
-        self._step, self._programs, self._calls = step, programs, calls
+        self._step, self.programs, self._calls = step, programs, calls
         self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
@@ -78,7 +80,7 @@ class Passes:
             self._after = programs[-1].after
 
     def end(self) -> None:
-        """Ends a step; attributes of links that keep state become ghosts."""
+        """Ends a step; sets attributes that keep state to ghosts."""
         self._marks = {}
         for entry in self._after.entries if self._after else ():
             ghosts = [ghost(leaf.shape, leaf.dtype, 'of an earlier batch',
@@ -94,7 +96,7 @@ class Passes:
     def resume(self, step: str) -> bool:
         """Before a step: whether links go on from what they kept.
 
-        They do not if somebody has set one of the attributes since
+        They do not if one of the attributes was set since the last step
         (``reset_state()``).  Evaluation has a state of its own.
         """
         for (link, name), (initial, mark) in self._marks.items():
@@ -112,25 +114,21 @@ class Passes:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
         self._found = {}
-        self._programs, self._calls, self._after = [], [], None
-
-    def program(self, micro_batch: int) -> StagedTrace:
-        """Of a micro-batch."""
-        return self._programs[micro_batch]
+        self.programs, self._calls, self._after = [], [], None
 
     def timing(self) -> Laps | None:
-        """Times this step; evaluation has calls with other numbers."""
+        """The clock of this step's calls; None: they are not timed."""
         return self.laps if self._step == 'train' else None
 
     def run(self, micro_batch: int, chunk: int,
             received: dict[Source, chainer.Variable], place: Place) -> Run:
-        """Runs the model's forward; the calls of one chunk are done."""
-        program = self._programs[micro_batch]
-        run = Run(program.trace, program.stages, chunk, received,
-                  program.wanted[chunk], self.names, place, self.where)
+        """Runs the model's forward, in which one chunk's calls are done."""
+        program = self.programs[micro_batch]
         laps = self.timing()
+        run = Run(program.trace, program.stages, chunk, received,
+                  program.wanted[chunk], self.names, place, self.where,
+                  None if laps is None else laps.forward)
         if laps is not None:
-            run.clock = laps.forward
             laps.start()
         self._reporter.observation = {}
         with self._state(micro_batch, chunk, program), \
@@ -147,64 +145,82 @@ class Passes:
         self._reporter.observation = {}
         return run
 
+    def rehearse(self, program: StagedTrace, call: Callable[[], Any],
+                 place: Place) -> list[tuple[int, int]] | None:
+        """See :attr:`.Rehearsal.labels`; None: other calls were made.
+
+        Args:
+            program: Of a similar forward pass.
+            call: Calls the model.
+            place: Seeds what Python draws between calls.
+        """
+        rehearsal = Rehearsal(program.trace, self.names)
+        inside = program.trace.inside.keys()
+        self._reporter.observation = {}
+        try:
+            with self._untouched(program), between_calls(place), \
+                    self._reporter, settled(), intercepting(rehearsal):
+                self._put_state(program, {}, None)
+                call()
+                rehearsal.finish()
+            if (self._reporter.observation.keys() - inside
+                    != program.trace.reports.keys() - inside):
+                return None
+        except Exception:   # a new trace raises the model's own errors
+            return None
+        finally:
+            self._reporter.observation = {}
+        return rehearsal.labels
+
     def _counting(self, program: StagedTrace, chunk: int
                   ) -> contextlib.AbstractContextManager[None]:
-        """Links that normalise elsewhere have no statistics here."""
+        """Leaves out the statistics of links that other chunks have."""
         if self.statistics is None:
             return contextlib.nullcontext()
         return self.statistics.counting(
             lambda link: program.keepers.get(
                 self.names.of(link) or '', chunk) == chunk)
 
-    def put_ghosts(self, program: StagedTrace) -> None:
-        """Gives links the state of a trace."""
+    def _put_state(self, program: StagedTrace, values: dict[Source, Any],
+                  chunk: int | None) -> None:
+        """Gives links their state: values of this chunk, else ghosts."""
         if program.state:
             calls = iter(program.trace.calls)
-            program.state.put(self.names.links, lambda *_: next(
-                calls).ghosts[0].array)
 
-    @contextlib.contextmanager
-    def unreported(self) -> Iterator[None]:
-        """Inside, reports are dropped."""
-        with self._reporter, settled():
-            yield
-        self._reporter.observation = {}
+            def pin(shape: Any, dtype: Any, stage: int, *_: Any) -> Any:
+                ghost = next(calls).ghosts[0].array
+                return values[ghost.source] if stage == chunk else ghost
+            program.state.put(self.names.links, pin)
 
-    def reported(self) -> set[str]:
-        """Names of what the present forward pass has reported."""
-        return set(self._reporter.observation)
-
-    def untouched(self, program: StagedTrace) -> saved:
-        """Gives links their attributes back, whatever forward sets."""
+    def _untouched(self, program: StagedTrace) -> saved:
+        """A block after which links have the attributes of before."""
         return saved(self.names.links,
                      program.trace.touched | _state_of(program))
 
     @contextlib.contextmanager
     def _state(self, micro_batch: int, chunk: int,
                program: StagedTrace) -> Iterator[None]:
-        """Sets what links keep to what this micro-batch's run left.
+        """A block in which links have the state of this micro-batch.
 
-        What Python counts in attributes is counted once per micro-batch: its
-        later runs, of another chunk or before backward, begin with what the
-        first one has found, and leave nothing.
+        Python counts once per micro-batch in attributes: later runs, of
+        another chunk or before backward, begin with the attributes that the
+        first run began with, and restore those that it left.
         """
         found = self._found.get(micro_batch)
         if found is None:
             self._found[micro_batch] = saved(
                 self.names.links, self._counted(program)).note()
         with saved(self.names.links, _state_of(program)) if (
-                found is None) else self.untouched(program):
+                found is None) else self._untouched(program):
             if found is not None:
                 found.put_back()
-            if program.state:
-                self._restore(program, self._before[micro_batch], chunk)
+            self._put_state(program, self._before[micro_batch], chunk)
             yield
 
     def _counted(self, program: StagedTrace) -> set[Attribute]:
-        """Attributes that forward sets, but for those that calls make.
+        """Attributes that Python sets in forward.
 
-        A link that finds its persistent arrays in its first call does so
-        once.
+        Not the persistent arrays that a link makes in its first call.
         """
         links = self.names.links
         return {(path, name) for path, name
@@ -212,21 +228,9 @@ class Passes:
                 if name not in links[path]._persistent
                 or vars(links[path]).get(name) is not None}
 
-    def _restore(self, program: StagedTrace, values: dict[Source, Any],
-                 chunk: int) -> None:
-        """Gives links their state: real here, a ghost of it elsewhere."""
-        state, calls = program.state, iter(program.trace.calls)
-        assert state is not None
-
-        def pin(shape: Any, dtype: Any, stage: int, xp: Any,
-                link: str) -> Any:
-            ghost = next(calls).ghosts[0].array
-            return values[ghost.source] if stage == chunk else ghost
-        state.put(self.names.links, pin)
-
     def _keep(self, after: LinkState, into: dict[Source, Any],
               chunk: int, run: Run) -> None:
-        """Keeps the arrays that this chunk has, by their next number."""
+        """Keeps this chunk's state, by its pinned calls in the next trace."""
         number = 0
         for entry in after.entries:
             leaves, _ = nested.leaves(
@@ -256,33 +260,33 @@ class ChainPart:
     def record(self, micro_batch: int, inputs: Arrays,
                wanted: tuple[bool, ...] | None, place: Place
                ) -> tuple[Tape, Arrays]:
-        """As :meth:`.Block.record`."""
+        """See :meth:`.Block.record`."""
         variables, outputs, run = self._run(micro_batch, inputs, place)
         inner = {self._parameters[name].node for name
-                 in self._passes.program(micro_batch).inner
+                 in self._passes.programs[micro_batch].inner
                  if name in self._parameters}
-        return Tape(variables, outputs, {
-            node: count for node, count in run.uses.items()
-            if node not in inner}, self._passes.timing()), tuple(
-                [output.array for output in outputs])
+        uses = {node: count for node, count in run.uses.items()
+                if node not in inner}
+        return (Tape(variables, outputs, uses, self._passes.timing()),
+                tuple([output.array for output in outputs]))
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
-        """As :meth:`.Block.infer`."""
+        """See :meth:`.Block.infer`."""
         _, outputs, _ = self._run(micro_batch, inputs, place)
         return tuple([output.array for output in outputs])
 
     def params(self) -> Iterable[chainer.Parameter]:
-        """As :meth:`.Block.params`."""
+        """See :meth:`.Block.params`."""
         return self._parameters.values()
 
     def links(self) -> Iterable[chainer.Link]:
-        """As :meth:`.Block.links`."""
+        """See :meth:`.Block.links`."""
         return self._passes.names.links.values()
 
     def _run(self, micro_batch: int, inputs: Arrays, place: Place
              ) -> tuple[tuple, tuple, Run]:
-        program = self._passes.program(micro_batch)
+        program = self._passes.programs[micro_batch]
         incoming = program.incoming[self._chunk]
         if len(inputs) != len(incoming):
             raise RuntimeError(
@@ -299,14 +303,13 @@ class ChainPart:
         return variables, outputs, run
 
 
-def between_calls(place: Place
-                  ) -> contextlib.AbstractContextManager[None]:
-    """Inside, Python draws the same numbers between calls on all ranks."""
+def between_calls(place: Place) -> contextlib.AbstractContextManager[None]:
+    """A block in which Python draws the same between calls on all ranks."""
     return at(place._replace(layer=_BETWEEN))
 
 
 def _state_of(program: StagedTrace) -> set[Attribute]:
-    """Attributes of links that hold what calls have made."""
+    """Attributes of links that hold outputs of calls."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)
             for entry in (state.entries if state else ())}

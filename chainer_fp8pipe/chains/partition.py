@@ -1,6 +1,7 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,14 +35,20 @@ from .partitioned_chain import PartitionedChain, class_of
 from .profiling.core_sharing import measure_cores
 from .profiling.replanning import Adapter
 from .staged_trace import StagedTrace
-from .tracing.trace import Trace, Tracer
+from .tracing.trace import Tracer
+from .tracing.traced_call import Trace
 from .valueless_parameters import draw, settle, without_shapes
 
-#: Bytes that a rank takes whatever it computes: code, buffers of BLAS and MPI,
-#: Python's objects of a graph.
+#: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
+#: of a graph.
 _OVERHEAD = 16e6
+#: Arrays of a parameter's size without the optimizer's: the value, and the
+#: sum of gradients.
+_COPIES = 2.0
 #: Seconds in which Python packs and unpacks a message.
 _PACKING = 5e-5
+
+_together = functools.partial(raise_together, error=ValueError)
 
 
 @without_shapes(always=False)
@@ -58,10 +65,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     exception that nobody catches ends the whole job; train the model with
     :class:`PipelineUpdater`.
 
-    Every rank runs the model's own ``forward`` for each micro-batch; a call
-    of a function that another rank does gives a ghost, a variable with shape
-    and dtype only.  Loss and gradients are those of serial training on the
-    same micro-batches.
+    Every rank runs the model's own ``forward`` for each micro-batch; calls
+    of functions that another rank does give ghosts, variables that have a
+    shape and a dtype only.  Loss and gradients are those of serial training
+    on the same micro-batches.
 
     Args:
         model: With its values (those of the first rank count), or made in
@@ -83,14 +90,14 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         optimizer_arrays: How many arrays of a parameter's size the
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
         plan: Where to cut, as an earlier run has saved it with
-            ``model.plan.save('plan.json')``: the file's path, what is in
-            the file, or a :class:`~chainer_fp8pipe.planning.PartitionPlan`;
-            None: the best cut is searched for.  What the first rank is
-            given counts; others may leave it out.
-        profile: After so many updates, the first of which is not counted,
-            the plan is made again with the times that calls take in
-            training, and parameters move to other ranks if a step is faster
-            by 10 % then; 0, or a given plan: never.
+            ``model.plan.save('plan.json')``: the file's path or content, or
+            a :class:`~chainer_fp8pipe.planning.PartitionPlan`; None: the best
+            cut is searched for.  The first rank's counts; other ranks may
+            leave it out.
+        profile: After so many updates, the first of which is not timed, the
+            plan is made again with the times of calls in training, and
+            parameters move to other ranks if a step gets faster by 10 %; 0,
+            or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -98,8 +105,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     Raises:
         DoesNotFit: No cut fits into the memory; on all ranks.
         ValueError: An argument is wrong, ranks have different models, or the
-            model's own ``forward`` looks at computed data, which need not be
-            on the rank (:func:`atomic` helps); on all ranks.
+            model's own ``forward`` reads computed values, which may be on
+            another rank (:func:`atomic` helps); on all ranks.
     """
     abort_on_exception()
     grid = _grid(comm)
@@ -109,16 +116,16 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         'profile': profile})
     planned = _is_given(plan, grid.comm)
     call = Fresh(model, *_arguments(example))
-    names, tracer, trace = _traced(model, call, grid, error=ValueError)
-    raise_together(grid.comm, lambda: check_loss(trace), error=ValueError)
+    names, tracer, trace = _traced(model, call, grid)
+    _together(grid.comm, lambda: check_loss(trace))
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
-                _copies(optimizer_arrays), recompute, _wire(grid.pipeline),
-                _OVERHEAD)
+                      _COPIES + optimizer_arrays, recompute,
+                      _wire(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
-    live = raise_together(grid.comm, lambda: reads_state(
-        tracer, trace, call), error=ValueError)
-    program = raise_together(grid.comm, lambda: StagedTrace(
-        trace, found, None, live), error=ValueError)
+    live = _together(grid.comm, lambda: reads_state(
+        tracer, trace, call))
+    program = _together(grid.comm, lambda: StagedTrace(
+        trace, found, None, live, {}))
     part = Partition(model, names, tracer, found, grid, program)
     part.live_state['train'] = live
     part.limit = limit
@@ -140,22 +147,18 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
                 codec: str = 'fp8', show: bool = True) -> ProcessGrid:
     """Stages and replicas that are expected to be fastest.
 
-    Call it on all ranks, with the model that :func:`partition` will get.
-    Times of calls and speeds of links are measured, and how much longer calls
-    take while all ranks compute, as ranks may share cores: some seconds for
-    500 calls.  The first rank prints a table of all factorisations of the
-    ranks.
+    Call it on all ranks, with the model that :func:`partition` will get; the
+    model stays whole.  Times of calls and speeds of links are measured, and
+    how much longer calls take while all ranks compute, as ranks may share
+    cores: some seconds for 500 calls.  The first rank prints a table of all
+    factorisations of the ranks.
 
     Args:
-        model: As for :func:`partition`; it stays whole.
-        example: As for :func:`partition`: one micro-batch.
+        model, example, memory, schedule, recompute, optimizer_arrays: As for
+            :func:`partition`.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's.
-        memory: As for :func:`partition`.
         micro_batches: Of a whole batch; replicas divide them among
             themselves.
-        schedule: As for :func:`partition`.
-        recompute: As for :func:`partition`.
-        optimizer_arrays: As for :func:`partition`.
         codec: Between replicas: ``'fp8'``, ``'float16'`` or ``'float32'``.
         show: Whether to print the table.
 
@@ -173,11 +176,11 @@ def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
         schedule=schedule, recompute=recompute,
         optimizer_arrays=optimizer_arrays, codec=codec)
     best = found[0]
-    ranks = best.stages * best.replicas
     if show and _grid(comm).comm.rank == 0:
         print(table(found))
     if best.seconds is None:
-        raise DoesNotFit(f'no layout of {ranks} ranks: {best.reason}')
+        raise DoesNotFit(f'no layout of {best.stages * best.replicas} ranks: '
+                         f'{best.reason}')
     return ProcessGrid(comm, pipeline=best.stages)
 
 
@@ -186,43 +189,43 @@ def predict_layouts(model: Any, example: Any, comm: Any, *,
                     schedule: str = '1f1b', recompute: Any = 'auto',
                     optimizer_arrays: int = 2, codec: str = 'fp8'
                     ) -> list[GridLayout]:
-    """All factorisations of the ranks, the fastest first; on all ranks.
+    """All factorisations of the ranks, the fastest first.
 
-    Arguments and errors are those of :func:`choose_grid`.
+    See :func:`choose_grid` for arguments and errors.
     """
     whole = _grid(comm)
     limit = _agreed(whole.comm, 'choose_grid', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
         'optimizer_arrays': optimizer_arrays, 'codec': codec})
     call = Fresh(model, *_arguments(example))
-    names, _, trace = _traced(model, call, whole, error=ValueError)
+    names, _, trace = _traced(model, call, whole)
     task = CutProblem(whole.stages, micro_batches, schedule, 1, limit,
-                _copies(optimizer_arrays), recompute, _wire(whole.comm),
-                _OVERHEAD)
+                      _COPIES + optimizer_arrays, recompute,
+                      _wire(whole.comm), _OVERHEAD)
     ranks = _ranks(model, names, call, whole, codec)
-    return whole.comm.bcast(raise_together(whole.comm, lambda: layouts(
+    return whole.comm.bcast(_together(whole.comm, lambda: layouts(
         trace.calls, order_of(trace.calls, list(names.parameters)),
         parameters_of(names), task, ranks)
-        if whole.comm.rank == 0 else None, error=ValueError))
+        if whole.comm.rank == 0 else None))
 
 
 def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
            codec: str) -> JobRanks:
-    """What ranks lose to each other, as it is measured."""
+    """How much ranks slow each other down, as measured."""
     def work() -> None:
-        # The calls themselves, and Python between them; nothing is known of
-        # them yet, so each kind of call is run and timed.
+        # A new tracer knows no figures, so each kind of call is run.
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True):
             Tracer(model, names).trace(call)
     cores = measure_cores(whole.comm, model.device, work)
     speed = measure_exchange(whole.comm)
     return JobRanks(whole.placement.nodes, cores,
-                 Wire(speed.latency, speed.bandwidth), GRADIENT_BYTES[codec])
+                    Wire(speed.latency, speed.bandwidth),
+                    GRADIENT_BYTES[codec])
 
 
 def _wire(comm: Any) -> Wire:
-    """The links between stages, as they are measured."""
+    """The links between stages, as measured."""
     speed = measure_links(comm)
     return Wire(speed.latency + _PACKING, speed.bandwidth)
 
@@ -236,7 +239,7 @@ def _grid(comm: Any) -> ProcessGrid:
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,
             recompute: Any, options: Mapping[str, Any]) -> float | None:
-    """Checks what this rank was given, and that the others got the same.
+    """Checks that arguments are right, and the same on all ranks.
 
     Returns:
         Bytes that a rank may use; None: no limit.
@@ -245,7 +248,7 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
         _check_model(model)
         _check_options(recompute, **options)
         return parse_bytes(memory)
-    limit = raise_together(comm, check, error=ValueError)
+    limit = _together(comm, check)
     agree(comm, Signature({name: repr(value) for name, value in {
         **options, 'recompute': recompute, 'memory': limit}.items()}),
         remedy=f'Pass the same to {function}() on all ranks.')
@@ -286,8 +289,7 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
     if codec not in GRADIENT_BYTES:
         raise ValueError(f'codec must be one of {", ".join(GRADIENT_BYTES)}, '
                          f'not {codec!r}')
-    # Says what is wrong with the others; with how many stages there are,
-    # the search does.
+    # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
 
 
@@ -299,26 +301,20 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
     return (example,), {}
 
 
-def _copies(optimizer_arrays: int) -> float:
-    """Arrays of a parameter's size: the value, the sum of gradients, and
-    the optimizer's."""
-    return 2.0 + optimizer_arrays
-
-
-def _traced(model: Any, call: Any, grid: ProcessGrid,
-            error: type[Exception]) -> tuple[Names, Tracer, Trace]:
+def _traced(model: Any, call: Any, grid: ProcessGrid
+            ) -> tuple[Names, Tracer, Trace]:
     names = Names(model)
     tracer = Tracer(model, names)
+
+    def trace_on(first: bool) -> Trace | None:
+        return tracer.trace(call, timed=first) if (
+            first == (grid.comm.rank == 0)) else None
     # The first rank takes times; the others wait, to leave it the cores.
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True):
-        traces: list[Trace] = []
-        for turn in (True, False):
-            def take(turn: bool = turn) -> None:
-                if (grid.comm.rank == 0) == turn:
-                    traces.append(tracer.trace(call, timed=turn))
-            raise_together(grid.comm, take, error=error)
-    trace, = traces
+        trace, = filter(None, [
+            _together(grid.comm, functools.partial(trace_on, first))
+            for first in (True, False)])
     agree(grid.comm, Signature({'the trace of the model': trace.digest}),
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
@@ -329,27 +325,23 @@ def _traced(model: Any, call: Any, grid: ProcessGrid,
 def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
           grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
-    comm = grid.comm
-
-    def make() -> dict[str, Any] | None:
-        if comm.rank:
-            return None
-        if given is not None:
-            plan = load_plan(given)
-            _check_plan(plan, names, task)
-            return plan.as_dict()
-        order = order_of(trace.calls, list(names.parameters))
-        return search(trace.calls, order, parameters_of(names),
-                      task).as_dict()
-    found, problem = None, None
-    try:
-        found = make()
-    except Exception as error:
-        problem = error
-    answer = comm.bcast((found, problem))
-    if answer[1] is not None:
-        raise answer[1]
-    return load_plan(answer[0])
+    found: Any = None
+    if grid.comm.rank == 0:
+        try:
+            if given is not None:
+                plan = load_plan(given)
+                _check_plan(plan, names, task)
+            else:
+                plan = search(
+                    trace.calls, order_of(trace.calls, list(names.parameters)),
+                    parameters_of(names), task)
+            found = plan.as_dict()
+        except Exception as error:      # of its class, on all ranks
+            found = error
+    found = grid.comm.bcast(found)
+    if isinstance(found, Exception):
+        raise found
+    return load_plan(found)
 
 
 def _check_plan(plan: PartitionPlan, names: Names, task: CutProblem) -> None:
@@ -364,7 +356,7 @@ def _check_plan(plan: PartitionPlan, names: Names, task: CutProblem) -> None:
 
 
 def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
-    """Gives each rank its parameters' values, and takes away the others'.
+    """Gives each rank its own parameters' values, and takes away the others'.
 
     Values that were not deferred are those of the first rank.
     """
@@ -375,7 +367,7 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
         for name in deferred:
             if name in part.own:
                 _draw(name, names.parameters[name])
-    raise_together(comm, draw_own, error=ValueError)
+    _together(comm, draw_own)
     for name in (*deferred, *sent):
         parameter = names.parameters[name]
         if name in sent:
@@ -391,10 +383,10 @@ def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
 
 def _as_on_the_first_rank(names: Names, comm: Any
                           ) -> tuple[list[str], dict[str, None]]:
-    """Parameters that are drawn where they are used, and those to be sent.
+    """Parameters that their ranks draw, and those that the first one sends.
 
-    One that its link makes, in forward, is neither.  A rank may have drawn
-    what is deferred on others, as it has looked at it.
+    A parameter that its link makes in forward is among neither.  A rank that
+    has read the array of a deferred parameter has drawn it, others have not.
     """
     # As in serial training: what gets its shape in forward is drawn last.
     order = sorted(names.parameters, key=lambda name: (
@@ -410,8 +402,8 @@ def _as_on_the_first_rank(names: Names, comm: Any
         elif parameter._data[0] is not None:
             sent[name] = None
     deferred, sent, numbers = comm.bcast((deferred, sent, numbers))
-    # Links make copies of themselves in the order of sets, which each
-    # process has its own of.
+    # Links copy themselves in the order of a set, which differs between
+    # processes.
     for name, number in numbers.items():
         if number is not None:
             names.parameters[name]._draw_from = number
@@ -436,7 +428,7 @@ def _send_first(comm: Any, name: str, parameter: chainer.Parameter,
         if comm.rank == 0:
             host[...] = chainer.backends.cuda.to_cpu(array)
         return array, host
-    array, host = raise_together(comm, prepare, error=ValueError)
+    array, host = _together(comm, prepare)
     if comm.size > 1:
         comm.Bcast(host.reshape(-1).view(numpy.uint8))
     if mine:

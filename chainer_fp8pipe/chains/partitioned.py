@@ -10,7 +10,6 @@ from typing import Any
 import chainer
 
 from ..intercept import array_memory, function_calls, initial_values
-from ..intercept.function_calls import intercepting
 from ..pipeline.randomness import Place
 from ..planning.partition.partition_plan import PartitionPlan
 from . import nested
@@ -18,37 +17,33 @@ from .ghost import is_ghost
 from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
-from .rehearsal import Mismatch, Rehearsal
 from .staged_trace import StagedTrace, is_scalar
 from .tracing.link_state import LinkState
-from .tracing.trace import OTHER_CALLS, Trace, Tracer
+from .tracing.trace import OTHER_CALLS, Tracer
+from .tracing.traced_call import Trace
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
-#: in which the model makes other calls.
-_FORMS = 64
-_ALIKE = 8
+#: that make different calls.
+_FORMS, _ALIKE = 64, 8
 
 
 class Form:
     """A micro-batch that a model, or a method of it, is called with.
 
     Args:
-        function: What is called.
+        function: Is called with ``args`` and ``kwargs``.
         args: Arrays.
         kwargs: Arrays, by name.
         state: What links keep from the batch before.
-        place: Where in the training the micro-batch is, which seeds what
-            Python draws in forward.
-
-    Attributes:
-        call: Calls the function.
+        place: Where in the training the micro-batch is; seeds what Python
+            draws in forward.
     """
 
     def __init__(self, function: Callable, args: tuple,
                  kwargs: dict[str, Any], state: LinkState | None,
                  place: Place) -> None:
         self.call = nested.Fresh(function, args, kwargs)
-        self.state, self._place = state, place
+        self.state, self.place = state, place
         leaves, tree = nested.leaves((args, kwargs))
         self._key = (getattr(function, '__func__', function),
                      nested.signature(tree),
@@ -56,12 +51,8 @@ class Form:
                      state.signature() if state else None)
 
     def key(self, mode: str) -> Any:
-        """Equal for micro-batches that may be alike."""
+        """Equal for micro-batches for which one trace may do."""
         return mode, *self._key
-
-    def seeded(self) -> Any:
-        """A block in which Python draws what it will draw in the step."""
-        return between_calls(self._place)
 
 
 class Partition:
@@ -76,10 +67,10 @@ class Partition:
         program: Of the example, in training.
 
     Attributes:
+        used: The paths of the parameters of each chunk.
         own: The parameters on this rank, by path.
-        homes: The rank of the pipeline that a parameter belongs to.
-        ranks: The ranks that have a parameter; the first one is its home.
-        ties: Parameters on several ranks, with these ranks.
+        ranks: The ranks of the pipeline that have a parameter, by its path.
+        ties: The same of the parameters on several ranks.
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
@@ -96,7 +87,7 @@ class Partition:
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
-        #: Which chunk has the calls of a link that keeps running values.
+        #: The chunk with the calls of a link that keeps running values.
         self._keepers: dict[str, int] = {}
         self.live_state: dict[str, bool] = {}
         #: Bytes that each rank may use; None: no limit.
@@ -133,27 +124,27 @@ class Partition:
 
     def rehearsed(self, mode: str, form: Form
                  ) -> tuple[StagedTrace, Any] | None:
-        """What to do with a micro-batch, if such a one was traced before.
+        """The known program of a micro-batch, and its labels.
 
         Args:
             mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
             form: The micro-batch.
 
         Returns:
-            The program, and the labels that losses leave out; None: the
-            model is to be traced.
+            The program, and what a rehearsal has counted; None: the model is
+            to be traced.
         """
         for program in self._programs.get(form.key(mode), []):
-            labels = self._rehearse(program, form)
+            labels = self.passes.rehearse(program, form.call, form.place)
             if labels is not None:
                 return program, labels
         return None
 
     def known(self, mode: str, form: Form, digest: str) -> StagedTrace | None:
-        """The program that another rank has found by a rehearsal.
+        """The program that a rank has found by a rehearsal.
 
-        All ranks ask for each micro-batch, one after the other, so that they
-        forget the same programs: those that were used longest ago.
+        Call it on all ranks for each micro-batch, one after the other, so
+        that they forget the same programs: those used longest ago.
 
         Args:
             mode: As for :meth:`rehearsed`.
@@ -170,16 +161,12 @@ class Partition:
         return None
 
     def traced(self, mode: str, form: Form) -> tuple[StagedTrace, Any]:
-        """What to do with a micro-batch of a new kind.
-
-        Args:
-            mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            form: The micro-batch.
+        """As :meth:`rehearsed`, for a micro-batch that is traced first.
 
         Raises:
             ValueError: The model cannot be cut so for such inputs.
         """
-        with form.seeded():
+        with between_calls(form.place):
             trace = self.tracer.trace(form.call, form.state, timed=False)
             program = self._program(mode, trace, form.state, form.call)
         if self.missing(program) and self.grid.replicas > 1:
@@ -188,7 +175,7 @@ class Partition:
                 f'this micro-batch ({mode}) needs parameter {name} on '
                 f'{self.where(chunk)}, which has not got it; make the '
                 'partition with such an example')
-        labels = self._rehearse(program, form)
+        labels = self.passes.rehearse(program, form.call, form.place)
         if labels is None:
             raise ValueError(OTHER_CALLS)
         key = form.key(mode)
@@ -199,22 +186,6 @@ class Partition:
             self._programs.popitem(last=False)
         return program, labels
 
-    def _rehearse(self, program: StagedTrace, form: Form) -> Any:
-        rehearsal = Rehearsal(program.trace, self.names)
-        try:
-            with self.passes.untouched(program), form.seeded(), \
-                    self.passes.unreported(), intercepting(rehearsal):
-                self.passes.put_ghosts(program)
-                form.call()
-                rehearsal.finish()
-                inside = program.trace.inside.keys()
-                if (self.passes.reported() - inside
-                        != program.trace.reports.keys() - inside):
-                    raise Mismatch
-        except Exception:   # tracing anew says what is really wrong
-            return None
-        return rehearsal.labels
-
     def _program(self, mode: str, trace: Trace, state: LinkState | None,
                  call: Callable) -> StagedTrace:
         if mode != 'predict':
@@ -222,40 +193,32 @@ class Partition:
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         program = StagedTrace(trace, self.plan, state, self.live_state[mode],
-                          self._keepers)
+                              self._keepers)
         if not program.keepers.keys() <= self._keepers.keys():
-            # Programs that only read these links' values may do so elsewhere.
+            # Programs that only read these values may do so on other chunks.
             self._programs.clear()
             self._note_keepers(program)
         return program
 
     def missing(self, program: StagedTrace) -> set[tuple[str, int]]:
-        """Parameters that a chunk needs whose rank has not got them.
-
-        Returns:
-            Paths of parameters, with the number of the chunk.
-        """
+        """Paths of parameters that a rank lacks, with the chunk's number."""
         return {(name, chunk) for name, chunks in program.holders.items()
-                for chunk in chunks if name not in self.used_by(chunk)}
+                for chunk in chunks
+                if chunk % self.plan.stages not in self.ranks[name]}
 
     def add(self, missing: set[tuple[str, int]]) -> None:
-        """Gives chunks parameters; call it on all ranks of the pipeline.
-
-        A model that makes other calls for another batch may need a
-        parameter on another rank, too.
-
-        Args:
-            missing: As :meth:`missing` said.
+        """Gives ranks the :meth:`missing` parameters; call it on all ranks.
 
         Raises:
             ValueError: A parameter cannot be sent; on all ranks, and all is
                 as it was.
         """
         before = self.ranks
+        used = {chunk: set(names) for chunk, names in self.used.items()}
+        for name, chunk in missing:
+            used[chunk].add(name)
         with self._undone_by_errors():
-            for name, chunk in missing:
-                self._used[chunk].add(name)
-            self._note_ranks()
+            self._note_ranks(used)
             move(self.grid.pipeline, self.names.parameters, before,
                  self.ranks, self.optimizer)
 
@@ -270,7 +233,7 @@ class Partition:
                        in parameters_of(self.names).items()}
 
     def parameter_bytes(self, name: str) -> int:
-        """Of a parameter, wherever it is."""
+        """Of a parameter, on whatever rank."""
         return self._bytes[name]
 
     def replan(self, plan: PartitionPlan, trace: Trace, optimizer: Any) -> int:
@@ -289,7 +252,7 @@ class Partition:
                 as it was.
         """
         before, owners = self.ranks, self._owners
-        program = StagedTrace(trace, plan, None, self.live_state['train'])
+        program = StagedTrace(trace, plan, None, self.live_state['train'], {})
         with self._undone_by_errors():
             self.plan = plan
             self.place(program)
@@ -301,7 +264,7 @@ class Partition:
         return sent
 
     def _move_averages(self, before: dict[str, int]) -> None:
-        """Running averages go with the calls that write to them."""
+        """Sends running averages where the calls are that write to them."""
         comm = self.grid.pipeline
         for path, rank in self._owners.items():
             source = before.get(path, rank)
@@ -317,32 +280,28 @@ class Partition:
 
     @contextlib.contextmanager
     def _undone_by_errors(self) -> Iterator[None]:
-        """An error in the block leaves the notes of who has what as before."""
+        """A block after which an error leaves all attributes as before."""
         before = dict(vars(self))
-        before['_used'] = {chunk: set(names)
-                           for chunk, names in self._used.items()}
         try:
             yield
         except Exception:
             vars(self).update(before)
             raise
 
-    # --- who has what --------------------------------------------------------
-
     def place(self, program: StagedTrace) -> None:
-        """Says which rank has what, by the calls of training."""
+        """Notes which rank has which parameter, by the calls of training."""
         homes = self.plan.homes()
-        self._used: dict[int, set[str]] = {
+        used: dict[int, set[str]] = {
             chunk: set() for chunk in range(self.last + 1)}
         for name in self.names.parameters:
             chunks = program.holders.get(name)
             for chunk in chunks or (homes.get(name, self.last),):
-                self._used[chunk].add(name)
-        self._note_ranks()
+                used[chunk].add(name)
+        self._note_ranks(used)
         self._note_keepers(program)
 
     def _note_keepers(self, program: StagedTrace) -> None:
-        # Another one, as an error may put the former back.
+        # A new dictionary, as an error may restore the old one.
         self._keepers = {**self._keepers, **program.keepers}
         me = self.grid.stage_index
         self._owners = {name: chunk % self.plan.stages
@@ -350,29 +309,16 @@ class Partition:
         self._own_links = {name for name in self.names.links
                            if self._owners.get(name, me) == me}
 
-    def _note_ranks(self) -> None:
-        stages = self.plan.stages
-        self.used = {chunk: sorted(names)
-                     for chunk, names in self._used.items()}
-        self.homes: dict[str, int] = {}
-        self.ties: dict[str, tuple[int, ...]] = {}
-        self.ranks: dict[str, tuple[int, ...]] = {}
-        for name in self.names.parameters:
-            ranks = sorted({chunk % stages for chunk, names
-                            in self._used.items() if name in names})
-            self.homes[name], self.ranks[name] = ranks[0], tuple(ranks)
-            if len(ranks) > 1:
-                self.ties[name] = tuple(ranks)
+    def _note_ranks(self, used: dict[int, set[str]]) -> None:
+        self.used = {chunk: sorted(names) for chunk, names in used.items()}
+        self.ranks = {name: tuple(sorted({
+            chunk % self.plan.stages for chunk, names in used.items()
+            if name in names})) for name in self.names.parameters}
+        self.ties = {name: ranks for name, ranks in self.ranks.items()
+                     if len(ranks) > 1}
         self.own = {name: parameter for name, parameter
                     in self.names.parameters.items()
-                    if any(name in self._used[chunk]
-                           for chunk in self.chunks)}
-
-    def used_by(self, chunk: int) -> set[str]:
-        """Paths of the parameters that a chunk's rank has."""
-        return set().union(*(names for other, names in self._used.items()
-                             if other % self.plan.stages
-                             == chunk % self.plan.stages))
+                    if self.grid.stage_index in self.ranks[name]}
 
     def is_own(self, link: chainer.Link, name: str) -> bool:
         """Whether this rank saves and loads an attribute of a link."""
@@ -382,9 +328,9 @@ class Partition:
         return self.names.of(link) in self._own_links
 
     def counted(self) -> list[chainer.Parameter]:
-        """This rank's parameters; those on several ranks on one only."""
+        """This rank's parameters; those on several ranks on the first."""
         return [parameter for name, parameter in self.own.items()
-                if self.homes[name] == self.grid.stage_index]
+                if self.ranks[name][0] == self.grid.stage_index]
 
     def problem(self) -> str:
         """Names a parameter that was replaced since the cut; '' if none."""
@@ -412,11 +358,7 @@ class Partition:
 
 
 def check_loss(trace: Trace) -> None:
-    """A model that is called with a batch must return its loss.
-
-    Raises:
-        ValueError: It returned something else.
-    """
+    """Raises ValueError if a model has not returned its loss."""
     if not is_scalar(trace.result):
         raise ValueError(
             'the model returned '

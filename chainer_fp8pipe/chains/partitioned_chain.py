@@ -9,7 +9,7 @@ import chainer
 
 from ..intercept.function_calls import current
 from ..planning.partition.partition_plan import PartitionPlan
-from .cut_table import table
+from ..planning.sizes import said_bytes
 from .partitioned import Partition
 
 
@@ -45,7 +45,7 @@ class PartitionedChain:
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """The parameters on this rank, with their names in the model.
 
-        In the model's own forward, which all ranks run, all parameters.
+        In the model's own forward: all parameters.
         """
         found = (self.partition.own if current() is None
                  else self.partition.names.parameters)
@@ -69,7 +69,7 @@ class PartitionedChain:
 
 
 class _Own:
-    """A serializer of what a rank has."""
+    """A serializer that leaves out what other ranks have."""
 
     def __init__(self, serializer: Any, link: Any,
                  root: Any = None) -> None:
@@ -90,11 +90,11 @@ class _Own:
 
 
 class _OwnSerializer(_Own, chainer.Serializer):
-    """One that saves."""
+    pass
 
 
 class _OwnDeserializer(_Own, chainer.Deserializer):
-    """One that loads."""
+    pass
 
 
 @functools.lru_cache(None)
@@ -113,3 +113,60 @@ def _child(link: Any, key: str) -> Any:
             return None
     child = vars(link).get(key) if link is not None else None
     return child if isinstance(child, chainer.Link) else None
+
+
+def table(partition: Any) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on."""
+    plan, predicted = partition.plan, partition.plan.predicted
+    replicas = partition.grid.replicas
+    total = sum(predicted.busy) or 1.0
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory',
+             'sends on', 'first parameter']]
+    order, homes = plan.order, plan.homes()
+    for chunk in range(partition.last + 1):
+        stage = chunk % plan.stages
+        names = partition.used[chunk]
+        ranks = partition.grid.placement.ranks[stage]
+        first = next((group[0] for group in order
+                      if homes[group[0]] == chunk), '')
+        rows.append([
+            str(stage) + (f'.{chunk // plan.stages}'
+                          if plan.chunks > 1 else ''),
+            ' '.join(map(str, ranks)),
+            f'{100 * predicted.busy[chunk] / total:.0f} %'
+            if predicted.busy else '',
+            said_bytes(sum(partition.parameter_bytes(name)
+                           for name in names)),
+            said_bytes(predicted.memory[stage]) if predicted.memory else '',
+            _crossing(partition, chunk),
+            first + (' (again)' if plan.recompute[chunk] else '')])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ['  '.join(text.ljust(width) for text, width
+                       in zip(row, widths, strict=True)).rstrip()
+             for row in rows]
+    busy = predicted.busy
+    balance = sum(busy) / len(busy) / max(busy) if busy and max(busy) else 1.0
+    head = (f'{partition.title}: {plan.stages} stages'
+            + (f' x {replicas} replicas' if replicas > 1 else '')
+            + f', {plan.schedule} with {plan.micro_batches} micro-batches, '
+            f'balance {balance:.2f}')
+    if predicted.seconds:
+        head += f', {predicted.seconds * 1e3:.0f} ms a step predicted'
+    notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
+        plan.recompute)
+    for name, ranks in partition.ties.items():
+        notes.append(f'{name} is on stages '
+                     + ' and '.join(map(str, ranks))
+                     + ', which sum its gradient')
+    return '\n'.join([head, *lines, *notes])
+
+
+def _crossing(partition: Any, chunk: int) -> str:
+    if chunk == partition.last:
+        return ''
+    values = partition.crossing[chunk]
+    size = sum(value.nbytes for _, value in values)
+    names = ', '.join(f'{name} {"x".join(map(str, value.shape))}'
+                      for name, value in values[:2])
+    more = f' and {len(values) - 2} more' if len(values) > 2 else ''
+    return f'{said_bytes(size)}: {names}{more}'

@@ -1,19 +1,18 @@
 """Goes through a forward pass without doing any of its calls.
 
-What a model calls may depend on the batch's values: on the shape of a tree,
-on lengths of sequences, on a tossed coin.  So before a step every micro-batch
-is rehearsed against the traces there are, which takes some microseconds a
-call; where none fits, the model is traced anew.
+The calls of a model may depend on the batch's values: on the shape of a tree,
+on lengths of sequences, on random numbers.  So before a step every micro-batch
+is rehearsed against the known traces, which takes some microseconds a call;
+where none fits, the model is traced anew.
 
-Labels that a loss leaves out are counted on the way.  How many count must be
-known before the first backward pass, as micro-batches are weighted by it.
+A rehearsal also counts the labels that losses leave out: micro-batches are
+weighted by the number of the others, before the first backward pass.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import chainer
 import numpy
 from chainer import Variable
 from chainer.function import FunctionAdapter
@@ -21,54 +20,28 @@ from chainer.function import FunctionAdapter
 from . import nested
 from .ghost import is_ghost
 from .names import Names
-from .tracing.trace import Trace
-from .tracing.traced_call import is_same
-from .tracing.whole_call import LinkCall, call_whole
+from .tracing.traced_call import Replay, Trace, is_same
 
 
 class Mismatch(Exception):
     """A forward pass makes other calls than the trace."""
 
 
-class Rehearsal:
+class Rehearsal(Replay):
     """Compares the calls of a forward pass with those of a trace.
-
-    Args:
-        trace: Of some forward pass.
-        names: Of the model's links and parameters.
 
     Attributes:
         labels: For each loss that leaves labels out, how many labels count,
             and how many it leaves out.
     """
 
-    inside = False
-
     def __init__(self, trace: Trace, names: Names) -> None:
+        super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
-        self._names, self._trace = names, trace
-        self._calls = trace.calls
-        self._number = trace.first
-
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if self._trace.atomic and self._names.of(link) in self._trace.atomic:
-            return self.call_whole(LinkCall(link, original), args, kwargs)
-        return original(link, *args, **kwargs)
-
-    def before_backward(self, outputs: Any) -> None:
-        """Allows it: tracing has refused gradients of ghosts."""
-
-    def before_unchain(self, output: Variable) -> None:
-        """Allows it: tracing has refused to unchain ghosts."""
-
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        return call_whole(function, args, kwargs,
-                          lambda node: self._calls[self._number - 1].form)
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        # Comes for every call of every micro-batch: no helpers where all is
-        # as expected.
+        # Each call of each micro-batch comes here: no helpers are called
+        # where all is as expected.
         number = self._number
         if number >= len(self._calls):
             raise Mismatch
@@ -94,21 +67,16 @@ class Rehearsal:
         if call.attributes:
             own.update(call.attributes)
         if call.error is not None:
-            raise call.error.with_traceback(None)   # which keeps batches
+            raise call.error.with_traceback(None)   # it holds the batch
         return call.ghosts
 
     def finish(self) -> None:
-        """Raises an error if calls of the trace were not made."""
+        """Raises Mismatch if calls of the trace were not made."""
         if self._number != len(self._calls):
             raise Mismatch
 
     def leave_out(self, labels: Any, label: int) -> None:
-        """A mean leaves out a label.
-
-        Args:
-            labels: An array or variable; None: nobody knows which one.
-            label: Which is left out.
-        """
+        """Counts labels: an array, a variable or None if unknown."""
         array = nested.array_of(labels)
         if array is None or is_ghost(array):
             self.labels.append((-1, 1))
@@ -121,13 +89,14 @@ def weights(labels: Sequence[Sequence[tuple[int, int]]],
             sizes: Sequence[int], replicas: int = 1) -> list[float]:
     """How much each micro-batch counts in the mean loss.
 
-    Labels that count wherever a loss may leave some out, though it leaves
-    out none now: weights are added over replicas, and another one may.
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples.  A loss that leaves out none here may leave out some on
+    other replicas, and weights are added over all replicas.
 
     Args:
         labels: Of each micro-batch, what a rehearsal has counted.
         sizes: Samples of each micro-batch.
-        replicas: How many batches there are beside each other.
+        replicas: Number of replicas, each with a batch of its own.
 
     Raises:
         ValueError: Several losses leave out labels, and not equally many.
@@ -146,8 +115,7 @@ def weights(labels: Sequence[Sequence[tuple[int, int]]],
         table = numpy.array([[float(count) for count, _ in several]
                              for several in labels])
         shares = table / numpy.maximum(table.sum(0), 1)
-        # Between replicas, where nobody sees the others' shares, numbers
-        # must be equal.
+        # No replica knows the others' shares, so numbers must be equal.
         if (abs(shares - shares[:, :1]) < 1e-12).all() and (
                 replicas == 1 or not leaves_out
                 or (table == table[:, :1]).all()):
@@ -162,7 +130,7 @@ def weights(labels: Sequence[Sequence[tuple[int, int]]],
 
 
 def _is_alike(array: Any, expected: Any) -> bool:
-    """Whether an input that is another object is what the trace had."""
+    """Whether an input matches what a trace expects, but for identity."""
     if is_ghost(array):
         return array.recipe is not None and (
             array.recipe.sources == expected and bool(expected))

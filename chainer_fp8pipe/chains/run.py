@@ -1,21 +1,27 @@
 """One chunk's forward pass of one micro-batch, by the user's own forward."""
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 
 from ..intercept import unchecked_calls
 from ..intercept.function_calls import suspended
-from ..pipeline.randomness import Place, at
+from ..pipeline.randomness import Place, at, preserved
 from ..planning.partition.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
-from .tracing.trace import Trace
-from .tracing.traced_call import TracedCall, attributes_of, kind_of
-from .tracing.whole_call import LinkCall, call_whole, link_of
+from .names import Names
+from .tracing.traced_call import (
+    Replay,
+    Trace,
+    TracedCall,
+    attributes_of,
+    kind_of,
+)
+from .tracing.whole_call import link_of
 
 
 class Diverged(RuntimeError):
@@ -26,18 +32,19 @@ class CallError(RuntimeError):
     """A call of a function failed; the cause is the exception."""
 
 
-class Run:
-    """Intercepts the calls of a forward pass; does those of one chunk.
+class Run(Replay):
+    """Does the calls of one chunk in a forward pass.
 
     Args:
         trace: Of such a pass.
         stages: The chunk of each call.
-        chunk: Whose calls are done.
+        chunk: Number of this chunk.
         received: Values of other chunks.
-        wanted: Values that other chunks, or reports, need of this one.
+        wanted: The values of this chunk that others, or reports, need.
         names: Of the model's links and parameters.
-        place: Where in the training the pass is, for what calls draw.
+        place: Where in the training the pass is; seeds what calls draw.
         where: Says which rank has a chunk.
+        clock: Is told of each call that was done; None: nothing is timed.
 
     Attributes:
         made: The wanted values that were made here.
@@ -47,46 +54,16 @@ class Run:
 
     def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
                  received: Mapping[Source, chainer.Variable],
-                 wanted: frozenset[Source], names: Any, place: Place,
-                 where: Callable[[int], str]) -> None:
+                 wanted: frozenset[Source], names: Names, place: Place,
+                 where: Callable[[int], str],
+                 clock: Callable[[int, Any], None] | None) -> None:
+        super().__init__(trace, names)
         self.made: dict[Source, chainer.Variable] = {}
-        self.uses: dict[Any, int] = {}
-        self._trace, self._calls, self._stages = trace, trace.calls, stages
-        self._chunk, self._received = chunk, received
-        self._wanted, self._names = wanted, names
-        self._place, self._where = place, where
-        self._number = trace.first
-        self._inside = 0
-        self._own: set[int] = set()
-        self._asked = {source.call for source in wanted}
-        #: Is told of each call that was done; None: nothing is timed.
-        self.clock: Callable[[int, Any], None] | None = None
-
-    # --- the interceptor -----------------------------------------------------
-
-    @property
-    def inside(self) -> bool:
-        """Whether a call is being run."""
-        return bool(self._inside)
-
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if not self._inside and self._trace.atomic and (
-                self._names.of(link) in self._trace.atomic):
-            return self.call_whole(LinkCall(link, original), args, kwargs)
-        return original(link, *args, **kwargs)
-
-    def before_backward(self, outputs: Any) -> None:
-        """Allows it: tracing has refused gradients of ghosts."""
-
-    def before_unchain(self, output: chainer.Variable) -> None:
-        """Allows it: tracing has refused to unchain ghosts."""
-
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if self._inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda node: self._calls[self._number - 1].form)
+        self.uses: collections.Counter[Any] = collections.Counter()
+        self._stages, self._chunk, self._received = stages, chunk, received
+        self._wanted, self._asked = wanted, {one.call for one in wanted}
+        self._place, self._where, self._clock = place, where, clock
+        self._own: set[int] = set()     # ids of the functions that were run
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
@@ -106,20 +83,18 @@ class Run:
         if self._stages[number] == self._chunk:
             return self._do(number, call, node, inputs, original)
         if call.error is not None:
-            raise call.error.with_traceback(None)   # which keeps batches
+            raise call.error.with_traceback(None)   # it holds the batch
         if call.attributes:
             attributes_of(node).update(call.attributes)
         return call.ghosts
 
     def finish(self) -> None:
-        """Raises an error if calls of the trace were not made."""
+        """Raises Diverged if calls of the trace were not made."""
         if self._number != len(self._calls):
             call = self._calls[self._number]
             raise Diverged(
                 f'the forward pass ended before call {self._number}, '
                 f'{call.name} in {call.link}, of its trace. {_REMEDY}')
-
-    # --- values --------------------------------------------------------------
 
     def real(self, value: Any) -> Any:
         """The value that a ghost stands for; others as they are."""
@@ -128,11 +103,13 @@ class Run:
             return value
         is_variable = isinstance(value, chainer.Variable)
         if array.recipe is not None:
-            made = self._evaluated(array)
+            with suspended():
+                made = evaluated(array.recipe, [
+                    nested.array_of(self.real(leaf))
+                    for leaf in array.recipe.leaves])
             return chainer.Variable(made) if is_variable else made
         source = array.source
-        if not isinstance(source, Source) or array.traced is None or (
-                self._trace_of(array) is not self._trace):
+        if not isinstance(source, Source) or array.traced is not self._trace:
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed here; '
                 'a value of an earlier micro-batch, or of a parameter that '
@@ -142,7 +119,8 @@ class Run:
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed and did '
                 f'not come from {self._where(self._stages[source.call])}')
-        if is_variable and self._is_own(value, source):
+        if is_variable and isinstance(source.output, int) and (
+                self._calls[source.call].ghosts[source.output] is value):
             return leaf
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
@@ -161,7 +139,7 @@ class Run:
         for name in call.hidden:
             leaves, tree = nested.leaves(own[name])
             own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
-        self._inside += 1
+        self._inside = True
         try:
             outs = (self._seeded(number, node, arguments, original)
                     if call.draws
@@ -169,32 +147,30 @@ class Run:
         except (GhostError, Diverged):
             raise
         except Exception as error:
-            if type(error) is type(call.error):     # an iteration ends so
+            if type(error) is type(call.error):     # ends an iteration
                 raise
             raise CallError(
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
                 f'{type(error).__name__}: {error}') from error
         finally:
-            self._inside -= 1
+            self._inside = False
         self._note(number, call, node, outs)
-        if self.clock is not None:
-            self.clock(number, node)
+        if self._clock is not None:
+            self._clock(number, node)
         return outs
 
     def _arguments(self, inputs: tuple) -> tuple:
-        """What a call really reads; parameters are counted."""
+        """The inputs of a call with their values; counts parameters."""
         arguments = []
         read = set()
         for x in inputs:
-            if is_ghost(x._data[0] if isinstance(x, chainer.Variable)
-                        else x):
+            if is_ghost(nested.array_of(x)):
                 x = self.real(x)
             if isinstance(x, chainer.Parameter):
                 read.add(x.node)
             elif isinstance(x, chainer.Variable):
                 creator = x.creator_node
-                # A graph of an earlier micro-batch would be gone through
-                # again.
+                # Backward would go through an earlier micro-batch's graph.
                 if creator is not None and id(creator) not in self._own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
@@ -203,27 +179,24 @@ class Run:
                         'its unchain()')
             arguments.append(x)
         for parameter in read:
-            self.uses[parameter] = self.uses.get(parameter, 0) + 1
+            self.uses[parameter] += 1
         return tuple(arguments)
 
     def _seeded(self, number: int, node: Any, arguments: tuple,
                 original: Callable) -> tuple:
-        state = numpy.random.get_state()
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
         place = self._place
         if _draws_initial_values(node):
             # The same on every replica.
             place = place._replace(iteration=0, first_sample=0)
-        try:
-            with at(place._replace(layer=number - self._trace.first), xp):
-                return unchecked_calls.apply(node, arguments, original)
-        finally:
-            numpy.random.set_state(state)
+        with preserved(), at(
+                place._replace(layer=number - self._trace.first), xp):
+            return unchecked_calls.apply(node, arguments, original)
 
     def _note(self, number: int, call: TracedCall, node: Any,
               outs: tuple) -> None:
-        """Keeps what others want; checks the shapes that they expect."""
+        """Keeps wanted values; checks their shapes."""
         for index, out in enumerate(outs):
             value = call.outputs[index]
             if out.shape != value.shape or out.dtype != value.dtype:
@@ -242,21 +215,6 @@ class Run:
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
-
-    def _evaluated(self, array: Any) -> Any:
-        recipe = array.recipe
-        with suspended():
-            return evaluated(recipe, [
-                nested.array_of(self.real(leaf)) for leaf in recipe.leaves])
-
-    def _trace_of(self, array: Any) -> Any:
-        return getattr(array.traced, 'trace', array.traced)
-
-    def _is_own(self, value: chainer.Variable, source: Source) -> bool:
-        if isinstance(source.output, str):
-            return False
-        ghosts = self._calls[source.call].ghosts
-        return ghosts[source.output] is value
 
 
 def _draws_initial_values(node: Any) -> bool:

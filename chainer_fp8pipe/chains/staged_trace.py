@@ -1,4 +1,4 @@
-"""What the ranks do for one form of input: a trace and its stages."""
+"""A trace, and the stage of each of its calls."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -12,42 +12,40 @@ from ..planning.partition.positions import Assignment, assign
 from . import nested
 from .ghost import describe_source, is_ghost, sources
 from .tracing.link_state import LinkState
-from .tracing.trace import Trace
+from .tracing.traced_call import Trace
 
 
 class StagedTrace:
-    """A trace, and which chunk does what of it.
+    """The calls of a trace, each on a chunk: the program of a micro-batch.
 
     Args:
         trace: Of the model.
         plan: Where the model is cut.
-        state: What links had before the run that was traced.
+        state: What links kept before the run that was traced.
         live: Whether a later run reads what this one leaves in links.
-        keepers: Chunks of links that keep running values, as earlier
-            programs have it; None: this is the first one.
+        keepers: As the attribute, of earlier traces.
 
     Attributes:
         stages: The chunk of each call.
         incoming: For each chunk the values that it receives.
-        outgoing: For each chunk the values that it sends on; of the last
+        outgoing: For each chunk the values that it sends on; for the last
             one the values that the model returned.
         wanted: For each chunk the values to keep of its calls.
-        reporters: Which chunk knows each reported value, by its name.
-        holders: Chunks that use a parameter, by its path.
+        reporters: The chunk that knows a reported value, by its name.
+        holders: The chunks that use a parameter, by its path.
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
-        inner: Paths of parameters that calls read inside of themselves.
+        inner: Paths of the parameters that are read inside of calls.
         after: What links keep for the next run; None: nothing.
 
     Raises:
-        ValueError: The model returns something else than variables, or a
-            link's calls would be apart.
+        ValueError: The model returns something else than variables, or the
+            calls of such a link would be on two chunks.
     """
 
     def __init__(self, trace: Trace, plan: PartitionPlan,
                  state: LinkState | None,
-                 live: bool, keepers: Mapping[str, int] | None = None
-                 ) -> None:
+                 live: bool, keepers: Mapping[str, int]) -> None:
         self.trace, self.state = trace, state
         self.form, results = _results(trace)
         together = [*map(_sources_of, trace.reports.values()),
@@ -57,7 +55,6 @@ class StagedTrace:
             return assign(trace.calls, plan.order, plan.cuts, results,
                           together, homes)
 
-        keepers = keepers or {}
         self.keepers = self._keepers(assigned(self._homes(keepers)).stages)
         keepers = {**self.keepers, **keepers}
         assignment = assigned(self._homes(keepers))
@@ -67,7 +64,6 @@ class StagedTrace:
         crossing = assignment.crossing
         self.incoming = ((), *crossing)
         self.outgoing = (*crossing, results)
-        self.results = results
         self.reporters = {
             name: max([self.stages[source.call]
                        for source in _sources_of(value)],
@@ -78,23 +74,20 @@ class StagedTrace:
             lambda source: self.stages[source.call]) if live else None)
         self.inner = frozenset(name for call in trace.calls
                                for name in call.inner)
-        self.wanted = tuple(self._wanted(chunk)
-                            for chunk in range(last + 1))
+        wanted = {source for several in (
+            *self.outgoing, *map(_sources_of, trace.reports.values()))
+            for source in several}
+        self.wanted = tuple(frozenset(
+            source for source in wanted if self.stages[source.call] == chunk)
+            for chunk in range(last + 1))
 
     def wants_gradient(self, source: Source) -> bool:
-        """Whether the gradient of a value is of use."""
+        """Whether backward needs the gradient of a value."""
         value = self.trace.calls[source.call].outputs[source.output]
         return value.wants and value.dtype.kind == 'f'
 
-    def _wanted(self, chunk: int) -> frozenset[Source]:
-        found = {source for sources_ in self.outgoing for source in sources_}
-        for value in self.trace.reports.values():
-            found.update(_sources_of(value))
-        return frozenset(source for source in found
-                         if self.stages[source.call] == chunk)
-
     def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
-        """The chunks of the calls that links' running values go into."""
+        """The chunks of the calls that use links' running values."""
         return {number: keepers[name]
                 for number, call in enumerate(self.trace.calls)
                 for name in (*call.whole, *call.reads) if name in keepers}
@@ -117,7 +110,7 @@ class StagedTrace:
 
 
 def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
-    """The form of what a model returned, and where it comes from."""
+    """The form of what a model returned, and its sources."""
     leaves, tree = nested.leaves(trace.result)
     found: list[Source] = []
     for leaf in leaves:
@@ -131,12 +124,10 @@ def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
     return tree, tuple(found)
 
 
-def _sources_of(value: Any) -> Sequence[Source]:
-    array = nested.array_of(value)
-    return [source for source in sources(array)
-            if isinstance(source, Source)] if is_ghost(array) else []
+def _sources_of(value: Any) -> tuple[Source, ...]:
+    return sources(nested.array_of(value))
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it can be a loss."""
+    """Whether a value can be a loss."""
     return isinstance(value, chainer.Variable) and value.size == 1

@@ -1,4 +1,4 @@
-"""Parameters without values: yet to be drawn, or on another rank."""
+"""Parameters without values: to be drawn later, or on another rank."""
 from __future__ import annotations
 
 import contextlib
@@ -13,20 +13,16 @@ from chainer.initializers import generate_array
 
 from ..intercept.function_calls import current, suspended
 from ..intercept.initial_values import Creation, creating
+from ..pipeline.randomness import preserved
 from .ghost import ghost, is_ghost
 
 
 def place_array(parameter: chainer.Parameter, array: Any) -> None:
-    """Sets a parameter's array, a ghost or none at all."""
+    """Sets a parameter's array, which may be a ghost or None."""
     parameter._data[0] = array
     parameter._node._update_data_info(array)
     if is_ghost(array):
         parameter._grad = None
-
-
-def has_shape(parameter: chainer.Parameter) -> bool:
-    """Whether a trace has found the shape of a parameter without values."""
-    return is_ghost(parameter._data[0])
 
 
 class DeferredParameter(chainer.Parameter):
@@ -37,14 +33,14 @@ class DeferredParameter(chainer.Parameter):
 
     @property
     def raw_array(self) -> Any:
-        """The array; draws it, unless a trace asks."""
+        """The array, which is drawn now unless a trace asks."""
         if is_ghost(self._data[0]) and current() is None:
             draw(self)
         return self._data[0]
 
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
-        super().initialize(shape)       # a trace, or another `deferred`
+        super().initialize(shape)       # in a trace or `deferred`: a ghost
         if not is_ghost(self._data[0]):
             place_array(self, ghost(_shape(shape), self._data[0].dtype))
             draw(self)
@@ -81,15 +77,12 @@ class _Deferring(Creation):
     def _without_values(self, parameter: chainer.Parameter, shape: Any
                         ) -> None:
         parameter._grad_initializer = None
-        place_array(parameter, ghost(
-            _shape(shape), chainer.get_dtype(
-                getattr(parameter.initializer, 'dtype', None)),
-            'that is yet to be drawn', parameter._initial_device.xp))
+        _place_ghost(parameter, shape, 'that is yet to be drawn')
 
 
 @contextlib.contextmanager
 def deferred(seed: int = 0) -> Iterator[None]:
-    """Links that are made inside have parameters without values.
+    """Links that are made in the block have parameters without values.
 
     ::
 
@@ -99,27 +92,22 @@ def deferred(seed: int = 0) -> Iterator[None]:
     takes no memory for the parameters.  :func:`partition` has each rank draw
     its own; without it, a parameter is drawn when it is first used.  Values
     depend on the seed and on how many parameters were made before, not on
-    the rank.  What a constructor itself draws from NumPy's generator is
-    seeded, too; the generator gets its state back.  A parameter that is made
-    of an array has this array at once.
+    the rank.  NumPy's generator, from which constructors may draw, is seeded
+    in the block, and gets its state back.  A parameter that is made of an
+    array has this array at once.
 
     Args:
         seed: Of the initial values.
     """
-    before = numpy.random.get_state()
-    numpy.random.seed([seed & 0xffffffff, 0])
-    try:
-        with creating(_Deferring(seed)):
-            yield
-    finally:
-        numpy.random.set_state(before)
+    with preserved(), creating(_Deferring(seed)):
+        numpy.random.seed([seed & 0xffffffff, 0])
+        yield
 
 
 def draw(parameter: chainer.Parameter) -> None:
-    """Gives a parameter its initial values, for its shape as it is known.
+    """Gives a parameter of known shape its initial values.
 
-    One that was not made in :func:`deferred` draws from NumPy's generator
-    as it stands.
+    If it was not made in :func:`deferred`, they come from NumPy's generator.
     """
     array = parameter._data[0]
     draw_from = getattr(parameter, '_draw_from', None)
@@ -139,15 +127,20 @@ def draw(parameter: chainer.Parameter) -> None:
 
 
 def settle(parameter: chainer.Parameter, values: Any) -> None:
-    """Gives a parameter values; nothing is drawn later."""
+    """Gives a parameter values, so that nothing is drawn later."""
     place_array(parameter, values)
     if type(parameter) is DeferredParameter:
         parameter.__class__ = chainer.Parameter
     parameter._grad = None
 
 
-class _ShapesOnly(Creation):
-    """Parameters that get their shape in forward get that and no values."""
+class ShapesOnly(Creation):
+    """Gives a model's parameters ghosts when they get their shape.
+
+    Args:
+        names: Of the model's parameters.
+        recorder: Of the trace.
+    """
 
     def __init__(self, names: Any, recorder: Any) -> None:
         self._names, self._recorder = names, recorder
@@ -158,28 +151,18 @@ class _ShapesOnly(Creation):
             return False            # the link does it itself
         if parameter._data[0] is None:
             self._names.shaped.append(name)
-        place_array(parameter, ghost(
-            _shape(shape), chainer.get_dtype(
-                getattr(parameter.initializer, 'dtype', None)), name,
-            parameter._initial_device.xp))
+        _place_ghost(parameter, shape, name)
         return True
 
 
-def lazily_shaped(names: Any, recorder: Any
-                  ) -> contextlib.AbstractContextManager:
-    """Inside, a model's parameters get ghosts when they are initialized."""
-    return creating(_ShapesOnly(names, recorder))
-
-
 def without_shapes(always: bool) -> Callable[[Callable], Callable]:
-    """Has a function of a model give parameters no shape.
+    """Has a function of a model take back the shapes that it finds.
 
-    A trace leaves ghosts of those that get their shape in forward; a rank
-    draws them when the model is cut.  Where it is not, they must be drawn in
-    a forward pass, as ever.
+    A trace leaves ghosts of parameters that get their shape in forward.  If
+    the model is not cut then, a later forward pass must draw them, as usual.
 
     Args:
-        always: Whether also where the function returns.
+        always: Not only if the function raises an error.
     """
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -202,19 +185,24 @@ def without_shapes(always: bool) -> Callable[[Callable], Callable]:
 
 
 class _Settled(Creation):
-    """Keeps the values and ghosts that parameters have."""
-
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         return parameter._data[0] is not None
 
 
 def settled() -> contextlib.AbstractContextManager:
-    """Inside, links do not draw again what a rank has, or has not.
+    """A block in which parameters keep the values and ghosts that they have.
 
-    A link that has been traced, but not run, believes that its parameters
-    are yet to get their shape.
+    A link that was traced, but not run, gives its parameters a shape again.
     """
     return creating(_Settled())
+
+
+def _place_ghost(parameter: chainer.Parameter, shape: Any, name: str
+                 ) -> None:
+    place_array(parameter, ghost(
+        _shape(shape), chainer.get_dtype(
+            getattr(parameter.initializer, 'dtype', None)), name,
+        parameter._initial_device.xp))
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

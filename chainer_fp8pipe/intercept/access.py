@@ -1,14 +1,12 @@
-"""Asks a keeper before anybody looks at an object.
+"""Asks a keeper before some attributes of an object are read or set.
 
-A mark is a subclass, made for the purpose, of the class that the object has.
-Its properties stand before the attributes that all ways to the object's
-contents go through.
-
-No class of Chainer is changed, so two packages cannot meet in one; and no
-other object is: a marked one has its own class back when the mark is taken
-off, in any thread.  One object has one mark at a time.  If another package has
-given the object a class derived from the mark's meanwhile, the object keeps
-that one, and its properties ask nobody until the next mark.
+A marked object gets a subclass of its class, in which these attributes are
+properties.  Neither Chainer's classes nor other objects are changed, so other
+packages' patches of the classes do not matter.  When the mark is taken off, in
+any thread, the object has its own class back.  One object has one mark at a
+time.  If another package has meanwhile given the object a class derived from
+the marked one, the object keeps that class, and its properties ask nobody
+until the next mark.
 """
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ _MARK = '_mark'
 
 
 class Keeper(Protocol):
-    """An object that is asked before each look at a marked one."""
+    """Is asked before each look at a marked object."""
 
     def look_at(self, subject: Any) -> None:
-        """Prepares the subject; the look takes place when this returns."""
+        """Prepares the subject; the look takes place afterwards."""
 
 
 class _Mark(NamedTuple):
@@ -33,15 +31,15 @@ class _Mark(NamedTuple):
 
 def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
          subject: Any) -> None:
-    """Has a keeper asked before each look at some attributes.
+    """Has ``keeper.look_at(subject)`` called before each look.
 
-    Copies and pickles are looks, too.
+    A look reads or sets one of the attributes, copies or pickles the object.
 
     Args:
-        owner: The object; one with a ``__dict__``.
-        attributes: Their names.
-        keeper: Its ``look_at`` is called.
-        subject: With this.
+        owner: The object; must have a ``__dict__``.
+        attributes: Names of the attributes.
+        keeper: Is asked.
+        subject: Is given to the keeper.
 
     Raises:
         RuntimeError: The object has a mark already.
@@ -56,23 +54,20 @@ def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
 
 
 def unmark(owner: Any) -> None:
-    """Gives a marked object its own class back; others stay as they are."""
+    """Takes the mark off an object; others stay as they are."""
     if vars(owner).pop(_MARK, None) is not None and (
             type(owner).__bases__[0] is _Marked):
         owner.__class__ = _class_before(owner)
 
 
 def keeper_of(owner: Any) -> Any:
-    """Returns the keeper of an object; None: the object is not marked."""
+    """The keeper of an object; None: the object is not marked."""
     found = vars(owner).get(_MARK)
     return found.keeper if found else None
 
 
 def unmarked(owner: Any) -> Any:
-    """Returns a copy without mark; what the copy refers to is the owner's.
-
-    For the keeper, which looks often and need not be asked.
-    """
+    """A shallow copy without mark, for keepers, which need not be asked."""
     kind: Any = _class_before(owner)
     made = kind.__new__(kind)
     vars(made).update(vars(owner))
@@ -81,8 +76,6 @@ def unmarked(owner: Any) -> Any:
 
 
 class _Marked:
-    """What marked objects have in common."""
-
     def __copy__(self) -> Any:
         return copy.copy(_plain(self))
 
@@ -91,8 +84,6 @@ class _Marked:
 
 
 class _Attribute:
-    """An attribute of a marked object."""
-
     def __init__(self, name: str, default: Any) -> None:
         self._name = name
         self._default = default
@@ -109,7 +100,7 @@ class _Attribute:
 
 
 def _class_before(owner: Any) -> type:
-    """The class of an object without a mark."""
+    """The class that an object has without a mark."""
     classes = type(owner).__mro__
     if _Marked not in classes:
         return classes[0]
@@ -117,7 +108,7 @@ def _class_before(owner: Any) -> type:
 
 
 def _plain(owner: Any) -> Any:
-    """A marked object, after a look, as one that is not marked."""
+    """A marked object, or an unmarked copy if the mark stays after a look."""
     _look_at(owner)
     # Usually the look has taken the mark off.
     return unmarked(owner) if isinstance(owner, _Marked) else owner

@@ -2,26 +2,19 @@
 
 ``chainer.functions.as_strided`` reads the memory that an array is a view of,
 not the array (Chainer 7.8.1, chainer/functions/array/as_strided.py, function
-``_get_base_array``, line 108).  What came in a message is a view of its bytes,
-and ``as_strided`` made bytes of it.  While somebody holds the patch, an array
-that is a view of another dtype is all of its memory; nothing else changes (see
-:class:`.Patch`).  Another package's function in the same place is asked first,
-and its answer kept where that has the array's dtype.
+``_get_base_array``, line 108).  An array that came in a message is a view of
+the message's bytes, which ``as_strided`` would return.  While an object holds
+the patch (see :class:`.Patch`), the memory of an array that is a view of
+another dtype is the array itself.  Another package's patch is asked first,
+and its answer is kept if that has the array's dtype.
 """
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from chainer.functions.array import as_strided
 
 from .patching import Patch
-
-
-def hold(owner: Any) -> None:
-    """Keeps the function replaced as long as an object lives."""
-    _PATCH.install()
-    weakref.finalize(owner, _PATCH.remove)
 
 
 def _base(original: Any) -> Any:
@@ -38,3 +31,4 @@ def _base(original: Any) -> Any:
 
 
 _PATCH = Patch(as_strided, '_get_base_array', _base)
+hold = _PATCH.hold

@@ -1,148 +1,113 @@
 """Has an interceptor see the calls of functions and links.
 
-While there is a block of :func:`intercepting` in any thread, these of Chainer
-7.8.1 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
+While any thread is in a block of :func:`intercepting`, these of Chainer 7.8.1
+are replaced (see :class:`.Patch`): ``FunctionNode.apply``
 (chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
 that has no ``__call__`` of its own, ``Variable.backward`` and
 ``unchain_backward`` (variable.py, lines 1490 and 1644), ``chainer.backward``
 (_backprop.py, line 15), ``chainer.grad`` (function_node.py, line 1013), and
 the cross entropy that is made of several functions
-(functions/loss/softmax_cross_entropy.py, line 390), whose labels no function
-sees: an interceptor that has a method ``leave_out(labels, label)`` is told of
-what its mean leaves out.  They act in the thread of the block only; other
-threads call the originals.
+(functions/loss/softmax_cross_entropy.py, line 390), none of which gets the
+labels as an input.  The replacements act in the thread of the block only;
+other threads call the originals.
 
-Another package may have patched the same places before: its functions are the
-originals then, which interceptors are given to call.  If it patches them
-meanwhile, its functions are called first and stay; if they call what they
-replaced, the interceptor sees these calls.
+Another package's patch that was there before is the original that
+interceptors are given.  A patch that comes later is called first and stays;
+the interceptor sees the calls that it passes on.
 
-To put them on and take them off costs some 40 us, and Python 3.13 is slower
-after several hundred times (see :class:`.Patch`); :func:`hold` saves that.
+To install and remove the patches costs some 40 us, and after several hundred
+times Python 3.13 gets slower (see :class:`.Patch`); :func:`hold` saves both.
 """
 from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import chainer
 
-from .patching import Patch
+from .patching import Current, Patch
 
 
-class Interceptor(Protocol):
+class Interceptor:
     """Sees calls, and makes them or does something else.
 
-    Calls that are made by these two methods, or by what they call, come here
-    again, unless in a block of :func:`suspended`.
+    This one makes every call as Chainer does.  The calls that a method makes
+    itself are intercepted, too, unless in a block of :func:`suspended`.
     """
 
     def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
-        """A function is called.
+        """A function is called with variables and arrays.
 
-        Args:
-            node: The function.
-            inputs: Variables and arrays.
-            original: Makes the call: ``original(node, inputs)``.
-
-        Returns:
-            The outputs, a tuple of variables.
+        ``original(node, inputs)`` makes the call, and returns the outputs, a
+        tuple of variables.
         """
-
-    def before_backward(self, outputs: Any) -> None:
-        """Gradients are asked for: ``backward``, ``chainer.backward`` or
-        ``chainer.grad``.
-
-        Args:
-            outputs: Of what; a variable or a list of them.
-        """
-
-    def before_unchain(self, output: chainer.Variable) -> None:
-        """A graph is to be cut off: ``unchain_backward``.
-
-        Args:
-            output: Where the graph ends.
-        """
+        return original(node, inputs)
 
     def call_link(self, link: chainer.Link, args: tuple[Any, ...],
                   kwargs: Mapping[str, Any], original: Callable[..., Any]
                   ) -> Any:
-        """A link is called.
+        """A link is called; see :meth:`apply`."""
+        return original(link, *args, **kwargs)
 
-        Args:
-            link: The link.
-            args: What was passed.
-            kwargs: What was passed by name.
-            original: Makes the call: ``original(link, *args, **kwargs)``.
+    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
+        """A function is called that :func:`~chainer_fp8pipe.atomic` marks."""
+        return function(*args, **kwargs)
 
-        Returns:
-            What the link returns.
+    def before_backward(self, outputs: Any) -> None:
+        """``backward``, ``chainer.backward`` or ``chainer.grad`` begins.
+
+        ``outputs`` is a variable, or a list of them.
         """
 
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """``output.unchain_backward`` begins."""
 
-class _Thread(threading.local):
-    """The interceptor of this thread's calls."""
-
-    interceptor: Interceptor | None = None
+    def leave_out(self, labels: Any, label: int) -> None:
+        """A mean leaves out the places where the labels are this one."""
 
 
-_thread = _Thread()
+_interceptor = Current()
 
 
 @contextlib.contextmanager
 def intercepting(interceptor: Interceptor) -> Iterator[None]:
     """Has an interceptor see this thread's calls in a block.
 
-    Of nested blocks, the innermost one's interceptor sees the calls.
+    In nested blocks, the interceptor of the innermost one sees the calls.
     """
     with contextlib.ExitStack() as stack:
         for patch in _ALL:
             stack.enter_context(patch)
-        stack.enter_context(_replaced(interceptor))
+        stack.enter_context(_interceptor.set_to(interceptor))
         yield
 
 
 def suspended() -> contextlib.AbstractContextManager[None]:
     """Has no interceptor see this thread's calls in a block.
 
-    A block of :func:`intercepting` in the block sees calls again.
+    A block of :func:`intercepting` inside it sees calls again.
     """
-    return _replaced(None)
+    return _interceptor.set_to(None)
 
 
 def current() -> Interceptor | None:
-    """What sees this thread's calls now; None: nothing."""
-    return _thread.interceptor
+    """The interceptor of this thread's calls; None: there is none."""
+    return _interceptor.now
 
 
 def hold(owner: Any) -> None:
-    """Keeps them replaced as long as an object lives.
-
-    Blocks of :func:`intercepting` cost next to nothing then.
-    """
+    """Keeps the patches installed as long as an object lives."""
     for patch in _ALL:
-        patch.install()
-        weakref.finalize(owner, patch.remove)
-
-
-@contextlib.contextmanager
-def _replaced(interceptor: Interceptor | None) -> Iterator[None]:
-    before, _thread.interceptor = _thread.interceptor, interceptor
-    try:
-        yield
-    finally:
-        _thread.interceptor = before
+        patch.hold(owner)
 
 
 def _apply(original: Any) -> Any:
     def apply(self: Any, inputs: Any) -> Any:
-        interceptor = _thread.interceptor
+        interceptor = _interceptor.now
         if interceptor is None:
             return original(self, inputs)
         return interceptor.apply(self, inputs, original)
@@ -151,7 +116,7 @@ def _apply(original: Any) -> Any:
 
 def _call(original: Any) -> Any:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        interceptor = _thread.interceptor
+        interceptor = _interceptor.now
         if interceptor is None:
             return original(self, *args, **kwargs)
         return interceptor.call_link(self, args, kwargs, original)
@@ -160,8 +125,8 @@ def _call(original: Any) -> Any:
 
 def _backward(original: Any) -> Any:
     def backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _thread.interceptor is not None:
-            _thread.interceptor.before_backward(outputs)
+        if _interceptor.now is not None:
+            _interceptor.now.before_backward(outputs)
         return original(outputs, *args, **kwargs)
     return backward
 
@@ -169,9 +134,8 @@ def _backward(original: Any) -> Any:
 def _cross_entropy(original: Any) -> Any:
     def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
              ignore_label: int, reduce: str, *args: Any) -> Any:
-        tell = getattr(_thread.interceptor, 'leave_out', None)
-        if tell is not None and normalize and reduce == 'mean':
-            tell(t, ignore_label)
+        if _interceptor.now and normalize and reduce == 'mean':
+            _interceptor.now.leave_out(t, ignore_label)
         return original(x, t, normalize, class_weight, ignore_label, reduce,
                         *args)
     return loss
@@ -179,8 +143,8 @@ def _cross_entropy(original: Any) -> Any:
 
 def _unchain(original: Any) -> Any:
     def unchain_backward(self: Any) -> Any:
-        if _thread.interceptor is not None:
-            _thread.interceptor.before_unchain(self)
+        if _interceptor.now is not None:
+            _interceptor.now.before_unchain(self)
         return original(self)
     return unchain_backward
 

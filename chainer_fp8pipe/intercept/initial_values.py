@@ -1,82 +1,60 @@
 """Has another object give parameters their values.
 
-While there is a block of :func:`creating` in any thread, two methods of
-Chainer 7.8.1 are replaced (see :class:`.Patch`): ``Parameter.__init__``
-(chainer/variable.py, line 1775) and ``Parameter.initialize`` (line 1906).
-They act in the thread of the block only.  Another package's methods in the
-same places are called wherever Chainer's would be: for every parameter that is
-made, and for those that the block's object does not initialize.
+While any thread is in a block of :func:`creating`, two methods of Chainer
+7.8.1 are replaced (see :class:`.Patch`): ``Parameter.__init__``
+(chainer/variable.py, line 1775) and ``Parameter.initialize`` (line 1906).  The
+replacements act in the thread of the block only.  Another package's patches of
+these methods are called wherever Chainer's would be: for every parameter that
+is made, and for those that the block's object does not initialize.
 """
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import chainer
 
-from .patching import Patch
+from .patching import Current, Patch
 
 
 class Creation:
-    """Is asked where parameters are made and get their shape.
+    """Is told when parameters are made and get their shape.
 
-    By default, Chainer goes on as usual.
+    This one has Chainer draw the values, as usual.
     """
 
-    #: Whether :meth:`created` is called, and parameters have no values then.
+    #: Whether parameters are made without values, and :meth:`created` called.
     creates = False
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        """A parameter was made, without values.
-
-        Args:
-            parameter: The new one.
-            shape: What its shape shall be; None: not known yet.
-        """
+        """A parameter was made; its shape is None if it is not known yet."""
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        """A parameter is given its shape.
-
-        Returns:
-            Whether that has been done; if not, Chainer draws values.
-        """
+        """A parameter gets its shape; False: Chainer is to draw values."""
         return False
 
 
-class _Thread(threading.local):
-    """The object that this thread asks about new parameters."""
-
-    creation: Creation | None = None
-
-
-_thread = _Thread()
+_creation = Current()
 
 
 @contextlib.contextmanager
 def creating(creation: Creation) -> Iterator[None]:
-    """Has an object asked about this thread's parameters in a block."""
-    before, _thread.creation = _thread.creation, creation
-    try:
-        with _INIT, _INITIALIZE:
-            yield
-    finally:
-        _thread.creation = before
+    """Has an object told of this thread's new parameters in a block."""
+    with _creation.set_to(creation), _INIT, _INITIALIZE:
+        yield
 
 
 def hold(owner: Any) -> None:
     """Keeps both methods replaced as long as an object lives."""
-    for patch in (_INIT, _INITIALIZE):
-        patch.install()
-        weakref.finalize(owner, patch.remove)
+    _INIT.hold(owner)
+    _INITIALIZE.hold(owner)
 
 
 def _init(original: Any) -> Any:
     def init(self: Any, initializer: Any = None, shape: Any = None,
              name: Any = None, *, layout: Any = None) -> None:
-        creation = _thread.creation
+        creation: Creation | None = _creation.now
         if (creation is None or not creation.creates
                 or isinstance(initializer, chainer.get_array_types())):
             original(self, initializer, shape, name, layout=layout)
@@ -88,7 +66,7 @@ def _init(original: Any) -> Any:
 
 def _initialize(original: Any) -> Any:
     def initialize(self: Any, shape: Any) -> None:
-        creation = _thread.creation
+        creation: Creation | None = _creation.now
         if creation is None or not creation.initialize(self, shape):
             original(self, shape)
     return initialize

@@ -1,9 +1,11 @@
 """Replaces attributes of modules and classes while there are users."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 _ABSENT: Any = object()
@@ -13,11 +15,11 @@ class _Standing(NamedTuple):
     """A replacement in its place.
 
     Attributes:
-        before: What the owner's own attribute was; ``_ABSENT``: inherited.
-        original: What the owner's attribute was, inherited or not.
+        before: The owner's own attribute; ``_ABSENT``: it was inherited.
+        original: The owner's attribute, inherited or not.
         made: What ``make`` returned.
-        replacement: What was put in the attribute.
-        target: Holds what the replacement calls.
+        replacement: What the attribute was set to.
+        target: Holds the function that the replacement calls.
     """
 
     before: Any
@@ -27,31 +29,46 @@ class _Standing(NamedTuple):
     target: list[Any]
 
 
+class Current(threading.local):
+    """An object for each thread, which replacements ask in this thread."""
+
+    now: Any = None
+
+    @contextlib.contextmanager
+    def set_to(self, value: Any) -> Iterator[None]:
+        """A block with another object."""
+        before, self.now = self.now, value
+        try:
+            yield
+        finally:
+            self.now = before
+
+
 class Patch:
     """Replaces an attribute of a module or class while there are users.
 
-    The first user's :meth:`install` puts the replacement there, and the last
-    user's :meth:`remove` the original back.  Both are thread-safe, and may be
-    called while others call the replacement: a call that has begun ends as
+    The first :meth:`install` sets the attribute to the replacement, and the
+    last :meth:`remove` restores the original.  Both are thread-safe, also
+    while other threads call the replacement: a call that has begun ends as
     it began.
 
-    Other packages may patch the same attribute.  What they did before is the
-    original here, and is called and restored.  What they do meanwhile stays:
-    the attribute is restored only if it is still what was put there;
-    otherwise the replacement, which theirs may call, passes calls on to the
-    original from then on.  (Whoever restores, meanwhile, what was before this
-    patch takes the patch off.)
+    Other packages may patch the same attribute.  A patch that was there
+    before is the original here: it is called and restored.  A patch that
+    comes later stays: the attribute is restored only if it is still the
+    replacement; otherwise the replacement, which the other patch may call,
+    passes calls on to the original from then on.  (A package that meanwhile
+    restores what was there before this patch takes this patch off.)
 
     Setting an attribute of a class empties Python's cache of what the class
-    and its subclasses have.  Python 3.13 fills that a thousand times and no
-    more: later, each look at their attributes takes some 50 ns longer.  So a
-    patch of a class with many instances wants a user who stays.
+    and its subclasses have.  Python 3.13 fills that cache a thousand times
+    and no more: later, each access to their attributes takes some 50 ns
+    longer.  So a patch of a class with many instances should be held.
 
     Args:
         owner: The module or class.
         name: Of the attribute.
-        make: Is given the original and returns the replacement, which is a
-            function, or does what the original does where there is no user.
+        make: Is given the original and returns the replacement: a function,
+            or an object that behaves as the original without users.
     """
 
     def __init__(self, owner: Any, name: str,
@@ -82,6 +99,11 @@ class Patch:
             self._users = max(self._users - 1, 0)
             if not self._users:
                 self._take_off()
+
+    def hold(self, owner: Any) -> None:
+        """Installs the patch for as long as an object lives."""
+        self.install()
+        weakref.finalize(owner, self.remove)
 
     def __enter__(self) -> None:
         self.install()

@@ -1,14 +1,14 @@
 """Says when a parameter's gradient is final, while backward still runs.
 
 Chainer writes the gradients of parameters at the very end of a backward pass.
-Until then they are in a table, which is asked for a variable's gradients once
-by every function that the variable goes into.  So this module counts these
-functions in the graph when a pass begins, and looks into the table when the
-last of them is through: what is there then is what Chainer will write.
+Until then a table has them; each function that a variable goes into asks the
+table for the variable's gradients once.  So this module counts these functions
+in the graph when a pass begins, and looks into the table when the last of them
+is through: the gradient there is the one that Chainer will write.
 
-A layer's weights come before its input: their gradients can travel while the
-pass goes on to the layers below (Oh et al., "Out-of-Order BackProp", EuroSys
-2022).
+The gradient of a layer's weights is computed before that of the layer's input,
+so that it can travel while the pass goes on to the layers below (Oh et al.,
+"Out-of-Order BackProp", EuroSys 2022).
 
 Passes inside another one (``F.forget``) are not watched.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import chainer
 from chainer import _backprop, _backprop_utils
@@ -36,35 +36,32 @@ from chainer.functions.connection.linear import LinearFunction
 
 from .patching import Patch
 
-# What these do for one input's gradient is of no use for another's, and may
-# come in any order (in a deconvolution it may not).
+# Their gradients of different inputs have no work in common, and may be
+# computed in any order (those of a deconvolution may not).
 _SEPARATE = frozenset({LinearFunction, Convolution2DFunction, ConvolutionND})
 
-Nodes = dict[Any, int]          # of variables; how many functions use them
+Nodes = dict[Any, int]      # how many functions use a variable, by its node
 
 
 class Watcher(Protocol):
     """An observer of the gradients that become final."""
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
-        """Whose gradients: parameters by name, all of them initialised."""
+        """The parameters to watch, by name, all of them initialised."""
 
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
-        """A pass begins.
+        """A pass begins; says whether to call :meth:`final`.
 
         Args:
-            names: The parameters that it may reach.
-            kind: Of the pass: two that differ are no repetition.
+            names: The parameters that the pass may reach.
+            kind: Equal for passes through the same models.
             models: How many watchers have come so far.
             loss_scale: The factor of the gradients; None for none.
-
-        Returns:
-            Whether to call :meth:`final`.
         """
 
     def final(self, name: str, gradient: Any) -> None:
-        """The array that will be the parameter's ``grad``."""
+        """The array is the one that will be the parameter's ``grad``."""
 
 
 class _Watchers:
@@ -76,6 +73,7 @@ class _Watchers:
         self._lock = threading.Lock()
 
     def add(self, watcher: Watcher) -> None:
+        """Tells a watcher, from now on, of passes through its parameters."""
         with self._lock:
             if not self.present:
                 for patch in _PATCHES:
@@ -84,6 +82,7 @@ class _Watchers:
             self.count += 1
 
     def remove(self, watcher: Watcher) -> None:
+        """Stops telling a watcher of passes."""
         with self._lock:
             before, self.present = self.present, tuple(
                 other for other in self.present if other is not watcher)
@@ -102,16 +101,7 @@ class _Thread(threading.local):
 
 _watchers = _Watchers()
 _thread = _Thread()
-
-
-def watch(watcher: Watcher) -> None:
-    """Tells a watcher, from now on, of passes through its parameters."""
-    _watchers.add(watcher)
-
-
-def unwatch(watcher: Watcher) -> None:
-    """Stops telling a watcher of passes."""
-    _watchers.remove(watcher)
+watch, unwatch = _watchers.add, _watchers.remove
 
 
 class unwatched:
@@ -125,7 +115,7 @@ class unwatched:
 
 
 def _reporting(original: Any) -> Any:
-    """Chainer's loop, of whose passes the watchers are told."""
+    """Chainer's loop, which tells the watchers of its passes."""
     def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
         if _thread.inside or not _watchers.present:
             original(outputs, retain_grad, loss_scale)
@@ -140,9 +130,9 @@ def _reporting(original: Any) -> Any:
 
 
 class _Namespace:
-    """Stands for a module, with other parts of a loop.
+    """Stands for the module that Chainer's loop takes table and step from.
 
-    Only Chainer's loop sees this; ``chainer.grad`` has tables of its own.
+    ``chainer.grad`` has tables of its own.
     """
 
     def __init__(self, original: Any) -> None:
@@ -179,22 +169,19 @@ _PATCHES = (Patch(_backprop, '_backprop_to_all', _reporting),
             Patch(_backprop, '_backprop_utils', _Namespace))
 
 
-class _Reports:
-    """Whom to tell of which variable."""
+class _Reports(NamedTuple):
+    """Which watchers to tell of a variable, by its node."""
 
-    def __init__(self, uses: Nodes, names: dict[Any, list[
-            tuple[Watcher, str]]]) -> None:
-        self.uses = uses
-        self.names = names
+    uses: Nodes
+    names: dict[Any, list[tuple[Watcher, str]]]
 
     def final(self, node: Any, gradient: Any) -> None:
-        """Tells every watcher of this variable."""
         for watcher, name in self.names[node]:
             watcher.final(name, gradient)
 
 
 class _Table(_backprop_utils.GradTable):
-    """Chainer's table of gradients, which tells what is final."""
+    """Chainer's table of gradients, which reports the final ones."""
 
     def __init__(self, reports: _Reports, **options: Any) -> None:
         super().__init__(**options)
@@ -214,11 +201,11 @@ class _Table(_backprop_utils.GradTable):
         return found
 
     def is_last(self, gradients: list[Any]) -> bool:
-        """Whether what is added to this list now is the last of it."""
+        """Whether the function that adds to this list now is the last."""
         return any(found is gradients for _, found in self._through)
 
     def report(self) -> None:
-        """Tells of the gradients that nothing more is added to."""
+        """Reports the gradients that nothing more is added to."""
         through, self._through = self._through, []
         for leaf, gradients in through:
             # As pop will do at the end: the sum is made once only.
@@ -232,7 +219,7 @@ class _Table(_backprop_utils.GradTable):
 
 
 def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
-    """Asks the watchers whom this pass concerns; None: nobody."""
+    """Asks the watchers about this pass; None: nobody wants reports."""
     names: dict[Any, list[tuple[Watcher, str]]] = {}
     for watcher in _watchers.present:
         for name, parameter in watcher.parameters().items():
@@ -244,18 +231,15 @@ def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
             reached.setdefault(id(watcher), set()).add(name)
     kind: Hashable = frozenset(reached)
     if len(reached) > 1 or strangers:
-        # The generator's loss and the discriminator's go through both, but
-        # not equally often.
+        # Both losses of a GAN go through both models, but not equally often.
         kind = kind, strangers, tuple(uses.get(node, 0) for node in names)
     wanted = {id(watcher) for watcher in _watchers.present
               if id(watcher) in reached and watcher.begin(
                   reached[id(watcher)], kind, _watchers.count, loss_scale)}
-    told = {node: [entry for entry in names[node] if id(entry[0]) in wanted]
-            for node in uses}
-    told = {node: entries for node, entries in told.items() if entries}
-    if not told:
-        return None
-    return _Reports({node: uses[node] for node in told}, told)
+    told = {node: entries for node in uses if (entries := [
+        entry for entry in names[node] if id(entry[0]) in wanted])}
+    return (_Reports({node: uses[node] for node in told}, told) if told
+            else None)
 
 
 def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
@@ -265,21 +249,16 @@ def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
     Also returns how many parameters nobody watches.
     """
     uses: Nodes = collections.Counter()
-    strangers = set()
-    ends = set()
-    waiting = []
-    for node in outputs:
-        if node.creator_node is None:
-            ends.add(node)      # gets a gradient from elsewhere, too
-        else:
-            waiting.append(node.creator_node)
-    for node in _inputs(waiting):
+    outputs, strangers = list(outputs), set()
+    for node in _inputs([node.creator_node for node in outputs
+                         if node.creator_node is not None]):
         if node in wanted:
             uses[node] += 1
         elif isinstance(node.get_variable_or_none(), chainer.Parameter):
             strangers.add(node)
-    for node in ends:
-        uses.pop(node, None)
+    for node in outputs:
+        if node.creator_node is None:   # gets a gradient from elsewhere, too
+            uses.pop(node, None)
     return dict(uses), len(strangers)
 
 

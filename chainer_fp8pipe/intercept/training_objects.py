@@ -1,4 +1,4 @@
-"""Has what a training script makes be made by another.
+"""Has another object make what a training script makes.
 
 In a block of :func:`substituting`, these of Chainer 7.8.1 are replaced in all
 threads (see :class:`.Patch`): ``StandardUpdater.__init__``
@@ -9,13 +9,14 @@ lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
 (chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
 that save and load files (chainer/serializers/npz.py, lines 84 and 213;
 hdf5.py, lines 68 and 172), under both names that they have.  Methods are
-replaced and not classes, so that it does not matter how a script got hold of
-a class, and what it derives from one stays derived from it.
+replaced and not classes, which a script may have imported or derived from.
 
-Another package's functions in these places are what the substitute is given as
-the originals, if they were there before the block.  If they come in the block,
-they are called first and stay, and the substitute is asked when they call what
-they replaced.
+In a block of :func:`creating_communicators`,
+``chainermn.create_communicator`` is replaced, also under its name in
+``chainermn.communicators`` (chainermn/communicators/__init__.py, line 8).
+
+Another package's patch that was there before the block is the original.  A
+patch made in the block is called first, and stays.
 """
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import chainer
+import chainermn
+import chainermn.communicators
 from chainer.serializers import hdf5, npz
 from chainer.training.extensions import Evaluator
 from chainer.training.updaters import (
@@ -38,44 +41,44 @@ from .patching import Patch
 class Substitute(Protocol):
     """Makes what the script would have made, or has Chainer make it.
 
-    Each method is given Chainer's own and the arguments of the call.
+    Each method gets Chainer's own function and the arguments of the call.
     """
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        """A ``StandardUpdater``, or one derived from it, is initialised."""
+        """In place of ``StandardUpdater.__init__``."""
 
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
                      **kwargs: Any) -> None:
-        """A ``Trainer`` is initialised."""
+        """In place of ``Trainer.__init__``."""
 
     def extend(self, original: Callable, trainer: Any, *args: Any,
                **kwargs: Any) -> None:
-        """A trainer gets an extension."""
+        """In place of ``Trainer.extend``."""
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
-        """A trainer begins to train."""
+        """In place of ``Trainer.run``."""
 
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:
-        """An ``Evaluator`` is initialised."""
+        """In place of ``Evaluator.__init__``."""
 
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
-        """An ``Evaluator`` goes through its data."""
+        """In place of ``Evaluator.evaluate``."""
 
     def save(self, original: Callable, file: Any, obj: Any, *args: Any,
              **kwargs: Any) -> None:
-        """Something is saved to a file."""
+        """In place of ``save_npz`` and ``save_hdf5``."""
 
     def load(self, original: Callable, file: Any, obj: Any, *args: Any,
              **kwargs: Any) -> None:
-        """Something is loaded from a file."""
+        """In place of ``load_npz`` and ``load_hdf5``."""
 
 
 @contextlib.contextmanager
 def substituting(substitute: Substitute) -> Iterator[None]:
-    """In a block, the substitute makes what scripts make for a training."""
+    """A block in which a substitute makes what scripts make."""
     with contextlib.ExitStack() as stack:
         for owner, name, act in (
                 (StandardUpdater, '__init__', substitute.make_updater),
@@ -93,4 +96,20 @@ def substituting(substitute: Substitute) -> Iterator[None]:
                   for owner in (chainer.serializers, home))):
             stack.enter_context(Patch(
                 owner, name, functools.partial(functools.partial, act)))
+        yield
+
+
+@contextlib.contextmanager
+def creating_communicators(create: Callable[..., Any]) -> Iterator[None]:
+    """A block in which scripts create communicators with this function.
+
+    Another package's ``create_communicator`` is not called.
+
+    Args:
+        create: Takes ChainerMN's arguments.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner in chainermn, chainermn.communicators:
+            stack.enter_context(
+                Patch(owner, 'create_communicator', lambda original: create))
         yield

@@ -1,11 +1,11 @@
 """Has optimizers ask before they update.
 
 While there is a function to ask, ``chainer.GradientMethod.update`` (Chainer
-7.8.1, chainer/optimizer.py, line 857) is replaced, which all of Chainer's
-optimizers inherit, and ChainerMN's call (see :class:`.Patch`).  Another
-package's ``update`` that was there before is called where no function takes
-the update over; one that comes later is called first, and stays.  Threads may
-add and remove functions at any time, also while other threads update.
+7.8.1, chainer/optimizer.py, line 857) is replaced (see :class:`.Patch`), which
+Chainer's optimizers inherit and ChainerMN's call.  Another package's
+``update`` that was there before is called where no function takes the update
+over; one that comes later is called first, and stays.  Threads may add and
+remove functions at any time, also while other threads update.
 """
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
 """A forward pass is compared with a trace without doing any of it."""
 from traceback import walk_tb
+from types import SimpleNamespace
 
+from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.part import Passes
 from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.intercept.function_calls import intercepting
+from chainer_fp8pipe.pipeline.randomness import Place
 
 import chainer
 import chainer.functions as F
@@ -41,15 +45,10 @@ def batch(name, seed, samples=4):
     return MODELS[name].batch(numpy.random.RandomState(seed), samples)
 
 
-def test_another_batch_of_the_same_form_fits():
+def test_another_batch_of_the_same_lengths_fits_and_no_other():
     model = MODELS['n_step_bigru_crf'].make()
     words, tags, lengths = batch('n_step_bigru_crf', 0)
     rehearsed(model, (words, tags, lengths), (words[::-1], tags, lengths))
-
-
-def test_other_lengths_do_not_fit():
-    model = MODELS['n_step_bigru_crf'].make()
-    words, tags, lengths = batch('n_step_bigru_crf', 0)
     with pytest.raises(Mismatch):
         rehearsed(model, (words, tags, lengths),
                   (words, tags, (lengths + 1) % 7))
@@ -75,7 +74,21 @@ class Coin(chainer.Chain):
         return F.sum(self.change(h))
 
 
+@atomic
+def positive(h):
+    return h if h.array.any() else -h
+
+
+@atomic
+def negative(h):
+    return -h if h.array.any() else h
+
+
 CHANGES = {
+    'another marked function': lambda net, h: (
+        positive if net.heads else negative)(h),
+    'another function to forget': lambda net, h: F.forget(
+        F.relu if net.heads else F.tanh, h),
     'a function more': lambda net, h: F.relu(h) if net.heads else h,
     'a function less': lambda net, h: h if net.heads else F.relu(h),
     'another function': lambda net, h: (
@@ -154,13 +167,6 @@ def test_values_that_no_shape_depends_on_fit(name):
     compared(net, *trace, x)
 
 
-def test_arrays_of_other_values_fit():
-    net = Coin()
-    net.change = lambda h: h * numpy.random.rand(4, 3).astype('f')
-    x = (numpy.ones((4, 3), 'f'),)
-    rehearsed(net, x, x)
-
-
 def test_an_error_that_a_model_catches_keeps_no_batches():
     def change(h):
         try:
@@ -178,6 +184,22 @@ def test_an_error_that_a_model_catches_keeps_no_batches():
         compared(net, trace, names, x)
         depths.append(len(list(walk_tb(error.__traceback__))))
     assert depths == depths[:1] * 3
+
+
+def test_what_a_rehearsal_reports_that_fails_is_forgotten():
+    net = Coin()
+    net.change = lambda h: chainer.report(
+        {'heads' if net.heads else 'tails': 1}, net) or (
+            F.relu if net.heads else F.tanh)(h)
+    x = numpy.ones((4, 3), 'f')
+    trace, names = traced(net, x)
+    passes = Passes(names, str)
+    program = SimpleNamespace(trace=trace, state=None)
+    found = []
+    for net.heads in (True, False, True):
+        found.append(passes.rehearse(
+            program, lambda: net(x), Place(0, 0, 0, 0)))
+    assert found == [[], None, []]
 
 
 def test_labels_that_count_are_counted():

@@ -1,11 +1,9 @@
 """An interceptor sees its thread's calls of functions and links."""
-import contextlib
-import gc
 import threading
 
 from chainer_fp8pipe.intercept.function_calls import (
+    Interceptor,
     current,
-    hold,
     intercepting,
     suspended,
 )
@@ -25,7 +23,7 @@ def in_chainer():
 ORIGINAL = in_chainer()
 
 
-class Recorder:
+class Recorder(Interceptor):
     """Makes each call, and says which."""
 
     def __init__(self):
@@ -33,7 +31,7 @@ class Recorder:
 
     def apply(self, node, inputs, original):
         self.calls.append(type(node).__name__)
-        return original(node, inputs)
+        return super().apply(node, inputs, original)
 
     def before_backward(self, outputs):
         self.calls.append('backward')
@@ -43,7 +41,7 @@ class Recorder:
 
     def call_link(self, link, args, kwargs, original):
         self.calls.append((type(link).__name__, len(args), *kwargs))
-        return original(link, *args, **kwargs)
+        return super().call_link(link, args, kwargs, original)
 
 
 LINEAR = [('Linear', 1), 'LinearFunction']
@@ -57,18 +55,6 @@ def model():
 @pytest.fixture
 def x():
     return numpy.ones((1, 2), 'f4')
-
-
-@contextlib.contextmanager
-def patched(monkeypatch, owner, name, calls):
-    """Another package's patch, made here and taken off by the test."""
-    before = vars(owner)[name]
-
-    def theirs(self, *args, **kwargs):
-        calls.append(name)
-        return before(self, *args, **kwargs)
-    monkeypatch.setattr(owner, name, theirs)
-    yield theirs
 
 
 def test_functions_and_links_are_seen_from_the_outside_in(model, x):
@@ -115,13 +101,10 @@ def test_ways_back_are_seen(way, calls):
 
 
 def test_what_the_interceptor_returns_is_the_result(model, x):
-    class Other:
+    class Other(Interceptor):
         def apply(self, node, inputs, original):
             seen.append(inputs)
             return chainer.Variable(x + 7),
-
-        def before_backward(self, outputs):
-            pass
 
         def call_link(self, link, args, kwargs, original):
             return link, args, kwargs
@@ -158,12 +141,19 @@ def test_another_thread_is_unaffected(model, x):
 
 def test_the_inner_one_of_nested_blocks_wins(model, x):
     outer, inner = Recorder(), Recorder()
+    assert current() is None
     with intercepting(outer):
         with intercepting(inner):
+            assert current() is inner
             model[0](x)
+        assert current() is outer
         F.tanh(x)
+        with suspended():
+            assert current() is None
+    assert current() is None
     assert inner.calls == LINEAR
     assert outer.calls == ['Tanh']
+    assert in_chainer() == ORIGINAL
 
 
 def test_suspended_calls_are_not_seen(model, x):
@@ -192,12 +182,6 @@ def test_an_interceptor_may_suspend_itself_to_compute(x):
     assert y.array[0, 0] == 2
 
 
-def test_suspending_alone_does_nothing(model, x):
-    with suspended():
-        assert in_chainer() == ORIGINAL
-        model(x)
-
-
 def test_errors_restore(model, x):
     class Failing(Recorder):
         def apply(self, node, inputs, original):
@@ -213,73 +197,17 @@ def test_errors_restore(model, x):
     assert in_chainer() == ORIGINAL
 
 
-def test_chainer_has_its_own_methods_back_at_the_end():
-    with intercepting(Recorder()):
-        with intercepting(Recorder()):
-            pass
-        assert not set(in_chainer()) & set(ORIGINAL)
-    assert in_chainer() == ORIGINAL
-    assert chainer.FunctionNode.apply is ORIGINAL[0]
-
-
 def test_somebody_elses_patch_made_before_is_the_original(
         model, x, monkeypatch):
     calls, recorder = [], Recorder()
-    with (patched(monkeypatch, chainer.FunctionNode, 'apply', calls) as one,
-          patched(monkeypatch, chainer.Link, '__call__', calls) as other):
-        with intercepting(recorder):
-            model[0](x)
-        assert recorder.calls == LINEAR
-        assert calls == ['__call__', 'apply']
-        assert in_chainer() == (one, other)
-
-
-def test_somebody_elses_patch_made_meanwhile_survives(model, x, monkeypatch):
     for owner, name, original in zip(
             (chainer.FunctionNode, chainer.Link), ('apply', '__call__'),
             ORIGINAL, strict=True):
-        monkeypatch.setattr(owner, name, original)      # at the end
-    calls, recorder = [], Recorder()
-    with intercepting(recorder), patched(
-            monkeypatch, chainer.FunctionNode, 'apply', calls) as theirs:
-        model[0](x)
-    assert in_chainer() == (theirs, ORIGINAL[1])
-    model[0](x)
-    assert recorder.calls == LINEAR
-    assert calls == ['apply', 'apply']
+        def theirs(self, *args, name=name, original=original, **kwargs):
+            calls.append(name)
+            return original(self, *args, **kwargs)
+        monkeypatch.setattr(owner, name, theirs)
     with intercepting(recorder):
         model[0](x)
-    assert recorder.calls == LINEAR * 2
-    assert in_chainer() == (theirs, ORIGINAL[1])
-
-
-class Owner:
-    pass
-
-
-def test_a_holder_keeps_both_methods_replaced_as_long_as_it_lives():
-    owner = Owner()
-    hold(owner)
-    held = in_chainer()
-    assert held[0] is not ORIGINAL[0]
-    assert held[1] is not ORIGINAL[1]
-    assert current() is None
-    assert F.relu(
-        numpy.array([-1, 2], 'f')).array.tolist() == [0, 2]
-    del owner
-    gc.collect()
-    assert in_chainer() == ORIGINAL
-
-
-def test_the_current_interceptor_is_that_of_the_innermost_block():
-    class Nothing:
-        pass
-    outer, inner = Nothing(), Nothing()
-    assert current() is None
-    with intercepting(outer):
-        with intercepting(inner):
-            assert current() is inner
-        assert current() is outer
-        with suspended():
-            assert current() is None
-    assert current() is None
+    assert recorder.calls == LINEAR
+    assert calls == ['__call__', 'apply']

@@ -1,8 +1,6 @@
 """Somebody else may give parameters their values, in one thread only."""
-import gc
 import threading
 
-from chainer_fp8pipe.intercept import initial_values
 from chainer_fp8pipe.intercept.initial_values import Creation, creating
 
 import chainer
@@ -100,43 +98,5 @@ def test_somebody_elses_initialize_is_called_where_chainers_would_be(
     assert chainer.Parameter.initialize is theirs
 
 
-def test_somebody_elses_initialize_of_meanwhile_stays(monkeypatch):
-    monkeypatch.setattr(chainer.Parameter, 'initialize', ORIGINAL[1])
-    creation, called = Noting(), []
-    with creating(creation):
-        ours = chainer.Parameter.initialize
-
-        def theirs(parameter, shape):
-            called.append(shape)
-            ours(parameter, shape)
-        monkeypatch.setattr(chainer.Parameter, 'initialize', theirs)
-        chainer.Parameter(0).initialize((2,))
-    assert called == creation.shaped == [(2,)]
-    chainer.Parameter(0).initialize((3,))
-    assert called == [(2,), (3,)]
-    assert creation.shaped == [(2,)]
-
-
 def _raised(parameter):
     raise ValueError('no shape')
-
-
-class Owner:
-    pass
-
-
-def test_a_holder_keeps_the_methods_replaced_as_long_as_it_lives():
-    owners = [Owner(), Owner()]
-    for owner in owners:
-        initial_values.hold(owner)
-    assert methods() != ORIGINAL
-    held = methods()
-    with creating(Noting()):
-        assert methods() == held
-    assert chainer.Parameter(0, (2,)).array.tolist() == [0, 0]
-    del owner, owners[0]
-    gc.collect()
-    assert methods() == held
-    owners.clear()
-    gc.collect()
-    assert methods() == ORIGINAL

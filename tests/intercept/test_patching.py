@@ -8,7 +8,7 @@ import types
 from unittest import mock
 
 from chainer_fp8pipe import intercept
-from chainer_fp8pipe.intercept import communicator_creation, training_objects
+from chainer_fp8pipe.intercept import training_objects
 from chainer_fp8pipe.intercept.patching import Patch
 
 import pytest
@@ -176,14 +176,11 @@ def replaced():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, Patch):
                     yield module, one._owner, one._name
-    for module, make in (
-            (training_objects, lambda: training_objects.substituting(
-                mock.MagicMock())),
-            (communicator_creation, lambda: communicator_creation.creating(
-                mock.Mock()))):
-        with mock.patch.object(module, 'Patch', wraps=Patch) as made, make():
-            for (owner, name, _), _ in made.call_args_list:
-                yield module, owner, name
+    with mock.patch.object(training_objects, 'Patch', wraps=Patch) as made, \
+            training_objects.substituting(mock.MagicMock()), \
+            training_objects.creating_communicators(mock.Mock()):
+        for (owner, name, _), _ in made.call_args_list:
+            yield training_objects, owner, name
 
 
 REPLACED = [pytest.param(*one, id=f'{one[1].__name__}.{one[2]}')
@@ -200,6 +197,26 @@ def test_the_docstring_gives_the_line_of_what_is_replaced(
     else:
         line = inspect.getsourcelines(original)[1]
     assert str(line) in re.findall(r'\b\d+\b', module.__doc__)
+
+
+class User:
+    """Holds a patch."""
+
+
+def test_a_patch_is_held_as_long_as_its_holders_live():
+    owner, _ = fresh()
+    original = owner.method
+    patch = Patch(owner, 'method', tenfold)
+    users = [User(), User()]
+    for user in users:
+        patch.hold(user)
+    held = owner.method
+    del user, users[0]
+    with patch:
+        assert owner.method is held is not original
+    assert owner.method is held
+    users.clear()
+    assert owner.method is original
 
 
 def test_threads_install_and_remove_at_the_same_time():

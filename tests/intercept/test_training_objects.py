@@ -1,7 +1,12 @@
 """What a script makes for its training is made by another in a block."""
-from chainer_fp8pipe.intercept.training_objects import substituting
+from chainer_fp8pipe.intercept.training_objects import (
+    creating_communicators,
+    substituting,
+)
 
 import chainer
+import chainermn
+import chainermn.communicators
 import numpy
 from chainer.serializers import npz
 from chainer.training.extensions import Evaluator
@@ -56,6 +61,7 @@ def test_the_substitute_is_asked_in_the_block_only(tmp_path):
     notes.asked.clear()
     train(tmp_path)
     assert not notes.asked
+    assert [vars(owner)[name] for owner, name in PLACES] == ORIGINALS
 
 
 def test_somebody_elses_function_is_the_original_and_comes_back(
@@ -74,31 +80,23 @@ def test_somebody_elses_function_is_the_original_and_comes_back(
     assert chainer.serializers.save_npz is theirs
 
 
-def test_somebody_elses_function_of_meanwhile_asks_and_stays(
-        monkeypatch, tmp_path):
-    original = chainer.serializers.save_npz
-    monkeypatch.setattr(chainer.serializers, 'save_npz', original)
-    notes, called = Notes(), []
-    with substituting(notes):
-        ours = chainer.serializers.save_npz
+def test_both_names_create_other_communicators_until_the_block_ends():
+    owners = chainermn, chainermn.communicators
+    original = chainermn.communicators.create_communicator
 
-        def theirs(*args, **kwargs):
-            called.append(args)
-            return ours(*args, **kwargs)
-        monkeypatch.setattr(chainer.serializers, 'save_npz', theirs)
-        for _ in range(2):
-            chainer.serializers.save_npz(tmp_path / 'model',
-                                         chainer.links.Linear(1, 1))
-    assert chainer.serializers.save_npz is theirs
-    assert (notes.asked, len(called)) == (['save', 'save'], 2)
-    chainer.serializers.save_npz(tmp_path / 'model',
-                                 chainer.links.Linear(1, 1))
-    assert (notes.asked, len(called)) == (['save', 'save'], 3)
+    def create(*args, **kwargs):
+        return args, kwargs
+    with creating_communicators(create):
+        for owner in owners:
+            assert owner.create_communicator('fp8', mpi_comm=1) == (
+                ('fp8',), {'mpi_comm': 1})
+    assert all(owner.create_communicator is original for owner in owners)
 
 
-def test_chainers_own_are_back_after_the_last_block():
-    with substituting(Notes()):
-        with substituting(Notes()):
-            pass
-        assert StandardUpdater.__init__ is not ORIGINALS[0]
-    assert [vars(owner)[name] for owner, name in PLACES] == ORIGINALS
+def test_somebody_elses_communicators_are_not_made(monkeypatch):
+    def theirs():
+        raise AssertionError
+    monkeypatch.setattr(chainermn, 'create_communicator', theirs)
+    with creating_communicators(lambda: 'ours'):
+        assert chainermn.create_communicator() == 'ours'
+    assert chainermn.create_communicator is theirs

@@ -1,6 +1,4 @@
 """Calls without checks give what Chainer's own give, bit for bit."""
-import threading
-
 from chainer_fp8pipe.intercept.unchecked_calls import unchecked
 
 import chainer
@@ -140,21 +138,9 @@ def test_a_forward_that_returns_something_else_is_an_error(
         Wrong().apply((X,))
 
 
-def test_only_the_thread_of_the_block_is_concerned():
-    labels = []
-
-    def other():
-        with pytest.raises(chainer.utils.type_check.InvalidType):
-            F.matmul(X, X)
-        labels.append('checked')
-    with unchecked():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        # NumPy's own error: nobody has looked at the shapes before.
-        with pytest.raises(ValueError, match='matmul'):
-            F.matmul(X, X)
-    assert labels == ['checked']
+def test_shapes_are_not_checked():
+    with unchecked(), pytest.raises(ValueError, match='matmul'):
+        F.matmul(X, X)          # NumPy's own error
 
 
 def test_somebody_elses_apply_sees_what_goes_chainers_way(monkeypatch):
@@ -171,10 +157,3 @@ def test_somebody_elses_apply_sees_what_goes_chainers_way(monkeypatch):
     F.sin(X)
     assert seen == ['exp', 'sin']
     assert chainer.FunctionNode.apply is theirs
-
-
-def test_chainer_is_as_before_afterwards():
-    before = vars(chainer.FunctionNode)['apply']
-    with unchecked():
-        assert vars(chainer.FunctionNode)['apply'] is not before
-    assert vars(chainer.FunctionNode)['apply'] is before

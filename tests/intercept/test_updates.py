@@ -81,46 +81,6 @@ def test_who_comes_twice_is_asked_once_until_gone_twice(optimizer):
     assert chainer.GradientMethod.update is ORIGINAL
 
 
-def test_chainer_has_its_own_update_back_when_nobody_is_asked():
-    with asking():
-        with asking():
-            assert chainer.GradientMethod.update is not ORIGINAL
-        assert chainer.GradientMethod.update is not ORIGINAL
-    assert chainer.GradientMethod.update is ORIGINAL
-
-
-def test_somebody_elses_update_survives(optimizer, monkeypatch):
-    monkeypatch.setattr(chainer.GradientMethod, 'update', ORIGINAL)
-    calls = []
-    with asking() as asked:
-        ours = chainer.GradientMethod.update
-
-        def theirs(self, *arguments):
-            calls.append(1)
-            ours(self, *arguments)
-        monkeypatch.setattr(chainer.GradientMethod, 'update', theirs)
-        optimizer.update()
-    optimizer.update()
-    assert chainer.GradientMethod.update is theirs
-    assert (len(calls), len(asked)) == (2, 1)
-    assert updates_of(optimizer) == 2
-    with asking() as asked:
-        optimizer.update()
-    assert (len(calls), len(asked), updates_of(optimizer)) == (3, 1, 3)
-
-
-def test_the_last_one_may_go_in_another_thread_during_an_update(optimizer):
-    def takes_over(asking):
-        thread = threading.Thread(target=ask_no_more, args=(takes_over,))
-        thread.start()
-        thread.join()
-        assert chainer.GradientMethod.update is ORIGINAL
-        return False
-    ask_first(takes_over)
-    optimizer.update()
-    assert updates_of(optimizer) == 1
-
-
 def test_threads_come_and_go_while_another_updates(optimizer):
     stop = threading.Event()
 

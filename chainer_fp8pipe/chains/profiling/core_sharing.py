@@ -1,4 +1,4 @@
-"""How much ranks slow each other down that share cores."""
+"""How much ranks that share cores slow each other down."""
 from __future__ import annotations
 
 import os
@@ -15,8 +15,8 @@ from ...mpi.waiting import wait_until
 from ...planning.cores import Cores
 from .laps import clock_of
 
-#: Differs between machines, and not between containers or network
-#: namespaces of one, which have host names of their own.
+#: Differs between machines, and is the same in all containers and network
+#: namespaces of a machine, which have host names of their own.
 _BOOT = '/proc/sys/kernel/random/boot_id'
 _ROUNDS, _ENOUGH = 3, 4.0       # fewer rounds, after so many seconds
 _SIDE = 192             # of the matrices that keep a core busy
@@ -26,10 +26,9 @@ def measure_cores(comm: Any, device: Any, work: Callable[[], Any]) -> Cores:
     """Has ranks work alone, then together; call it on all ranks.
 
     First one rank of each pool of cores works, while the others wait as they
-    wait in a pipeline; then all do, until the last one is through.  What
-    counts is the time on the clock against the processor time that the work
-    takes without the others; of some rounds the fastest, as other programs
-    may need the cores, too.
+    wait in a pipeline; then all work, until the last one is through.  Wall
+    clock time is divided by the processor time of a rank that works alone.
+    The fastest of several rounds counts, as other programs may take time.
 
     Args:
         comm: All ranks, mpi4py's.
@@ -60,7 +59,7 @@ def measure_cores(comm: Any, device: Any, work: Callable[[], Any]) -> Cores:
 
 
 class _Found(NamedTuple):
-    """Seconds of the work, by the clock, and its processor time alone."""
+    """Seconds of the work; ``processor`` is the processor time alone."""
 
     alone: float
     processor: float
@@ -69,14 +68,7 @@ class _Found(NamedTuple):
 
 def _round(comm: Any, device: Any, work: Callable[[], Any], first: int
            ) -> _Found:
-    """One rank of each pool, then all.
-
-    Args:
-        comm: All ranks.
-        device: Chainer's.
-        work: To be timed.
-        first: The first rank of this one's pool.
-    """
+    """Has the first rank of each pool work, then all."""
     alone = raise_together(comm, lambda: _timed(device, work)
                            if comm.rank == first else (0.0, 0.0))
     wait_until(comm.Ibarrier().Test)
@@ -85,7 +77,7 @@ def _round(comm: Any, device: Any, work: Callable[[], Any], first: int
 
 
 def pools_of(cores: Sequence[set]) -> list[int]:
-    """Numbers of pools, in the order of their first ranks.
+    """The number of each rank's pool, in the order of their first ranks.
 
     Args:
         cores: Those that each rank may use.  Ranks with some in common are
@@ -103,7 +95,7 @@ def pools_of(cores: Sequence[set]) -> list[int]:
 
 
 def _cores() -> set[tuple[str, int]]:
-    """The cores that this process may use, on which machine."""
+    """The cores that this process may use, with the machine's name."""
     try:
         with open(_BOOT) as file:
             machine = file.read().strip()
@@ -115,7 +107,7 @@ def _cores() -> set[tuple[str, int]]:
 
 
 def _timed(device: Any, work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and of the device."""
+    """Wall clock seconds, and those of the device."""
     now = clock_of(device)
     start, begin = time.perf_counter(), now()
     work()
@@ -124,7 +116,7 @@ def _timed(device: Any, work: Callable[[], Any]) -> tuple[float, float]:
 
 
 def _busy(comm: Any, device: Any, work: Callable[[], Any]) -> float:
-    """Seconds on the clock; keeps the core busy until all are through."""
+    """Wall clock seconds; keeps the core busy until all are through."""
     try:
         return _timed(device, work)[0]
     finally:

@@ -1,10 +1,10 @@
-"""Times of calls as they are in training, on the ranks that do them.
+"""Times of calls in training, on the ranks that do them.
 
-A call that is timed alone misses Python, the graph, page faults and what is
-in the processor's caches: stages that were balanced by such times come out at
-0.77 of an even balance for 8 stages, and at 0.9 and more by times taken in
-place.  A lap is what this thread computes from the end of one call to that of
-the next, so nothing falls between them.
+A call that is timed alone misses the time of Python, the graph, page faults
+and cache misses: with such times, 8 stages had a balance of 0.77, and of 0.9
+and more with times taken in training.  A lap is the time that this thread
+computes from the end of one call to the end of the next, so that laps add up
+to the whole.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock_of(device: Any) -> Callable[[], float]:
 
 
 class Laps:
-    """Notes the laps of calls, which report themselves when they are through.
+    """Notes the laps of calls, at the end of each.
 
     Args:
         device: Chainer's device of the model; a GPU is waited for.
@@ -46,7 +46,8 @@ class Laps:
     def __init__(self, device: Any) -> None:
         self._now = clock_of(device)
         self._found: tuple[dict[int, list[float]], ...] = ({}, {})
-        # What a function keeps must not live longer for being timed.
+        # Of the function with this id: its call's number, a weak reference,
+        # and the index of its backward lap.
         self._numbers: dict[int, tuple[int, Any, int | None]] = {}
         self._at = 0.0
 
@@ -56,7 +57,7 @@ class Laps:
 
     def forward(self, number: int, node: Any) -> None:
         """A call is through."""
-        # Weakly: what has no backward pass would keep the whole graph.
+        # Weakly: a function without a backward pass would keep the graph.
         self._numbers[id(node)] = number, weakref.ref(node), None
         self._note(0, number)
 
@@ -69,7 +70,7 @@ class Laps:
             self._numbers[id(node)] = (
                 number, known, len(self._found[1].get(number, ())))
             self._note(1, number)
-        else:                           # the weights' part, which waited
+        else:                       # the gradients of weights, put off
             now = self._now()
             self._found[1][number][place] += now - self._at
             self._at = now

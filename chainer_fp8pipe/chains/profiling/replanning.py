@@ -1,4 +1,4 @@
-"""Cuts a model again, with the times that its calls take in training."""
+"""Cuts a model again, with the times of its calls in training."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,11 +10,11 @@ from ...planning.partition.partition_plan import PartitionPlan, load_plan
 from ...planning.partition.search import predict, search
 from ...planning.sizes import said_bytes
 from ..names import parameters_of
-from ..tracing.trace import Trace
+from ..tracing.traced_call import Trace
 from .laps import Laps
 
-#: A new plan must be faster by this much to be worth the move.  With 5 %,
-#: ranks that share cores moved for what was noise, and were less even after.
+#: A new plan must be faster by this share.  With 5 %, ranks that share cores
+#: changed plans because of noise, and for the worse.
 _GAIN = 0.1
 
 
@@ -24,7 +24,7 @@ class Adapter:
     Args:
         partition: Of the model.
         trace: Of the example.
-        task: What the plan was asked for.
+        task: Of the present plan.
         updates: After how many updates to plan again.
     """
 
@@ -34,11 +34,7 @@ class Adapter:
         self._updates, self._done = updates, 0
 
     def before_update(self, programs: list[Any]) -> None:
-        """Has calls timed if they are those of the example.
-
-        Args:
-            programs: Of the micro-batches.
-        """
+        """Has calls timed if all micro-batches are as the example."""
         passes = self._partition.passes
         if self._done and all(program.trace.digest == self._trace.digest
                               for program in programs):
@@ -48,13 +44,9 @@ class Adapter:
             passes.laps = None
 
     def after_update(self, optimizer: Any) -> bool:
-        """Plans again when it is time; call it on all ranks.
+        """Plans again when it is time; says whether the model was cut anew.
 
-        Args:
-            optimizer: Makes update rules.
-
-        Returns:
-            Whether the plan has changed.
+        Call it on all ranks.  The optimizer makes update rules.
         """
         self._done += 1
         if self._done < self._updates:
@@ -90,12 +82,13 @@ class Adapter:
 
     def _better(self, times: dict[int, list[tuple[float, float]]]
                ) -> PartitionPlan:
-        """The present plan with better figures, or one worth the move."""
-        part = self._partition
-        calls = [dataclasses.replace(
-            call, forward=_mean(times, number, 0, call.forward),
-            backward=_mean(times, number, 1, call.backward))
-            for number, call in enumerate(self._trace.calls)]
+        """The present plan with new figures, or one that is faster."""
+        part, calls = self._partition, list(self._trace.calls)
+        for number, several in times.items():
+            forward, backward = (sum(column) / len(column)
+                                 for column in zip(*several, strict=True))
+            calls[number] = dataclasses.replace(
+                calls[number], forward=forward, backward=backward)
         parameters = parameters_of(part.names)
         now = dataclasses.replace(part.plan, predicted=predict(
             calls, part.plan, parameters, self._task))
@@ -115,9 +108,3 @@ class Adapter:
             f'{plan.predicted.seconds * 1e3:.0f} ms instead of '
             f'{self._seconds * 1e3:.0f} ms by prediction\n')
         sys.stderr.flush()
-
-
-def _mean(times: dict[int, list[tuple[float, float]]], number: int, way: int,
-          default: float) -> float:
-    found = [seconds[way] for seconds in times.get(number, [])]
-    return sum(found) / len(found) if found else default

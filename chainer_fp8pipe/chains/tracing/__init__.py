@@ -1,1 +1,1 @@
-"""One run of a model, written down call by call."""
+"""The trace of a model: one run, written down call by call."""

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
 from chainer.functions.array.as_strided import AsStrided
 
+from ...intercept.function_calls import Interceptor
 from ...pipeline.chunk import why_once
 from ...planning.partition.calls import Source, Value
 from .. import nested
@@ -25,7 +26,6 @@ from ..ghost import (
     user_line,
 )
 from ..names import Names
-from ..recent import Recent
 from ..valueless_parameters import place_array
 from .link_state import saved
 from .marks import Marks
@@ -33,6 +33,7 @@ from .measuring import CallMeasurement, Measured, key_of, with_real
 from .poison import is_poison
 from .traced_call import (
     PLAIN,
+    Trace,
     TracedCall,
     attributes_of,
     constants_of,
@@ -42,66 +43,62 @@ from .traced_call import (
 )
 from .whole_call import LinkCall, WholeCall, call_whole, link_of
 
-
-class Token:
-    """Stands for the trace in its ghosts, which come before it."""
-
-    trace: Any = None
-
-    def __init__(self, calls: list[TracedCall]) -> None:
-        self._calls = calls
-
-    def describe(self, source: Source) -> str:
-        return describe(self._calls, source)
+#: Figures of so many calls are kept, so that equal ones need not be run.
+_MEASURED = 4096
+#: Figures of a call that are those of its measurement.
+_FIGURES = ('outputs', 'forward', 'backward', 'deferrable', 'kept',
+            'temporary', 'draws', 'form')
 
 
-class CallRecorder:
-    """Numbers the calls of one run; runs each alone.
+class CallRecorder(Interceptor):
+    """Traces a run of a model; runs each of its calls alone.
 
     Args:
         names: Of the model's links and parameters.
-        memo: Figures of calls that were run before.
+        memo: Figures of earlier calls, by :func:`.key_of`.
         atomic: Paths of the links that are run as one call.
         timed: Whether calls are timed.
 
     Attributes:
-        calls: What was called.
-        token: Stands for the trace.
-        reported: The call inside of which something was reported, by name.
-        marks: What each call was given, to be compared with another run.
+        trace: Of the run.
+        inside: Whether a call is being run.
+        marks: What each call was given.
         measured: The figures of each call.
     """
 
-    def __init__(self, names: Names, memo: Recent[Measured],
+    def __init__(self, names: Names, memo: dict[Any, Measured],
                  atomic: frozenset[str], timed: bool) -> None:
-        self.calls: list[TracedCall] = []
-        self.token = Token(self.calls)
-        self._names, self._memo, self._atomic = names, memo, atomic
-        self._timed = timed
-        self._stack: list[chainer.Link] = []
-        self._deepest: list[str] | None = None
-        self._first_call: dict[int, int] = {}
-        self._inside = 0
-        self._seen: set[str] = set()
-        self._filled: list[chainer.Parameter] = []
-        self.reported: dict[str, int] = {}
-        self._ignored: list[tuple[int, Any]] = []
-        self._parts: set[Source] = set()    # in memory of larger arrays
-        self._given: tuple = ()         # to the call that is being run
-        self._once = False
+        self.trace = Trace(atomic)
+        self.inside = False
         self.marks = Marks()
         self.measured: dict[int, Measured] = {}
+        self._calls = self.trace.calls
+        self._names, self._memo, self._timed = names, memo, timed
+        self._stack: list[chainer.Link] = []
+        self._first_call: dict[int, int] = {}   # of each link, by its id
+        # The links around the first look at data, from the model inwards.
+        self._looking: list[str] | None = None
+        # Outputs in the memory of larger arrays.
+        self._parts: set[Source] = set()
+        # Of the call that is being run: its inputs, the parameters read
+        # inside, those of them that were given values for it, labels that
+        # are left out, and whether a link must not run twice.
+        self._given: tuple = ()
+        self._seen: set[str] = set()
+        self._filled: list[chainer.Parameter] = []
+        self._ignored: list[tuple[int, Any]] = []
+        self._once = False
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
-        if self._inside:
+        if self.inside:
             self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
-            if self._names.of(link) in self._atomic:
+            if self._names.of(link) in self.trace.atomic:
                 return self.call_whole(LinkCall(link, original), args, kwargs)
             return original(link, *args, **kwargs)
         except GhostError:
@@ -117,19 +114,18 @@ class CallRecorder:
             self._stack.pop()
 
     def _note_look(self) -> None:
-        """Keeps the links around the first look at data."""
-        if self._deepest is None:
-            self._deepest = [name for name in map(self._names.of, self._stack)
+        if self._looking is None:
+            self._looking = [name for name in map(self._names.of, self._stack)
                              if name is not None]
 
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if self._inside:
+        if self.inside:
             return function(*args, **kwargs)
         return call_whole(function, args, kwargs,
-                          lambda node: self.calls[-1].form)
+                          lambda: self._calls[-1].form)
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        if self._inside:
+        if self.inside:
             self._watch(inputs)
             label = ignored_label(node)
             if label is not None:
@@ -140,86 +136,83 @@ class CallRecorder:
         return self._traced(node, inputs, original)
 
     def leave_out(self, labels: Any, label: int) -> None:
-        """Notes it inside of a call; a rehearsal sees it elsewhere."""
-        if self._inside:
+        """Notes labels inside of a call; a rehearsal sees the others."""
+        if self.inside:
             self._ignored.append((label, nested.array_of(labels)))
 
     def before_backward(self, outputs: Any) -> None:
-        """Ghosts have no graph."""
-        if self._inside:
+        """Refuses ghosts, which have no graph."""
+        if self.inside:
             return
         for leaf in nested.leaves(outputs)[0]:
             if is_ghost(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
 
     def before_unchain(self, output: chainer.Variable) -> None:
-        """The graph before it is on several ranks, but for a kept state.
+        """Refuses outputs of calls: their graph is on several ranks.
 
-        No GhostError, which would have the link around run as one call:
-        also that call's inputs have a graph behind them.
+        The error is no GhostError, which would have the link run as one
+        call: that call's inputs would have a graph on other ranks, too.
         """
-        if not self._inside and output.requires_grad and any(
-                output is one for call in self.calls for one in call.ghosts):
+        if not self.inside and output.requires_grad and any(
+                output is one for call in self._calls for one in call.ghosts):
             raise ValueError(
                 f'{user_line()}: unchain_backward() in forward would have '
                 'to cut off what other ranks compute; go on from '
                 'chainer.Variable(x.array), which has no way back, instead')
 
-    @property
-    def inside(self) -> bool:
-        """Whether a call is being run."""
-        return bool(self._inside)
+    # --- the run -------------------------------------------------------------
 
     def innermost(self) -> str | None:
         """The link to run as one call after a look at data; None: none."""
-        for name in reversed(self._deepest or []):
-            if name not in self._atomic:
+        for name in reversed(self._looking or []):
+            if name not in self.trace.atomic:
                 return name if name != '/' else None
         return None
 
-    def refuse_ghosts(self, links: Mapping[str, chainer.Link]) -> None:
+    def refuse_ghosts(self) -> None:
         """Raises an error for a persistent value that is a ghost."""
-        for path, link in links.items():
+        for path, link in self._names.links.items():
             for name in link._persistent:
                 value = vars(link).get(name)
                 if is_ghost(nested.array_of(value)):
-                    self._deepest = [path]
+                    self._looking = [path]
                     raise GhostError(
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
     def drop_tracebacks(self) -> None:
-        """Errors that the model has caught keep its batch no longer."""
-        for call in self.calls:
+        """Frees what errors hold that the model has caught: its batch."""
+        for call in self._calls:
             if call.error is not None:
                 call.error = call.error.with_traceback(None)
 
-    def end(self, reports: dict[str, Any]) -> None:
-        """Notes what was reported."""
-        self.marks.end(len(self.calls), reports)
+    def end(self) -> None:
+        """The run is over."""
+        self.marks.end(len(self._calls), self.trace.reports)
 
     def said(self, number: int) -> str:
-        """What messages call what a call gets, or the end of the run."""
-        if number >= len(self.calls):
+        """What messages call the inputs of a call, or the end of the run."""
+        if number >= len(self._calls):
             return 'what the model reports, or calls at its end,'
-        call = self.calls[number]
+        call = self._calls[number]
         return f'what call {number} ({call.name} in {call.link}) gets'
 
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:
-        """A ghost of what a link keeps from an earlier run."""
-        number = len(self.calls)
-        value = Value(shape, dtype, False)
-        array = ghost(shape, dtype, Source(number, 0), xp, self.token)
-        self.calls.append(TracedCall(
-            'state', link, outputs={0: value}, pinned=stage,
+        """A ghost of an array that a link keeps from an earlier run."""
+        array = ghost(shape, dtype, Source(len(self._calls), 0), xp,
+                      self.trace)
+        self._calls.append(TracedCall(
+            'state', link, outputs={0: Value(shape, dtype, False)},
+            pinned=stage,
             ghosts=(chainer.Variable(array, requires_grad=False),)))
         return array
 
     # --- one call ------------------------------------------------------------
 
     def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        number = len(self.calls)
+        number = len(self._calls)
         for link in self._stack:
             self._first_call.setdefault(id(link), number)
         read: list[Any] = [self._read(x) for x in inputs]
@@ -242,8 +235,8 @@ class CallRecorder:
         call.inputs, names = _split(read)
         if call.kind is AsStrided:
             self._refuse_parts(inputs)
-        key = key_of(node, inputs, hidden)
-        measured = self._memo.get(key) if key is not None else None
+        key = key_of(node, inputs)
+        measured = self._memo.pop(key, None)
         if measured is None:
             try:
                 measured = self._run(node, inputs, original)
@@ -251,21 +244,25 @@ class CallRecorder:
                 raise
             except Exception as error:
                 call.error, call.parameters = error, names
-                self.calls.append(call)
+                self._calls.append(call)
                 raise
-            if key is not None:
-                self._memo[key] = measured
+        if key is not None:             # the last one is the latest
+            self._memo[key] = measured
+            if len(self._memo) > _MEASURED:
+                del self._memo[next(iter(self._memo))]
         call.once = any(map(why_once, self._stack)) or (
             measured.form is not None and self._once)
         self.measured[number] = measured
         self._fill_in(call, number, measured, read, names)
         call.ignores = self._ignores(node, inputs, measured)
-        self.calls.append(call)
+        self._calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts
 
     def _fill_in(self, call: TracedCall, number: int, measured: Measured,
                  read: list[tuple], names: tuple[str, ...]) -> None:
+        for figure in _FIGURES:
+            setattr(call, figure, getattr(measured, figure))
         call.parameters = tuple(dict.fromkeys((*names,
                                                *measured.parameters)))
         # The inputs of a call that is run as a whole are seen inside, too.
@@ -273,11 +270,6 @@ class CallRecorder:
             names if measured.form is not None else ())
         call.whole += tuple(self._keeping(
             name.rpartition('/')[0] or '/' for name in call.inner))
-        call.outputs = measured.outputs
-        call.forward, call.backward = measured.forward, measured.backward
-        call.deferrable = measured.deferrable
-        call.kept, call.temporary = measured.kept, measured.temporary
-        call.draws, call.form = measured.draws, measured.form
         inside = not self._parts.isdisjoint(call.inputs)
         self._parts.update(Source(number, index) for index in (
             measured.views if inside else measured.parts))
@@ -290,7 +282,7 @@ class CallRecorder:
     def _make_ghosts(self, call: TracedCall, number: int, measured: Measured
                      ) -> None:
         made = {key: ghost(value.shape, value.dtype, Source(number, key),
-                           measured.modules[key], self.token)
+                           measured.modules[key], self.trace)
                 for key, value in measured.outputs.items()}
         call.ghosts = tuple(
             chainer.Variable(made[key], requires_grad=value.wants)
@@ -300,7 +292,7 @@ class CallRecorder:
                            if isinstance(key, str)}
 
     def _refuse_parts(self, inputs: tuple) -> None:
-        """Another rank would get a part without what is around it."""
+        """Refuses parts, which other ranks get without the whole."""
         for array in map(nested.array_of, inputs):
             if is_ghost(array) and (array.recipe is not None
                                     or array.source in self._parts):
@@ -311,7 +303,7 @@ class CallRecorder:
                     'chainer_fp8pipe.atomic(function)')
 
     def _read(self, x: Any) -> tuple:
-        """The sources of an input; names of parameters among them."""
+        """The sources of an input, or the name of a parameter."""
         if isinstance(x, chainer.Parameter):
             name = self._names.of(x)
             if name is None:
@@ -320,7 +312,7 @@ class CallRecorder:
                     'among its own; register it in init_scope')
             return (name,)
         array = nested.array_of(x)
-        if is_ghost(array) and array.traced is not self.token and (
+        if is_ghost(array) and array.traced is not self.trace and (
                 array.traced is not None):
             raise ValueError(
                 f'{user_line()}: a value of an earlier batch or micro-batch '
@@ -339,10 +331,10 @@ class CallRecorder:
         return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
 
     def _whole(self, node: Any) -> tuple[str, ...]:
-        """Links whose calls must not be apart.
+        """Links whose calls must be on one stage.
 
-        Those that are run as one call, and those whose running averages the
-        function writes to.
+        Those that are run as one call, and those whose persistent arrays are
+        attributes of the function, which writes to them.
         """
         arrays = {id(value) for value in attributes_of(node).values()
                   if isinstance(value, chainer.get_array_types())}
@@ -351,18 +343,17 @@ class CallRecorder:
             name = self._names.of(link)
             if name is None:
                 continue
-            if name in self._atomic:
+            if name in self.trace.atomic:
                 found += [name, *self._keeping(
                     path for path in self._names.links
                     if path.startswith(name.rstrip('/') + '/'))]
-            elif any(id(vars(link).get(persistent)) in arrays
-                     for persistent in link._persistent):
+            elif any(id(array) in arrays for array in _persistent(link)):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
     def _ignores(self, node: Any, inputs: tuple, measured: Measured
                  ) -> tuple[int, int | None] | None:
-        """A label that is left out of a mean, and which input has labels."""
+        """See :attr:`.TracedCall.ignores`."""
         if measured.form is None:
             label = ignored_label(node)
             return None if label is None else (label, 1)
@@ -378,12 +369,9 @@ class CallRecorder:
         return label, None
 
     def _keeping(self, paths: Iterable[str]) -> list[str]:
-        """Those of links that have persistent arrays."""
-        links = self._names.links
-        return [path for path in dict.fromkeys(paths) if any(
-            isinstance(vars(links[path]).get(name),
-                       chainer.get_array_types())
-            for name in links[path]._persistent)]
+        """The paths of links that have persistent arrays."""
+        return [path for path in dict.fromkeys(paths)
+                if _persistent(self._names.links[path])]
 
     def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
         """Links whose persistent arrays a call is given."""
@@ -393,13 +381,10 @@ class CallRecorder:
             if isinstance(array, chainer.get_array_types()) and not (
                     is_ghost(array)):
                 arrays |= {id(array), id(array.base)}
-        if not arrays:
-            return ()
         return tuple([
             path for path, link in self._names.links.items()
-            if any(vars(link).get(name) is not None
-                   and id(vars(link)[name]) in arrays
-                   for name in link._persistent)])
+            if any(id(array) in arrays for array in _persistent(link))
+        ]) if arrays else ()
 
     def _watch(self, inputs: tuple) -> None:
         """Notes the parameters that a call reads inside of itself."""
@@ -420,9 +405,8 @@ class CallRecorder:
             own[name] = with_real(value)
         link = link_of(node)
         self._seen, self._given = set(), inputs
-        self._once = False
-        self._ignored = []
-        self._inside += 1
+        self._ignored, self._once = [], False
+        self.inside = True
         if link is not None:
             self._watch(tuple(link.params()))
         measurement = CallMeasurement(node, inputs, original, self._timed)
@@ -434,40 +418,37 @@ class CallRecorder:
                     self._noting_reports():
                 return measurement.run(lambda: tuple(sorted(self._seen)))
         finally:
-            self._inside -= 1
+            self.inside = False
             while self._filled:
                 parameter = self._filled.pop()
                 place_array(parameter, ghost(
                     parameter.shape, parameter.dtype,
                     self._names.of(parameter)))
 
-
     @contextlib.contextmanager
     def _noting_reports(self) -> Iterator[None]:
-        """Notes what is reported inside of the call."""
         seen = chainer.reporter.get_current_reporter().observation
         before = dict(seen)
         yield
-        self.reported.update({
-            name: len(self.calls) for name, value in seen.items()
+        self.trace.inside.update({
+            name: len(self._calls) for name, value in seen.items()
             if before.get(name) is not value})
 
     def _refuse_values(self, measurement: CallMeasurement) -> None:
-        """Python would get numbers that only one rank knows.
+        """Runs a whole function on different values.
 
         Raises:
-            GhostError: What a whole function returns beside arrays, or keeps
-                in attributes, depends on data.
+            GhostError: Numbers that it returns or keeps in attributes differ,
+                so that other ranks cannot know them.
         """
         found = []
         for factor in (1.0, -37.0):
             with saved(self._names.links) as attributes:
-                returned = measurement.constants(factor)
-                kept = {(path, name): vars(self._names.links[path])[name]
-                        for path, name in attributes.changed()}
-                found.append((returned, {
-                    key: repr(value) for key, value in kept.items()
-                    if isinstance(value, PLAIN)}))
+                found.append((measurement.constants(factor), {
+                    (path, name): repr(value)
+                    for path, name in attributes.changed()
+                    if isinstance(value := vars(
+                        self._names.links[path])[name], PLAIN)}))
         (returned, kept), (others, later) = found
         if returned != others:
             raise GhostError(
@@ -485,28 +466,28 @@ class CallRecorder:
 
 
 class Repeat(CallRecorder):
-    """Has the calls of a run made again, with outputs of the same shapes.
+    """Compares a run with an earlier one, without running its calls.
 
     Attributes:
-        differences: Numbers of the calls that are not as they were, each
-            with the user's line.
+        differences: The user's line of each call that gets something else,
+            by the call's number.
         lost: Whether other calls are made from some place on.
     """
 
     def __init__(self, first: CallRecorder) -> None:
-        super().__init__(first._names, Recent(1), first._atomic, False)
+        super().__init__(first._names, {}, first.trace.atomic, False)
         self._first = first
         self.differences: dict[int, str] = {}
         self.lost = False
 
     def differ(self, line: str, lost: bool) -> None:
-        """Notes that the next call, or what comes in its place, differs."""
-        self.differences.setdefault(len(self.calls), line)
+        """Notes that the next call, or the end of the run, differs."""
+        self.differences.setdefault(len(self._calls), line)
         self.lost = self.lost or lost
 
-    def end(self, reports: dict[str, Any]) -> None:
-        super().end(reports)
-        self._compare(len(self.calls))
+    def end(self) -> None:
+        super().end()
+        self._compare(len(self._calls))
 
     def _compare(self, number: int) -> None:
         first = self._first.marks
@@ -514,7 +495,7 @@ class Repeat(CallRecorder):
             self.differ(user_line(), not first.is_alike(self.marks, number))
 
     def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        number = len(self.calls)
+        number = len(self._calls)
         again = TracedCall(
             node.label, self._link(), kind=kind_of(node),
             constants=constants_of(node))
@@ -522,8 +503,8 @@ class Repeat(CallRecorder):
         self._compare(number)
         if self.lost:
             raise GhostError('the model goes another way')
-        call = copy.copy(self._first.calls[number])
-        self.calls.append(call)
+        call = copy.copy(self._first.trace.calls[number])
+        self._calls.append(call)
         if call.error is not None:
             raise call.error
         self._make_ghosts(call, number, self._first.measured[number])
@@ -531,10 +512,10 @@ class Repeat(CallRecorder):
         return call.ghosts
 
 
-def describe(calls: Sequence[TracedCall], source: Source) -> str:
-    """What messages call a value."""
-    call = calls[source.call]
-    return f'call {source.call} ({call.name} in {call.link})'
+def _persistent(link: chainer.Link) -> list[Any]:
+    """The persistent arrays of a link."""
+    return [value for name in link._persistent if isinstance(
+        value := vars(link).get(name), chainer.get_array_types())]
 
 
 def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],

@@ -1,7 +1,7 @@
 """What links keep in attributes from one forward pass to the next.
 
 A recurrent layer keeps its hidden state.  A pipeline takes several
-micro-batches forward before the first comes back, and each of them goes on
+micro-batches forward before the first one's backward pass, and each goes on
 from its own state; the gradient ends there, as after Chainer's
 ``unchain_backward``.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chainer
@@ -24,8 +25,6 @@ _ABSENT: Any = object()
 _CHANGING = (list, dict, set, tuple, collections.deque, chainer.Variable,
              *chainer.get_array_types())
 Links = Mapping[str, chainer.Link]
-
-
 Attribute = tuple[str, str]     # path of a link, name
 
 
@@ -34,7 +33,7 @@ class saved:
 
     Args:
         links: By path.
-        only: The attributes to look after; None: all of them.
+        only: The attributes to restore; None: all of them.
     """
 
     def __init__(self, links: Links,
@@ -49,12 +48,9 @@ class saved:
         self.put_back()
 
     def note(self) -> saved:
-        """Notes what there is now."""
-        names = self._only if self._only is not None else {
-            (path, name) for path, link in self._links.items()
-            for name in vars(link) if name not in _OWN}
+        """Notes the attributes as they are now."""
         self._before: dict[Attribute, Any] = {}
-        for path, name in names:
+        for path, name in self._names():
             link = self._links[path]
             value = vars(link).get(name, _ABSENT)
             self._before[path, name] = (
@@ -62,8 +58,8 @@ class saved:
         return self
 
     def put_back(self) -> None:
-        """Has links as they were when it was noted, as often as asked."""
-        for path, name in self._after():
+        """Restores the attributes that were noted; may be repeated."""
+        for path, name in self._present():
             if (path, name) not in self._before:
                 del vars(self._links[path])[name]
         for (path, name), before in self._before.items():
@@ -76,19 +72,21 @@ class saved:
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
         return frozenset(
-            (path, name) for path, name in self._after()
+            (path, name) for path, name in self._present()
             if _is_changed(self._before.get((path, name), _ABSENT),
                            vars(self._links[path])[name]))
 
-    def _after(self) -> list[Attribute]:
-        if self._only is not None:
-            return [(path, name) for path, name in self._only
-                    if name in vars(self._links[path])]
-        return [(path, name) for path, link in self._links.items()
-                for name in vars(link) if name not in _OWN]
+    def _names(self) -> Iterable[Attribute]:
+        return self._only if self._only is not None else [
+            (path, name) for path, link in self._links.items()
+            for name in vars(link) if name not in _OWN]
+
+    def _present(self) -> list[Attribute]:
+        return [(path, name) for path, name in self._names()
+                if name in vars(self._links[path])]
 
 
-def frozen(links: Links) -> dict[tuple[str, str], Any]:
+def frozen(links: Links) -> dict[Attribute, Any]:
     """The attributes that a forward pass may set, as they are now."""
     return {(path, name): value for path, link in links.items()
             for name, value in vars(link).items()
@@ -98,16 +96,12 @@ def frozen(links: Links) -> dict[tuple[str, str], Any]:
 
 
 class Leaf(NamedTuple):
-    """A value in a link's attribute.
+    """An array or variable in a link's attribute.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
         xp: ``numpy`` or ``cupy``.
-        is_variable: Whether it is a variable, not an array.
-        sources: The calls' outputs that it is made of; (): what it is made
-            of is on all stages.
-        stage: Which stage keeps it.
+        sources: The outputs of calls from which it is made; (): of none.
+        stage: Number of the stage that keeps it.
     """
 
     shape: tuple[int, ...]
@@ -124,8 +118,8 @@ class Entry(NamedTuple):
     Attributes:
         link: Path of the link.
         name: Of the attribute.
-        tree: Of its value.
-        leaves: The values in it.
+        tree: See :func:`.nested.leaves`.
+        leaves: The arrays and variables in the attribute.
     """
 
     link: str
@@ -134,20 +128,15 @@ class Entry(NamedTuple):
     leaves: tuple[Leaf, ...]
 
 
+@dataclass(frozen=True)
 class LinkState:
-    """What a forward pass leaves in attributes, as ghosts.
+    """The ghosts that a forward pass leaves in attributes."""
 
-    Args:
-        entries: The attributes.
-    """
-
-    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
-        self.entries = entries
+    entries: tuple[Entry, ...] = ()
 
     @classmethod
-    def found(cls, links: Links, begin: Mapping[tuple[str, str], Any]
-              ) -> LinkState:
-        """Finds attributes that calls have set since the beginning."""
+    def found(cls, links: Links, begin: Mapping[Attribute, Any]) -> LinkState:
+        """The attributes that were set to ghosts since the beginning."""
         entries = []
         for (path, name), value in frozen(links).items():
             if begin.get((path, name)) is value:
@@ -159,28 +148,29 @@ class LinkState:
             entries.append(Entry(path, name, tree, tuple(
                 Leaf(tuple(array.shape), array.dtype,
                      chainer.backend.get_array_module(array),
-                     isinstance(leaf, chainer.Variable), _sources(array))
+                     isinstance(leaf, chainer.Variable), sources(array))
                 for leaf, array in zip(leaves, arrays, strict=True))))
         return cls(tuple(entries))
 
     def placed(self, stages: Callable[[Source], int]) -> LinkState:
-        """The same with the stage of each leaf: of its last source."""
+        """The same with the stage of each leaf: that of its last source."""
         return LinkState(tuple(entry._replace(leaves=tuple(
             leaf._replace(stage=max(map(stages, leaf.sources), default=0))
             for leaf in entry.leaves)) for entry in self.entries))
 
     def sources(self) -> list[tuple[Source, ...]]:
-        """What each leaf is made of."""
+        """The outputs of calls from which each leaf is made."""
         return [leaf.sources for entry in self.entries
                 for leaf in entry.leaves]
 
-    def only(self, wanted: set[int]) -> LinkState:
-        """The entries with these numbers."""
-        return LinkState(tuple(entry for number, entry
-                           in enumerate(self.entries) if number in wanted))
-
     def put(self, links: Links, pin: Callable[..., Any]) -> None:
-        """Sets the attributes to what ``pin`` makes of the leaves."""
+        """Sets the attributes to the arrays that ``pin`` returns.
+
+        Args:
+            links: By path.
+            pin: Gets shape, dtype, stage and xp of a leaf, and the path of
+                its link.
+        """
         for entry in self.entries:
             values = []
             for leaf in entry.leaves:
@@ -198,24 +188,15 @@ class LinkState:
             for leaf in entry.leaves)) for entry in self.entries)
 
 
-def _sources(array: Any) -> tuple[Source, ...]:
-    return tuple(source for source in sources(array)
-                 if isinstance(source, Source))
-
-
 class _Noted(NamedTuple):
-    """An object that may be changed in place, and what was in it."""
+    """An object that may be changed in place, with its content."""
 
     value: Any
     content: Any
 
 
 def _noted(value: Any) -> Any:
-    """What a forward pass may change in place, with what is in it.
-
-    Other values are themselves: Python can only put another one in their
-    place.
-    """
+    """A :class:`_Noted` of what may be changed in place, else the value."""
     if isinstance(value, chainer.get_array_types()):
         # What cannot be written to may be large: a file in memory, say.
         if is_ghost(value) or not getattr(value.flags, 'writeable', True):
@@ -239,7 +220,7 @@ def _noted(value: Any) -> Any:
 
 
 def _put_back(before: Any) -> Any:
-    """The same object as before, with what it had in it."""
+    """The same object, with its content of before."""
     if not isinstance(before, _Noted):
         return before
     value, content = before
@@ -264,7 +245,7 @@ def _put_back(before: Any) -> Any:
 
 
 def _is_changed(before: Any, now: Any) -> bool:
-    """Whether there is another value, or another one in it."""
+    """Whether the value is another one, or has another content."""
     if not isinstance(before, _Noted):
         return now is not before
     value, content = before

@@ -1,7 +1,7 @@
-"""What the calls of a run get, noted in short, to compare it with another.
+"""Short notes of what the calls of a run get, to compare two runs.
 
-A mark has two parts.  Where the first differs, the model goes another way;
-where only the second one does, an array has other values.
+A mark has two parts: if the first differs, the model makes other calls; if
+only the second differs, an array has other values.
 """
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ from .traced_call import CHAINERS, TracedCall, attributes_of
 
 
 class Marks:
-    """Of each call of a run, by its number."""
+    """A mark for each call of a run."""
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[Any, Any]] = {}
-        # Ghosts are kept, so that their ids stay theirs.
+        # With the ghosts themselves, so that no other object gets their ids.
         self._ghosts: dict[int, tuple[Any, int]] = {}
 
     def add(self, number: int, call: TracedCall, node: Any, inputs: tuple
             ) -> None:
-        """Notes what a call gets.
-
-        Args:
-            number: Of the call.
-            call: Its name, link, kind and constants.
-            node: The function.
-            inputs: Variables and arrays.
-        """
+        """Notes what a call gets: its kind, link, constants and inputs."""
         arrays = list(inputs)
         for name, value in attributes_of(node).items():
             if name not in CHAINERS:
@@ -45,16 +38,16 @@ class Marks:
             tuple([self._mark(array) for array in arrays]))
 
     def end(self, number: int, reports: Mapping[str, Any]) -> None:
-        """Notes where the run ended, and what was reported."""
+        """Notes the number of calls, and what was reported."""
         self._marks[number] = (None, sorted(reports)), tuple(
             self._mark(reports[name]) for name in sorted(reports))
 
     def is_same(self, other: Marks, number: int) -> bool:
-        """Whether a call of another run is that of this one."""
+        """Whether a call of another run got the same."""
         return self._marks.get(number) == other._marks.get(number)
 
     def is_alike(self, other: Marks, number: int) -> bool:
-        """Whether it differs in the values of arrays only."""
+        """Whether a call of another run got the same but for values."""
         return (number in self._marks and number in other._marks
                 and self._marks[number][0] == other._marks[number][0])
 

@@ -1,17 +1,19 @@
 """One call, run alone for its shapes, its time and its memory."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
 from ...pipeline.backprop import SEPARABLE
+from ...pipeline.randomness import preserved
 from ...planning.partition.calls import Value
 from .. import nested
 from ..ghost import is_ghost, made_up
@@ -19,28 +21,31 @@ from ..profiling.laps import clock_of
 from .traced_call import CHAINERS, PLAIN, attributes_of, kind_of
 from .whole_call import WholeCall
 
-#: What functions read from their node after apply, by class.
+#: Attributes that Chainer's functions read from their node after ``apply``,
+#: by class.
 _READ_AFTERWARDS = {
     'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
 
-#: Functions that draw random numbers, on a device as well.
+#: Functions that draw random numbers, which is not seen on a device.
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
 
-#: A call this short is timed several times.
-_SHORT = 2e-3
-
-_TIMES = 3
+#: Seconds; a shorter call is timed several times.
+_SHORT, _TIMES = 2e-3, 3
 
 
 class Measured(NamedTuple):
-    """What a run of one call has shown.
+    """The figures of a call, see :class:`.TracedCall`.
 
-    Among it the numbers of the outputs that lie in an input's memory
-    (``views``), and of those that have less or more than all of it
-    (``parts``).
+    Attributes:
+        modules: ``numpy`` or ``cupy``, by output.
+        kept_inputs: Numbers of the inputs that are kept for backward.
+        kept_outputs: Numbers of the outputs that are kept for backward.
+        parameters: Paths of the parameters that are read inside.
+        views: Numbers of the outputs in the memory of an input.
+        parts: Numbers of the views of another size than the input.
     """
 
     outputs: dict[int | str, Value]
@@ -60,8 +65,6 @@ class Measured(NamedTuple):
 
 
 class CallMeasurement:
-    """One call, run for its shapes, its time and its memory."""
-
     def __init__(self, node: Any, inputs: tuple, original: Callable,
                  timed: bool) -> None:
         self._node, self._inputs, self._original = node, inputs, original
@@ -69,28 +72,20 @@ class CallMeasurement:
         self._own = dict(attributes_of(node))
 
     def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
-        state = numpy.random.get_state()
-        try:
-            tracing = tracemalloc.is_tracing()
-            if not tracing:
-                tracemalloc.start(1)
-            try:
+        """Runs the call; ``seen`` then gives the parameters read inside."""
+        node, whole = self._node, isinstance(self._node, WholeCall)
+        with preserved():
+            state = numpy.random.get_state()
+            with _memory_traced():
                 outs, kept, temporary = self._weigh()
-            finally:
-                if not tracing:
-                    tracemalloc.stop()
-            # What a whole function draws may depend on data.
-            draws = (_has_moved(state) or isinstance(self._node, WholeCall)
-                     or kind_of(self._node).__name__ in _DRAWING)
-            node = self._node
+            # Whether a whole function draws may depend on data.
+            draws = (_has_moved(state) or whole
+                     or kind_of(node).__name__ in _DRAWING)
             outputs, modules = _outputs(node, outs)
             kept_inputs = tuple(node._input_indexes_to_retain or ())
             kept_outputs = tuple(node._output_indexes_to_retain or ())
-            form = (node.result, node.variables) if isinstance(
-                node, WholeCall) else None
+            form = (node.result, node.variables) if whole else None
             forward, backward, deferrable = self._time()
-        finally:
-            numpy.random.set_state(state)
         return Measured(outputs, modules, forward, backward, deferrable,
                         kept, kept_inputs, kept_outputs, temporary, draws,
                         seen(), form, self._views, self._parts)
@@ -99,19 +94,15 @@ class CallMeasurement:
         """What a :class:`.WholeCall` returns beside arrays.
 
         Args:
-            factor: Of made-up floats: what differs for another one depends
-                on data.
+            factor: The made-up floats are multiplied by it.
         """
         node = _again(self._node, self._own)
-        state = numpy.random.get_state()
-        try:
+        with preserved():
             self._original(node, self._arguments(factor))
-        finally:
-            numpy.random.set_state(state)
         return _constants(node.result)
 
     def _weigh(self) -> tuple[tuple, int, int]:
-        """Runs it once under a memory trace."""
+        """The outputs, bytes that are kept, and bytes in use for a time."""
         arguments = self._arguments()
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
@@ -129,7 +120,7 @@ class CallMeasurement:
                                                       peak - after)
 
     def _time(self) -> tuple[float, float, float]:
-        """Seconds forward and backward; which share of it can wait."""
+        """Seconds forward and backward, and the weights' share of backward."""
         if not self._timed:
             return 0.0, 0.0, 0.0
         weights = self._weights()
@@ -155,7 +146,7 @@ class CallMeasurement:
                                   if weights and best[1] else 0.0)
 
     def _weights(self) -> tuple[int, ...]:
-        """The inputs whose gradients nobody waits for."""
+        """The inputs whose gradients can be put off."""
         if type(self._node) not in SEPARABLE or (
                 not chainer.config.enable_backprop):
             return ()
@@ -183,8 +174,19 @@ class CallMeasurement:
             chainer.backward(roots, _gradients(roots))
 
 
+@contextlib.contextmanager
+def _memory_traced() -> Iterator[None]:
+    tracing = tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start(1)
+    try:
+        yield
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+
+
 def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
-    """Made up, of outputs."""
     return [chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
             for out in outs]
 
@@ -197,9 +199,8 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
         values[index] = Value(tuple(out.shape), array.dtype,
                               bool(out.requires_grad))
         modules[index] = chainer.backend.get_array_module(array)
-    own = attributes_of(node)
     for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
-        array = own.get(name)
+        array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
             values[name] = Value(tuple(array.shape), array.dtype, False)
             modules[name] = chainer.backend.get_array_module(array)
@@ -208,7 +209,7 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
 
 def _shared(arguments: tuple, outs: tuple
             ) -> tuple[frozenset[int], frozenset[int]]:
-    """Numbers of the outputs that are views, and of those of a part."""
+    """See ``views`` and ``parts`` of :class:`Measured`."""
     views, parts = set(), set()
     for number, out in enumerate(map(nested.array_of, outs)):
         xp = chainer.backend.get_array_module(out)
@@ -220,14 +221,14 @@ def _shared(arguments: tuple, outs: tuple
     return frozenset(views), frozenset(parts)
 
 
-def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
-    """Equal for calls that cost the same; None if that cannot be told."""
+def key_of(node: Any, inputs: tuple) -> Any:
+    """Equal for calls that cost the same; None if that is not known."""
     if isinstance(node, WholeCall) or type(node).__name__ == 'Forget':
         return None
     own = attributes_of(node)
     kind = kind_of(node)
-    # What Chainer's functions give has no shape that depends on an input's
-    # values, and words are others in each call of an EmbedID.
+    # The shapes of what Chainer's functions give do not depend on the values
+    # of inputs, and each call of an EmbedID gets other words.
     form = (_shape if kind.__module__.partition('.')[0] == 'chainer'
             else _hashable)
     try:
@@ -242,7 +243,7 @@ def key_of(node: Any, inputs: tuple, hidden: list[str]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """Equal where a call gives the same shapes; True is not 1."""
+    """Equal for values with which a call gives the same shapes."""
     if isinstance(value, chainer.Variable):
         value = value._data[0]
     if isinstance(value, chainer.get_array_types()):
@@ -287,7 +288,7 @@ def _constants(tree: Any) -> list[str]:
 
 
 def with_real(value: Any) -> Any:
-    """A function's attribute with arrays of its own, ghosts made up."""
+    """A copy of an attribute with made-up arrays for ghosts."""
     leaves, tree = nested.leaves(value)
     if not leaves:
         return value
@@ -298,7 +299,7 @@ def with_real(value: Any) -> Any:
 
 
 def _again(node: Any, own: Mapping[str, Any]) -> Any:
-    """The function as it was before its run, for another one."""
+    """A copy of a function with its attributes from before its run."""
     if isinstance(node, chainer.function.FunctionAdapter):
         function = copy.copy(node.function)
         function.__dict__.clear()

@@ -1,8 +1,8 @@
-"""What C code finds that reads a ghost all the same.
+"""The values that C code finds in ghosts, which it reads without asking.
 
-Two runs of a model on ghosts with other values in them show whether anything
-was read (see :mod:`.trace`).  Elsewhere numbers are NaN, and indexes out of
-bounds.
+Two runs of a model on ghosts with different values show whether C code has
+read any (see :mod:`.trace`).  Otherwise numbers are NaN, and integers are no
+valid index.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Level(enum.Enum):
     """Which values ghosts have."""
 
     REST = enum.auto()      # NaN, and integers that are no index
-    LOW = enum.auto()       # the same, but numbers are below all others
-    VARIED = enum.auto()    # others, and not the same in each place
+    LOW = enum.auto()       # the same, but -inf for NaN
+    VARIED = enum.auto()    # others, which differ from place to place
 
 
 _level = [Level.REST]
-#: The one element that all ghosts of a dtype share, and what they see of it:
-#: C code that writes must fail.
+#: The one element that all ghosts of a dtype share, and a read-only view of
+#: it, so that C code that writes to a ghost fails.
 _elements: dict[numpy.dtype, tuple[numpy.ndarray, numpy.ndarray]] = {}
 #: An axis that is longer has one value in all its places.
 _LONGEST = 1 << 20
@@ -33,10 +33,9 @@ _LONGEST = 1 << 20
 
 @contextlib.contextmanager
 def reading(level: Level) -> Iterator[None]:
-    """Inside, C code finds the values of a level in ghosts.
+    """In the block, ghosts have the values of a level, in all threads.
 
-    In those that are made inside; in ``LOW``, in others, too.  It is for all
-    threads: only one of them runs models.
+    That is, ghosts that are made in the block; in ``LOW``, older ones, too.
     """
     before = _level[0]
     _set(level)
@@ -62,7 +61,7 @@ def buffer(shape: tuple[int, ...], dtype: numpy.dtype
 
 
 def value(dtype: numpy.dtype) -> Any:
-    """What a ghost of one element has in it."""
+    """The value of a ghost of one element."""
     return _value(dtype, _level[0])
 
 
@@ -70,8 +69,6 @@ def is_poison(error: IndexError) -> bool:
     """Whether an index was out of bounds because a ghost has no data."""
     return any(f'index {limit} is' in str(error) for limit in _indexes())
 
-
-# --- details -----------------------------------------------------------------
 
 def _set(level: Level) -> None:
     _level[0] = level
@@ -99,7 +96,7 @@ def _indexes() -> tuple[Any, ...]:
 
 def _varied(shape: tuple[int, ...], dtype: numpy.dtype
             ) -> tuple[numpy.ndarray, tuple[int, ...]]:
-    """Places that are next to each other in any axis have other values.
+    """Memory in which neighbours in any axis have different values.
 
     Axes share the memory, which is as long as all of them in a row.
     """

@@ -7,74 +7,27 @@ run once.
 """
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import chainer
-import numpy
 
 from ...intercept.function_calls import intercepting
-from ...planning.partition.calls import Source
+from ...intercept.initial_values import creating
+from ...pipeline.randomness import preserved
 from ..ghost import GhostError, ghost, is_ghost, line_of
 from ..names import Names, reporter_of
-from ..recent import Recent
-from ..valueless_parameters import has_shape, lazily_shaped, place_array
-from .call_recorder import CallRecorder, Repeat, describe
+from ..valueless_parameters import ShapesOnly, place_array
+from .call_recorder import CallRecorder, Repeat
 from .link_state import LinkState, frozen, saved
 from .measuring import Measured
 from .poison import Level, reading
-from .traced_call import TracedCall
+from .traced_call import Trace
 from .whole_call import is_marked
-
-#: Calls whose figures are kept, so that equal ones need not be run again.
-_MEASURED = 4096
 
 OTHER_CALLS = (
     'the model makes other calls each time, for the same inputs; what it '
     'calls must depend on its inputs and on numpy.random only')
-
-
-class Trace:
-    """The calls of one run of a model.
-
-    Attributes:
-        calls: Pinned ones (state of links) first.
-        first: Number of the first call that is none of those.
-        result: What the model returned, of ghosts.
-        reports: What was reported, by name.
-        state: What links keep afterwards, see :class:`.LinkState`.
-        touched: Attributes of links that the run has changed, with paths.
-        atomic: Paths of the links that are run as one call.
-        inside: The call in which something was reported, by name, for what
-            was reported inside of a call.
-    """
-
-    def __init__(self, calls: list[TracedCall], first: int, result: Any,
-                 reports: dict[str, Any], state: LinkState,
-                 touched: frozenset[tuple[str, str]],
-                 atomic: frozenset[str], inside: dict[str, int]) -> None:
-        self.touched, self.inside = touched, inside
-        self.calls, self.first, self.result = calls, first, result
-        self.reports, self.state, self.atomic = reports, state, atomic
-
-    def describe(self, source: Source) -> str:
-        """What messages call a value."""
-        return describe(self.calls, source)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Equal on ranks that have traced the same."""
-        text = hashlib.sha256()
-        for call in self.calls:
-            text.update(repr((
-                call.name, call.link, call.inputs, call.parameters,
-                [(key, value.shape, str(value.dtype))
-                 for key, value in call.outputs.items()],
-                call.constants)).encode())
-        text.update(repr(sorted(self.reports)).encode())
-        return text.hexdigest()
 
 
 class Tracer:
@@ -87,8 +40,7 @@ class Tracer:
 
     def __init__(self, model: chainer.Link, names: Names) -> None:
         self._model, self._names = model, names
-        # Keys hold what calls are given, such as functions of the model's.
-        self._memo: Recent[Measured] = Recent(_MEASURED)
+        self._memo: dict[Any, Measured] = {}
         self._atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
@@ -98,21 +50,20 @@ class Tracer:
 
         Args:
             run: Calls the model.
-            state: What the links keep from the run before.
-            timed: Whether calls are run again for their times; otherwise once,
-                for their shapes and bytes.
+            state: What links keep from the run before.
+            timed: Whether calls are timed, for which they are run again.
 
         Raises:
             GhostError: The model's own forward looks at computed data.
         """
         while True:
             recorder = CallRecorder(self._names, self._memo, self._atomic,
-                                 timed)
+                                    timed)
             try:
                 with reading(Level.LOW):
-                    trace = self._once(run, recorder, state)
+                    self._once(run, recorder, state)
                 self._check(run, recorder, state)
-                return trace
+                return recorder.trace
             except GhostError:
                 found = recorder.innermost()
                 if found is None:
@@ -121,21 +72,18 @@ class Tracer:
 
     def _check(self, run: Callable[[], Any], recorder: CallRecorder,
                state: LinkState | None) -> None:
-        """Whether a value was read that is on another rank.
-
-        Where C code reads ghosts, Python is not asked.  So the model runs
-        again on ghosts with other values in them.
+        """Runs the model again on ghosts with other values.
 
         Raises:
-            GhostError: A call gets something else then, or another call is
-                made.
+            GhostError: A call gets something else, or another call is made:
+                C code has read a ghost.
             ValueError: The model makes other calls each time.
         """
         found = self._repeated(run, recorder, state, Level.VARIED).differences
         if not found:
             return
-        # What differs for the same ghosts, too, says nothing: a model may
-        # draw from a generator of its own.  Twice, as it may take turns.
+        # Calls may differ for equal ghosts, too, if the model draws from a
+        # generator of its own.  Two runs, as it may take turns.
         same = [self._repeated(run, recorder, state, Level.LOW)
                 for _ in range(2)]
         if same[0].lost != same[1].lost:
@@ -153,50 +101,42 @@ class Tracer:
 
     def _repeated(self, run: Callable[[], Any], recorder: CallRecorder,
                   state: LinkState | None, level: Level) -> Repeat:
-        """A run that says what is not as before."""
+        """Another run, compared with that of the recorder."""
         again = Repeat(recorder)
         try:
             with reading(level):
                 self._once(run, again, state)
         except Exception as error:
-            # What it runs into it has not run into before.
+            # The first run had no such error.
             again.differ(line_of(error), lost=True)
         return again
 
     def _once(self, run: Callable[[], Any], recorder: CallRecorder,
-              state: LinkState | None) -> Trace:
+              state: LinkState | None) -> None:
+        links, trace = self._names.links, recorder.trace
         reporter = reporter_of(self._names)
-        with saved(self._names.links) as attributes, \
-                _ghost_parameters(self._names, recorder), \
-                lazily_shaped(self._names, recorder):
-            begin = frozen(self._names.links)
+        with saved(links) as attributes, _ghost_parameters(self._names), \
+                creating(ShapesOnly(self._names, recorder)):
+            begin = frozen(links)
             if state is not None:
-                state.put(self._names.links, recorder.pin)
-            first = len(recorder.calls)
-            random = numpy.random.get_state()
-            try:
-                with reporter, intercepting(recorder):
-                    result = run()
-                recorder.drop_tracebacks()
-            finally:
-                numpy.random.set_state(random)
-            after = LinkState.found(self._names.links, begin)
-            recorder.refuse_ghosts(self._names.links)
-            recorder.end(dict(reporter.observation))
-            touched = frozenset(
+                state.put(links, recorder.pin)
+            trace.first = len(trace.calls)
+            with preserved(), reporter, intercepting(recorder):
+                trace.result = run()
+            recorder.drop_tracebacks()
+            trace.state = LinkState.found(links, begin)
+            recorder.refuse_ghosts()
+            trace.reports = dict(reporter.observation)
+            recorder.end()
+            trace.touched = frozenset(
                 (path, name) for path, name in attributes.changed()
-                if name not in self._names.links[path]._params)
-        trace = Trace(recorder.calls, first, result,
-                      dict(reporter.observation), after, touched,
-                      self._atomic, recorder.reported)
-        recorder.token.trace = trace
-        return trace
+                if name not in links[path]._params)
 
 
 class _ghost_parameters:
-    """Inside, every parameter with a shape is a ghost."""
+    """A block in which every parameter with a shape is a ghost."""
 
-    def __init__(self, names: Names, recorder: CallRecorder) -> None:
+    def __init__(self, names: Names) -> None:
         self._names = names
 
     def __enter__(self) -> None:
@@ -212,9 +152,9 @@ class _ghost_parameters:
 
     def __exit__(self, error: Any, *_: Any) -> None:
         for name, parameter, array, gradient in self._before:
-            # What the run has found the shape of keeps it.  After a look at
-            # data, its link may have to do more than give it a shape.
-            if array is not None or error or not has_shape(parameter):
+            # A parameter whose shape the run has found keeps its ghost.  Not
+            # after an error: its link may have to run again as one call.
+            if array is not None or error or not is_ghost(parameter._data[0]):
                 if array is None and parameter._data[0] is not None:
                     # Made by its link, which will do so again.
                     self._names.made[name] = ghost(

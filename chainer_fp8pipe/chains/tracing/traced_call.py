@@ -1,58 +1,65 @@
-"""One call of a trace, and what a repetition of it must have."""
+"""A trace and its calls, and what a repetition of a call must have."""
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import chainer
 import numpy
+from chainer.functions.util.forget import Forget
 
-from ...planning.partition.calls import Call
+from ...intercept.function_calls import Interceptor
+from ...planning.partition.calls import Call, Source
 from .. import nested
 from ..ghost import is_ghost, looked_at
-from .whole_call import Identity
+from ..names import Names
+from .link_state import Attribute, LinkState
+from .whole_call import Identity, LinkCall, WholeCall, call_whole
 
-#: Attributes that Chainer itself sets.
+#: Attributes of functions that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
                        *vars(chainer.function.FunctionAdapter), 'node',
                        'func', '_node', '_owned_node'])
 
-#: Which attribute of a function is what the function runs, by class.
-_RUNS = {'Whole': 'run', 'Forget': 'func'}
-
-
-#: Arrays among a function's attributes whose values say what shape comes out.
-#: Others may have new values in each batch, for which a trace must do.
+#: The attribute with the function that a function of this class runs.
+_RUNS = {WholeCall: 'run', Forget: 'func'}
+#: The attribute with an array whose values decide about the output's shape,
+#: by class.  Other arrays may have other values in each batch.
 _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
              'Reshape': 'shape', 'Transpose': 'axes'}
-#: What an index is among the attributes of Chainer's functions.
+#: The attribute with an index.
 _INDEX = 'slices'
-#: Values that are compared by themselves.
+#: Attributes of these types must be equal.
 PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
          type(None))
 
 
 @dataclass(eq=False)
 class TracedCall(Call):
-    """A call, and what a rank needs that does not run it.
+    """A call, with what ranks need that do not run it.
 
     Attributes:
         kind: Class of the function.
         ghosts: The outputs.
         hidden: Attributes of the function that hold ghosts.
-        attributes: Ghosts of what is read from the function afterwards.
-        form: Of the result of a :class:`.Whole`.
+        attributes: Ghosts for attributes that are read after the call.
+        form: Tree of the result of a :class:`.WholeCall`, and which of its
+            leaves are variables.
         expected: For each input what a repetition must have: the ghost or
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
         constants: Attributes that a repetition must have, with their values.
-        inner: Paths of parameters that it reads inside of itself.
-        error: What it raised; an iteration over a variable ends so.
+        inner: Paths of the parameters that are read inside of the call.
+        error: The exception of the call; an iteration over a variable ends
+            with one.
         ignores: The label that the function leaves out of its mean, and the
-            index of the input that has the labels, None if that cannot be
-            told; None: there is none.
-        reads: Paths of links whose persistent arrays it reads or writes.
+            index of the input that has the labels (None if unknown); None:
+            no label is left out.
+        reads: Paths of the links whose persistent arrays the call uses.
     """
 
     kind: Any = None
@@ -66,6 +73,78 @@ class TracedCall(Call):
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
     reads: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Trace:
+    """The calls of one run of a model.
+
+    Attributes:
+        atomic: Paths of the links that are run as one call.
+        calls: Those pinned to a stage, for the state of links, come first.
+        first: Number of the first call that is not pinned.
+        result: What the model returned, made of ghosts.
+        reports: What was reported, by name.
+        inside: Number of the call inside of which a value was reported, by
+            the value's name.
+        state: What links keep afterwards.
+        touched: Attributes of links that the run has changed.
+    """
+
+    atomic: frozenset[str]
+    calls: list[TracedCall] = field(default_factory=list)
+    first: int = 0
+    result: Any = None
+    reports: dict[str, Any] = field(default_factory=dict)
+    inside: dict[str, int] = field(default_factory=dict)
+    state: LinkState = LinkState()
+    touched: frozenset[Attribute] = frozenset()
+
+    def describe(self, source: Source) -> str:
+        """What messages call a value."""
+        call = self.calls[source.call]
+        return f'call {source.call} ({call.name} in {call.link})'
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Equal on ranks that have traced the same calls."""
+        text = hashlib.sha256()
+        for call in self.calls:
+            text.update(repr((
+                call.name, call.link, call.inputs, call.parameters,
+                [(key, value.shape, str(value.dtype))
+                 for key, value in call.outputs.items()],
+                call.constants)).encode())
+        text.update(repr(sorted(self.reports)).encode())
+        return text.hexdigest()
+
+
+class Replay(Interceptor):
+    """Goes through the calls of a trace with a forward pass.
+
+    Args:
+        trace: Of such a pass.
+        names: Of the model's links and parameters.
+    """
+
+    _inside = False         # of a call
+
+    def __init__(self, trace: Trace, names: Names) -> None:
+        self._trace, self._calls, self._names = trace, trace.calls, names
+        self._number = trace.first
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if not self._inside and self._trace.atomic and (
+                self._names.of(link) in self._trace.atomic):
+            return self.call_whole(LinkCall(link, original), args, kwargs)
+        return original(link, *args, **kwargs)
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda: self._calls[self._number - 1].form)
 
 
 class Shape(NamedTuple):
@@ -84,7 +163,6 @@ class Values(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Values:
-        """Those of an array."""
         return cls(array.shape, array.dtype, array.tobytes())
 
 
@@ -95,7 +173,6 @@ class AnyIndex(NamedTuple):
 
     @classmethod
     def of(cls, index: Any) -> AnyIndex:
-        """Of what is in the brackets."""
         return cls(tuple([
             (kind, item) if (kind := type(item)) is slice or kind is int
             else _described(item)
@@ -103,9 +180,9 @@ class AnyIndex(NamedTuple):
 
 
 def _described(item: Any) -> Any:
-    """What of an item of an index decides about the shape of the result.
+    """What decides about the result's shape in an item of an index.
 
-    Of conditions, how many hold; of numbers, how many there are.
+    The number of conditions that hold, or of positions.
     """
     if isinstance(item, list):
         item = numpy.array(item)
@@ -119,12 +196,12 @@ def _described(item: Any) -> Any:
 
 
 def kind_of(node: Any) -> Any:
-    """The class of a function; that of an old-style one, too."""
+    """The class of a function, which may be an old-style one."""
     return type(getattr(node, 'function', node))
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
-    """What the user's call has given to a function, by attribute."""
+    """The attributes of a function, which may be an old-style one."""
     if isinstance(node, chainer.function.FunctionAdapter):
         return node.function.__dict__
     return node.__dict__
@@ -141,11 +218,11 @@ def expected_of(x: Any) -> Any:
 
 
 def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
-    """What decides about a call beside its inputs."""
+    """The attributes that a repetition of a call must have."""
     found: list[tuple[str, Any]] = []
     deciding = _DECIDING.get(kind_of(node).__name__)
     for name, value in attributes_of(node).items():
-        if name == _RUNS.get(kind_of(node).__name__):
+        if name == _RUNS.get(kind_of(node)):
             found.append((name, Identity(value)))
         elif name in CHAINERS:
             continue
@@ -162,7 +239,7 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def is_same(value: Any, expected: Any) -> bool:
-    """Whether an attribute is as a constant of :func:`constants_of`."""
+    """Whether an attribute is as :func:`constants_of` has noted it."""
     kind = type(expected)
     if kind is AnyIndex:
         return AnyIndex.of(value) == expected
@@ -189,7 +266,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def ignored_label(node: Any) -> int | None:
-    """The label that a loss leaves out of its mean; None: there is none."""
+    """The label that a loss leaves out of its mean; None: it has none."""
     function = getattr(node, 'function', node)
     if (not getattr(function, 'normalize', False)
             or getattr(function, 'reduce', 'mean') == 'no'):

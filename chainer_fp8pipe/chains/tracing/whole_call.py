@@ -19,15 +19,14 @@ _MARK = '_chainer_fp8pipe_atomic'
 def atomic(function: Any) -> Any:
     """Marks a function, method or link that :func:`partition` must not cut.
 
-    What looks at values inside (``float(x.array)``, a boolean index, writing
-    in place, ``chainer.grad``) then finds them: the rank that has the call
-    does all of it.  Links that look at data are found without a mark.
+    One rank does all of a marked call, so that code inside of it may use
+    values: ``float(x.array)``, a boolean index, writing in place,
+    ``chainer.grad``.  Links that look at data are found without a mark.
 
     Args:
-        function: What takes and returns variables, arrays, or lists, tuples
-            and dictionaries of these; a link is marked and returned.  A
-            function may use parameters of the model, as a method of a link
-            does.
+        function: Takes and returns variables, arrays, or lists, tuples and
+            dictionaries of these, and may use parameters of the model; a
+            link is marked and returned.
 
     .. admonition:: Example
 
@@ -43,31 +42,30 @@ def atomic(function: Any) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        context: Any = current()
-        if context is None:
+        interceptor = current()
+        if interceptor is None:
             return function(*args, **kwargs)
-        return context.call_whole(function, args, kwargs)
+        return interceptor.call_whole(function, args, kwargs)
     return call
 
 
 def is_marked(link: chainer.Link) -> bool:
-    """Whether :func:`atomic` was called with this link."""
+    """Whether a link was marked by :func:`atomic`."""
     return _MARK in vars(link)
 
 
 class WholeCall(chainer.FunctionNode):
     """A link or function as one node of the graph.
 
-    Forward runs it on variables of its own, backward goes through the graph
-    that this has left; gradients of parameters go where Chainer's backward
-    puts them.
+    Forward runs the function on variables of its own, and backward goes
+    through the graph between these and the outputs; gradients of parameters
+    go into the parameters.
 
     Args:
-        function: What is run.
+        function: Is run.
         tree: Of its arguments.
-        given: Which leaves of the arguments are variables; inputs after
-            these are parameters, which are inputs so that a way back leads
-            here.
+        given: Which leaves of the arguments are variables.  A further input
+            has backward called where no argument wants a gradient.
     """
 
     def __init__(self, function: Callable, tree: Any,
@@ -79,7 +77,6 @@ class WholeCall(chainer.FunctionNode):
 
     @property
     def label(self) -> str:
-        """What messages and graphs call the node."""
         run = getattr(self.run, 'link', self.run)
         if isinstance(run, chainer.Link):
             return type(run).__name__
@@ -89,7 +86,6 @@ class WholeCall(chainer.FunctionNode):
         """Any layout will do."""
 
     def forward(self, inputs: tuple) -> tuple:
-        """Runs the function; keeps its graph."""
         self.retain_inputs(())
         variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
                      for x in inputs]
@@ -98,8 +94,8 @@ class WholeCall(chainer.FunctionNode):
             for variable, is_variable in zip(variables, self._given,
                                              strict=False)])
         keep = chainer.config.enable_backprop
-        # Where activations are recomputed there is no graph at first, but
-        # the function may ask for gradients inside.
+        # The function may compute gradients inside, also in a pass that is
+        # run again before backward and keeps no graph.
         with chainer.using_config('enable_backprop',
                                   keep or chainer.config.train):
             outputs, self.result = nested.leaves(self.run(*args, **kwargs))
@@ -110,7 +106,7 @@ class WholeCall(chainer.FunctionNode):
         return tuple(nested.array_of(output) for output in outputs)
 
     def backward(self, indexes: tuple, gradients: tuple) -> tuple:
-        """Goes through the graph of the forward pass, once."""
+        """Goes through the graph of the forward pass, and drops it."""
         variables, outputs = self._kept
         self._kept = None
         inner = Backprop({}, _leave)
@@ -125,7 +121,7 @@ class WholeCall(chainer.FunctionNode):
 
 
 def _leave(parameter: chainer.Parameter, gradient: Any) -> None:
-    """Leaves a gradient where the chunk collects those of inner passes."""
+    """Adds to ``grad``, from which the chunk collects such gradients."""
     parameter.grad = (gradient if parameter.grad is None
                       else parameter.grad + gradient)
 
@@ -136,10 +132,9 @@ def _variable(array: Any) -> chainer.Variable | None:
 
 
 class Identity:
-    """What a call runs as a whole: equal for the same function or link.
+    """Equal for the same function or link.
 
-    A function that is made anew for each call is the same one; what the
-    function closes over is not looked at.
+    Functions of the same code are the same, whatever they close over.
     """
 
     def __init__(self, run: Any) -> None:
@@ -172,31 +167,24 @@ class LinkCall:
 
 
 def link_of(node: Any) -> chainer.Link | None:
-    """The link that a call runs as a whole; None: the call is another."""
+    """The link that a call runs as a whole; None: none."""
     return getattr(getattr(node, 'run', None), 'link', None)
 
 
 def call_whole(function: Any, args: Any, kwargs: Any,
-               tree_of: Callable[[WholeCall], tuple[Any, tuple[bool, ...]]]
-               ) -> Any:
-    """Runs a function as one node; its result, of the function's own form.
+               form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
+    """Calls a function as one node, and returns what the function returns.
 
-    Args:
-        function: What is run.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        tree_of: Gives the form of the result, and which of its leaves are
-            variables, where the node has not been run.
+    ``form_of`` gives the form of the result (see :class:`.TracedCall`) where
+    the interceptor has not run the node.
     """
     leaves, tree = nested.leaves((args, kwargs))
     node = WholeCall(function, tree, tuple(
         isinstance(leaf, chainer.Variable) for leaf in leaves))
-    # A way back must lead here, also where no argument wants a gradient.
+    # Backward is called, also where no argument wants a gradient.
     outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
-    if node.result is not None:
-        form, variables = node.result, node.variables
-    else:
-        form, variables = tree_of(node)
-    return nested.rebuilt(form, [
+    tree, variables = (form_of() if node.result is None
+                       else (node.result, node.variables))
+    return nested.rebuilt(tree, [
         output if is_variable else nested.array_of(output)
         for output, is_variable in zip(outputs, variables, strict=True)])

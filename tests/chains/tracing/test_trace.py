@@ -6,7 +6,7 @@ import weakref
 from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.chains.tracing import trace
+from chainer_fp8pipe.chains.tracing import call_recorder
 from chainer_fp8pipe.chains.tracing.trace import Tracer
 from chainer_fp8pipe.planning.partition.positions import assign, order_of
 
@@ -136,7 +136,7 @@ class Given(chainer.FunctionNode):
 
 
 def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(trace, '_MEASURED', 3)
+    monkeypatch.setattr(call_recorder, '_MEASURED', 3)
     model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
     tracer = Tracer(model, Names(model))
     kept = []
@@ -415,26 +415,6 @@ def test_the_digest_tells_models_apart():
         lambda net, h: F.dropout(h, .3))
 
 
-class Selecting(chainer.Chain):
-    """Indexes a plain array by a condition that is computed."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.l = L.Linear(3, 3)
-
-    def forward(self, x):
-        y = self.l(x)
-        return F.sum(self.l(x[y.array.argmax(axis=1) == 2]))
-
-
-def test_a_plain_array_indexed_by_a_computed_condition_is_an_error():
-    model = Selecting()
-    with pytest.raises(GhostError, match='condition that another rank'):
-        Tracer(model, Names(model)).trace(
-            lambda: model(numpy.ones((4, 3), 'f')))
-
-
 def _written(array, value):
     array[...] = value
     return array
@@ -453,6 +433,8 @@ READS = {
         h, numpy.array(h.array.argmax(axis=1), 'i')),
     'buffer': lambda net, h: _labelled(
         h, _written(numpy.zeros(6, 'i'), h.array.argmax(axis=1))),
+    'condition': lambda net, h: h * F.sum(
+        net.one(X[h.array.argmax(axis=1) == 2])),
     'mask': lambda net, h: F.where(
         _written(numpy.zeros(h.shape, bool), h.array > 0), h, -h),
     'numbers': lambda net, h: h * numpy.array(h.array),

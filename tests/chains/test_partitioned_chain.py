@@ -2,7 +2,7 @@
 import re
 from types import SimpleNamespace
 
-from chainer_fp8pipe.chains.cut_table import table
+from chainer_fp8pipe.chains.partitioned_chain import table
 from chainer_fp8pipe.planning.partition.calls import Value
 from chainer_fp8pipe.planning.partition.partition_plan import (
     PartitionPlan,
