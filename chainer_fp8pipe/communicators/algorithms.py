@@ -6,12 +6,17 @@ import sys
 
 from mpi4py import MPI
 
-from ..allreduce import standard_plans
 from ..allreduce.aggregated import Aggregated, WorkerComm
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.executor import Framing, PlanExecutor
 from ..allreduce.mpi_op import MpiOp, TwoLevel
-from ..allreduce.plan import Plan, aggregator, compose
+from ..allreduce.plan import (
+    LEVELS,
+    Plan,
+    aggregator,
+    torus2d,
+    two_level,
+)
 from ..mpi.shapes import torus_shape
 from ..report.statistics import Statistics
 from .options import ExchangeOptions, Fp8Options
@@ -75,10 +80,11 @@ def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
            ) -> tuple[Plan, ...]:
     if options.algorithm == 'torus2d':
         return _torus(comm, options, nodes)
+    level = LEVELS[options.algorithm]
     if _two_levels(options, nodes):
-        return standard_plans.two_level(options.inside, options.algorithm,
-                                nodes.ranks)
-    return standard_plans.one_level(options.algorithm, comm.size)
+        return (two_level(options.inside, level(len(nodes.ranks)),
+                          nodes.ranks),)
+    return (level(comm.size),)
 
 
 def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
@@ -96,8 +102,9 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
         if comm.rank == 0 and comm.size > 3:
             print(f'chainer_fp8pipe: {comm.size} ranks make no torus of two '
                   'dimensions; they make a ring', file=sys.stderr)
-        return standard_plans.one_level('ring', comm.size)
-    return standard_plans.torus((rows, columns), nodes.ranks)
+        return (LEVELS['ring'](comm.size),)
+    return torus2d(rows, columns,
+                   [rank for node in nodes.ranks for rank in node])
 
 
 def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
@@ -108,11 +115,9 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
             f'these {comm.size} ranks have no aggregators; '
             "algorithm='aggregator' is for create_communicator only")
     if _two_levels(options, nodes):
-        plan = compose(
-            standard_plans.LEVELS[options.inside](len(nodes.ranks[0])),
-            aggregator(len(nodes.ranks), options.aggregators),
-            lambda member, node: nodes.ranks[node][member],
-            encode_between=True)
+        plan = two_level(
+            options.inside,
+            aggregator(len(nodes.ranks), options.aggregators), nodes.ranks)
     else:
         plan = aggregator(comm.size, options.aggregators)
     seed = options.seed if isinstance(options, Fp8Options) else 0

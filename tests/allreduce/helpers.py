@@ -1,7 +1,7 @@
 """Gradients that every rank can compute for every other rank."""
-from chainer_fp8pipe.allreduce import standard_plans
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
+from chainer_fp8pipe.allreduce.plan import LEVELS, torus2d, two_level
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.shapes import torus_shape
@@ -48,12 +48,12 @@ def nodes_of(size, node):
 def plans(name, size, node=2):
     """The plans of an algorithm without ``_FORM``."""
     if name.startswith('torus'):
-        return standard_plans.torus(torus_shape(size, 0),
-                            nodes_of(size, node))
+        return torus2d(*torus_shape(size, 0))
     if name.startswith('two_level'):
         inside, between = name.split('_')[2:4]
-        return standard_plans.two_level(inside, between, nodes_of(size, node))
-    return standard_plans.one_level(name.partition('_')[0], size)
+        nodes = nodes_of(size, node)
+        return (two_level(inside, LEVELS[between](len(nodes)), nodes),)
+    return (LEVELS[name.partition('_')[0]](size),)
 
 
 def make(name, comm, node=2):

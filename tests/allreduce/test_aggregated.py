@@ -2,11 +2,11 @@
 import gc
 import itertools
 
-from chainer_fp8pipe.allreduce import serving, standard_plans
+from chainer_fp8pipe.allreduce import serving
 from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
 from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing
-from chainer_fp8pipe.allreduce.plan import aggregator, compose
+from chainer_fp8pipe.allreduce.plan import aggregator, two_level
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
@@ -24,6 +24,7 @@ from .helpers import (
     check_error_feedback,
     exchange,
     mean_and_spread,
+    nodes_of,
     tensors_of,
 )
 from .library import recorded, unbuffered
@@ -48,8 +49,7 @@ def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
         return None
     plan = aggregator(workers // inner, aggregators)
     if inner > 1:
-        plan = compose(standard_plans.LEVELS['direct'](inner), plan,
-                       lambda member, node: node * inner + member, True)
+        plan = two_level('direct', plan, nodes_of(workers, inner))
     algorithm = Aggregated(everyone, (plan,), Statistics(), Framing(
         frame_bytes, frames_in_flight, form), seed)
     result = body(algorithm, part)
