@@ -9,7 +9,7 @@ from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),

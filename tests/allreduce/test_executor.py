@@ -12,7 +12,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 from tests.ranks import on_ranks
 
 from .helpers import CODECS, exchange, mean_and_spread, plans, tensors_of
@@ -184,7 +184,7 @@ def test_a_finished_job_is_given_up_at_once(comm):
     for codec in CODECS.values():
         used = codec()
         tensors = tensors_of(0, [1000])
-        begin(used, tensors, lambda array: None)
+        begin(used, tensors)
         job = Bucket(used, tensors, numpy.zeros(1000, used.wire_dtype), 0,
                      1000, 1.0, decodes=True)
         made.allreduce(used, tensors, job.wire, 0, 1000)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 from tests.ranks import on_ranks
 
 from .helpers import plans, tensors_of
