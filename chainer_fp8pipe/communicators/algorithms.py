@@ -1,7 +1,6 @@
 """The all-reduce algorithm that a communicator's options ask for."""
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 from mpi4py import MPI
@@ -25,35 +24,21 @@ from .options import ExchangeOptions, Fp8Options
 _WHOLE = 1 << 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Nodes:
-    """Which rank is on which node, as ChainerMN counts.
-
-    Attributes:
-        ranks: The ranks of every node, local rank by local rank.
-    """
-
-    ranks: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, comm: MPI.Comm, node: int, local: int) -> Nodes:
-        """Asks all ranks; each gives its node's number and its own there."""
-        found: dict[int, dict[int, int]] = {}
-        for rank, (its_node, its_local) in enumerate(
-                comm.allgather((node, local))):
-            found.setdefault(its_node, {})[its_local] = rank
-        return cls(tuple(
-            tuple(rank for _, rank in sorted(found[its_node].items()))
-            for its_node in sorted(found)))
-
-    @property
-    def sizes(self) -> set[int]:
-        """How many ranks there are on a node."""
-        return {len(ranks) for ranks in self.ranks}
+#: The ranks of every node, local rank by local rank.
+Nodes = tuple[tuple[int, ...], ...]
 
 
-def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                   nodes: Nodes, statistics: Statistics) -> Algorithm:
+def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
+    """Asks all ranks; each gives its node's number and its own there."""
+    found: dict[int, list[int]] = {}
+    places = comm.allgather((node, local))
+    for rank in sorted(range(comm.size), key=places.__getitem__):
+        found.setdefault(places[rank][0], []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
+                   statistics: Statistics) -> Algorithm:
     """The algorithm for these ranks.
 
     Raises:
@@ -61,19 +46,15 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
     """
     if options.algorithm == 'mpi_op':
         return _mpi_op(comm, options, nodes, statistics)
-    if options.algorithm == 'aggregator':
-        return _aggregated(comm, options, fp8, nodes, statistics)
-    return PlanExecutor(comm, _plans(comm, options, nodes), statistics,
-                        framing(options, fp8))
-
-
-def framing(options: ExchangeOptions, fp8: bool) -> Framing:
-    """How vectors are cut and summed, with ``'auto'`` resolved."""
     form = options.partial_sums
     if form == 'auto':
-        form = 'float16' if fp8 else 'float32'
-    return Framing(options.frame_bytes or _WHOLE, options.frames_in_flight,
-                   form)
+        form = 'float16' if isinstance(options, Fp8Options) else 'float32'
+    framing = Framing(options.frame_bytes or _WHOLE,
+                      options.frames_in_flight, form)
+    if options.algorithm == 'aggregator':
+        return _aggregated(comm, options, nodes, statistics, framing)
+    return PlanExecutor(comm, _plans(comm, options, nodes), statistics,
+                        framing)
 
 
 def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
@@ -82,8 +63,7 @@ def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
         return _torus(comm, options, nodes)
     level = LEVELS[options.algorithm]
     if _two_levels(options, nodes):
-        return (two_level(options.inside, level(len(nodes.ranks)),
-                          nodes.ranks),)
+        return (two_level(options.inside, level(len(nodes)), nodes),)
     return (level(comm.size),)
 
 
@@ -91,8 +71,9 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
            ) -> tuple[Plan, ...]:
     rows, columns = options.shape
     if (rows, columns) == (0, 0):
-        per_node = nodes.sizes.pop() if len(nodes.sizes) == 1 else 0
-        rows, columns = torus_shape(comm.size, per_node)
+        sizes = _sizes(nodes)
+        rows, columns = torus_shape(comm.size,
+                                    sizes[0] if len(sizes) == 1 else 0)
     if rows * columns != comm.size:
         raise ValueError(
             f'a torus of shape {rows}x{columns} has {rows * columns} ranks, '
@@ -104,25 +85,23 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
                   'dimensions; they make a ring', file=sys.stderr)
         return (LEVELS['ring'](comm.size),)
     return torus2d(rows, columns,
-                   [rank for node in nodes.ranks for rank in node])
+                   [rank for node in nodes for rank in node])
 
 
-def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                nodes: Nodes, statistics: Statistics) -> Aggregated:
+def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
+                statistics: Statistics, framing: Framing) -> Aggregated:
     everyone = comm.everyone if isinstance(comm, WorkerComm) else None
     if everyone is None:
         raise ValueError(
             f'these {comm.size} ranks have no aggregators; '
             "algorithm='aggregator' is for create_communicator only")
     if _two_levels(options, nodes):
-        plan = two_level(
-            options.inside,
-            aggregator(len(nodes.ranks), options.aggregators), nodes.ranks)
+        plan = two_level(options.inside, aggregator(
+            len(nodes), options.aggregators), nodes)
     else:
         plan = aggregator(comm.size, options.aggregators)
     seed = options.seed if isinstance(options, Fp8Options) else 0
-    return Aggregated(everyone, (plan,), statistics, framing(options, fp8),
-                      seed)
+    return Aggregated(everyone, (plan,), statistics, framing, seed)
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
@@ -131,7 +110,7 @@ def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
         return MpiOp(comm, statistics)
     node, local = next(
         (node, ranks.index(comm.rank))
-        for node, ranks in enumerate(nodes.ranks) if comm.rank in ranks)
+        for node, ranks in enumerate(nodes) if comm.rank in ranks)
     intra, inter = comm.Split(node, local), comm.Split(local, node)
     try:
         return TwoLevel(MpiOp(intra, statistics), MpiOp(inter, statistics))
@@ -141,14 +120,17 @@ def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
 
 
 def _two_levels(options: ExchangeOptions, nodes: Nodes) -> bool:
-    if options.two_level == 'no':
-        return False
-    if options.two_level == 'yes':
-        if len(nodes.sizes) > 1:
-            raise ValueError(
-                'two_level needs equally many ranks on every node, not '
-                f'{" and ".join(map(str, sorted(nodes.sizes)))}; start the '
-                "job so, or pass two_level='no'")
-        return True
-    return len(nodes.sizes) == 1 and len(nodes.ranks) > 1 and (
-        nodes.sizes != {1})
+    sizes = _sizes(nodes)
+    if options.two_level == 'yes' and len(sizes) > 1:
+        raise ValueError(
+            'two_level needs equally many ranks on every node, not '
+            f'{" and ".join(map(str, sizes))}; start the job so, or pass '
+            "two_level='no'")
+    return options.two_level == 'yes' or (
+        options.two_level == 'auto' and len(nodes) > 1 and len(sizes) == 1
+        and sizes != [1])
+
+
+def _sizes(nodes: Nodes) -> list[int]:
+    """How many ranks there are on a node."""
+    return sorted({len(ranks) for ranks in nodes})

@@ -26,7 +26,7 @@ from ..mpi.agreement import Signature, agree
 from ..overlap.exchange_thread import threads_are_allowed
 from ..overlap.overlapped_reducer import OverlappedReducer
 from ..report.statistics import Statistics
-from .algorithms import Nodes, make_algorithm
+from .algorithms import gather_nodes, make_algorithm
 from .options import NEXT_FORWARD, ExchangeOptions, Fp8Options
 
 
@@ -58,8 +58,8 @@ class CodecCommunicator(MpiCommunicatorBase):
             _codec, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
         self._algorithm = make_algorithm(
-            mpi_comm, options, isinstance(options, Fp8Options),
-            Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
+            mpi_comm, options,
+            gather_nodes(mpi_comm, self.inter_rank, self.intra_rank),
             self.statistics)
         self._reducer = _reducer(mpi_comm, options, self._algorithm,
                                  self._models, self.statistics)
