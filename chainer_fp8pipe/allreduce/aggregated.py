@@ -75,11 +75,9 @@ class WorkerComm(MPI.Intracomm):
 
 
 class Orders:
-    """What worker 0 tells the aggregators.
+    """What worker 0, which is rank 0 of ``comm``, tells the aggregators.
 
-    Args:
-        comm: Everyone; worker 0 is rank 0.
-        workers: How many of them, the first ones, are workers.
+    They are the ranks behind the first ``workers``.
     """
 
     def __init__(self, comm: MPI.Comm, workers: int) -> None:

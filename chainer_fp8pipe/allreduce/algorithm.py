@@ -68,16 +68,15 @@ class Algorithm(abc.ABC):
         return 1.0 / self.comm.size
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        """Puts a bucket behind the others; same order on all ranks.
+        """Puts a bucket behind the others, and returns it.
+
+        The order must be the same on all ranks.
 
         Args:
             bucket: What is to become its mean.
             until: How much of the bucket, in parts of :data:`PARTS`; the
                 rest comes with :meth:`resume`, behind what is submitted
                 until then.
-
-        Returns:
-            The bucket.
         """
         self.allreduce(bucket.codec, bucket.tensors, bucket.wire,
                        bucket.start, bucket.stop)
@@ -85,8 +84,7 @@ class Algorithm(abc.ABC):
         return bucket
 
     def resume(self, bucket: Bucket, until: int = PARTS) -> None:
-        """Puts more of a bucket behind the others; same order on all ranks.
-        """
+        """Puts more of a bucket behind the others, as :meth:`submit` does."""
         assert bucket.finished
 
     def begin_decoding(self, bucket: Bucket) -> None:
@@ -119,9 +117,7 @@ class Algorithm(abc.ABC):
     def chunks(self, size: int, itemsize: int) -> int:
         """Into how many chunks a bucket is cut, where most are made.
 
-        Args:
-            size: Elements of the bucket.
-            itemsize: Bytes of an element on the wire.
+        It has ``size`` elements, of ``itemsize`` bytes each on the wire.
         """
         return 1
 
