@@ -14,7 +14,7 @@ from chainer_fp8pipe.fp8 import kernels
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from tests.fp8.compilers import host_kernels
+from tests.fp8.compilers import all_kernels, host_kernels
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -101,8 +101,16 @@ def make(folder):
 
     def elementwise_kernel(in_params, out_params, operation, name, *,
                            preamble, options, no_return):
-        assert (preamble, options) == (kernels.preamble(), kernels.OPTIONS)
-        return lambda *args: compiled[name](*map(_unwrap, args))
+        assert kernels.Kernel(
+            name, in_params, out_params, operation) in all_kernels()
+        assert (preamble, options) == (kernels.preamble(), ('--fmad=false',))
+        assert no_return
+
+        def run(*args):
+            assert len({arg.shape for arg in args
+                        if isinstance(arg, ndarray)}) == 1
+            compiled[name](*map(_unwrap, args))
+        return run
 
     cupy.ElementwiseKernel = elementwise_kernel
     for name in ('zeros', 'empty', 'asarray', 'isfinite', 'flatnonzero'):

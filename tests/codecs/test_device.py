@@ -1,7 +1,6 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-from chainer_fp8pipe import fp8
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
@@ -29,18 +28,9 @@ def modules(tmp_path_factory):
 
 
 @pytest.fixture
-def cupy(modules, monkeypatch):
-    """Stands for CuPy while a test runs; leaves nothing behind."""
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    # The GPU's loops are imported when first used, and then kept.
-    module = sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
-    fp8.__dict__.pop('gpu', None)
-    yield modules['cupy']
-    sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
-    fp8.__dict__.pop('gpu', None)
-    if module is not None:
-        sys.modules['chainer_fp8pipe.fp8.gpu'] = fp8.gpu = module
+def cupy(modules):
+    with fake_cupy.installed(modules) as cupy:
+        yield cupy
 
 
 def on_device(tensors):
@@ -105,8 +95,7 @@ def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
 @pytest.mark.parametrize('name', CODECS)
 def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
     cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
-    reason = explain_no_gpu()
-    if reason:
+    if reason := explain_no_gpu():
         pytest.skip(reason)
 
     def on_gpu(tensors):

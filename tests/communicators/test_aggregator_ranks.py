@@ -164,14 +164,6 @@ def test_one_rank_is_not_enough(comm):
         divide(comm, 'fp8')
 
 
-@pytest.mark.parametrize('algorithm', ['direct', 'mpi_op'])
-@on_ranks(2)
-def test_aggregators_go_with_their_algorithm_only(comm, algorithm):
-    with pytest.raises(ValueError, match='aggregators=1 does not go with '
-                       f"algorithm='{algorithm}'"):
-        create_communicator('fp8', comm, algorithm=algorithm, aggregators=1)
-
-
 @on_ranks(4)
 def test_options_that_do_not_fit_the_workers_let_aggregators_go(comm):
     """Two to a node were right for all four ranks; three are left."""
