@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
+from tests.codecs import fake_cupy
 from tests.ranks import on_ranks
 
 from .helpers import plans, tensors_of
@@ -156,11 +157,12 @@ class Blocks:
 class Sums:
     """Sums of ``wire`` and of what is added, on one of so many workers."""
 
-    def __init__(self, codec, wire, form, workers=2, contributes=True):
-        generator = numpy.random.default_rng(0)
-        self.bucket = Bucket(codec, Tensors(['/x'], [generator.normal(
-            0, 1, 12).astype('f4')], [generator.normal(
-                0, 1, 12).astype('f4')]), wire)
+    def __init__(self, codec, wire, form, workers=2, contributes=True,
+                 to_device=lambda array: array):
+        gradient, parameter = numpy.random.default_rng(0).normal(
+            0, 1, (2, 12)).astype('f4')
+        self.bucket = Bucket(codec, Tensors(
+            ['/x'], [to_device(gradient)], [to_device(parameter)]), wire)
         receive = Instruction(Opcode.RECEIVE_PARTIAL, 1, 0, 2)
         steps = [Step(receive, summed, fresh)
                  for summed in (False, True) for fresh in (False, True)]
@@ -248,3 +250,22 @@ def test_the_second_level_begins_with_the_first_ones_mean():
     numpy.testing.assert_array_equal(wire[2:6], [13, 13.25, 13.5, 13.75])
     numpy.testing.assert_array_equal(wire[[0, 1, 6, 7, 11]],
                                      [0, 1, 6, 7, 11])
+
+
+@pytest.mark.parametrize('form', ['float16', 'float32'])
+@pytest.mark.parametrize('codec', [Fp8Ratio, lambda: Cast('float16')])
+def test_sums_on_a_device_have_the_bits_of_the_host(form, codec):
+    def found(*to_device):
+        made = codec()
+        wire = numpy.linspace(0, 60, 12).astype(made.wire_dtype)
+        sums = Sums(made, wire, form, 5, True, *to_device)
+        sums.add(wire[:7], fresh=True)
+        sums.add(sums.message(form), summed=True)
+        message = sums.message(form)
+        sums.encode(0)
+        return message, wire
+    expected = found()
+    with fake_cupy.installed():
+        for one, other in zip(found(fake_cupy.ndarray), expected,
+                              strict=True):
+            numpy.testing.assert_array_equal(one, other)

@@ -5,7 +5,9 @@ are the GPU kernels' own text, compiled for this processor.  So the way of a
 gradient through the device can be tested where there is no GPU.
 """
 import contextlib
+import functools
 import sys
+import tempfile
 import types
 
 from chainer_fp8pipe import fp8
@@ -93,9 +95,11 @@ def _wrap(value):
         value, (numpy.ndarray, numpy.generic)) else value
 
 
-def make(folder):
-    """The modules ``cupy`` and ``cupyx``; builds the kernels in folder."""
-    compiled = host_kernels(folder)
+@functools.cache
+def _modules():
+    """The modules ``cupy`` and ``cupyx``."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = host_kernels(folder)     # stays loaded
     cupy = types.ModuleType('cupy')
     cupy.ndarray = ndarray
 
@@ -117,6 +121,7 @@ def make(folder):
         function = getattr(numpy, name)
         setattr(cupy, name, lambda *args, _function=function: _wrap(
             _function(*map(_unwrap, args))))
+    cupy.multiply = numpy.multiply      # a universal function
     cupy.count_nonzero = lambda array: ndarray(
         numpy.asarray(numpy.count_nonzero(array._array)))
     ndarray.__int__ = lambda self: int(self._array)
@@ -130,8 +135,9 @@ def make(folder):
 
 
 @contextlib.contextmanager
-def installed(modules):
-    """What :func:`make` made stands for CuPy; leaves nothing behind."""
+def installed():
+    """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
+    modules = _modules()
     # The GPU's loops are imported when first used, and then kept.
     replaced = {name: sys.modules.pop(name, None)
                 for name in (*modules, 'chainer_fp8pipe.fp8.gpu')}

@@ -22,14 +22,9 @@ CODECS = {
     'without feedback': lambda: Fp8Ratio(error_feedback=False)}
 
 
-@pytest.fixture(scope='module')
-def modules(tmp_path_factory):
-    return fake_cupy.make(tmp_path_factory.mktemp('kernels'))
-
-
 @pytest.fixture
-def cupy(modules):
-    with fake_cupy.installed(modules) as cupy:
+def cupy():
+    with fake_cupy.installed() as cupy:
         yield cupy
 
 

@@ -27,14 +27,9 @@ def real():
     return Device(cupy.asarray, cupy.asnumpy)
 
 
-@pytest.fixture(scope='module')
-def modules(tmp_path_factory):
-    return fake_cupy.make(tmp_path_factory.mktemp('kernels'))
-
-
 @pytest.fixture
-def simulated(modules):
-    with fake_cupy.installed(modules):
+def simulated():
+    with fake_cupy.installed():
         yield Device(lambda array: fake_cupy.ndarray(array.copy()),
                      fake_cupy.ndarray.get)
 
