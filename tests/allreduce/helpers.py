@@ -8,6 +8,7 @@ from chainer_fp8pipe.mpi.shapes import torus_shape
 from chainer_fp8pipe.report.statistics import Statistics
 
 import numpy
+from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
 
@@ -76,13 +77,16 @@ def make(name, comm, node=2):
         Framing(512, 3, form if form in FORMS else 'float32'))
 
 
+def begin_on(comm, codec, tensors):
+    """Starts an update of these ranks."""
+    begin(codec, tensors,
+          lambda array: comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX))
+
+
 def exchange(algorithm, codec, comm, tensors):
     """One exchange; returns the wire and the decoded means, fused."""
-    def maximum(array):
-        from mpi4py import MPI
-        comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    begin(codec, tensors, maximum)
+    begin_on(comm, codec, tensors)
     codec.encode(tensors, wire, algorithm.prescale(codec))
     algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
     codec.decode(tensors, wire)

@@ -21,6 +21,7 @@ from tests.ranks import on_ranks
 
 from .helpers import (
     CODECS,
+    begin_on,
     check_error_feedback,
     exchange,
     mean_and_spread,
@@ -211,8 +212,7 @@ def test_buckets_are_ordered_without_waiting(comm):
         for step in range(3):
             tensors = tensors_of(workers.rank, sizes, step)
             wire = numpy.empty(6000, numpy.uint8)
-            begin(codec, tensors, lambda array: workers.Allreduce(
-                MPI.IN_PLACE, array, MPI.MAX))
+            begin_on(workers, codec, tensors)
             codec.encode(tensors, wire, algorithm.prescale(codec))
             jobs = [algorithm.submit(Bucket(codec, tensors, wire, *bound))
                     for bound in bounds]

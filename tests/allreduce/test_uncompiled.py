@@ -11,13 +11,11 @@ from chainer_fp8pipe.report.statistics import Statistics
 import ml_dtypes
 import numpy
 import pytest
-from mpi4py import MPI
 
-from benchmarks.codec_updates import begin
 from tests.codecs import fake_cupy
 from tests.ranks import on_ranks
 
-from .helpers import plans, tensors_of
+from .helpers import begin_on, plans, tensors_of
 
 SIZES = [1000, 0, 3, 2037]
 OF_CODECS = {
@@ -53,8 +51,7 @@ def results(comm, name, form, make_codec, kind, early):
         tensors = spoiled(tensors_of(comm.rank, SIZES, update), comm.rank,
                           kind)
         wire = numpy.zeros(tensors.size, codec.wire_dtype)
-        begin(codec, tensors, lambda array: comm.Allreduce(
-            MPI.IN_PLACE, array, MPI.MAX))
+        begin_on(comm, codec, tensors)
         job = made.submit(Bucket(codec, tensors, wire, 0, tensors.size,
                               made.prescale(codec), decodes=not early))
         if early:
