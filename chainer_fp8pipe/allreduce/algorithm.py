@@ -88,7 +88,7 @@ class Algorithm(abc.ABC):
         assert bucket.finished
 
     def begin_decoding(self, bucket: Bucket) -> None:
-        """From now on, means are decoded as they come."""
+        """Lets means be decoded as they come from now on."""
         assert bucket.finished
 
     def advance(self) -> bool:
@@ -112,7 +112,7 @@ class Algorithm(abc.ABC):
         return False
 
     def interrupt(self) -> None:        # noqa: B027
-        """Has :meth:`work` return; for other threads."""
+        """Makes :meth:`work` return; for other threads."""
 
     def chunks(self, size: int, itemsize: int) -> int:
         """Into how many chunks a bucket is cut, where most are made.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Opcode(enum.Enum):
-    """What a rank does with some blocks."""
+    """Kinds of actions of a rank on some blocks."""
 
     SEND_PARTIAL = 'send a partial sum'
     RECEIVE_PARTIAL = 'receive a partial sum and add it'

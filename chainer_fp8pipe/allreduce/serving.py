@@ -17,7 +17,7 @@ _IDLE = 1e-3        # seconds to sleep at most while there are no orders
 
 
 def serve(everyone: MPI.Comm) -> None:
-    """Sums for the workers until they let it go.
+    """Sums for the workers until they let this rank go.
 
     Sums are made chunk by chunk as frames arrive, and sent back at once
     (cut-through, paper 003), unless the framing puts a whole vector into one

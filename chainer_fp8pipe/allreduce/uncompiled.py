@@ -109,8 +109,7 @@ class Uncompiled:
 
     def _parts(self, lane: int, chunk: int, step: Step
                ) -> Iterator[tuple[int, slice, slice]]:
-        """Each block with a part of the chunk: that part, and its message's.
-        """
+        """Blocks, and where their parts lie in the wire and in a message."""
         place = 0
         for block in range(step.action.start, step.action.stop):
             part = self._lanes[lane][1].part(block, chunk)
@@ -127,5 +126,5 @@ class Uncompiled:
 
 
 def site_name(lane: int, site: int) -> str:
-    """Of a place of an algorithm where means are encoded."""
+    """Names a place of an algorithm where means are encoded."""
     return f'sum {lane} {site}'

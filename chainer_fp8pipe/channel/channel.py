@@ -81,7 +81,7 @@ class _ChannelEnd:
         return self._layout.size if self._layout else -1
 
     def _mark(self, busy: bool) -> None:
-        """Has messages move in the background while there are any."""
+        """Keeps messages moving in the background, or stops to."""
         if self._far:
             (progress.begin if busy else progress.end)(self)
 
@@ -212,9 +212,9 @@ class Receiver(_ChannelEnd):
         self._failure: str | None = None
 
     def expect(self, count: int) -> None:
-        """So many more messages will come.
+        """Announces ``count`` more messages.
 
-        Called before they come, it saves a copy of each.
+        Announced before they come, each is received without a copy.
         """
         self._expected += count
         self._post()

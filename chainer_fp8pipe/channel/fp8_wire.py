@@ -61,7 +61,7 @@ def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
 
 
 def _wide(dtype: numpy.dtype) -> numpy.dtype:
-    """What to compute in."""
+    """The dtype to compute in."""
     return numpy.dtype('d' if dtype.char == 'd' else 'f')
 
 

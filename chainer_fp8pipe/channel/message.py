@@ -105,7 +105,7 @@ class MessageLayout:
 
 
 def describe(arrays: Sequence[Any], codec: str | None) -> Specs:
-    """How to read what these arrays are sent as.
+    """Describes the message that these arrays become.
 
     Args:
         arrays: NumPy or CuPy arrays and None.
@@ -133,7 +133,7 @@ def decode_specs(data: bytes) -> Specs:
 
 
 def pack(layout: MessageLayout, arrays: Sequence[Any]) -> numpy.ndarray:
-    """What MPI shall send of arrays whose layout this is.
+    """Copies arrays into one message, unless MPI can take their memory.
 
     Returns:
         Contiguous host array of ``layout.size`` bytes: a single contiguous
@@ -202,7 +202,7 @@ def _unrepeated(flat: Any, spec: Spec) -> Any:
 
 
 def _in_order(array: Any, spec: Spec) -> Any:
-    """What crosses, with its axes in the order in which they lie in memory."""
+    """The numbers that cross, with axes in the order of memory."""
     array = _at_first(array, spec.repeated)
     return array if spec.order is None else array.transpose(spec.order)
 
@@ -215,7 +215,7 @@ def _at_first(array: Any, axes: Sequence[int]) -> Any:
 
 def _strides_of(array: Any
                 ) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """What :attr:`Spec.order` and :attr:`Spec.repeated` say of an array.
+    """:attr:`Spec.order` and :attr:`Spec.repeated` of an array.
 
     An array with gaps, or with other overlaps in memory, is sent in C's
     order.

@@ -48,7 +48,7 @@ class Codec(abc.ABC):
         self.nonfinite = []
 
     def propose(self, tensors: Tensors) -> numpy.ndarray | None:
-        """This rank's part in :meth:`settle`.
+        """Finds this rank's part in :meth:`settle`.
 
         A float32 host array, of which the element-wise maximum over all
         ranks is to be found; None, on all ranks, if there is nothing.

@@ -91,7 +91,7 @@ class CodecRecipe:
 
 
 class RelayState:
-    """What remains from one job of a codec to the next.
+    """Keeps what one job of a codec leaves to the next.
 
     Attributes:
         jobs: How many there were.

@@ -110,7 +110,7 @@ class Compiled:
     kept: list[Any] = dataclasses.field(default_factory=list)
 
     def decode_into(self, gradients: Sequence[numpy.ndarray]) -> bool:
-        """Has means go there; whether that is possible."""
+        """Lets compiled code decode means into these; False if it cannot."""
         found = places(gradients, writeable=True)
         if found is None:
             return False
@@ -119,7 +119,7 @@ class Compiled:
         return True
 
     def nonfinite(self, names: Sequence[str]) -> list[str]:
-        """Of these, those whose decoded mean is not finite."""
+        """Names of the tensors whose decoded mean is not finite."""
         return [name for name, found in zip(
             names, self.findings[:, _NONFINITE].tolist(), strict=True)
             if found]
@@ -140,12 +140,12 @@ class Compiled:
 def compile_tensors(codec: int, tensors: Tensors,
                     residuals: Sequence[numpy.ndarray] = (),
                     **of_codec: Any) -> Compiled | None:
-    """Makes the tables, but for where means are decoded into.
+    """Makes the tables, except the addresses that means are decoded into.
 
     Args:
         codec: Its number.
         tensors: The fused vector.
-        residuals: Of the gradients, as long as they; none if there are none.
+        residuals: One for each gradient, as long; none without feedback.
         of_codec: Other attributes.
 
     Returns:
@@ -169,7 +169,7 @@ def compile_tensors(codec: int, tensors: Tensors,
 
 
 def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
-    """As above, for a codec that neither encodes nor decodes gradients."""
+    """Makes the tables of a codec that neither reads nor writes gradients."""
     count = len(tensors.names)
     table = numpy.zeros((count, 6), numpy.int64)
     table[:, 0], table[:, 1] = tensors.offsets[:-1], tensors.offsets[1:]

@@ -28,7 +28,7 @@ class AggregatedCommunicator(CodecCommunicator):
     """
 
     def split(self, color: int, key: int) -> CodecCommunicator:
-        """Is refused: the aggregators serve all workers together.
+        """Raises an error: the aggregators serve all workers together.
 
         Raises:
             ValueError: Always; the message says what to do.
@@ -105,7 +105,7 @@ def refuse_parts(mpi_comm: MPI.Comm) -> None:
 
 
 def remember_aggregators(mpi_comm: MPI.Comm, workers: int) -> None:
-    """From now on, no communicator can be made of these ranks."""
+    """Notes the ranks of which no communicator can be made any more."""
     _aggregators.update(_in_world(mpi_comm, range(workers, mpi_comm.size)))
 
 

@@ -29,7 +29,10 @@ Nodes = tuple[tuple[int, ...], ...]
 
 
 def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
-    """Asks all ranks; each gives its node's number and its own there."""
+    """Gathers the ranks of all nodes.
+
+    Each rank gives the number of its node, and its own number there.
+    """
     found: dict[int, list[int]] = {}
     places = comm.allgather((node, local))
     for rank in sorted(range(comm.size), key=places.__getitem__):
@@ -132,5 +135,5 @@ def _two_levels(options: ExchangeOptions, nodes: Nodes) -> bool:
 
 
 def _sizes(nodes: Nodes) -> list[int]:
-    """How many ranks there are on a node."""
+    """The numbers of ranks that nodes have, each once, in their order."""
     return sorted({len(ranks) for ranks in nodes})

@@ -162,7 +162,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         return self.warm_up.codec
 
     def report(self) -> dict[str, TensorReport]:
-        """What became of every tensor so far, by the parameter's name.
+        """Reports on every tensor so far, by the parameter's name.
 
         With several models, names begin with the model's number, in the
         order in which they were first averaged: ``'1:/l1/W'``.
@@ -182,7 +182,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         return reports
 
     def state(self) -> dict[str, numpy.ndarray]:
-        """This rank's part of what an exact continuation needs.
+        """Returns this rank's part of what an exact continuation needs.
 
         Flat arrays by name; for fp8, scales, counters and residuals.
         """

@@ -19,7 +19,7 @@ def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeOptions:
-    """What every codec's communicator understands.
+    """Options of every codec's communicator.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
