@@ -96,7 +96,7 @@ def _wrap(value):
 
 
 @functools.cache
-def _modules():
+def modules():
     """The modules ``cupy`` and ``cupyx``."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = host_kernels(folder)     # stays loaded
@@ -137,14 +137,14 @@ def _modules():
 @contextlib.contextmanager
 def installed():
     """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
-    modules = _modules()
+    made = modules()
     # The GPU's loops are imported when first used, and then kept.
     replaced = {name: sys.modules.pop(name, None)
-                for name in (*modules, 'chainer_fp8pipe.fp8.gpu')}
+                for name in (*made, 'chainer_fp8pipe.fp8.gpu')}
     fp8.__dict__.pop('gpu', None)
-    sys.modules.update(modules)
+    sys.modules.update(made)
     try:
-        yield modules['cupy']
+        yield made['cupy']
     finally:
         fp8.__dict__.pop('gpu', None)
         for name, module in replaced.items():
