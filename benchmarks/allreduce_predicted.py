@@ -19,9 +19,13 @@ import pathlib
 import statistics
 import sys
 
-from chainer_fp8pipe.allreduce import standard_plans
 from chainer_fp8pipe.allreduce.executor import Framing
-from chainer_fp8pipe.allreduce.plan import aggregator
+from chainer_fp8pipe.allreduce.plan import (
+    LEVELS,
+    aggregator,
+    torus2d,
+    two_level,
+)
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.prediction import total_seconds
 from chainer_fp8pipe.planning.allreduce.simulation import simulate
@@ -101,13 +105,12 @@ def _plans(data, case):
     if algorithm == 'aggregator':
         return (aggregator(workers, 1),)
     if algorithm == 'torus2d':
-        return standard_plans.torus(
-            (3, 3), [[rank] for rank in range(workers)])
+        return torus2d(3, 3)
     if data['network'] == 'two-level' and case['options'].get(
             'two_level') != 'no':
-        return standard_plans.two_level('direct', algorithm, [
-            [rank, rank + 1] for rank in range(0, workers, 2)])
-    return standard_plans.one_level(algorithm, workers)
+        return (two_level('direct', LEVELS[algorithm](workers // 2), [
+            [rank, rank + 1] for rank in range(0, workers, 2)]),)
+    return (LEVELS[algorithm](workers),)
 
 
 def _hosts(data, case, ranks):

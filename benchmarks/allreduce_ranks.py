@@ -19,7 +19,10 @@ import time
 from chainer_fp8pipe.bench.allreduce import Case, Mean, model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregator_ranks
-from chainer_fp8pipe.communicators.algorithms import Nodes, make_algorithm
+from chainer_fp8pipe.communicators.algorithms import (
+    gather_nodes,
+    make_algorithm,
+)
 from chainer_fp8pipe.communicators.options import make_options
 from chainer_fp8pipe.report.stream import EventStream
 
@@ -140,8 +143,7 @@ def _alone(case, comm, link):
     made = _case(case)
     options = make_options(made.codec, made.arguments())
     algorithm = make_algorithm(
-        comm, options, made.codec == 'fp8',
-        Nodes.of(comm, comm.rank, 0), EventStream())
+        comm, options, gather_nodes(comm, comm.rank, 0), EventStream())
     codec = Fp8Ratio() if made.codec == 'fp8' else Cast(made.codec)
     tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
     begin(codec, tensors, lambda found: comm.Allreduce(

@@ -90,7 +90,7 @@ def updates(xp: Any, sizes: tuple[int, ...], repeats: int
         wire = empty_wire(xp, tensors.size, codec.wire_dtype)
 
         def encode(codec: Any = codec, wire: Any = wire) -> None:
-            begin(codec, tensors, lambda array: None)
+            begin(codec, tensors)
             codec.encode(tensors, wire)
 
         def decode(codec: Any = codec, wire: Any = wire) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 
+from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.frames import Frames
 from chainer_fp8pipe.allreduce.plan import Opcode, ring
 from chainer_fp8pipe.allreduce.rank_plan import program
-from chainer_fp8pipe.allreduce.sums import FORMS, WideSums, WireSums
+from chainer_fp8pipe.allreduce.sums import FORMS
+from chainer_fp8pipe.allreduce.uncompiled import Uncompiled
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
 
 import numpy
@@ -37,7 +39,8 @@ class Ring:
 
     def __init__(self, ranks: int, form: str, size: int) -> None:
         self.ranks, self.form = ranks, form
-        self.plan = ring(ranks)
+        plan = ring(ranks)
+        self.parts = [program(plan, rank) for rank in range(ranks)]
         parameter = numpy.random.default_rng(0).normal(
             0, 0.1, size).astype(numpy.float32)
         self.codecs = [Fp8Ratio(rank=rank) for rank in range(ranks)]
@@ -51,13 +54,16 @@ class Ring:
 
     def exchange(self) -> numpy.ndarray:
         """The mean as every rank decodes it."""
-        wires = [self._encoded(rank) for rank in range(self.ranks)]
-        result = numpy.empty_like(wires[0])
+        buckets = [Bucket(self.codecs[rank], self.tensors[rank],
+                          self._encoded(rank)) for rank in range(self.ranks)]
+        played = [Uncompiled(bucket, [(part, self.frames)], self.form,
+                             self.ranks)
+                  for bucket, part in zip(buckets, self.parts, strict=True)]
+        result = numpy.empty_like(buckets[0].wire)
         for owner in range(self.ranks):
+            self._round(buckets, played, owner)
             part = self.frames.part(owner, 0)
-            sums = self._round(wires, owner, part)
-            sums.encode([part], (part.start, part.stop), self.ranks, 'sum')
-            result[part] = wires[owner][part]
+            result[part] = buckets[owner].wire[part]
         decoded = Tensors(['/x'], [numpy.empty(
             result.size, numpy.float32)], self.tensors[0].parameters)
         self.codecs[0].decode(decoded, result)
@@ -78,23 +84,26 @@ class Ring:
         self._q = getattr(self, '_q', found.copy())
         found[...] = self._q
 
-    def _round(self, wires, owner, part):
-        """The owner's sums after the block has gone round."""
-        message = wires[(owner + 1) % self.ranks][part]
-        sums = None
-        for step in range(2, self.ranks + 1):
-            rank = (owner + step) % self.ranks
-            sums = self._sums(rank, wires[rank], part)
-            sums.add([part], message, fresh=True, summed=step > 2)
-            message = numpy.empty(part.stop - part.start, sums.dtype)
-            sums.message([part], message)
-        return sums
+    def _round(self, buckets, played, owner):
+        """A block goes round; its mean is then in its owner's wire."""
+        part = self.frames.part(owner, 0)
+        for step in range(1, self.ranks):
+            sender, rank = ((owner + step + one) % self.ranks
+                            for one in (0, 1))
+            message = buckets[sender].wire[part]
+            if step > 1 and self.form != 'wire':
+                message = numpy.empty(message.size, self.form)
+                played[sender].message(0, 0, self._position(
+                    sender, Opcode.SEND_PARTIAL, owner), memoryview(message))
+            played[rank].add(0, 0, self._position(
+                rank, Opcode.RECEIVE_PARTIAL, owner), memoryview(message))
+        played[owner].encode_sums(
+            0, 0, self._position(owner, Opcode.ENCODE, owner), 0)
 
-    def _sums(self, rank, wire, part):
-        if self.form == 'wire':
-            return WireSums(self.codecs[rank], wire, True)
-        return WideSums(self.codecs[rank], self.tensors[rank], wire, [part],
-                        True, numpy.dtype(self.form), self.ranks)
+    def _position(self, rank, kind, block):
+        return next(position for position, (action, *_)
+                    in enumerate(self.parts[rank].steps)
+                    if (action.kind, action.start) == (kind, block))
 
 
 def bytes_sent(ranks: int, form: str) -> float:

@@ -21,7 +21,7 @@ MICRO_BATCHES = 4
 #: them.
 MODULES = 12
 #: Of one update of a communicator, but for services, which see no gradient.
-MODULES_OF_GRADIENT = 10
+MODULES_OF_GRADIENT = 9
 SERVICES = {'mpi/agreement.py', 'mpi/waiting.py', 'report/stream.py'}
 #: Have only the batch as a whole pass, once for each step.
 MODULES_OF_BATCH = 4

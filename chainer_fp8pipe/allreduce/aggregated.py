@@ -75,11 +75,9 @@ class WorkerComm(MPI.Intracomm):
 
 
 class Orders:
-    """What worker 0 tells the aggregators.
+    """Sends the aggregators their orders; worker 0 is rank 0 of ``comm``.
 
-    Args:
-        comm: Everyone; worker 0 is rank 0.
-        workers: How many of them, the first ones, are workers.
+    The aggregators are the ranks behind the first ``workers``.
     """
 
     def __init__(self, comm: MPI.Comm, workers: int) -> None:
@@ -189,7 +187,7 @@ class Aggregated(PlanExecutor):
 
 
 def dismiss(everyone: MPI.Comm, workers: int) -> None:
-    """Sends aggregators home that were never told what to do."""
+    """Lets aggregators leave that were never told what to do."""
     if everyone.rank == 0:
         Orders(everyone, workers).leave()
     everyone.Free()
@@ -206,7 +204,7 @@ def has_aggregators() -> bool:
 
 @functools.lru_cache(None)
 def _leave_at_exit() -> None:
-    """Has :meth:`Aggregated.leave_at_exit` called while MPI still works."""
+    """Lets aggregators leave at the program's end, while MPI still works."""
     def leave(*_: Any) -> None:
         for algorithm in tuple(_working):
             algorithm.leave_at_exit()

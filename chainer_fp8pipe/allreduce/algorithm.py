@@ -68,16 +68,15 @@ class Algorithm(abc.ABC):
         return 1.0 / self.comm.size
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        """Puts a bucket behind the others; same order on all ranks.
+        """Puts a bucket behind the others, and returns it.
+
+        The order must be the same on all ranks.
 
         Args:
             bucket: What is to become its mean.
             until: How much of the bucket, in parts of :data:`PARTS`; the
                 rest comes with :meth:`resume`, behind what is submitted
                 until then.
-
-        Returns:
-            The bucket.
         """
         self.allreduce(bucket.codec, bucket.tensors, bucket.wire,
                        bucket.start, bucket.stop)
@@ -85,12 +84,11 @@ class Algorithm(abc.ABC):
         return bucket
 
     def resume(self, bucket: Bucket, until: int = PARTS) -> None:
-        """Puts more of a bucket behind the others; same order on all ranks.
-        """
+        """Puts more of a bucket behind the others, as :meth:`submit` does."""
         assert bucket.finished
 
     def begin_decoding(self, bucket: Bucket) -> None:
-        """From now on, means are decoded as they come."""
+        """Lets means be decoded as they come from now on."""
         assert bucket.finished
 
     def advance(self) -> bool:
@@ -114,14 +112,12 @@ class Algorithm(abc.ABC):
         return False
 
     def interrupt(self) -> None:        # noqa: B027
-        """Has :meth:`work` return; for other threads."""
+        """Makes :meth:`work` return; for other threads."""
 
     def chunks(self, size: int, itemsize: int) -> int:
         """Into how many chunks a bucket is cut, where most are made.
 
-        Args:
-            size: Elements of the bucket.
-            itemsize: Bytes of an element on the wire.
+        It has ``size`` elements, of ``itemsize`` bytes each on the wire.
         """
         return 1
 

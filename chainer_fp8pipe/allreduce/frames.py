@@ -1,5 +1,4 @@
-"""How a range of the fused vector is cut into blocks, and those into frames.
-"""
+"""The cut of a range of the fused vector into blocks, and into frames."""
 from __future__ import annotations
 
 from .plan import Instruction
@@ -14,12 +13,11 @@ class Frames:
     Args:
         start: First element of the range.
         stop: Last element plus one.
-        blocks: How many blocks there are; their sizes differ by one element
-            at most.
+        blocks: How many blocks there are.
         frame: Elements of a frame.
 
     Attributes:
-        bounds: Where the blocks begin and end.
+        bounds: Where the blocks begin and end, see :func:`piece_bounds`.
         chunks: How many chunks there are.
         frame: Elements of a frame; no more than the longest block has.
     """

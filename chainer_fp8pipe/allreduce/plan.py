@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Opcode(enum.Enum):
-    """What a rank does with some blocks."""
+    """Kinds of actions of a rank on some blocks."""
 
     SEND_PARTIAL = 'send a partial sum'
     RECEIVE_PARTIAL = 'receive a partial sum and add it'
@@ -195,9 +195,6 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
             return workers + group - outer.workers
         return rank_of(member, group)
 
-    def in_group(group: int) -> Callable[[int], int]:
-        return lambda member: rank(member, group)
-
     for member in range(inner.ranks):
         (first, _), = inner.owned[member]
         first *= outer.blocks
@@ -206,15 +203,16 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
                   else inner.reduce[member])
         for group in range(outer.ranks):
             me = rank(member, group)
+            inside = functools.partial(rank, group=group)
             if group < outer.workers:
-                reduce[me] += _moved(before, outer.blocks, 0, in_group(group))
+                reduce[me] += _moved(before, outer.blocks, 0, inside)
             reduce[me] += _moved(outer.reduce[group], 1, first, between)
             owned[me] += [(first + start, first + stop)
                           for start, stop in outer.owned[group]]
             gather[me] += _moved(outer.gather[group], 1, first, between)
             if group < outer.workers:
                 gather[me] += _moved(inner.gather[member], outer.blocks, 0,
-                                     in_group(group))
+                                     inside)
     return Plan(f'{inner.name}, then {outer.name}', len(reduce), workers,
                 inner.blocks * outer.blocks, tuple(map(tuple, reduce)),
                 tuple(map(tuple, owned)),
@@ -223,26 +221,41 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
                 tuple(map(tuple, gather)))
 
 
-def torus2d(rows: int, columns: int,
-            rank_of: Callable[[int, int], int] | None = None
+#: Algorithms that can be one level of two, by their names.
+LEVELS = {'direct': direct, 'ring': ring}
+
+
+def two_level(inside: str, between: Plan, nodes: Sequence[Sequence[int]]
+              ) -> Plan:
+    """``inside`` each node, then ``between`` them.
+
+    Args:
+        inside: One of :data:`LEVELS`.
+        between: A plan whose workers are the nodes.
+        nodes: The ranks of every node; equally many.
+    """
+    return compose(LEVELS[inside](len(nodes[0])), between,
+                   lambda member, node: nodes[node][member],
+                   encode_between=True)
+
+
+def torus2d(rows: int, columns: int, ranks: Sequence[int] | None = None
             ) -> tuple[Plan, Plan]:
     """Two plans, to be run side by side on a half of the vector each.
 
-    One half goes along the rows first and
-    then along the columns, the other the other way, so that the links of
-    both dimensions are busy all the time (paper 002, the two stages of its
-    2D algorithm; Ying et al. 2018).  Partial sums are not encoded between
-    the dimensions.
+    One half goes along the rows first and then along the columns, the other
+    the other way, so that the links of both dimensions are busy all the time
+    (paper 002, the two stages of its 2D algorithm; Ying et al. 2018).
+    Partial sums are not encoded between the dimensions.
 
     Args:
         rows: How many.
         columns: How many.
-        rank_of: Gives the rank of (row, column); by default row by row.
+        ranks: In the order of the torus, row by row; by default counted.
     """
     def rank(row: int, column: int) -> int:
-        if rank_of is None:
-            return row * columns + column
-        return rank_of(row, column)
+        place = row * columns + column
+        return place if ranks is None else ranks[place]
 
     along_rows, along_columns = ring(columns), ring(rows)
     return (compose(along_rows, along_columns,

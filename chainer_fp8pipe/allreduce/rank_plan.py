@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .plan import Instruction, Opcode, Plan
@@ -39,36 +40,30 @@ class RankPlan:
 def program(plan: Plan, rank: int) -> RankPlan:
     """The part of ``rank``."""
     steps = []
+    # By sender, whether each of its messages is a sum.
+    incoming = {peer: iter([
+        bool(added) for action, added in _with_sums(plan, peer)
+        if action.kind is Opcode.SEND_PARTIAL and action.peer == rank])
+        for peer in {action.peer for action in plan.actions(rank)
+                     if action.kind is Opcode.RECEIVE_PARTIAL}}
     held: set[int] = set()
-    incoming = {peer: iter(_sums_sent(plan, peer, rank)) for peer in {
-        action.peer for action in plan.actions(rank)
-        if action.kind is Opcode.RECEIVE_PARTIAL}}
-    touched: set[int] = set()
-    for action in plan.actions(rank):
-        blocks = range(action.start, action.stop)
-        known = touched.intersection(blocks)
-        summed = bool(known)
+    for action, added in _with_sums(plan, rank):
+        summed = bool(added)
         if action.kind is Opcode.RECEIVE_PARTIAL:
             summed = next(incoming[action.peer])
-            touched.update(blocks)
-            held.update(blocks)
-        elif action.kind is Opcode.ENCODE:
-            touched.difference_update(blocks)
-        steps.append(Step(action, summed, not known))
-    return RankPlan(tuple(steps), tuple(sorted(held)),
-                   rank < plan.workers)
+            held.update(range(action.start, action.stop))
+        steps.append(Step(action, summed, not added))
+    return RankPlan(tuple(steps), tuple(sorted(held)), rank < plan.workers)
 
 
-def _sums_sent(plan: Plan, rank: int, peer: int) -> list[bool]:
-    """Of each partial sum sent to ``peer``, whether somebody added to it."""
-    touched: set[int] = set()
-    found = []
+def _with_sums(plan: Plan, rank: int
+               ) -> Iterator[tuple[Instruction, set[int]]]:
+    """A rank's actions, each with those of its blocks that hold a sum."""
+    sums: set[int] = set()
     for action in plan.actions(rank):
         blocks = range(action.start, action.stop)
+        yield action, sums.intersection(blocks)
         if action.kind is Opcode.RECEIVE_PARTIAL:
-            touched.update(blocks)
+            sums.update(blocks)
         elif action.kind is Opcode.ENCODE:
-            touched.difference_update(blocks)
-        elif action.kind is Opcode.SEND_PARTIAL and action.peer == peer:
-            found.append(bool(touched.intersection(blocks)))
-    return found
+            sums.difference_update(blocks)

@@ -17,7 +17,7 @@ _IDLE = 1e-3        # seconds to sleep at most while there are no orders
 
 
 def serve(everyone: MPI.Comm) -> None:
-    """Sums for the workers until they let it go.
+    """Sums for the workers until they let this rank go.
 
     Sums are made chunk by chunk as frames arrive, and sent back at once
     (cut-through, paper 003), unless the framing puts a whole vector into one
@@ -35,30 +35,33 @@ def serve(everyone: MPI.Comm) -> None:
     Args:
         everyone: As :class:`.Aggregated`'s; given back to MPI in the end.
     """
-    inbox = _Inbox(everyone)
     pauses = Pauses()
-    while (setup := inbox.take()) is None:
+    while (setup := _receive(everyone)) is None:
         pauses.pause(_IDLE)
     if isinstance(setup, Setup):
-        _Service(everyone, setup, inbox).run()
+        _Service(everyone, setup).run()
     everyone.Free()
 
 
+def _receive(everyone: MPI.Comm) -> Setup | Order | Leave | None:
+    """Worker 0's next message; None if it is not there yet."""
+    status = MPI.Status()
+    message = everyone.Improbe(0, 0, status)
+    if message is None:
+        return None
+    data = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
+    message.Recv(data)
+    return pickle.loads(data.tobytes())
+
+
 class _Service:
-    """Works on orders.
+    """Works on orders; ``setup`` is what worker 0 sent first."""
 
-    Args:
-        everyone: As above.
-        setup: What worker 0 sent first.
-        inbox: Where the rest arrives.
-    """
-
-    def __init__(self, everyone: MPI.Comm, setup: Setup, inbox: _Inbox
-                 ) -> None:
+    def __init__(self, everyone: MPI.Comm, setup: Setup) -> None:
+        self._everyone = everyone
         self._executor = PlanExecutor(everyone, setup.plans, EventStream(),
                                       setup.framing)
         self._seed = setup.seed, everyone.rank
-        self._inbox = inbox
         self._recipes: dict[int, CodecRecipe] = {}
         self._kept: dict[int, RelayState] = {}
         self._wires = _Wires()
@@ -66,10 +69,7 @@ class _Service:
     def run(self) -> None:
         executor = self._executor
         pauses = Pauses()
-        while True:
-            order = self._inbox.take()
-            if isinstance(order, Leave):
-                break
+        while not isinstance(order := _receive(self._everyone), Leave):
             if isinstance(order, Order):
                 self._begin(order)
             if executor.work(_IDLE, BRIEF) or order:
@@ -92,23 +92,6 @@ class _Service:
                                   order.total * dtype.itemsize)
         self._wires.lend(memory, self._executor.submit(Bucket(
             codec, tensors, memory.view(dtype), 0, order.length)))
-
-
-class _Inbox:
-    """What worker 0 sends."""
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
-
-    def take(self) -> Setup | Order | Leave | None:
-        """The next message; None if it is not there yet."""
-        status = MPI.Status()
-        message = self._comm.Improbe(0, 0, status)
-        if message is None:
-            return None
-        data = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
-        message.Recv(data)
-        return pickle.loads(data.tobytes())
 
 
 class _Wires:

@@ -5,18 +5,23 @@ That is the case on a GPU, for float16 and for stochastic rounding.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy
 
+from ..codecs.staging import download, output, upload
 from .bucket import Bucket
 from .frames import Frames
 from .rank_plan import RankPlan, Step
-from .sums import Sums, make_sums
+from .sums import in_wire_format, shrink
 
 
 class Uncompiled:
     """Encodes, decodes and sums for a bucket; ``work.h`` names the methods.
+
+    Sums are made in the wire, or beside it in float32.  ``position`` is that
+    of a step in this rank's part of a plan.
 
     Args:
         bucket: The bucket.
@@ -32,9 +37,12 @@ class Uncompiled:
         # garbage collector.
         self._bucket = weakref.proxy(bucket)
         self._lanes = lanes
-        self._form = form
-        self._workers = workers
-        self._sums: dict[tuple[int, int], Sums] = {}
+        self._in_wire = in_wire_format(form, bucket.codec)
+        self._dtype = (bucket.codec.wire_dtype if self._in_wire
+                       else numpy.dtype(form))      # of sums that travel
+        self._shrink = shrink(self._dtype, workers)
+        # Float32 sums by lane and chunk, and then by block.
+        self._totals: dict[tuple[int, int], dict[int, Any]] = {}
 
     def encode(self, start: int, stop: int) -> None:
         self._bucket.encode(slice(start, stop))
@@ -44,49 +52,79 @@ class Uncompiled:
 
     def add(self, lane: int, chunk: int, position: int, message: memoryview
             ) -> None:
-        step = self._step(lane, position)
-        sums = self._of(lane, chunk)
-        dtype = sums.dtype if step.summed else self._bucket.wire.dtype
-        sums.add(self._parts(lane, chunk, step),
-                 numpy.frombuffer(message, dtype), step.fresh, step.summed)
+        bucket, step = self._bucket, self._step(lane, position)
+        contributes = self._lanes[lane][0].contributes
+        totals = self._totals.setdefault((lane, chunk), {})
+        values = numpy.frombuffer(
+            message, self._dtype if step.summed else bucket.wire.dtype)
+        for block, part, place in self._parts(lane, chunk, step):
+            own, came = bucket.wire[part], values[place]
+            if self._in_wire:
+                if step.fresh and not contributes:
+                    own[...] = came
+                else:
+                    bucket.codec.add(came, own)
+                continue
+            if step.fresh:
+                totals[block] = bucket.tensors.xp.zeros(
+                    own.size, numpy.float32)
+                if contributes:
+                    bucket.codec.accumulate(own, totals[block])
+            if step.summed:
+                totals[block] += self._grown(came)
+            else:
+                bucket.codec.accumulate(came, totals[block])
 
     def message(self, lane: int, chunk: int, position: int, out: memoryview
                 ) -> None:
-        sums = self._of(lane, chunk)
-        sums.message(self._parts(lane, chunk, self._step(lane, position)),
-                     numpy.frombuffer(out, sums.dtype))
+        """Writes sums; those that lie in the wire are sent from there."""
+        xp = self._bucket.tensors.xp
+        values = numpy.frombuffer(out, self._dtype)
+        for block, _, place in self._parts(lane, chunk,
+                                           self._step(lane, position)):
+            target = values[place]
+            written = output(xp, target)
+            xp.multiply(self._totals[lane, chunk][block],
+                        numpy.float32(self._shrink), out=written,
+                        casting='same_kind')
+            download(written, target)
 
     def encode_sums(self, lane: int, chunk: int, position: int, site: int
                     ) -> None:
-        step = self._step(lane, position)
-        _, frames = self._lanes[lane]
-        self._of(lane, chunk).encode(
-            self._parts(lane, chunk, step), frames.owned(step.action),
-            step.action.peer, site_name(lane, site))
+        if self._in_wire:
+            return
+        bucket, step = self._bucket, self._step(lane, position)
+        owned = self._lanes[lane][1].owned(step.action)
+        for block, part, _ in self._parts(lane, chunk, step):
+            bucket.codec.encode_mean(
+                bucket.tensors, self._totals[lane, chunk][block],
+                step.action.peer, bucket.wire[part], part.start,
+                site_name(lane, site), owned)
 
     def forget(self, lane: int, chunk: int) -> None:
-        self._sums.pop((lane, chunk), None)
+        self._totals.pop((lane, chunk), None)
 
     def _step(self, lane: int, position: int) -> Step:
-        program, _ = self._lanes[lane]
-        return program.steps[position]
+        return self._lanes[lane][0].steps[position]
 
-    def _parts(self, lane: int, chunk: int, step: Step) -> list[slice]:
-        _, frames = self._lanes[lane]
-        return [frames.part(block, chunk)
-                for block in range(step.action.start, step.action.stop)]
+    def _parts(self, lane: int, chunk: int, step: Step
+               ) -> Iterator[tuple[int, slice, slice]]:
+        """Blocks, and where their parts lie in the wire and in a message."""
+        place = 0
+        for block in range(step.action.start, step.action.stop):
+            part = self._lanes[lane][1].part(block, chunk)
+            if part.start < part.stop:
+                end = place + part.stop - part.start
+                yield block, part, slice(place, end)
+                place = end
 
-    def _of(self, lane: int, chunk: int) -> Sums:
-        sums = self._sums.get((lane, chunk))
-        if sums is None:
-            program, frames = self._lanes[lane]
-            sums = self._sums[lane, chunk] = make_sums(
-                self._form, self._bucket, [
-                    frames.part(block, chunk) for block in program.held],
-                program.contributes, self._workers)
-        return sums
+    def _grown(self, values: numpy.ndarray) -> Any:
+        """Sums in float32 as they were before they travelled."""
+        grown = upload(self._bucket.tensors.xp, values)
+        return grown if self._shrink == 1 else grown.astype(
+            numpy.float32) * numpy.float32(1 / self._shrink)
 
 
 def site_name(lane: int, site: int) -> str:
-    """Of a place of an algorithm where means are encoded."""
+    """Names a place of an algorithm where means are encoded."""
     return f'sum {lane} {site}'

@@ -59,17 +59,7 @@ class RemoteError(RuntimeError):
 
 
 class _ChannelEnd:
-    """One of the two ends of a channel.
-
-    Args:
-        comm: The ranks.
-        peer: The rank of the other end.
-        tag: Number of the channel between the two ranks.
-        codec: ``None`` or ``'fp8'``.
-
-    Raises:
-        ValueError: The codec is unknown or the tag is out of range.
-    """
+    """One of the two ends of a channel; ``peer`` is the rank of the other."""
 
     def __init__(self, comm: MPI.Comm, peer: int, tag: int,
                  codec: str | None) -> None:
@@ -80,7 +70,7 @@ class _ChannelEnd:
             raise ValueError(f'tag is {tag}, expected 0 to '
                              f'{(largest - 1) // 2}')
         self._comm, self._peer, self._codec = comm, peer, codec
-        # MPI's tags: of the channel, and of what its receiver has to say.
+        # MPI's tags: of the channel, and of its receiver's giving up.
         self._forward, self._back = 2 * tag, 2 * tag + 1
         self._far = peer in far_ranks(comm)
         self._layout: MessageLayout | None = None
@@ -91,7 +81,7 @@ class _ChannelEnd:
         return self._layout.size if self._layout else -1
 
     def _mark(self, busy: bool) -> None:
-        """Has messages move in the background while there are any."""
+        """Keeps messages moving in the background, or stops to."""
         if self._far:
             (progress.begin if busy else progress.end)(self)
 
@@ -104,9 +94,8 @@ class Sender(_ChannelEnd):
             its ranks must make one.
         dest: Who receives.
         tag: Which of the channels from this rank to ``dest`` it is.
-        codec: ``None``: arrays cross as they are; ``'fp8'``: arrays of
-            float16, float32 and float64 cross as fp8, see
-            :mod:`.fp8_wire`.
+        codec: ``None``: arrays cross as they are; ``'fp8'``: those of
+            float16, float32 and float64 as fp8, see :mod:`.fp8_wire`.
 
     Raises:
         ValueError: The codec is unknown or the tag is out of range.
@@ -203,16 +192,12 @@ class Sender(_ChannelEnd):
 class Receiver(_ChannelEnd):
     """Receives what the :class:`Sender` of another rank sends.
 
+    Arguments are as the sender's, but for:
+
     Args:
-        comm: As the sender's.
         source: Who sends.
-        tag: As the sender's.
-        codec: As the sender's.
         xp: ``numpy`` or ``cupy``: of which kind the arrays shall be,
             whatever they are where they come from.
-
-    Raises:
-        ValueError: The codec is unknown or the tag is out of range.
     """
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int,
@@ -227,9 +212,9 @@ class Receiver(_ChannelEnd):
         self._failure: str | None = None
 
     def expect(self, count: int) -> None:
-        """So many more messages will come.
+        """Announces ``count`` more messages.
 
-        Called before they come, it saves a copy of each.
+        Announced before they come, each is received without a copy.
         """
         self._expected += count
         self._post()
@@ -317,16 +302,8 @@ class Receiver(_ChannelEnd):
 class _PostedReceive:
     """Posts a receive into new memory, which becomes that of the arrays.
 
-    Args:
-        comm: Where the message comes from.
-        source: Its sender.
-        tag: Its tag.
-        layout: Of the arrays that came last; the buffer is large enough for
-            such arrays, and for a frame.
-        xp: ``numpy`` or ``cupy``: of which kind arrays are wanted.
-
-    Attributes:
-        request: MPI's.
+    The memory is large enough for a frame, and for arrays as ``layout``
+    describes those that came last.
     """
 
     __slots__ = ('_layout', '_views', '_wire', '_xp', 'request')

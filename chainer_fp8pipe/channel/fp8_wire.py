@@ -32,8 +32,7 @@ def encode(values: Any, part: numpy.ndarray) -> None:
     """Writes an array into its part of a message.
 
     Args:
-        values: Flat float16, float32 or float64 array, NumPy's or CuPy's;
-            not empty.
+        values: Flat array of a dtype that :func:`takes` allows; not empty.
         part: uint8 host array of ``EXPONENT + values.size``.
     """
     values = values.astype(_wide(values.dtype), copy=False)
@@ -47,13 +46,7 @@ def encode(values: Any, part: numpy.ndarray) -> None:
 
 
 def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
-    """The flat array that :func:`encode` wrote.
-
-    Args:
-        part: uint8 host array.
-        dtype: That of the values.
-        xp: ``numpy`` or ``cupy``.
-    """
+    """The flat array of ``xp`` that :func:`encode` wrote."""
     exponent = int(part[:EXPONENT].view('<i4')[0])
     codes = upload_now(xp, part[EXPONENT:])
     scaled = xp.empty(codes.size, numpy.float32)
@@ -68,7 +61,7 @@ def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
 
 
 def _wide(dtype: numpy.dtype) -> numpy.dtype:
-    """What to compute in."""
+    """The dtype to compute in."""
     return numpy.dtype('d' if dtype.char == 'd' else 'f')
 
 

@@ -1,7 +1,6 @@
-"""What travels on a channel beside arrays: descriptions and failures.
+"""Texts that travel on a channel beside arrays: descriptions and failures.
 
-Such a text is cut into frames, so that a receiver's buffer is long enough
-whatever comes.
+A text is cut into frames, so that a receiver's buffer holds whatever comes.
 """
 from __future__ import annotations
 
@@ -18,13 +17,10 @@ _ROOM = FRAME - _HEAD.size - 1      # one byte is kept for padding
 
 
 def frames(kind: int, text: bytes, unlike: int) -> Iterator[bytes]:
-    """Cuts a text.
+    """Cuts a text of any length.
 
-    Args:
-        kind: ``DESCRIPTION``, ``FAILURE`` or ``FILLER``.
-        text: Of any length.
-        unlike: What no frame's length may be: a message of so many bytes
-            would be taken for arrays.
+    No frame is ``unlike`` bytes long: a message of this length would be
+    taken for arrays.  ``kind`` is one of the three above.
     """
     for start in range(0, max(len(text), 1), _ROOM):
         part = text[start:start + _ROOM]

@@ -1,14 +1,12 @@
 """Arrays as the bytes of one message, and a description that travels apart.
 
-A description has no Python in it: the number of arrays, and for each array
-its axes, its order in memory, along which axes one number is repeated, whether
-it crosses as fp8, and its dtype.
+A description is text (JSON): reading one runs nothing that a rank has sent.
 """
 from __future__ import annotations
 
 import functools
+import json
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +17,6 @@ from ..codecs.tensors import array_module
 from . import fp8_wire
 
 _ALIGNMENT = 64     # bytes; a cache line, and more than any dtype asks for
-
-_NUMBER = struct.Struct('<I')       # arrays in the message
-# Kind, length of the dtype's name, axes, repeated axes.
-_HEAD = struct.Struct('<BBBB')
-_AXIS = struct.Struct('<Q')
-_NOTHING, _PLAIN, _ORDERED, _CODED, _REPEATED = 0, 1, 2, 4, 8
-# A kind is a sum of these.
 
 
 class Spec(NamedTuple):
@@ -53,10 +44,9 @@ class Spec(NamedTuple):
     @property
     def sent(self) -> tuple[int, ...]:
         """The shape of what crosses."""
-        if not self.repeated:
-            return self.shape
         return tuple(1 if axis in self.repeated else length
-                     for axis, length in enumerate(self.shape))
+                     for axis, length in enumerate(self.shape)
+                     ) if self.repeated else self.shape
 
     @property
     def nbytes(self) -> int:
@@ -108,14 +98,14 @@ class MessageLayout:
         try:
             return self._signature == [
                 None if array is None
-                else (array.shape, array.dtype, strides_of(array))
+                else (array.shape, array.dtype, _strides_of(array))
                 for array in arrays]
         except AttributeError:      # describe says what is wrong
             return False
 
 
 def describe(arrays: Sequence[Any], codec: str | None) -> Specs:
-    """How to read what these arrays are sent as.
+    """Describes the message that these arrays become.
 
     Args:
         arrays: NumPy or CuPy arrays and None.
@@ -131,54 +121,28 @@ def describe(arrays: Sequence[Any], codec: str | None) -> Specs:
 
 def encode_specs(specs: Specs) -> bytes:
     """The bytes that :func:`decode_specs` reads."""
-    parts = [_NUMBER.pack(len(specs))]
-    for spec in specs:
-        if spec is None:
-            parts.append(_HEAD.pack(_NOTHING, 0, 0, 0))
-            continue
-        name = spec.dtype.encode()
-        ordered = spec.order is not None
-        kind = (_PLAIN + _ORDERED * ordered + _CODED * spec.coded
-                + _REPEATED * bool(spec.repeated))
-        parts += [_HEAD.pack(kind, len(name), len(spec.shape),
-                             len(spec.repeated)), name]
-        parts += map(_AXIS.pack, (*spec.shape, *(spec.order or ()),
-                                  *spec.repeated))
-    return b''.join(parts)
+    return json.dumps(specs).encode()
 
 
 def decode_specs(data: bytes) -> Specs:
     """What :func:`encode_specs` wrote."""
-    number, = _NUMBER.unpack_from(data)
-    place, specs = _NUMBER.size, []
-    for _ in range(number):
-        kind, length, axes, repeated = _HEAD.unpack_from(data, place)
-        place += _HEAD.size
-        name = data[place:place + length].decode()
-        place += length
-        ordered = axes * (2 if kind & _ORDERED else 1)
-        numbers = struct.unpack_from(f'<{ordered + repeated}Q', data, place)
-        place += len(numbers) * _AXIS.size
-        specs.append(Spec(
-            numbers[:axes], name, numbers[axes:ordered] or None,
-            bool(kind & _CODED), numbers[ordered:]) if kind else None)
-    return tuple(specs)
+    # JSON has lists where specs have tuples.
+    return tuple([spec and Spec._make(
+        tuple(value) if isinstance(value, list) else value for value in spec)
+        for spec in json.loads(data)])
 
 
 def pack(layout: MessageLayout, arrays: Sequence[Any]) -> numpy.ndarray:
-    """What MPI shall send.
-
-    Args:
-        layout: Made from the description of these arrays.
-        arrays: NumPy or CuPy arrays and None.
+    """Copies arrays into one message, unless MPI can take their memory.
 
     Returns:
         Contiguous host array of ``layout.size`` bytes: a single contiguous
         NumPy array itself, unless it shall cross as fp8; else a new one.
     """
     if layout.bare and isinstance(arrays[0], numpy.ndarray):
-        return numpy.ascontiguousarray(_ordered(arrays[0],
-                                                layout.specs[0]))
+        spec = layout.specs[0]
+        assert spec is not None
+        return numpy.ascontiguousarray(_in_order(arrays[0], spec))
     xp = array_module(*(array for array in arrays if array is not None))
     wire = empty_wire(xp, layout.size, numpy.uint8)
     for array, spec, place in zip(arrays, layout.specs, layout.places,
@@ -186,13 +150,13 @@ def pack(layout: MessageLayout, arrays: Sequence[Any]) -> numpy.ndarray:
         if spec is None or place.start == place.stop:
             continue
         if spec.coded:
-            fp8_wire.encode(_flat(array, spec), wire[place])
+            fp8_wire.encode(_in_order(array, spec).reshape(-1), wire[place])
+            continue
+        part = wire[place].view(spec.dtype)
+        if isinstance(array, numpy.ndarray):
+            _unrepeated(part, spec)[...] = _at_first(array, spec.repeated)
         else:
-            part = wire[place].view(spec.dtype)
-            if isinstance(array, numpy.ndarray):
-                _unrepeated(part, spec)[...] = _once(array, spec)
-            else:
-                download(_flat(array, spec), part)
+            download(_in_order(array, spec).reshape(-1), part)
     return wire
 
 
@@ -222,8 +186,14 @@ def shaped(flat: Any, spec: Spec) -> Any:
     return array_module(array).broadcast_to(array, spec.shape)
 
 
+def crosses_as(specs: Specs, codec: str | None) -> bool:
+    """Whether a sender with this codec made these specs."""
+    return all(spec.coded == _is_coded(numpy.dtype(spec.dtype), codec)
+               for spec in specs if spec)
+
+
 def _unrepeated(flat: Any, spec: Spec) -> Any:
-    """The same with a length of 1 where one number is repeated."""
+    """As :func:`shaped`, with a length of 1 where one number is repeated."""
     if spec.order is None:
         return flat.reshape(spec.sent)
     lengths = [spec.sent[axis] for axis in spec.order]
@@ -231,9 +201,21 @@ def _unrepeated(flat: Any, spec: Spec) -> Any:
     return flat.reshape(lengths).transpose(back)
 
 
-def strides_of(array: Any
-               ) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """What :attr:`Spec.order` and :attr:`Spec.repeated` say of an array.
+def _in_order(array: Any, spec: Spec) -> Any:
+    """The numbers that cross, with axes in the order of memory."""
+    array = _at_first(array, spec.repeated)
+    return array if spec.order is None else array.transpose(spec.order)
+
+
+def _at_first(array: Any, axes: Sequence[int]) -> Any:
+    """The array at the first place of these axes, which stay."""
+    return array[tuple([slice(1) if axis in axes else slice(None)
+                        for axis in range(array.ndim)])] if axes else array
+
+
+def _strides_of(array: Any
+                ) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """:attr:`Spec.order` and :attr:`Spec.repeated` of an array.
 
     An array with gaps, or with other overlaps in memory, is sent in C's
     order.
@@ -251,23 +233,6 @@ def strides_of(array: Any
             repeated)
 
 
-def _once(array: Any, spec: Spec) -> Any:
-    """Without the repetitions."""
-    return _at_first(array, spec.repeated) if spec.repeated else array
-
-
-def _at_first(array: Any, axes: Sequence[int]) -> Any:
-    """The array at the first place of these axes, which stay."""
-    return array[tuple([slice(1) if axis in axes else slice(None)
-                        for axis in range(array.ndim)])] if axes else array
-
-
-def crosses_as(specs: Specs, codec: str | None) -> bool:
-    """Whether a sender with this codec made these specs."""
-    return all(spec.coded == _is_coded(numpy.dtype(spec.dtype), codec)
-               for spec in specs if spec)
-
-
 def _read(part: numpy.ndarray, spec: Spec, xp: Any) -> Any:
     dtype = numpy.dtype(spec.dtype)
     if not part.size:
@@ -275,19 +240,6 @@ def _read(part: numpy.ndarray, spec: Spec, xp: Any) -> Any:
     if spec.coded:
         return shaped(fp8_wire.decode(part, dtype, xp), spec)
     return shaped(upload_now(xp, part.view(dtype)), spec)
-
-
-def _flat(array: Any, spec: Spec) -> Any:
-    """The elements in the order they lie in memory; a copy if need be."""
-    return _ordered(array, spec).reshape(-1)
-
-
-def _ordered(array: Any, spec: Spec | None) -> Any:
-    """The array with its axes in the order in which they lie in memory."""
-    if spec is None:
-        return array
-    array = _once(array, spec)
-    return array if spec.order is None else array.transpose(spec.order)
 
 
 def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
@@ -302,7 +254,7 @@ def _spec(array: Any, codec: str | None, number: int) -> Spec:
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    order, repeated = strides_of(array)
+    order, repeated = _strides_of(array)
     return Spec(shape, _name(dtype), order, _is_coded(dtype, codec),
                 repeated)
 

@@ -32,7 +32,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def begin(self, channel: object) -> None:
-        """This channel has something on its way."""
+        """Lets the thread run: this channel has a message on its way."""
         self._busy.add(channel)
         self._wanted.set()
         if (self._thread is None
@@ -44,7 +44,7 @@ class Progress:
             atexit.register(self._stop)
 
     def end(self, channel: object) -> None:
-        """It has not any more."""
+        """Lets the thread rest, unless other channels have messages."""
         self._busy.discard(channel)
         if not self._busy:
             self._wanted.clear()

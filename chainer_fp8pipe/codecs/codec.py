@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -48,7 +48,7 @@ class Codec(abc.ABC):
         self.nonfinite = []
 
     def propose(self, tensors: Tensors) -> numpy.ndarray | None:
-        """What this rank's part in :meth:`settle` is.
+        """Finds this rank's part in :meth:`settle`.
 
         A float32 host array, of which the element-wise maximum over all
         ranks is to be found; None, on all ranks, if there is nothing.
@@ -80,15 +80,15 @@ class Codec(abc.ABC):
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
                     wire: numpy.ndarray, start: int, site: str,
                     owned: tuple[int, int]) -> None:
-        """Writes ``total / count`` into ``wire``.
+        """Writes ``total / count`` into a piece of the wire.
 
         Args:
             tensors: The tensors of this update.
             total: Sum of ``count`` wires, made by :meth:`accumulate`; it is
                 overwritten.
             count: How many wires were summed.
-            wire: The piece of the wire that the mean is written to.
-            start: Where in the fused vector the piece begins.
+            wire: The piece.
+            start: Where in the fused vector it begins.
             site: Name of the place of this encoding in the algorithm; each
                 site has an error-feedback residual of its own.
             owned: The range of the fused vector whose means this rank
@@ -99,11 +99,6 @@ class Codec(abc.ABC):
     def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
                ) -> list[str]:
         """Writes the values of a piece of the wire into the gradients.
-
-        Args:
-            tensors: The tensors of this update.
-            wire: The piece.
-            start: Where in the fused vector it begins.
 
         Returns:
             The names of tensors to which a NaN or an infinity was written.
@@ -125,15 +120,11 @@ class Codec(abc.ABC):
         """``wire *= factor``, in the wire's own format."""
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        """What compiled code needs to do all of this by itself.
+        """What compiled code needs to encode, add and decode by itself.
 
-        None, as here, if there is none for this codec and these arrays.  It
-        gives the same bits as :meth:`encode`, :meth:`add` etc.
-
-        Args:
-            tensors: The tensors of this update, whose gradients may be
-                encoded, and decoded into.
-            prescale: As for :meth:`encode`.
+        Gradients may then be encoded, with ``prescale``, and be decoded
+        into; the bits are those of :meth:`encode`, :meth:`add` etc.  None,
+        as here, if there is no compiled code for this codec and these arrays.
         """
         return None
 
@@ -155,19 +146,13 @@ class Codec(abc.ABC):
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         """Takes notice of what was found while compiled code worked."""
-        for name in compiled.bad_gradients(tensors.names):
-            self.blame(f'the gradient of {name}')
-        for name in compiled.bad_values(tensors.names):
-            self.blame(f'the value of {name}')
+        for what in compiled.blamed(tensors.names):
+            self.blame(what)
 
     def blame(self, what: str) -> None:
         """Notes once what made a wire not finite, see ``nonfinite``."""
         if what not in self.nonfinite:
             self.nonfinite.append(what)
-
-    def zeros(self, tensors: Tensors, size: int) -> Any:
-        """A ``total`` for :meth:`accumulate`."""
-        return tensors.xp.zeros(size, numpy.float32)
 
     def state(self) -> dict[str, numpy.ndarray]:
         """All that must be saved for an exact continuation."""
@@ -185,27 +170,21 @@ class Codec(abc.ABC):
                 f'holds {sorted(state)}')
 
 
-class _Residual(NamedTuple):
-    start: int          # the part of the tensor that it belongs to
-    stop: int
-    array: Any          # float32, in the gradient's units
-
-
 class Residuals:
     """What encodings lost, kept for the next one (error feedback).
 
-    There is one residual for each tensor at each site of an algorithm.
-
-    A site is a place where a tensor, or the part of it that this rank looks
-    after, is encoded.  When the part becomes another one, because tensors
-    joined or left the exchange, its residual starts from zero.
+    There is one residual, in the gradient's units, for each tensor at each
+    site of an algorithm: a place where a tensor, or the part of it that this
+    rank looks after, is encoded.  When the part becomes another one, because
+    tensors joined or left the exchange, its residual starts from zero.
 
     Args:
         state: What :meth:`state` gave.
     """
 
     def __init__(self, state: dict[str, numpy.ndarray] | None = None) -> None:
-        self._residuals: dict[tuple[str, str], _Residual] = {}
+        # By site and tensor: where its part begins, and a float32 array.
+        self._residuals: dict[tuple[str, str], tuple[int, Any]] = {}
         for key, array in (state or {}).items():
             start, stop, site, name = key.split('|', 3)
             if (array.shape != (int(stop) - int(start),)
@@ -214,8 +193,7 @@ class Residuals:
                     f'the residual of {name} is of elements {start} to '
                     f'{stop}, but it is {array.dtype} {array.shape}: the '
                     'snapshot is damaged')
-            self._residuals[site, name] = _Residual(
-                int(start), int(stop), numpy.array(array))
+            self._residuals[site, name] = int(start), numpy.array(array)
 
     def get(self, xp: Any, site: str, name: str, start: int,
             stop: int) -> Any:
@@ -223,25 +201,22 @@ class Residuals:
 
         The float32 array of ``xp`` that is kept, for the caller to change.
         """
-        residual = self._residuals.get((site, name))
-        if residual is None or (residual.start, residual.stop) != (
-                start, stop):
+        kept, array = self._residuals.get((site, name), (start, None))
+        if array is None or (kept, array.size) != (start, stop - start):
             array = xp.zeros(stop - start, numpy.float32)
-        elif isinstance(residual.array, xp.ndarray):
-            return residual.array
+        elif isinstance(array, xp.ndarray):
+            return array
         else:       # was restored, and is on the host still
-            array = xp.asarray(residual.array)
-        self._residuals[site, name] = _Residual(start, stop, array)
+            array = xp.asarray(array)
+        self._residuals[site, name] = start, array
         return array
 
     def multiply(self, factor: float) -> None:
         """Multiplies all residuals, as their gradients are."""
-        for residual in self._residuals.values():
-            array = residual.array
+        for _, array in self._residuals.values():
             array *= numpy.float32(factor)
 
     def state(self) -> dict[str, numpy.ndarray]:
         """All residuals on the host, for a snapshot."""
-        return {f'{start}|{stop}|{site}|{name}': to_host(array)
-                for (site, name), (start, stop, array)
-                in self._residuals.items()}
+        return {f'{start}|{start + array.size}|{site}|{name}': to_host(array)
+                for (site, name), (start, array) in self._residuals.items()}

@@ -32,7 +32,7 @@ import numpy
 
 from .. import fp8
 from .codec import Codec, Residuals
-from .scales import Scales
+from .scales import limited, sampled_quantile
 from .staging import download, output, upload
 from .tensors import (
     FP8,
@@ -91,10 +91,14 @@ class Fp8Ratio(Codec):
         self.epsilon = epsilon
         self.headroom = headroom
         self.error_feedback = error_feedback
+        self._period = period
+        self._quantile = quantile
+        self._samples = samples
         self._seed = (seed, rank)
         self._updates = 0
         self._loss_scale = 1.0
-        self._scales = Scales(period, quantile, samples, epsilon, self._seed)
+        self._q: dict[str, float] = {}
+        self._age: dict[str, int] = {}      # updates since q was chosen
         self._clipped: dict[str, int] = {}
         self._encoded: dict[str, int] = {}
         self._residuals = Residuals()
@@ -103,15 +107,36 @@ class Fp8Ratio(Codec):
 
     def start(self, loss_scale: float) -> None:
         super().start(loss_scale)
-        self._follow_loss_scale(loss_scale)
+        # All that was learnt from gradients grows with their factor.
+        if loss_scale != self._loss_scale:
+            factor = loss_scale / self._loss_scale
+            self._residuals.multiply(factor)
+            self._q.update({name: limited(q * factor)
+                            for name, q in self._q.items()})
+            self._loss_scale = loss_scale
         self._updates += 1
 
     def propose(self, tensors: Tensors) -> numpy.ndarray | None:
-        return self._scales.propose(tensors, self._updates)
+        due = self._due(tensors)
+        return numpy.array([sampled_quantile(
+            tensors.gradients[index], tensors.parameters[index],
+            quantile=self._quantile, samples=self._samples,
+            epsilon=self.epsilon, seed=(
+                *self._seed, self._updates,
+                zlib.crc32(tensors.names[index].encode())))
+            for index in due], numpy.float32) if due else None
 
     def settle(self, tensors: Tensors, largest: numpy.ndarray | None
                ) -> None:
-        self._scales.settle(tensors, largest)
+        if largest is not None:
+            for index, q in zip(self._due(tensors), largest.tolist(),
+                                strict=True):
+                name = tensors.names[index]
+                self._age[name] = 0
+                if q > 0:
+                    self._q[name] = limited(q)
+        for name in tensors.names:
+            self._age[name] += 1
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
                prescale: float = 1.0, start: int = 0) -> None:
@@ -120,19 +145,14 @@ class Fp8Ratio(Codec):
         for index, part, place in tensors.overlaps(start, start + wire.size):
             name = tensors.names[index]
             gradient = tensors.gradients[index][part]
-            counts = fp8.ratio_encode(
-                gradient, tensors.parameters[index][part], out[place],
-                scale=self._scale(name) * prescale, epsilon=self.epsilon,
-                residual=self._owned_residual(tensors, index, part,
-                                              'gradient', whole),
-                rounding=self.rounding,
-                seed=self._rounding_seed(
-                    0, f'gradient:{part.start} {name}'))
+            counts = self._encode_part(
+                tensors, index, part, gradient, out[place],
+                self._scale(name) * prescale, 'gradient', whole)
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
-                finite = bool(tensors.xp.isfinite(gradient).all())
-                self.blame(f'the {"value" if finite else "gradient"} '
-                           f'of {name}')
+                finite = tensors.xp.isfinite(gradient).all()
+                self.blame(
+                    f'the {"value" if finite else "gradient"} of {name}')
         download(out, wire)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
@@ -150,14 +170,8 @@ class Fp8Ratio(Codec):
             mean = total[place]
             fp8.ratio_decode(mean, parameter, mean,
                              scale=scale, epsilon=self.epsilon)
-            counts = fp8.ratio_encode(
-                mean, parameter, out[place],
-                scale=scale, epsilon=self.epsilon,
-                residual=self._owned_residual(tensors, index, part, site,
-                                              owned),
-                rounding=self.rounding,
-                seed=self._rounding_seed(
-                    0, f'{site}:{part.start} {name}'))
+            counts = self._encode_part(tensors, index, part, mean, out[place],
+                                       scale, site, owned)
             self._count(name, counts.clipped, 0)
             if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
                 self.blame(f'the value of {name}')
@@ -226,8 +240,8 @@ class Fp8Ratio(Codec):
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         # Inside MPI_Allreduce several ranks may make the same sum, each for
         # itself, and must get the same: it is never rounded at random.
-        rounding = 'nearest' if self.rounding == 'stochastic' else (
-            self.rounding)
+        rounding = ('nearest' if self.rounding == 'stochastic'
+                    else self.rounding)
         fp8.add(wire, total, total, rounding=rounding)
 
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
@@ -235,13 +249,13 @@ class Fp8Ratio(Codec):
         fp8.decode(wire, values)
         values *= numpy.float32(factor)
         fp8.encode(values, wire, rounding=self.rounding,
-                   seed=self._rounding_seed(0, 'rescale'))
+                   seed=self._rounding_seed('rescale'))
 
     # --- report and state ---------------------------------------------------
 
     def quantile_of(self, name: str) -> float:
         """q of a tensor; 0 if all its gradients have been zero."""
-        return self._scales.q.get(name, 0.0)
+        return self._q.get(name, 0.0)
 
     def report(self) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.
@@ -287,14 +301,30 @@ class Fp8Ratio(Codec):
     # --- details -----------------------------------------------------------
 
     def _by_name(self) -> dict[str, dict[str, Any]]:
-        return {'q': self._scales.q, 'age': self._scales.age,
-                'clipped': self._clipped,
+        return {'q': self._q, 'age': self._age, 'clipped': self._clipped,
                 'encoded': self._encoded}
+
+    def _due(self, tensors: Tensors) -> list[int]:
+        # A tensor that is not in every update has a period of its own, and
+        # one that has shown nothing but zeros has no q yet.  Ages and q are
+        # the same on all ranks, so all ranks agree about who is due.
+        return [index for index, name in enumerate(tensors.names)
+                if name not in self._q or self._age[name] >= self._period]
 
     def _scale(self, name: str) -> float:
         # Without a q the tensor is zero on all ranks: any scale will do.
         q = self.quantile_of(name) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
+
+    def _encode_part(self, tensors: Tensors, index: int, part: slice,
+                     values: Any, out: Any, scale: float, site: str,
+                     owned: tuple[int, int]) -> fp8.Counts:
+        return fp8.ratio_encode(
+            values, tensors.parameters[index][part], out, scale=scale,
+            epsilon=self.epsilon, residual=self._owned_residual(
+                tensors, index, part, site, owned),
+            rounding=self.rounding, seed=self._rounding_seed(
+                f'{site}:{part.start} {tensors.names[index]}'))
 
     def _residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:
@@ -312,15 +342,7 @@ class Fp8Ratio(Codec):
         return None if residual is None else residual[
             part.start - start:part.stop - start]
 
-    def _follow_loss_scale(self, loss_scale: float) -> None:
-        # All that was learnt from gradients grows with their factor.
-        if loss_scale != self._loss_scale:
-            factor = loss_scale / self._loss_scale
-            self._residuals.multiply(factor)
-            self._scales.multiply(factor)
-            self._loss_scale = loss_scale
-
-    def _rounding_seed(self, index: int, place: str) -> int:
+    def _rounding_seed(self, place: str, index: int = 0) -> int:
         if self.rounding != 'stochastic':
             return 0
         # Encodings that share random bits would err in the same direction.

@@ -74,13 +74,8 @@ class CodecRecipe:
             ) -> tuple[Codec, Tensors]:
         """The codec for the next job of those that share ``kept``.
 
-        Args:
-            kept: Of the codec on the workers that this one stands for.
-            seed: Of stochastic rounding, together with ``rank``.
-            rank: This rank.
-
-        Returns:
-            The codec, and the range as tensors without values.
+        And the range as tensors without values.  Stochastic rounding is
+        seeded with ``seed``, ``rank`` (this rank) and the job's number.
         """
         kept.jobs += 1
         # Only their sizes are asked for: no memory.
@@ -96,7 +91,7 @@ class CodecRecipe:
 
 
 class RelayState:
-    """What remains from one job of a codec to the next.
+    """Keeps what one job of a codec leaves to the next.
 
     Attributes:
         jobs: How many there were.
@@ -128,17 +123,12 @@ class Relay(Fp8Ratio):
     Args:
         kept: What remains from the jobs before, and is to remain.
         units: By part, see :class:`RelayedTensor`.
-        rounding: As :class:`.Fp8Ratio`.
-        error_feedback: As there.
-        seed: As there.
-        rank: This rank.
+        options: As :class:`.Fp8Ratio`'s.
     """
 
-    def __init__(self, kept: RelayState, units: Mapping[str, float], *,
-                 rounding: str, error_feedback: bool, seed: int,
-                 rank: int) -> None:
-        super().__init__(rounding=rounding, error_feedback=error_feedback,
-                         seed=seed, rank=rank)
+    def __init__(self, kept: RelayState, units: Mapping[str, float],
+                 **options: Any) -> None:
+        super().__init__(**options)
         self._updates = kept.jobs
         self._residuals = kept.residuals
         self._kept = kept
@@ -154,7 +144,7 @@ class Relay(Fp8Ratio):
             if residual is not None:
                 mean += residual
             fp8.encode(mean, codes, rounding=self.rounding,
-                       seed=self._rounding_seed(index, f'{site}:{start}'))
+                       seed=self._rounding_seed(f'{site}:{start}', index))
             if residual is not None:
                 fp8.decode(codes, residual)
                 _subtract_from(mean, residual)
@@ -168,21 +158,17 @@ class Relay(Fp8Ratio):
     def _residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:
         residual = super()._residual(xp, site, name, start, stop)
-        if residual is not None:
-            self._rescale(residual, (site, name), self._units[name])
-        return residual
-
-    def _rescale(self, residual: numpy.ndarray, key: tuple[str, str],
-                 unit: float) -> None:
-        old = self._kept.units.get(key, unit)
-        if unit == 0.0:         # all zeros: nothing was left out of them
-            return
-        self._kept.units[key] = unit
+        unit = self._units[name]
+        if residual is None or unit == 0.0:     # all zeros leave nothing out
+            return residual
+        old = self._kept.units.get((site, name), unit)
+        self._kept.units[site, name] = unit
         if old != unit:
             factor = numpy.float32(min(old / unit, float(_LARGEST)))
             with numpy.errstate(over='ignore'):
                 residual *= factor
             numpy.clip(residual, -_LARGEST, _LARGEST, out=residual)
+        return residual
 
 
 def _subtract_from(mean: numpy.ndarray, residual: numpy.ndarray) -> None:

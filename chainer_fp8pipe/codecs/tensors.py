@@ -19,8 +19,7 @@ from . import _places
 IN_PYTHON, FLOAT32, FP8, RELAY = range(4)
 
 _OUT = 4                # column of `tensors`
-_ENCODED, _BLAMED, _NONFINITE = range(1, 4)             # of `findings`
-_BAD_GRADIENT, _BAD_VALUE = 1, 2                        # in `_BLAMED`
+_BLAMED, _NONFINITE = 2, 3      # of `findings`
 
 
 class TensorRange(NamedTuple):
@@ -97,8 +96,8 @@ class Compiled:
         scales: float32: the scale of encodings and its inverse, and the same
             for decoding and for means.
         findings: int64: elements clipped, elements encoded, what is to blame
-            for a wire that is not finite, and more than 0 where what was
-            decoded is not finite.
+            for a wire that is not finite (1: gradient, 2: value), and more
+            than 0 where what was decoded is not finite.
         kept: Arrays whose addresses are in the tables.
     """
 
@@ -111,7 +110,7 @@ class Compiled:
     kept: list[Any] = dataclasses.field(default_factory=list)
 
     def decode_into(self, gradients: Sequence[numpy.ndarray]) -> bool:
-        """Has means go there; whether that is possible."""
+        """Lets compiled code decode means into these; False if it cannot."""
         found = places(gradients, writeable=True)
         if found is None:
             return False
@@ -120,33 +119,33 @@ class Compiled:
         return True
 
     def nonfinite(self, names: Sequence[str]) -> list[str]:
-        """Of these, those whose decoded mean is not finite."""
-        return _where(names, self.findings[:, _NONFINITE])
+        """Names of the tensors whose decoded mean is not finite."""
+        return [name for name, found in zip(
+            names, self.findings[:, _NONFINITE].tolist(), strict=True)
+            if found]
 
-    def bad_gradients(self, names: Sequence[str]) -> list[str]:
-        """Of these, those whose gradient made a wire not finite."""
-        return _where(names, self.findings[:, _BLAMED] & _BAD_GRADIENT)
-
-    def bad_values(self, names: Sequence[str]) -> list[str]:
-        """Of these, those whose value did."""
-        return _where(names, self.findings[:, _BLAMED] & _BAD_VALUE)
+    def blamed(self, names: Sequence[str]) -> list[str]:
+        """What made a wire not finite, e.g. ``'the gradient of /l1/W'``."""
+        found = self.findings[:, _BLAMED].tolist()
+        return [f'the {kind} of {name}'
+                for kind, bit in (('gradient', 1), ('value', 2))
+                for name, bits in zip(names, found, strict=True)
+                if bits & bit]
 
     def counts(self) -> list[list[int]]:
         """By tensor, elements clipped and elements encoded."""
-        return self.findings[:, :_ENCODED + 1].tolist()
+        return self.findings[:, :2].tolist()
 
 
 def compile_tensors(codec: int, tensors: Tensors,
                     residuals: Sequence[numpy.ndarray] = (),
                     **of_codec: Any) -> Compiled | None:
-    """Makes the tables that compiled code reads.
-
-    Where means are decoded into has still to be said.
+    """Makes the tables, except the addresses that means are decoded into.
 
     Args:
         codec: Its number.
         tensors: The fused vector.
-        residuals: Of the gradients, as long as they; none if there are none.
+        residuals: One for each gradient, as long; none without feedback.
         of_codec: Other attributes.
 
     Returns:
@@ -170,7 +169,7 @@ def compile_tensors(codec: int, tensors: Tensors,
 
 
 def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
-    """As above, for a codec that neither encodes nor decodes gradients."""
+    """Makes the tables of a codec that neither reads nor writes gradients."""
     count = len(tensors.names)
     table = numpy.zeros((count, 6), numpy.int64)
     table[:, 0], table[:, 1] = tensors.offsets[:-1], tensors.offsets[1:]
@@ -183,19 +182,9 @@ def places(arrays: Sequence[Any], writeable: bool = False
            ) -> numpy.ndarray | None:
     """Address and number of elements of each array, int64 (n, 2).
 
-    Args:
-        arrays: Of any shapes.
-        writeable: They will be written.
-
-    Returns:
-        None if compiled code cannot use one of them: it is not on the host,
-        not C-contiguous float32, or read-only and ``writeable``.
+    None if compiled code cannot use one of them: it is not on the host, not
+    C-contiguous float32, or read-only where it is to be ``writeable``.
     """
     found = _places.places(list(arrays), writeable)
     return None if found is None else numpy.frombuffer(
         found, numpy.int64).reshape(-1, 2)
-
-
-def _where(names: Sequence[str], found: numpy.ndarray) -> list[str]:
-    return [name for name, one in zip(names, found.tolist(), strict=True)
-            if one]

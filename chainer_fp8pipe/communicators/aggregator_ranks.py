@@ -25,20 +25,10 @@ class AggregatedCommunicator(CodecCommunicator):
     """The communicator of the workers.
 
     ``finalize`` lets the aggregators leave; so does the end of the program.
-
-    Args:
-        mpi_comm: The workers; freed by ``finalize``.
-        name: As :class:`.CodecCommunicator`.
-        options: As there.
     """
 
-    def __init__(self, mpi_comm: WorkerComm, name: str,
-                 options: ExchangeOptions) -> None:
-        super().__init__(mpi_comm, name, options)
-        self._owns_mpi_comm = True
-
     def split(self, color: int, key: int) -> CodecCommunicator:
-        """Is refused: the aggregators serve all workers together.
+        """Raises an error: the aggregators serve all workers together.
 
         Raises:
             ValueError: Always; the message says what to do.
@@ -86,12 +76,14 @@ def divide(mpi_comm: MPI.Comm, name: str, options: ExchangeOptions
     workers = WorkerComm(everyone.Split(0, everyone.rank))
     workers.everyone = everyone
     try:
-        return AggregatedCommunicator(workers, name, options)
+        communicator = AggregatedCommunicator(workers, name, options)
     except ValueError as error:
         # As all workers have found.
         dismiss(everyone, count)
         workers.Free()
         raise UnfitOptions(str(error)) from error
+    communicator._owns_mpi_comm = True
+    return communicator
 
 
 def refuse_parts(mpi_comm: MPI.Comm) -> None:
@@ -113,7 +105,7 @@ def refuse_parts(mpi_comm: MPI.Comm) -> None:
 
 
 def remember_aggregators(mpi_comm: MPI.Comm, workers: int) -> None:
-    """From now on, no communicator can be made of these ranks."""
+    """Notes the ranks of which no communicator can be made any more."""
     _aggregators.update(_in_world(mpi_comm, range(workers, mpi_comm.size)))
 
 

@@ -1,17 +1,21 @@
 """The all-reduce algorithm that a communicator's options ask for."""
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 from mpi4py import MPI
 
-from ..allreduce import standard_plans
 from ..allreduce.aggregated import Aggregated, WorkerComm
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.executor import Framing, PlanExecutor
 from ..allreduce.mpi_op import MpiOp, TwoLevel
-from ..allreduce.plan import Plan, aggregator, compose
+from ..allreduce.plan import (
+    LEVELS,
+    Plan,
+    aggregator,
+    torus2d,
+    two_level,
+)
 from ..mpi.groups import torus_shape
 from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
@@ -20,35 +24,24 @@ from .options import ExchangeOptions, Fp8Options
 _WHOLE = 1 << 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Nodes:
-    """Which rank is on which node, as ChainerMN counts.
+#: The ranks of every node, local rank by local rank.
+Nodes = tuple[tuple[int, ...], ...]
 
-    Attributes:
-        ranks: The ranks of every node, local rank by local rank.
+
+def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
+    """Gathers the ranks of all nodes.
+
+    Each rank gives the number of its node, and its own number there.
     """
-
-    ranks: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, comm: MPI.Comm, node: int, local: int) -> Nodes:
-        """Asks all ranks; each gives its node's number and its own there."""
-        found: dict[int, dict[int, int]] = {}
-        for rank, (its_node, its_local) in enumerate(
-                comm.allgather((node, local))):
-            found.setdefault(its_node, {})[its_local] = rank
-        return cls(tuple(
-            tuple(rank for _, rank in sorted(found[its_node].items()))
-            for its_node in sorted(found)))
-
-    @property
-    def sizes(self) -> set[int]:
-        """How many ranks there are on a node."""
-        return {len(ranks) for ranks in self.ranks}
+    found: dict[int, list[int]] = {}
+    places = comm.allgather((node, local))
+    for rank in sorted(range(comm.size), key=places.__getitem__):
+        found.setdefault(places[rank][0], []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
-def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                   nodes: Nodes, events: EventStream) -> Algorithm:
+def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
+                   events: EventStream) -> Algorithm:
     """The algorithm for these ranks.
 
     Raises:
@@ -56,37 +49,34 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
     """
     if options.algorithm == 'mpi_op':
         return _mpi_op(comm, options, nodes, events)
-    if options.algorithm == 'aggregator':
-        return _aggregated(comm, options, fp8, nodes, events)
-    return PlanExecutor(comm, _plans(comm, options, nodes), events,
-                        framing(options, fp8))
-
-
-def framing(options: ExchangeOptions, fp8: bool) -> Framing:
-    """How vectors are cut and summed, with ``'auto'`` resolved."""
     form = options.partial_sums
     if form == 'auto':
-        form = 'float16' if fp8 else 'float32'
-    return Framing(options.frame_bytes or _WHOLE, options.frames_in_flight,
-                   form)
+        form = 'float16' if isinstance(options, Fp8Options) else 'float32'
+    framing = Framing(options.frame_bytes or _WHOLE,
+                      options.frames_in_flight, form)
+    if options.algorithm == 'aggregator':
+        return _aggregated(comm, options, nodes, events, framing)
+    return PlanExecutor(comm, _plans(comm, options, nodes), events,
+                        framing)
 
 
 def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
            ) -> tuple[Plan, ...]:
     if options.algorithm == 'torus2d':
         return _torus(comm, options, nodes)
+    level = LEVELS[options.algorithm]
     if _two_levels(options, nodes):
-        return standard_plans.two_level(options.inside, options.algorithm,
-                                nodes.ranks)
-    return standard_plans.one_level(options.algorithm, comm.size)
+        return (two_level(options.inside, level(len(nodes)), nodes),)
+    return (level(comm.size),)
 
 
 def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
            ) -> tuple[Plan, ...]:
     rows, columns = options.shape
     if (rows, columns) == (0, 0):
-        per_node = nodes.sizes.pop() if len(nodes.sizes) == 1 else 0
-        rows, columns = torus_shape(comm.size, per_node)
+        sizes = _sizes(nodes)
+        rows, columns = torus_shape(comm.size,
+                                    sizes[0] if len(sizes) == 1 else 0)
     if rows * columns != comm.size:
         raise ValueError(
             f'a torus of shape {rows}x{columns} has {rows * columns} ranks, '
@@ -96,28 +86,25 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
         if comm.rank == 0 and comm.size > 3:
             print(f'chainer_fp8pipe: {comm.size} ranks make no torus of two '
                   'dimensions; they make a ring', file=sys.stderr)
-        return standard_plans.one_level('ring', comm.size)
-    return standard_plans.torus((rows, columns), nodes.ranks)
+        return (LEVELS['ring'](comm.size),)
+    return torus2d(rows, columns,
+                   [rank for node in nodes for rank in node])
 
 
-def _aggregated(comm: MPI.Comm, options: ExchangeOptions, fp8: bool,
-                nodes: Nodes, events: EventStream) -> Aggregated:
+def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
+                events: EventStream, framing: Framing) -> Aggregated:
     everyone = comm.everyone if isinstance(comm, WorkerComm) else None
     if everyone is None:
         raise ValueError(
             f'these {comm.size} ranks have no aggregators; '
             "algorithm='aggregator' is for create_communicator only")
     if _two_levels(options, nodes):
-        plan = compose(
-            standard_plans.LEVELS[options.inside](len(nodes.ranks[0])),
-            aggregator(len(nodes.ranks), options.aggregators),
-            lambda member, node: nodes.ranks[node][member],
-            encode_between=True)
+        plan = two_level(options.inside, aggregator(
+            len(nodes), options.aggregators), nodes)
     else:
         plan = aggregator(comm.size, options.aggregators)
     seed = options.seed if isinstance(options, Fp8Options) else 0
-    return Aggregated(everyone, (plan,), events, framing(options, fp8),
-                      seed)
+    return Aggregated(everyone, (plan,), events, framing, seed)
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
@@ -126,7 +113,7 @@ def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
         return MpiOp(comm, events)
     node, local = next(
         (node, ranks.index(comm.rank))
-        for node, ranks in enumerate(nodes.ranks) if comm.rank in ranks)
+        for node, ranks in enumerate(nodes) if comm.rank in ranks)
     intra, inter = comm.Split(node, local), comm.Split(local, node)
     try:
         return TwoLevel(MpiOp(intra, events), MpiOp(inter, events))
@@ -136,14 +123,17 @@ def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
 
 
 def _two_levels(options: ExchangeOptions, nodes: Nodes) -> bool:
-    if options.two_level == 'no':
-        return False
-    if options.two_level == 'yes':
-        if len(nodes.sizes) > 1:
-            raise ValueError(
-                'two_level needs equally many ranks on every node, not '
-                f'{" and ".join(map(str, sorted(nodes.sizes)))}; start the '
-                "job so, or pass two_level='no'")
-        return True
-    return len(nodes.sizes) == 1 and len(nodes.ranks) > 1 and (
-        nodes.sizes != {1})
+    sizes = _sizes(nodes)
+    if options.two_level == 'yes' and len(sizes) > 1:
+        raise ValueError(
+            'two_level needs equally many ranks on every node, not '
+            f'{" and ".join(map(str, sizes))}; start the job so, or pass '
+            "two_level='no'")
+    return options.two_level == 'yes' or (
+        options.two_level == 'auto' and len(nodes) > 1 and len(sizes) == 1
+        and sizes != [1])
+
+
+def _sizes(nodes: Nodes) -> list[int]:
+    """The numbers of ranks that nodes have, each once, in their order."""
+    return sorted({len(ranks) for ranks in nodes})

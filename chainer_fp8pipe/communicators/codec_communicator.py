@@ -21,12 +21,13 @@ from ..exchange.gradients import (
     distinct_parameters,
 )
 from ..exchange.model_state import ModelState, ModelStates
+from ..exchange.nonfinite import NonfiniteMean
 from ..exchange.reducer import Final, Reducer
 from ..mpi.agreement import Signature, agree
 from ..overlap.exchange_thread import threads_are_allowed
 from ..overlap.overlapped_reducer import OverlappedReducer
 from ..report.stream import EventStream
-from .algorithms import Nodes, make_algorithm
+from .algorithms import gather_nodes, make_algorithm
 from .options import NEXT_FORWARD, ExchangeOptions, Fp8Options
 
 
@@ -59,8 +60,8 @@ class CodecCommunicator(MpiCommunicatorBase):
             _model_state, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
         self._algorithm = make_algorithm(
-            mpi_comm, options, isinstance(options, Fp8Options),
-            Nodes.of(mpi_comm, self.inter_rank, self.intra_rank),
+            mpi_comm, options,
+            gather_nodes(mpi_comm, self.inter_rank, self.intra_rank),
             self.events)
         self._reducer = _reducer(mpi_comm, options, self._algorithm,
                                  self._models, self.events)
@@ -158,7 +159,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         return next(iter(self._models)).codec
 
     def report(self) -> dict[str, TensorReport]:
-        """What became of every tensor so far, by the parameter's name.
+        """Reports on every tensor so far, by the parameter's name.
 
         With several models, names begin with the model's number, in the
         order in which they were first averaged: ``'1:/l1/W'``.
@@ -178,7 +179,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         return reports
 
     def state(self) -> dict[str, numpy.ndarray]:
-        """This rank's part of what an exact continuation needs.
+        """Returns this rank's part of what an exact continuation needs.
 
         Flat arrays by name; for fp8, scales, counters and residuals.
         """
@@ -208,10 +209,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         try:
             self._reducer.mean(model, zero_fill)
             problem = _diverged(model, 'after')
-        except RuntimeError as error:
-            # Errors that this option asks for name it as their remedy.
-            if 'nonfinite=' not in str(error):
-                raise
+        except NonfiniteMean as error:
             problem = f'parameters diverged in the all-reduce: {error}'
         agree(self.mpi_comm, Signature({}), problem)
 

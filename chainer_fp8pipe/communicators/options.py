@@ -8,7 +8,6 @@ from typing import Any
 
 from ..allreduce.sums import FORMS
 
-TWO_LEVEL = ('auto', 'yes', 'no')
 NEXT_FORWARD = 'next_forward'
 
 
@@ -20,7 +19,7 @@ def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeOptions:
-    """What every codec's communicator understands.
+    """Options of every codec's communicator.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
@@ -61,7 +60,7 @@ class ExchangeOptions:
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',
-        choices=TWO_LEVEL)
+        choices=('auto', 'yes', 'no'))
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
@@ -75,7 +74,9 @@ class ExchangeOptions:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            _check(field, value)
+            if allowed := _unless_allowed(field, value):
+                raise ValueError(
+                    f'{field.name} must be {allowed}, not {value!r}')
         if self.overlap and self.algorithm == 'mpi_op':
             raise ValueError(
                 "algorithm='mpi_op' can only wait for MPI; pass another one, "
@@ -174,55 +175,52 @@ def parse_option(name: str, option: str, text: str) -> Any:
     if name not in FAMILIES:
         raise ValueError(f'communicator {name!r} takes no options on the '
                          f'command line; these do: {", ".join(FAMILIES)}')
-    options, _ = FAMILIES[name]
-    fields = {field.name: field for field in dataclasses.fields(options)}
+    fields = {field.name: field
+              for field in dataclasses.fields(FAMILIES[name][0])}
     if option not in fields:
         make_options(name, {option: text})      # raises, listing the names
     kind: Any = type(fields[option].default)
     if kind is tuple:
         rows, cross, columns = text.partition('x')
-        if not (cross and rows.isdigit() and columns.isdigit()):
-            raise ValueError(f'{option} must be like 4x8, not {text!r}')
-        return int(rows), int(columns)
-    if kind is bool:
+        if cross and rows.isdigit() and columns.isdigit():
+            return int(rows), int(columns)
+        allowed = 'like 4x8'
+    elif kind is bool:
         words = {str(choice).lower(): choice
                  for choice in fields[option].metadata['choices']}
-        if text.lower() not in words:
-            raise ValueError(f'{option} must be {" or ".join(words)}, '
-                             f'not {text!r}')
-        return words[text.lower()]
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f'{option} must be of type {kind.__name__}, '
-                         f'not {text!r}') from None
+        if text.lower() in words:
+            return words[text.lower()]
+        allowed = ' or '.join(words)
+    else:
+        try:
+            return kind(text)
+        except ValueError:
+            allowed = f'of type {kind.__name__}'
+    raise ValueError(f'{option} must be {allowed}, not {text!r}')
 
 
-def _check(field: dataclasses.Field, value: Any) -> None:
-    choices = field.metadata['choices']
-    if choices:
-        if not any(type(value) is type(choice) and value == choice
-                   for choice in choices):
-            raise ValueError(f'{field.name} must be one of '
-                             f'{", ".join(map(repr, choices))}, '
-                             f'not {value!r}')
-        return
+def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
+    """What a value must be; '' if this one is."""
+    choices, low, high = (field.metadata[key]
+                          for key in ('choices', 'low', 'high'))
     wanted = type(field.default)
+    if choices:
+        found = any(type(value) is type(choice) and value == choice
+                    for choice in choices)
+        return '' if found else f'one of {", ".join(map(repr, choices))}'
     if wanted is tuple:
-        if not (isinstance(value, (tuple, list)) and len(value) == 2
-                and all(isinstance(item, numbers.Integral)
-                        and not isinstance(item, bool) and int(item) >= 0
-                        for item in value)):
-            raise ValueError(f'{field.name} must be two numbers, e.g. (4, 8),'
-                             f' not {value!r}')
-        return
-    number = numbers.Integral if wanted is int else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, number):
-        raise ValueError(f'{field.name} must be of type {wanted.__name__}, '
-                         f'not {value!r}')
-    low, high = field.metadata['low'], field.metadata['high']
-    if not low <= value <= high:        # also refuses NaN
-        limits = f'at least {low:g}'
-        if high != math.inf:
-            limits = f'between {low:g} and {high:g}'
-        raise ValueError(f'{field.name} must be {limits}, not {value!r}')
+        found = (isinstance(value, (tuple, list)) and len(value) == 2
+                 and all(_is_number(item, numbers.Integral) and item >= 0
+                         for item in value))
+        return '' if found else 'two numbers, e.g. (4, 8)'
+    if not _is_number(value, numbers.Integral if wanted is int
+                      else numbers.Real):
+        return f'of type {wanted.__name__}'
+    if low <= value <= high:        # also refuses NaN
+        return ''
+    return (f'at least {low:g}' if high == math.inf
+            else f'between {low:g} and {high:g}')
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

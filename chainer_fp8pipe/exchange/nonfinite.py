@@ -12,6 +12,10 @@ _REMEDY = ('Lower the learning rate, clip gradients, scale the loss, or pass '
            "nonfinite='pass' to create_communicator")
 
 
+class NonfiniteMean(RuntimeError):
+    """A mean is NaN or infinite, which the option ``nonfinite`` forbids."""
+
+
 def must_be_finite(wanted: str, state: ModelState) -> bool:
     """Whether an update of a model must not go on with such a mean.
 
@@ -25,7 +29,7 @@ def must_be_finite(wanted: str, state: ModelState) -> bool:
 
 
 def everywhere(comm: MPI.Comm, codec: Codec, names: Sequence[str],
-               wire_is_finite: bool) -> RuntimeError:
+               wire_is_finite: bool) -> NonfiniteMean:
     """The same error on all ranks, before any parameter is updated.
 
     Args:
@@ -46,10 +50,10 @@ def everywhere(comm: MPI.Comm, codec: Codec, names: Sequence[str],
             if found]
     text = '; '.join(culprits) or (
         f'the sum of the gradients of {names[0]} overflowed')
-    return RuntimeError(f'{text}. No parameter was updated. {_REMEDY}.')
+    return NonfiniteMean(f'{text}. No parameter was updated. {_REMEDY}.')
 
 
-def here(codec: Codec, name: str) -> RuntimeError:
+def here(codec: Codec, name: str) -> NonfiniteMean:
     """The error of a rank that has looked at a mean, maybe alone.
 
     Args:
@@ -59,7 +63,7 @@ def here(codec: Codec, name: str) -> RuntimeError:
     reason = (f'{codec.nonfinite[0]} is not finite in {codec.name} on this '
               'rank' if codec.nonfinite else 'it is not so on this rank, but '
               'on another, or the sum overflowed')
-    return RuntimeError(
+    return NonfiniteMean(
         f'the mean of the gradients of {name} is not finite: {reason}. Other '
         'parameters may have been updated: go on from a snapshot, with a new '
         'model and communicator. '

@@ -16,13 +16,8 @@ CODE = np.dtype(np.uint8)
 Arrays = Mapping[str, Any]
 
 
-def loops_for(
-    floats: Arrays,
-    codes: Arrays,
-    *,
-    written: Collection[str],
-    in_place: Collection[str] = (),
-) -> ModuleType:
+def loops_for(floats: Arrays, codes: Arrays, *, written: Collection[str],
+              in_place: Collection[str] = ()) -> ModuleType:
     """Checks the arguments of an operation and returns its loops.
 
     Args:
@@ -34,12 +29,6 @@ def loops_for(
     Returns:
         The compiled loops for NumPy arrays, :mod:`.gpu` for CuPy arrays;
         both have the same functions.
-
-    Raises:
-        TypeError: For something that is not an array, of another dtype, or
-            if NumPy and CuPy arrays are mixed.
-        ValueError: For an array that is not C-contiguous or not writeable,
-            for sizes that differ, and for memory that overlaps.
     """
     arrays = {**floats, **codes}
     loops = _loops_of_kind(arrays)
@@ -97,9 +86,8 @@ def _check_sizes(arrays: Arrays) -> None:
         raise ValueError(f'arrays must have the same size, but {sizes}')
 
 
-def _check_overlap(
-    written: str, arrays: Arrays, in_place: Collection[str], on_gpu: bool
-) -> None:
+def _check_overlap(written: str, arrays: Arrays, in_place: Collection[str],
+                   on_gpu: bool) -> None:
     out = arrays[written]
     may_share = _may_share_on_gpu if on_gpu else np.may_share_memory
     for name, array in arrays.items():

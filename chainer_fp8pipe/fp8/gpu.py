@@ -14,9 +14,8 @@ import numpy as np
 from . import kernels
 
 
-def encode(
-    values: Any, out: Any, rounding: int, key0: int, key1: int
-) -> None:
+def encode(values: Any, out: Any, rounding: int, key0: int, key1: int
+           ) -> None:
     run_kernel(kernels.encode(rounding), values, *_keys(key0, key1), out)
 
 
@@ -24,9 +23,8 @@ def decode(codes: Any, out: Any) -> None:
     run_kernel(kernels.decode(), codes, out)
 
 
-def add(
-    a: Any, b: Any, out: Any, rounding: int, key0: int, key1: int
-) -> None:
+def add(a: Any, b: Any, out: Any, rounding: int, key0: int, key1: int
+        ) -> None:
     run_kernel(kernels.add(rounding), a, b, *_keys(key0, key1), out)
 
 
@@ -34,18 +32,9 @@ def accumulate(codes: Any, total: Any) -> None:
     run_kernel(kernels.accumulate(), codes, total)
 
 
-def ratio_encode(
-    gradient: Any,
-    parameter: Any,
-    out: Any,
-    residual: Any,
-    scale: float,
-    inverse: float,
-    epsilon: float,
-    rounding: int,
-    key0: int,
-    key1: int,
-) -> tuple[int, int]:
+def ratio_encode(gradient: Any, parameter: Any, out: Any, residual: Any,
+                 scale: float, inverse: float, epsilon: float, rounding: int,
+                 key0: int, key1: int) -> tuple[int, int]:
     flags = cupy.empty(out.size, np.uint8)
     keys = _keys(key0, key1)
     if residual is None:
@@ -59,9 +48,8 @@ def ratio_encode(
             int(cupy.count_nonzero(flags == 2)))
 
 
-def ratio_decode(
-    wire: Any, parameter: Any, out: Any, inverse: float, epsilon: float
-) -> int:
+def ratio_decode(wire: Any, parameter: Any, out: Any, inverse: float,
+                 epsilon: float) -> int:
     run_kernel(kernels.ratio_decode(wire.dtype.name), wire, parameter,
                np.float32(inverse), np.float32(epsilon), out)
     return out.size - int(cupy.count_nonzero(cupy.isfinite(out)))

@@ -1,10 +1,4 @@
-"""The operations on arrays of fp8 codes.
-
-Arrays are NumPy arrays, or all CuPy arrays; ``float32`` for values and
-``uint8`` for codes, C-contiguous, of the same size (their shapes may differ).
-Every operation writes into arrays that the caller gives.  Finite values
-saturate at :data:`~.constants.MAX`; NaN and infinity stay what they are.
-"""
+"""The operations on arrays of fp8 codes; the package says what is common."""
 from __future__ import annotations
 
 import functools
@@ -29,9 +23,8 @@ class Counts(NamedTuple):
     nonfinite: int
 
 
-def encode(
-    values: Any, out: Any, *, rounding: str = 'nearest', seed: int = 0
-) -> None:
+def encode(values: Any, out: Any, *, rounding: str = 'nearest', seed: int = 0
+           ) -> None:
     """Rounds float32 values to fp8 codes.
 
     Args:
@@ -43,12 +36,6 @@ def encode(
             below in steps, so that the expectation is the value).
         seed: Any integer; only ``'stochastic'`` uses it.  The same seed
             gives the same codes, on the CPU and on the GPU.
-
-    Raises:
-        TypeError: If an argument is not an array of the dtype above, or the
-            seed is not an integer.
-        ValueError: If sizes differ, an array is not C-contiguous, arrays
-            overlap, or the rounding is unknown.
     """
     loops = loops_for({'values': values}, {'out': out}, written=['out'])
     loops.encode(values, out, *_rounding(rounding, seed))
@@ -60,17 +47,13 @@ def decode(codes: Any, out: Any) -> None:
     Args:
         codes: uint8 array.
         out: float32 array for the values.
-
-    Raises:
-        TypeError, ValueError: As :func:`encode`.
     """
     loops = loops_for({'out': out}, {'codes': codes}, written=['out'])
     loops.decode(codes, out)
 
 
-def add(
-    a: Any, b: Any, out: Any, *, rounding: str = 'nearest', seed: int = 0
-) -> None:
+def add(a: Any, b: Any, out: Any, *, rounding: str = 'nearest', seed: int = 0
+        ) -> None:
     """Adds fp8 codes; the sum of two elements is rounded once.
 
     This is the sum that the fp8 paper runs inside ``MPI_Allreduce``.
@@ -81,9 +64,6 @@ def add(
         out: uint8 array for the codes of the sums; may be ``a`` or ``b``.
         rounding: As :func:`encode`.
         seed: As :func:`encode`.
-
-    Raises:
-        TypeError, ValueError: As :func:`encode`.
     """
     loops = loops_for(
         {}, {'a': a, 'b': b, 'out': out}, written=['out'],
@@ -97,25 +77,14 @@ def accumulate(codes: Any, total: Any) -> None:
     Args:
         codes: uint8 array.
         total: float32 array, changed in place.
-
-    Raises:
-        TypeError, ValueError: As :func:`encode`.
     """
     loops = loops_for({'total': total}, {'codes': codes}, written=['total'])
     loops.accumulate(codes, total)
 
 
-def ratio_encode(
-    gradient: Any,
-    parameter: Any,
-    out: Any,
-    *,
-    scale: float,
-    epsilon: float = 1e-5,
-    residual: Any = None,
-    rounding: str = 'nearest',
-    seed: int = 0,
-) -> Counts:
+def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
+                 epsilon: float = 1e-5, residual: Any = None,
+                 rounding: str = 'nearest', seed: int = 0) -> Counts:
     """Encodes the ratio of gradient and parameter, with error feedback.
 
     With c = gradient + residual, an element of the wire is the code of
@@ -136,11 +105,6 @@ def ratio_encode(
 
     Returns:
         How many elements saturated, and how many codes are not finite.
-
-    Raises:
-        TypeError: As :func:`encode`.
-        ValueError: As :func:`encode`, and for a scale or epsilon that is
-            out of range.
     """
     floats = {'gradient': gradient, 'parameter': parameter}
     written = ['out']
@@ -153,14 +117,8 @@ def ratio_encode(
         _positive('epsilon', epsilon), *_rounding(rounding, seed)))
 
 
-def ratio_decode(
-    wire: Any,
-    parameter: Any,
-    out: Any,
-    *,
-    scale: float,
-    epsilon: float = 1e-5,
-) -> int:
+def ratio_decode(wire: Any, parameter: Any, out: Any, *, scale: float,
+                 epsilon: float = 1e-5) -> int:
     """Turns ratios back: ``ratio / scale * (|w| + epsilon)``.
 
     Args:
@@ -173,9 +131,6 @@ def ratio_decode(
 
     Returns:
         How many of the gradients are not finite.
-
-    Raises:
-        TypeError, ValueError: As :func:`ratio_encode`.
     """
     floats = {'parameter': parameter, 'out': out}
     codes = {}

@@ -1,15 +1,16 @@
 """Gradients that every rank can compute for every other rank."""
-from chainer_fp8pipe.allreduce import standard_plans
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
+from chainer_fp8pipe.allreduce.plan import LEVELS, torus2d, two_level
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.groups import torus_shape
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
+from mpi4py import MPI
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),
@@ -48,12 +49,12 @@ def nodes_of(size, node):
 def plans(name, size, node=2):
     """The plans of an algorithm without ``_FORM``."""
     if name.startswith('torus'):
-        return standard_plans.torus(torus_shape(size, 0),
-                            nodes_of(size, node))
+        return torus2d(*torus_shape(size, 0))
     if name.startswith('two_level'):
         inside, between = name.split('_')[2:4]
-        return standard_plans.two_level(inside, between, nodes_of(size, node))
-    return standard_plans.one_level(name.partition('_')[0], size)
+        nodes = nodes_of(size, node)
+        return (two_level(inside, LEVELS[between](len(nodes)), nodes),)
+    return (LEVELS[name.partition('_')[0]](size),)
 
 
 def make(name, comm, node=2):
@@ -76,13 +77,16 @@ def make(name, comm, node=2):
         Framing(512, 3, form if form in FORMS else 'float32'))
 
 
+def begin_on(comm, codec, tensors):
+    """Starts an update of these ranks."""
+    begin(codec, tensors,
+          lambda array: comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX))
+
+
 def exchange(algorithm, codec, comm, tensors):
     """One exchange; returns the wire and the decoded means, fused."""
-    def maximum(array):
-        from mpi4py import MPI
-        comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    begin(codec, tensors, maximum)
+    begin_on(comm, codec, tensors)
     codec.encode(tensors, wire, algorithm.prescale(codec))
     algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
     codec.decode(tensors, wire)

@@ -2,11 +2,11 @@
 import gc
 import itertools
 
-from chainer_fp8pipe.allreduce import serving, standard_plans
+from chainer_fp8pipe.allreduce import serving
 from chainer_fp8pipe.allreduce.aggregated import Aggregated, dismiss
 from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing
-from chainer_fp8pipe.allreduce.plan import aggregator, compose
+from chainer_fp8pipe.allreduce.plan import aggregator, two_level
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
@@ -16,14 +16,16 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 from tests.ranks import on_ranks
 
 from .helpers import (
     CODECS,
+    begin_on,
     check_error_feedback,
     exchange,
     mean_and_spread,
+    nodes_of,
     tensors_of,
 )
 from .library import recorded, unbuffered
@@ -48,8 +50,7 @@ def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
         return None
     plan = aggregator(workers // inner, aggregators)
     if inner > 1:
-        plan = compose(standard_plans.LEVELS['direct'](inner), plan,
-                       lambda member, node: node * inner + member, True)
+        plan = two_level('direct', plan, nodes_of(workers, inner))
     algorithm = Aggregated(everyone, (plan,), EventStream(), Framing(
         frame_bytes, frames_in_flight, form), seed)
     result = body(algorithm, part)
@@ -181,7 +182,7 @@ def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
     def body(algorithm, workers):
         codec = Fp8Ratio(rounding='stochastic', error_feedback=False)
         tensors = tensors_of(0, [3000])
-        begin(codec, tensors, lambda array: None)
+        begin(codec, tensors)
         wires = []
         for _ in range(2):
             # 1.25, 1 and 1: their mean is between two codes.
@@ -211,8 +212,7 @@ def test_buckets_are_ordered_without_waiting(comm):
         for step in range(3):
             tensors = tensors_of(workers.rank, sizes, step)
             wire = numpy.empty(6000, numpy.uint8)
-            begin(codec, tensors, lambda array: workers.Allreduce(
-                MPI.IN_PLACE, array, MPI.MAX))
+            begin_on(workers, codec, tensors)
             codec.encode(tensors, wire, algorithm.prescale(codec))
             jobs = [algorithm.submit(Bucket(codec, tensors, wire, *bound))
                     for bound in bounds]
@@ -255,7 +255,7 @@ def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
             sent.append(message), send(message))
         codec, tensors = Fp8Ratio(), tensors_of(0, [300])
         wire = numpy.empty(300, numpy.uint8)
-        begin(codec, tensors, lambda array: None)
+        begin(codec, tensors)
         codec.encode(tensors, wire)
         expected = wire.copy()
         for start in [*range(299), *range(299), 298]:

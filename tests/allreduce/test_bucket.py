@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 
 class Broken(Cast):
-    """It fails when a bucket is launched."""
+    """Fails when a bucket is launched."""
 
     def settle(self, tensors, proposed):
         raise ZeroDivisionError('so it goes')

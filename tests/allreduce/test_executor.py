@@ -12,10 +12,17 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.codecs.helpers import begin
+from benchmarks.codec_updates import begin
 from tests.ranks import on_ranks
 
-from .helpers import CODECS, exchange, mean_and_spread, plans, tensors_of
+from .helpers import (
+    CODECS,
+    begin_on,
+    exchange,
+    mean_and_spread,
+    plans,
+    tensors_of,
+)
 from .library import Silence, unbuffered
 
 NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
@@ -184,7 +191,7 @@ def test_a_finished_job_is_given_up_at_once(comm):
     for codec in CODECS.values():
         used = codec()
         tensors = tensors_of(0, [1000])
-        begin(used, tensors, lambda array: None)
+        begin(used, tensors)
         job = Bucket(used, tensors, numpy.zeros(1000, used.wire_dtype), 0,
                      1000, 1.0, decodes=True)
         made.allreduce(used, tensors, job.wire, 0, 1000)
@@ -226,8 +233,7 @@ def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
         tensors = tensors_of(comm.rank, sizes)
         before = numpy.concatenate(tensors.gradients)
         wire = numpy.zeros(3037, used.wire_dtype)
-        begin(used, tensors, lambda array: comm.Allreduce(
-            MPI.IN_PLACE, array, MPI.MAX))
+        begin_on(comm, used, tensors)
         prescale = made.prescale(used)
         if whole:
             used.encode(tensors, wire, prescale)
@@ -255,8 +261,7 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
     """And what it says so of is the mean already."""
     made, used = planned('ring', comm, frame_bytes=64), CODECS[codec]()
     tensors = tensors_of(comm.rank, [1000, 0, 2037])
-    begin(used, tensors, lambda array: comm.Allreduce(
-        MPI.IN_PLACE, array, MPI.MAX))
+    begin_on(comm, used, tensors)
     job = made.submit(Bucket(used, tensors, numpy.zeros(3037, used.wire_dtype),
                              0, 3037, made.prescale(used), decodes=not later))
     counts = numpy.zeros(3037, int)

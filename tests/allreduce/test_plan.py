@@ -9,6 +9,7 @@ from chainer_fp8pipe.allreduce.plan import (
     direct,
     ring,
     torus2d,
+    two_level,
 )
 from chainer_fp8pipe.planning.allreduce.plan_checker import check
 from chainer_fp8pipe.planning.allreduce.traffic import MessageForm
@@ -138,11 +139,24 @@ def test_a_torus_uses_the_links_between_neighbours_only():
                 (0, 1), (1, 0))
 
 
-def test_a_torus_may_number_its_ranks_otherwise():
-    for plan in torus2d(2, 3, lambda row, column: column * 2 + row):
-        pairs = set(check(plan).pairs)
-        assert {(0, 1), (0, 2), (4, 0)} <= pairs
-        assert (0, 3) not in pairs
+def peers(plan, rank):
+    return {action.peer for action in plan.actions(rank)
+            if action.kind is Opcode.SEND_PARTIAL}
+
+
+def test_a_toruss_rows_may_be_nodes_however_ranks_are_numbered():
+    rows_first, columns_first = torus2d(3, 3, [0, 3, 6, 1, 4, 7, 2, 5, 8])
+    # Rank 4 is in the middle: right of it is 7, below it is 5.
+    assert peers(rows_first, 4) == peers(columns_first, 4) == {7, 5}
+    first = [plan.actions(4)[0].peer for plan in (rows_first, columns_first)]
+    assert first == [7, 5]
+
+
+def test_of_two_levels_the_outer_one_joins_equal_local_ranks():
+    # Ranks 0, 2 and 4 are on one node: the numbers of ranks do not matter.
+    plan = two_level('direct', direct(2), [[0, 2, 4], [1, 3, 5]])
+    assert peers(plan, 2) == {0, 4, 3}
+    assert plan.workers == plan.ranks == 6
 
 
 @pytest.mark.parametrize('encode_between', [False, True])

@@ -1,6 +1,4 @@
 """Arrays as the bytes of a message, and the description that goes with it."""
-import struct
-
 from chainer_fp8pipe.channel.message import (
     MessageLayout,
     Spec,
@@ -40,12 +38,10 @@ def test_specs_survive_their_bytes(wanted):
     assert decode_specs(encode_specs(wanted)) == wanted
 
 
-def test_a_description_is_plain_bytes():
-    """Count; kind, dtype's length, axes, repeated; dtype; axes.  A None."""
+def test_a_description_is_plain_text():
     arrays = (numpy.zeros((3, 5), numpy.float16), None)
     assert encode_specs(describe(arrays, None)) == (
-        struct.pack('<I', 2) + struct.pack('<BBBB', 1, 3, 2, 0) + b'<f2'
-        + struct.pack('<QQ', 3, 5) + struct.pack('<BBBB', 0, 0, 0, 0))
+        b'[[[3, 5], "<f2", null, false, []], null]')
 
 
 @pytest.mark.parametrize(('array', 'order'), [
@@ -159,7 +155,7 @@ def test_any_arrays_survive_however_they_lie_in_memory(arrays, variant):
 
 @given(ARRAYS, st.integers(0, 4))
 @settings(deadline=None)
-def test_so_does_a_single_array(array, variant):
+def test_a_single_array_survives(array, variant):
     arrays = (variants(array)[variant],)
     assert_same(cross(arrays), arrays)
 
@@ -211,19 +207,14 @@ def test_what_arrives_can_be_written_to():
     assert (one.sum(), other.sum()) == (3, 8)
 
 
-@pytest.fixture(scope='module')
-def modules(tmp_path_factory):
-    return fake_cupy.make(tmp_path_factory.mktemp('kernels'))
-
-
 @pytest.mark.parametrize('codec', [None, 'fp8'])
-def test_devices_and_hosts_can_be_mixed(modules, codec):
+def test_devices_and_hosts_can_be_mixed(codec):
     rng = numpy.random.default_rng(1)
     host = [rng.standard_normal((5, 4)).astype('f4'), None,
             rng.standard_normal((5, 4)).astype('f2').T,
             numpy.arange(12).reshape(3, 4)[:, ::2], numpy.zeros((0, 2))]
     wanted = cross(host, codec=codec)
-    with fake_cupy.installed(modules) as cupy:
+    with fake_cupy.installed() as cupy:
         device = [array if array is None else fake_cupy.ndarray(array)
                   for array in host]
         for sent in (device, device[:1], [device[0], *host[1:]]):

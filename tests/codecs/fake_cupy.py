@@ -5,7 +5,9 @@ are the GPU kernels' own text, compiled for this processor.  So the way of a
 gradient through the device can be tested where there is no GPU.
 """
 import contextlib
+import functools
 import sys
+import tempfile
 import types
 
 from chainer_fp8pipe import fp8
@@ -14,7 +16,7 @@ from chainer_fp8pipe.fp8 import kernels
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from tests.fp8.compilers import host_kernels
+from tests.fp8.compilers import all_kernels, host_kernels
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -93,22 +95,33 @@ def _wrap(value):
         value, (numpy.ndarray, numpy.generic)) else value
 
 
-def make(folder):
-    """The modules ``cupy`` and ``cupyx``; builds the kernels in folder."""
-    compiled = host_kernels(folder)
+@functools.cache
+def modules():
+    """The modules ``cupy`` and ``cupyx``."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = host_kernels(folder)     # stays loaded
     cupy = types.ModuleType('cupy')
     cupy.ndarray = ndarray
 
     def elementwise_kernel(in_params, out_params, operation, name, *,
                            preamble, options, no_return):
-        assert (preamble, options) == (kernels.preamble(), kernels.OPTIONS)
-        return lambda *args: compiled[name](*map(_unwrap, args))
+        assert kernels.Kernel(
+            name, in_params, out_params, operation) in all_kernels()
+        assert (preamble, options) == (kernels.preamble(), ('--fmad=false',))
+        assert no_return
+
+        def run(*args):
+            assert len({arg.shape for arg in args
+                        if isinstance(arg, ndarray)}) == 1
+            compiled[name](*map(_unwrap, args))
+        return run
 
     cupy.ElementwiseKernel = elementwise_kernel
     for name in ('zeros', 'empty', 'asarray', 'isfinite', 'flatnonzero'):
         function = getattr(numpy, name)
         setattr(cupy, name, lambda *args, _function=function: _wrap(
             _function(*map(_unwrap, args))))
+    cupy.multiply = numpy.multiply      # a universal function
     cupy.count_nonzero = lambda array: ndarray(
         numpy.asarray(numpy.count_nonzero(array._array)))
     ndarray.__int__ = lambda self: int(self._array)
@@ -122,15 +135,16 @@ def make(folder):
 
 
 @contextlib.contextmanager
-def installed(modules):
-    """What :func:`make` made stands for CuPy; leaves nothing behind."""
+def installed():
+    """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
+    made = modules()
     # The GPU's loops are imported when first used, and then kept.
     replaced = {name: sys.modules.pop(name, None)
-                for name in (*modules, 'chainer_fp8pipe.fp8.gpu')}
+                for name in (*made, 'chainer_fp8pipe.fp8.gpu')}
     fp8.__dict__.pop('gpu', None)
-    sys.modules.update(modules)
+    sys.modules.update(made)
     try:
-        yield modules['cupy']
+        yield made['cupy']
     finally:
         fp8.__dict__.pop('gpu', None)
         for name, module in replaced.items():

@@ -3,6 +3,8 @@ from chainer_fp8pipe.codecs import Tensors
 
 import numpy
 
+from benchmarks.codec_updates import begin
+
 
 def random_tensors(sizes, seed=0, spread=1.0):
     """Normal gradients and parameters; ``spread`` scales the gradients."""
@@ -13,23 +15,6 @@ def random_tensors(sizes, seed=0, spread=1.0):
                 for size in sizes]
     return Tensors([f'/l{i}/W' for i in range(len(sizes))],
                    draw(spread), draw(0.1))
-
-
-def alone(array):
-    """The ``maximum`` of a job of one rank."""
-
-
-def begin(codec, tensors, maximum=alone):
-    """Starts an update of one group of tensors.
-
-    ``maximum(array)`` replaces a float32 array by its element-wise maximum
-    over all ranks.
-    """
-    codec.start(tensors.loss_scale)
-    found = codec.propose(tensors)
-    if found is not None:
-        maximum(found)
-    codec.settle(tensors, found)
 
 
 def encode(codec, tensors):

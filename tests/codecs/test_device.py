@@ -1,7 +1,6 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-from chainer_fp8pipe import fp8
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
@@ -9,8 +8,10 @@ from chainer_fp8pipe.compat import explain_no_gpu
 import numpy
 import pytest
 
+from benchmarks.codec_updates import begin
+
 from . import fake_cupy
-from .helpers import begin, encode, random_tensors
+from .helpers import encode, random_tensors
 
 SIZES = [5, 0, 3000, 1]
 CODECS = {
@@ -21,24 +22,10 @@ CODECS = {
     'without feedback': lambda: Fp8Ratio(error_feedback=False)}
 
 
-@pytest.fixture(scope='module')
-def modules(tmp_path_factory):
-    return fake_cupy.make(tmp_path_factory.mktemp('kernels'))
-
-
 @pytest.fixture
-def cupy(modules, monkeypatch):
-    """Stands for CuPy while a test runs; leaves nothing behind."""
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    # The GPU's loops are imported when first used, and then kept.
-    module = sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
-    fp8.__dict__.pop('gpu', None)
-    yield modules['cupy']
-    sys.modules.pop('chainer_fp8pipe.fp8.gpu', None)
-    fp8.__dict__.pop('gpu', None)
-    if module is not None:
-        sys.modules['chainer_fp8pipe.fp8.gpu'] = fp8.gpu = module
+def cupy():
+    with fake_cupy.installed() as cupy:
+        yield cupy
 
 
 def on_device(tensors):
@@ -77,7 +64,7 @@ def updates(codec, place, steps=4, bad=None):
         codec.encode(tensors, wire)
         results.append(wire.copy())
         piece = wire[2:2500]
-        total = codec.zeros(tensors, piece.size)
+        total = tensors.xp.zeros(piece.size, numpy.float32)
         for _ in range(3):
             codec.accumulate(piece, total)
         codec.encode_mean(tensors, total, 3, piece, 2, 'all',
@@ -103,8 +90,7 @@ def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
 @pytest.mark.parametrize('name', CODECS)
 def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
     cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
-    reason = explain_no_gpu()
-    if reason:
+    if reason := explain_no_gpu():
         pytest.skip(reason)
 
     def on_gpu(tensors):

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .helpers import begin, encode, random_tensors
+from benchmarks.codec_updates import begin
+
+from .helpers import encode, random_tensors
 
 CODECS = {'float32': lambda: Cast('float32'),
           'float16': lambda: Cast('float16'),

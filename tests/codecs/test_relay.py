@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .helpers import begin, encode, random_tensors
+from benchmarks.codec_updates import begin
+
+from .helpers import encode, random_tensors
 
 SIZES = [300, 0, 1, 500]
 

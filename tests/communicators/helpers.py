@@ -37,6 +37,26 @@ def mean_gradients(size, step=0, **model):
                              axis=0) for name in everyone[0]}
 
 
+def check_means(model, size, atol, step=0, factor=1.0):
+    """The gradients are the mean of what :func:`set_gradients` sets."""
+    for name, mean in mean_gradients(size, step).items():
+        numpy.testing.assert_allclose(
+            dict(model.namedparams())[name].grad, mean * factor, rtol=0,
+            atol=atol)
+
+
+def average_two_models(communicator):
+    """A generator and a discriminator with parameters of the same names."""
+    models = Model(), Model()
+    for step in range(6):
+        for model, factor in zip(models, (1e3, 1e-3), strict=True):
+            set_gradients(model, communicator.rank, step)
+            for parameter in model.params():
+                parameter.grad *= numpy.float32(factor)
+            communicator.multi_node_mean_grad(model)
+            check_means(model, communicator.size, 1.5 * factor, step, factor)
+
+
 def bits(model):
     """All gradients' bytes."""
     return b''.join(numpy.asarray(parameter.grad).tobytes()

@@ -21,13 +21,9 @@ class Plain(Net):
     """Layers one after the other."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(8, 16)
-            self.l2 = L.Linear(16, 16)
-            self.l3 = L.Linear(16, 16)
-            self.l9 = L.Linear(16, 16)
-            self.l10 = L.Linear(16, 4)
+        super().__init__(
+            l1=L.Linear(8, 16), l2=L.Linear(16, 16), l3=L.Linear(16, 16),
+            l9=L.Linear(16, 16), l10=L.Linear(16, 4))
 
     def forward(self, x):
         for layer in (self.l1, self.l2, self.l3, self.l9):
@@ -53,11 +49,7 @@ class Branches(Net):
     """Two branches of different depth, and one layer in both."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(8, 8)
-            self.b = L.Linear(8, 8)
-            self.c = L.Linear(8, 4)
+        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 8), c=L.Linear(8, 4))
 
     def forward(self, x):
         return self.c(x) + self.c(F.tanh(self.b(F.tanh(self.a(x))))) + (
@@ -70,13 +62,10 @@ class Convolutions(Net):
     shape = 4, 2, 6, 6
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(2, 4, 3)
-            self.bn1 = L.BatchNormalization(4)
-            self.conv2 = L.Convolution2D(4, 4, 3)
-            self.bn2 = L.BatchNormalization(4)
-            self.fc = L.Linear(16, 3)
+        super().__init__(
+            conv1=L.Convolution2D(2, 4, 3), bn1=L.BatchNormalization(4),
+            conv2=L.Convolution2D(4, 4, 3), bn2=L.BatchNormalization(4),
+            fc=L.Linear(16, 3))
 
     def forward(self, x):
         x = F.relu(self.bn1(self.conv1(x)))
@@ -87,11 +76,7 @@ class Unused(Net):
     """A layer that is never used."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(8, 8)
-            self.m = L.Linear(5, 5)
-            self.z = L.Linear(8, 4)
+        super().__init__(a=L.Linear(8, 8), m=L.Linear(5, 5), z=L.Linear(8, 4))
 
     def forward(self, x):
         return self.z(F.tanh(self.a(x)))
@@ -101,11 +86,7 @@ class Changing(Net):
     """Another way through the layers in every step."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(8, 8)
-            self.b = L.Linear(8, 8)
-            self.c = L.Linear(8, 8)
+        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 8), c=L.Linear(8, 8))
 
     def forward(self, x):
         order = (('a', 'b', 'c'), ('c', 'b', 'a'), ('b',), ('a', 'c', 'a'))
@@ -118,11 +99,9 @@ class Recurrent(Net):
     """A number of steps that changes."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(5, 8)
-            self.lstm = L.StatelessLSTM(8, 8)
-            self.out = L.Linear(8, 3)
+        super().__init__(
+            embed=L.EmbedID(5, 8), lstm=L.StatelessLSTM(8, 8),
+            out=L.Linear(8, 3))
 
     def forward(self, x):
         c = h = None
@@ -136,11 +115,8 @@ class Lazy(Net):
     """Parameters that get their shape late, one of them in step 4."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(None, 8)
-            self.b = L.Linear(None, 8)
-            self.c = L.Linear(8, 3)
+        super().__init__(
+            a=L.Linear(None, 8), b=L.Linear(None, 8), c=L.Linear(8, 3))
 
     def forward(self, x):
         x = F.tanh(self.a(x))
@@ -169,10 +145,7 @@ class Forgetful(Net):
     """Its inner layer is hidden from the graph."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.inner = L.Linear(8, 8)
-            self.outer = L.Linear(8, 4)
+        super().__init__(inner=L.Linear(8, 8), outer=L.Linear(8, 4))
 
     def forward(self, x):
         return self.outer(F.forget(
@@ -183,10 +156,7 @@ class Penalty(Net):
     """The gradient of a gradient."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(8, 8)
-            self.b = L.Linear(8, 4)
+        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 4))
 
     def forward(self, x):
         x = chainer.Variable(x)

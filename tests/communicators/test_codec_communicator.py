@@ -16,7 +16,14 @@ from tests.mpi.scarcity import communicators_left
 from tests.ranks import on_ranks
 from tests.training.extensions.helpers import make_trainer
 
-from .helpers import Model, bits, mean_gradients, set_gradients
+from .helpers import (
+    Model,
+    average_two_models,
+    bits,
+    check_means,
+    mean_gradients,
+    set_gradients,
+)
 from .networks import Plain
 
 NAMES = ['float32', 'float16', 'fp8', 'fp8_paper']
@@ -43,10 +50,7 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name):
             assert other == bits(model)
         if name in TOLERANCE:
             # With feedback, what an earlier step left out comes on top.
-            for key, mean in mean_gradients(comm.size, step).items():
-                got = dict(model.namedparams())[key].grad
-                numpy.testing.assert_allclose(
-                    got, mean, rtol=0, atol=TOLERANCE[name] * 3)
+            check_means(model, comm.size, TOLERANCE[name] * 3, step)
 
 
 @pytest.mark.parametrize('options', [
@@ -58,10 +62,7 @@ def test_every_exchange_gives_the_mean(comm, name, options):
     model = Model()
     set_gradients(model, comm.rank)
     make(name, comm, **options).multi_node_mean_grad(model)
-    for key, mean in mean_gradients(comm.size).items():
-        numpy.testing.assert_allclose(
-            dict(model.namedparams())[key].grad, mean, rtol=0,
-            atol=TOLERANCE[name] * 3)
+    check_means(model, comm.size, TOLERANCE[name] * 3)
     assert set(comm.allgather(bits(model))) == {bits(model)}
 
 
@@ -210,9 +211,7 @@ def test_split_gives_a_communicator_of_the_same_kind(comm):
     model = Model()
     set_gradients(model, part.rank)
     part.multi_node_mean_grad(model)
-    for key, mean in mean_gradients(2).items():
-        numpy.testing.assert_allclose(
-            dict(model.namedparams())[key].grad, mean, atol=0.6)
+    check_means(model, 2, 0.6)
     part.finalize()
 
 
@@ -468,19 +467,8 @@ def test_a_parameter_that_is_infinite_on_one_rank_is_named_there(comm):
 
 @on_ranks(2)
 def test_two_models_on_one_communicator_do_not_mix(comm):
-    """A generator and a discriminator with parameters of the same names."""
     communicator = make('fp8', comm, period=2)
-    large, small = Model(), Model()
-    for step in range(6):
-        for model, factor in ((large, 1e3), (small, 1e-3)):
-            for name, gradient in set_gradients(
-                    model, comm.rank, step).items():
-                dict(model.namedparams())[name].grad[...] = gradient * factor
-            communicator.multi_node_mean_grad(model)
-            for key, mean in mean_gradients(2, step).items():
-                numpy.testing.assert_allclose(
-                    dict(model.namedparams())[key].grad, mean * factor,
-                    rtol=0, atol=1.5 * factor)
+    average_two_models(communicator)
     assert set(communicator.report()) == {
         f'{number}:/p{n}' for number in (0, 1) for n in range(4)}
 

@@ -14,7 +14,6 @@ import sysconfig
 
 from chainer_fp8pipe.fp8 import ROUNDINGS, kernels
 
-import numpy as np
 import pytest
 
 C_TYPES = {
@@ -196,10 +195,3 @@ def _nvrtc_path():
     if path is None:
         pytest.skip('no NVRTC (pip install nvidia-cuda-nvrtc)')
     return path
-
-
-def keys(seed):
-    """The keys of the random bits, as the operations derive them."""
-    from chainer_fp8pipe.fp8 import operations
-    _, *numbers = operations._rounding('nearest', seed)
-    return [np.uint32(number) for number in numbers]

@@ -352,29 +352,6 @@ def test_a_nan_that_arithmetic_makes_is_always_the_same():
     assert out.view(np.uint32) == total.view(np.uint32) == 0x7FC00000
 
 
-def test_error_feedback_brings_the_mean_to_the_gradient():
-    gradient, parameter = ratio_data()
-    gradient, parameter = gradient[:1000], parameter[:1000]
-    gradient *= np.float32(1e-4)
-    out = np.empty(gradient.shape, np.uint8)
-    decoded = np.empty_like(gradient)
-    weight = np.abs(parameter) + np.float32(1e-5)
-
-    def error(residual, steps=50):
-        total = np.zeros(gradient.shape)
-        for _ in range(steps):
-            fp8.ratio_encode(
-                gradient, parameter, out, scale=1.0, residual=residual)
-            fp8.ratio_decode(out, parameter, decoded, scale=1.0)
-            total += decoded
-        return np.abs((total / steps - gradient) / weight)
-
-    small = np.abs(gradient / weight) < 50000  # the others are clipped
-    without = error(None)[small].mean()
-    with_feedback = error(np.zeros_like(gradient))[small].mean()
-    assert with_feedback < without / 5
-
-
 # -- any length, any address, any shape ---------------------------------------
 
 @pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
@@ -434,47 +411,9 @@ def test_long_arrays_are_counted_across_chunks():
         n - n // 2)
 
 
-# -- properties ---------------------------------------------------------------
-
-floats = hnp.arrays(
-    np.float32, st.integers(0, 50), elements=st.floats(width=32))
-
-
-@hypothesis.given(floats)
-def test_encoding_is_odd(values):
-    assert np.array_equal(encode(-values), encode(values) ^ 0x80)
-
-
-@hypothesis.given(floats)
-def test_encoding_keeps_the_order(values):
-    values = np.sort(values[~np.isnan(values)])
-    for rounding in ('nearest', 'truncate'):
-        decoded = decode(encode(values, rounding=rounding))
-        assert np.array_equal(decoded, np.sort(decoded))
-
-
-@hypothesis.given(floats)
-def test_encoding_twice_changes_nothing(values):
-    for rounding in fp8.ROUNDINGS:
-        once = encode(values, rounding=rounding)
-        assert np.array_equal(encode(decode(once), rounding=rounding), once)
-
-
-@hypothesis.given(floats)
-def test_the_relative_error_of_nearest_is_at_most_an_eighth(values):
-    values = values[(np.abs(values) >= 2.0 ** -14)
-                    & (np.abs(values) <= fp8.MAX)]
-    error = np.abs(decode(encode(values)) - values.astype(np.float64))
-    assert np.all(error <= np.abs(values) / 8)
-
-
-@hypothesis.given(hnp.arrays(np.uint8, st.integers(0, 50)), st.data())
-def test_a_sum_does_not_depend_on_the_order(a, data):
-    b = data.draw(hnp.arrays(np.uint8, a.size))
-    assert np.array_equal(add(a, b), add(b, a))
-
-
-@hypothesis.given(floats, st.floats(2.0 ** -60, 2.0 ** 60, width=32))
+@hypothesis.given(
+    hnp.arrays(np.float32, st.integers(0, 50), elements=st.floats(width=32)),
+    st.floats(2.0 ** -60, 2.0 ** 60, width=32))
 def test_code_and_residual_add_up_to_the_gradient(gradient, scale):
     gradient = gradient[np.abs(gradient) < 1e20]
     parameter = np.ones_like(gradient)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -26,7 +25,7 @@ def cupy_or_stand_in(dry: bool) -> Any:
     if not dry:
         return importlib.import_module('cupy')
     from tests.codecs import fake_cupy
-    modules = fake_cupy.make(tempfile.mkdtemp(prefix='kernels-'))
+    modules = fake_cupy.modules()
     cupy = modules['cupy']
     cupy.copyto = lambda out, array: out._array.__setitem__(
         Ellipsis, array._array)
