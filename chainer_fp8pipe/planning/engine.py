@@ -183,10 +183,10 @@ class Engine:
             self.go_on(rank)
         self._clock.run()
         if self._waiting:
-            raise Deadlock(sorted(
-                ((program.rank, program.action)
-                 for program in self._waiting.values()),
-                key=lambda wait: wait[0]))
+            raise Deadlock([
+                (program.rank, program.action.label or program.action)
+                for program in sorted(self._waiting.values(),
+                                      key=lambda program: program.rank)])
 
     # --- ranks ---------------------------------------------------------------
 
