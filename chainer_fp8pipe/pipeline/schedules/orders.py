@@ -1,8 +1,8 @@
 """The order of computation on one rank, for each schedule.
 
 All functions take the rank, the number of stages (ranks), of micro-batches
-and of chunks per rank; any number of micro-batches from 1 on will do.  They
-return the computation only, without transfers.
+(1 or more) and of chunks per rank.  They return the computations without the
+transfers.
 
 The tables show four ranks, a row each, with four micro-batches, one column
 per unit of time: F is forward (one unit), B backward (two), I and W are its
@@ -40,7 +40,7 @@ def gpipe(rank: int, stages: int, micro_batches: int,
 
 def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
                              chunks: int) -> list[Action]:
-    """Forward and backward in turn as soon as the pipeline is full.
+    """:func:`interleaved` with one chunk: forward and backward in turn.
 
     ::
 
@@ -56,9 +56,7 @@ def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
     DNN Training, SOSP 2019; with one update per batch as in Narayanan et al.,
     Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
     """
-    return _take_turns(stages - 1 - rank,
-                       forwards(rank, stages, micro_batches, chunks),
-                       _backwards(rank, stages, micro_batches, chunks))
+    return interleaved(rank, stages, micro_batches, chunks)
 
 
 def interleaved(rank: int, stages: int, micro_batches: int,
@@ -73,11 +71,11 @@ def interleaved(rank: int, stages: int, micro_batches: int,
         2 | ....F0F1F2F3G0G1G2..C0--G3C1--..C2--..C3--B0--B1--B2--B3--........
         3 | ......F0F1F2F3G0C0--G1C1--G2C2--G3C3--B0--B1--B2--B3--............
 
-    Micro-batches go through a chunk in groups of d or some more, so that
-    nobody waits when a group comes round.  With v chunks and m >= d the idle
+    When the pipeline is full, forward and backward passes take turns.
+    Micro-batches go through a chunk in groups of d or some more, so that no
+    rank waits when a group comes round.  With v chunks and m >= d the idle
     share is (d - 1) / (v m + d - 1), for v times as many messages and more
-    live activations than :func:`one_forward_one_backward`, which it is for
-    one chunk.
+    live activations than :func:`one_forward_one_backward`.
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training
     on GPU Clusters Using Megatron-LM, SC 2021; there m is a multiple of d and
@@ -85,14 +83,18 @@ def interleaved(rank: int, stages: int, micro_batches: int,
     """
     warm_up = stages - 1 - rank
     if chunks > 1:
-        # A group, the first being the largest, has been through all chunks
-        # of this rank but the last, and the micro-batch goes on to the last
-        # rank and back.
+        # The first group, which is the largest, goes through all chunks of
+        # this rank but the last; then its first micro-batch goes on to the
+        # last rank and back.
         warm_up = (2 * warm_up
                    + (chunks - 1) * len(_groups(stages, micro_batches)[0]))
-    return _take_turns(warm_up,
-                       forwards(rank, stages, micro_batches, chunks),
-                       _backwards(rank, stages, micro_batches, chunks))
+    forward = forwards(rank, stages, micro_batches, chunks)
+    backward = _backwards(rank, stages, micro_batches, chunks)
+    turns = max(0, len(forward) - warm_up)
+    order = forward[:warm_up]
+    for pair in zip(forward[warm_up:], backward[:turns], strict=True):
+        order.extend(pair)
+    return order + backward[turns:]
 
 
 def zero_bubble(rank: int, stages: int, micro_batches: int,
@@ -110,9 +112,9 @@ def zero_bubble(rank: int, stages: int, micro_batches: int,
     units instead of 3 (d - 1).  Every rank keeps up to d micro-batches, as
     the first one does in :func:`one_forward_one_backward`.
 
-    With v chunks it is :func:`interleaved` instead of 1F1B, and each rank
-    waits for d - 1 units of 1/v of the length; none keeps more than the first
-    one does there.
+    With v chunks it is :func:`interleaved` with weight halves: each rank
+    waits for d - 1 units of 1/v of the length, and none keeps more than the
+    first one does there.
 
     Source: schedule ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism,
     2023; there it is for one chunk.
@@ -161,19 +163,9 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
     """Micro-batches that go through a chunk before the next chunk's turn.
 
     At least ``stages`` in each, so that the first one has been through all
-    ranks when it comes back; all of them if there are fewer than that.  The
-    sizes differ by one at most, the first is the largest.
+    ranks when it comes back; all of them if there are fewer than that.  Sizes
+    differ by one at most; the first is the largest.
     """
     count = max(1, micro_batches // stages)
     bounds = [-(-micro_batches * i // count) for i in range(count + 1)]
     return [range(*pair) for pair in pairwise(bounds)]
-
-
-def _take_turns(warm_up: int, forwards: list[Action],
-                backwards: list[Action]) -> list[Action]:
-    """``warm_up`` forwards, then one forward and one backward in turn."""
-    turns = max(0, len(forwards) - warm_up)
-    order = forwards[:warm_up]
-    for pair in zip(forwards[warm_up:], backwards[:turns], strict=True):
-        order.extend(pair)
-    return order + backwards[turns:]

@@ -25,8 +25,7 @@ _ORDERS = {'gpipe': orders.gpipe, '1f1b': orders.one_forward_one_backward,
            'interleaved': orders.interleaved,
            'zero_bubble': orders.zero_bubble}
 
-#: Names of the training schedules; :mod:`~.schedules.orders` has a picture of
-#: each.
+#: Names of the training schedules; pictures are in :mod:`~.schedules.orders`.
 SCHEDULES = tuple(_ORDERS)
 
 

@@ -22,6 +22,7 @@ from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
 from ..schedules.simulator import Costs, Link, simulate
 from ..sizes import said_bytes
 from .intervals import Intervals
+from .partition_plan import Predicted
 
 #: By how much the slowest stage may be slower if fewer bytes cross then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -110,18 +111,12 @@ class Cut:
     Attributes:
         ends: Index after the last atom of each chunk.
         recompute: Which chunks keep their inputs only.
-        seconds: Of a step, without update.
-        busy: Seconds in which each chunk computes, per micro-batch.
-        memory: Bytes of each rank at most.
-        crossing: Bytes that cross each boundary, per micro-batch.
+        predicted: Seconds and bytes.
     """
 
     ends: tuple[int, ...]
     recompute: tuple[bool, ...]
-    seconds: float
-    busy: tuple[float, ...]
-    memory: tuple[float, ...]
-    crossing: tuple[float, ...]
+    predicted: Predicted
 
 
 def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
@@ -139,7 +134,7 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     found = [evaluate(intervals, task, ends) for ends in tables.candidates()]
     if not found:
         raise DoesNotFit(_why(intervals, task))
-    return min(found, key=lambda cut: cut.seconds)
+    return min(found, key=lambda cut: cut.predicted.seconds)
 
 
 def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
@@ -165,13 +160,12 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
         again.append(repeat)
         memory[chunk % task.stages] += short if repeat else plain
     costs = chunk_costs(intervals, ends, again, task.defers)
-    busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     line = simulate(task.steps(), costs, Link(
         task.wire.latency, task.wire.bandwidth, crossing))
-    return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
-               tuple(task.overhead + used for used in memory),
-               tuple(crossing))
+    return Cut(tuple(ends), tuple(again), Predicted(
+        line.step_time, tuple(map(sum, costs)),
+        tuple(task.overhead + used for used in memory), tuple(crossing)))
 
 
 def chunk_costs(intervals: Intervals, ends: Sequence[int],

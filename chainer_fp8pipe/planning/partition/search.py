@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .calls import Call, Parameter
-from .cuts import Cut, CutProblem, best_cut, evaluate
+from .cuts import CutProblem, best_cut, evaluate
 from .intervals import Intervals
 from .partition_plan import PartitionPlan, Predicted, ends_of
 from .positions import Order
@@ -24,7 +24,7 @@ def search(calls: Sequence[Call], order: Order,
     return PartitionPlan(
         order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
         task.stages, cut.recompute, task.micro_batches, task.schedule,
-        _predicted(cut))
+        cut.predicted)
 
 
 def predict(calls: Sequence[Call], plan: PartitionPlan,
@@ -32,9 +32,5 @@ def predict(calls: Sequence[Call], plan: PartitionPlan,
            ) -> Predicted:
     """Predicts seconds and bytes of a plan, which any trace may have given."""
     intervals = Intervals(calls, plan.order, parameters)
-    return _predicted(evaluate(intervals, task, ends_of(
-        plan.cuts, intervals.starts)))
-
-
-def _predicted(cut: Cut) -> Predicted:
-    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)
+    return evaluate(intervals, task, ends_of(
+        plan.cuts, intervals.starts)).predicted

@@ -1,7 +1,7 @@
 """Proves that a schedule can be carried out, and counts what it needs."""
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,7 +57,11 @@ def check(schedule: Schedule) -> ScheduleReport:
         _check_numbers(rank, actions)
         _check_needs(schedule, rank)
     _check_messages(schedule)
-    _check_end(schedule)
+    try:
+        for _ in runnable_order(schedule.actions, _effect):
+            pass
+    except Deadlock as error:
+        raise stuck(schedule, error) from None
     timeline = simulate(schedule, [UNIT] * (schedule.last_chunk + 1))
     return ScheduleReport(timeline.step_time, timeline.idle_share, tuple(
         _peak_live(actions) if trained else 1
@@ -147,30 +151,21 @@ def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 def _check_messages(schedule: Schedule) -> None:
     """Checks that a boundary's messages are awaited in the order of sends."""
-    if schedule.stages == 1:
-        return
+    streams = defaultdict(list)
+    for rank, actions in enumerate(schedule.actions):
+        for action in actions:
+            streams[action.kind, action.boundary].append((rank, action))
     for boundary in range(schedule.last_chunk):
-        below, above = (chunk % schedule.stages
-                        for chunk in (boundary, boundary + 1))
-        for sends, receives, source, target in (
-                (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION, below, above),
-                (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, above, below)):
-            for sent, received in zip(
-                    _stream(schedule, source, sends, boundary),
-                    _stream(schedule, target, receives, boundary),
+        for sends, receives in (
+                (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION),
+                (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)):
+            for (source, sent), (target, received) in zip(
+                    streams[sends, boundary], streams[receives, boundary],
                     strict=True):
                 if sent.micro_batch != received.micro_batch:
                     raise ScheduleError(
                         f'rank {target}: {received} is where rank {source} '
                         f'has {sent}')
-
-
-def _check_end(schedule: Schedule) -> None:
-    try:
-        for _ in runnable_order(schedule.actions, _effect):
-            pass
-    except Deadlock as error:
-        raise stuck(schedule, error) from None
 
 
 def _effect(rank: int, action: Action) -> Effect:
@@ -183,12 +178,6 @@ def _effect(rank: int, action: Action) -> Effect:
     if kind in (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT):
         return Effect(sends=message)
     return NO_MESSAGE
-
-
-def _stream(schedule: Schedule, rank: int, kind: Kind,
-            boundary: int) -> list[Action]:
-    return [action for action in schedule.actions[rank]
-            if action.kind is kind and action.boundary == boundary]
 
 
 def _peak_live(actions: tuple[Action, ...]) -> int:

@@ -105,8 +105,8 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
         schedule: One that passes :func:`~.schedule_checker.check`.
         costs: One per chunk of the whole model.
         link: Between ranks; None if messages take no time.
-        sizes: Size of each micro-batch, in units of that for which ``costs``
-            and ``link.message_bytes`` hold; all 1 by default.
+        sizes: Size of each micro-batch, where ``costs`` and
+            ``link.message_bytes`` are for the size 1; default: all 1.
 
     Raises:
         ScheduleError: The ranks wait for each other forever.
@@ -162,9 +162,8 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
         schedule: Of the pipeline.
         costs: One per chunk of the whole model.
         message_bytes: Of one micro-batch at each boundary between chunks.
-        ranks: The engine's rank of each stage; equal to the number of the
-            stage by default.
-        sizes: Of each micro-batch, all 1 by default.
+        ranks: The engine's rank of each stage; default: equal.
+        sizes: Of each micro-batch; default: all 1.
         overlapped: Stages compute on while their messages are under way;
             if not, a stage that sends waits until the message has arrived.
 
@@ -227,7 +226,7 @@ def stuck(schedule: Schedule, error: Deadlock) -> ScheduleError:
 
 
 def _passes(cost: Costs) -> dict[Kind, list[tuple[str, float]]]:
-    """For each kind of computation its parts, and their seconds."""
+    """Names and seconds of the parts of each kind of computation."""
     again = [('recompute', cost.recompute)] * bool(cost.recompute)
     return {
         Kind.FORWARD: [('forward', cost.forward)],

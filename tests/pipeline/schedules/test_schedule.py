@@ -75,16 +75,13 @@ def test_every_chunk_computes_every_micro_batch_once_in_order(schedule):
 
 @quick
 @given(schedules())
-def test_what_is_sent_is_received_in_the_same_order(schedule):
+def test_every_boundary_is_crossed_by_every_micro_batch(schedule):
+    """Forward and back; the same order at both ends is ``is_sound``'s."""
+    count = schedule.micro_batches * (schedule.stages > 1)
     for boundary in range(schedule.last_chunk):
-        activations = stream(schedule, Kind.SEND_ACTIVATION, boundary)
-        gradients = stream(schedule, Kind.SEND_GRADIENT, boundary)
-        assert activations == stream(
-            schedule, Kind.RECEIVE_ACTIVATION, boundary)
-        assert gradients == stream(schedule, Kind.RECEIVE_GRADIENT, boundary)
-        count = schedule.micro_batches * (schedule.stages > 1)
-        assert len(activations) == count
-        assert len(gradients) == count * (schedule.name != 'forward')
+        assert len(stream(schedule, Kind.SEND_ACTIVATION, boundary)) == count
+        assert len(stream(schedule, Kind.SEND_GRADIENT, boundary)
+                   ) == count * (schedule.name != 'forward')
 
 
 @quick
@@ -149,13 +146,6 @@ def test_interleaved_keeps_what_megatron_keeps(stages, groups, chunks):
     assert report.peak_live == tuple(
         min(chunks * stages + stages - 2 * rank - 1, micro_batches * chunks)
         for rank in range(stages))
-
-
-@quick
-@given(STAGES, MICRO_BATCHES)
-def test_interleaved_with_one_chunk_is_1f1b(stages, micro_batches):
-    assert (make_schedule('interleaved', stages, micro_batches).actions
-            == make_schedule('1f1b', stages, micro_batches).actions)
 
 
 @quick

@@ -1,12 +1,7 @@
 """Formulas say what plans of a few ranks have in them."""
 from fractions import Fraction
 
-from chainer_fp8pipe.allreduce.plan import (
-    compose,
-    direct,
-    ring,
-    torus2d,
-)
+from chainer_fp8pipe.allreduce.plan import compose, direct, ring, torus2d
 from chainer_fp8pipe.planning.allreduce.demand import (
     compose_demand,
     direct_demand,
