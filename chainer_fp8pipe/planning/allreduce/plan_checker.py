@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -108,10 +108,7 @@ class _Contents:
 
     def add(self, action: Instruction, values: Sequence[Value]) -> None:
         """Adds a partial sum that has arrived."""
-        for block, value in enumerate(values, action.start):
-            if self._stages[block] in (_Stage.SENT, _Stage.RESULT):
-                raise _wrong(self._rank, action, 'comes when the rank has '
-                             f'{self._stages[block].value} of block {block}')
+        for block, value in zip(self._open(action), values, strict=True):
             total = dict(self._values[block])
             for worker, weight in value.items():
                 total[worker] = total.get(worker, Fraction(0)) + weight
@@ -146,12 +143,17 @@ class _Contents:
         self._values[action.start:action.stop] = values
         self._set(action, _Stage.RESULT)
 
-    def _check_there(self, action: Instruction) -> None:
+    def _open(self, action: Instruction) -> Iterator[int]:
+        """The action's blocks, each checked to be neither sent nor done."""
         for block in range(action.start, action.stop):
             stage = self._stages[block]
             if stage in (_Stage.SENT, _Stage.RESULT):
                 raise _wrong(self._rank, action, 'comes when the rank has '
                              f'{stage.value} of block {block}')
+            yield block
+
+    def _check_there(self, action: Instruction) -> None:
+        for block in self._open(action):
             if not self._values[block]:
                 raise _wrong(self._rank, action, 'comes when the rank has '
                              f'nothing of block {block}')
@@ -198,7 +200,9 @@ class _Run:
         if action.kind in _SENDS:
             self._send(rank, action)
         elif action.kind is Opcode.ENCODE:
-            self._encode(rank, action)
+            # Those that come after the reduce-scatter make the results.
+            self._contents[rank].encode(
+                action, self._done[rank] >= len(self._plan.reduce[rank]))
         else:
             self._receive(rank, action)
         self._done[rank] += 1
@@ -236,11 +240,6 @@ class _Run:
             contents.add(action, message.values)
         else:
             contents.receive_result(action, message.values)
-
-    def _encode(self, rank: int, action: Instruction) -> None:
-        # Those that come after the reduce-scatter make the results.
-        final = self._done[rank] >= len(self._plan.reduce[rank])
-        self._contents[rank].encode(action, final)
 
 
 def _check_numbers(plan: Plan) -> None:

@@ -129,7 +129,8 @@ def shared_step(schedule: Schedule, costs: Sequence[Costs], link: Link,
                 ranks: Sequence[Sequence[int]], cores: Cores) -> float:
     """Seconds of a step of several pipelines whose ranks share cores.
 
-    A schedule in which ranks wait loses less by that than one without.
+    Ranks that compute slow down those on the same cores, so a schedule with
+    idle ranks loses less than one without.
 
     Args:
         schedule: Of each pipeline.

@@ -1,10 +1,12 @@
 """Schedules are complete, in order, and as good as they are said to be."""
+import inspect
 import re
 import subprocess
 import sys
 from collections import Counter
 from fractions import Fraction
 
+from chainer_fp8pipe.pipeline.schedules import schedule as module
 from chainer_fp8pipe.pipeline.schedules.schedule import (
     SCHEDULES,
     Action,
@@ -14,6 +16,7 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
     make_schedule,
 )
 from chainer_fp8pipe.planning.schedules.schedule_checker import check
+from chainer_fp8pipe.planning.schedules.simulator import UNIT, simulate
 
 import numpy
 import pytest
@@ -182,6 +185,42 @@ def test_evaluation_only_goes_forward(stages, micro_batches, chunks):
     assert report.peak_live == (1,) * stages
     if chunks == 1 or micro_batches >= stages:
         assert report.length == chunks * micro_batches + stages - 1
+
+
+# --- the tables in the documentation ----------------------------------------
+
+PICTURED = {
+    'gpipe': make_schedule('gpipe', 4, 4),
+    'one_forward_one_backward': make_schedule('1f1b', 4, 4),
+    'interleaved': make_schedule('interleaved', 4, 4, 2),
+    'zero_bubble': make_schedule('zero_bubble', 4, 4),
+    'forwards': forward_schedule(4, 4),
+}
+
+
+def rows_of(shown):
+    """Cells of two characters, one row per rank."""
+    timeline = simulate(shown, [UNIT] * (shown.last_chunk + 1))
+    halved = any(event.name == 'backward_weight'
+                 for event in timeline.events)
+    letters = {'forward': 'FG', 'backward': 'I' if halved else 'BC',
+               'backward_weight': 'W'}
+    rows = [['..'] * round(timeline.step_time)
+            for _ in range(shown.stages)]
+    for event in timeline.events:
+        letter = letters[event.name][event.chunk // shown.stages]
+        start, end = round(event.start), round(event.end)
+        rows[event.rank][start:end] = [
+            f'{letter}{event.micro_batch}', *['--'] * (end - start - 1)]
+    return rows
+
+
+@pytest.mark.parametrize(('name', 'shown'), PICTURED.items())
+def test_the_table_of_a_schedule_is_its_timeline(name, shown):
+    text = inspect.getdoc(getattr(module, name))
+    rows = [re.findall('..', cells.replace(' ', ''))
+            for cells in re.findall(r'^ +\d \| (.*)$', text, re.MULTILINE)]
+    assert rows == rows_of(shown)
 
 
 # --- single cases -----------------------------------------------------------
