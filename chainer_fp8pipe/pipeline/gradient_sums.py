@@ -72,7 +72,10 @@ class GradientSums:
                 self._final(parameter, self._result(parameter))
 
     def take(self, parameter: chainer.Parameter, gradient: Any) -> None:
-        """As :meth:`add`, for a gradient to which its block adds no more."""
+        """As :meth:`add`, for the whole gradient of one block.
+
+        In the last micro-batch the sum is final if no other block adds to it.
+        """
         self.add(parameter, gradient)
         if self.last and self._final and (
                 self._to_come.get(id(parameter)) == 1):

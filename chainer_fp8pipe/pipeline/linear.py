@@ -23,7 +23,7 @@ def is_plain(layer: Any, inputs: tuple[Any, ...]) -> bool:
     """Whether :func:`forward` does what ``layer(*inputs)`` would do.
 
     True for an ``L.Linear`` on a float32 NumPy matrix without hooks and debug
-    mode.  Makes its weights, if these wait for the first input.
+    mode.  Gives the layer its weights, if these wait for the first input.
     """
     if type(layer) is not L.Linear or len(inputs) != 1:
         return False
