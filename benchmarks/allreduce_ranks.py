@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-from chainer_fp8pipe.bench.allreduce import Case, Mean, model
+from chainer_fp8pipe.bench.allreduce import Case, model
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregator_ranks
 from chainer_fp8pipe.communicators.algorithms import (
@@ -127,9 +127,9 @@ def _opened(case, comm, link, size):
         if case['kind'] == 'alone':
             yield _alone(case, ordered, link)
         else:
-            mean = Mean(_case(case).make(ordered), link)
-            yield mean
-            mean.close()
+            communicator = _case(case).make(ordered)
+            yield lambda: communicator.multi_node_mean_grad(link)
+            communicator.finalize()
 
 
 def _case(case):
@@ -164,10 +164,9 @@ def _aggregated(case, everyone, workers, link):
         everyone, made.codec, make_options(made.codec, made.arguments()))
     if communicator is None:    # this rank has served
         return None
-    mean = Mean(communicator, link)
-    mean()
-    seconds = _timed(mean, workers)
-    mean.close()
+    communicator.multi_node_mean_grad(link)
+    seconds = _timed(lambda: communicator.multi_node_mean_grad(link), workers)
+    communicator.finalize()
     return seconds
 
 

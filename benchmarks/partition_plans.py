@@ -57,11 +57,11 @@ def _predicted(intervals, stages, most):
     if count > most:
         return {'cuts': 0, 'reason': f'more than {most} cuts'}
     task = CutProblem(stages, _PARTS)
-    every = [evaluate(intervals, task, (*ends, intervals.count)).seconds
+    every = [evaluate(intervals, task, (*ends, intervals.count)).predicted
              for ends in itertools.combinations(
                  range(1, intervals.count), stages - 1)]
-    return {'cuts': count, 'best': min(every),
-            'chosen': best_cut(intervals, task).seconds}
+    return {'cuts': count, 'best': min(one.seconds for one in every),
+            'chosen': best_cut(intervals, task).predicted.seconds}
 
 
 def traced(case):

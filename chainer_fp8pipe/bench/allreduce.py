@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -13,27 +16,20 @@ from mpi4py import MPI
 
 from ..communicators import create_communicator
 from ..communicators.codec_communicator import CodecCommunicator
-from .timing import Times, interleaved
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
 
 
 class Case(NamedTuple):
-    """A communicator to be timed.
-
-    Attributes:
-        codec: Name of the communicator: ``'fp8'``, ``'float16'``...
-        algorithm: Value of the option.
-        options: Others, by name.
-    """
+    """A communicator to be timed: its name, its algorithm, other options."""
 
     codec: str
     algorithm: str
     options: tuple[tuple[str, Any], ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """The options, ready to be timed: without float32 warm-up."""
+        """The options for timing: without float32 warm-up."""
         warmup = {'warmup': 0} if self.codec.startswith('fp8') else {}
         return {'algorithm': self.algorithm, **warmup, **dict(self.options)}
 
@@ -42,10 +38,26 @@ class Case(NamedTuple):
         return create_communicator(self.codec, comm, **self.arguments())
 
     def call(self) -> str:
-        """The call that makes the communicator, to be copied."""
+        """The call that makes the communicator, for users to copy."""
         options = ''.join(f', {name}={value!r}' for name, value in
                           (('algorithm', self.algorithm), *self.options))
         return f'create_communicator({self.codec!r}{options})'
+
+
+class Times(NamedTuple):
+    """Seconds until the last rank was through, once per repetition."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median, in seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> str:
+        """Shortest and longest, in milliseconds."""
+        return f'{min(self.seconds) * 1e3:.4g} - {max(self.seconds) * 1e3:.4g}'
 
 
 class Result(NamedTuple):
@@ -57,10 +69,7 @@ class Result(NamedTuple):
 
 
 def model(comm: MPI.Comm, size: int) -> chainer.Link:
-    """One parameter of ``size`` elements, and its gradient.
-
-    The parameter is the same on all ranks, the gradient is not.
-    """
+    """A parameter, the same on all ranks, with a gradient that is not."""
     link = chainer.Link()
     with link.init_scope():
         link.x = chainer.Parameter(numpy.random.default_rng(
@@ -68,27 +77,6 @@ def model(comm: MPI.Comm, size: int) -> chainer.Link:
     link.x.grad = numpy.random.default_rng((1, comm.rank)).standard_normal(
         size, numpy.float32)
     return link
-
-
-class Mean:
-    """Averages a model's gradients as in an update: encode to decode.
-
-    Args:
-        communicator: Finalised by :meth:`close`.
-        link: The model.
-    """
-
-    def __init__(self, communicator: CodecCommunicator, link: chainer.Link
-                 ) -> None:
-        self._communicator = communicator
-        self._link = link
-
-    def __call__(self) -> None:
-        self._communicator.multi_node_mean_grad(self._link)
-
-    def close(self) -> None:
-        """Frees what MPI holds."""
-        self._communicator.finalize()
 
 
 def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
@@ -100,7 +88,7 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
         cases: What to time.
         sizes: Elements of the gradients.
         repeats: Of each, after one for warming up.
-        progress: Show on stderr how far rank 0 is.
+        progress: Whether to show on stderr how far rank 0 is.
 
     Raises:
         ValueError: A case does not fit these ranks; on all ranks.
@@ -111,8 +99,11 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
             actions: list[Any] = [_mpi_library(comm, size)]
             link = model(comm, size)
             for case in cases:
-                actions.append(Mean(case.make(comm), link))
-                stack.callback(actions[-1].close)
+                communicator = case.make(comm)
+                stack.callback(communicator.finalize)
+                # As in an update: encode to decode.
+                actions.append(functools.partial(
+                    communicator.multi_node_mean_grad, link))
             label = f'{size:,} elements ({number + 1} of {len(sizes)})'
             with _progress(comm, label, len(actions) * (repeats + 1),
                            progress) as tick:
@@ -120,6 +111,28 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
         results += [Result(size, case, its_times) for case, its_times
                     in zip([None, *cases], times, strict=True)]
     return results
+
+
+def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
+                repeats: int, tick: Callable[[], object]) -> list[Times]:
+    """Times several actions in turns, so that a slow minute hits them all.
+
+    All ranks begin an action together; ``tick`` is called after each.
+
+    Returns:
+        The times of each action; the same on all ranks.
+    """
+    found: list[list[float]] = [[] for _ in actions]
+    for repeat in range(repeats + 1):
+        for times, action in zip(found, actions, strict=True):
+            comm.Barrier()
+            start = time.perf_counter()
+            action()
+            seconds = comm.allreduce(time.perf_counter() - start, MPI.MAX)
+            if repeat:
+                times.append(seconds)
+            tick()
+    return [Times(tuple(times)) for times in found]
 
 
 def table(results: Sequence[Result]) -> str:
@@ -150,7 +163,6 @@ def table(results: Sequence[Result]) -> str:
 
 
 def as_json(results: Sequence[Result], comm: MPI.Comm) -> str:
-    """The raw data."""
     return json.dumps({
         'ranks': comm.size,
         'library': MPI.Get_library_version().splitlines()[0].strip(),

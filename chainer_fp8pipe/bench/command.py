@@ -16,8 +16,8 @@ algorithm, beside the MPI library's own float32 all-reduce:
 
     mpiexec -n 8 python -m chainer_fp8pipe bench allreduce --sizes 1M,25M
 
-Start it as you start your training: same hosts, same ranks per host.  What is
-timed is all that a communicator does in an update: encode, exchange, decode.
+Start it as you start your training: same hosts, same ranks per host.  The
+times are those of a communicator in an update: encode, exchange, decode.
 """
 
 _UNITS = {'k': 10 ** 3, 'M': 10 ** 6, 'G': 10 ** 9}

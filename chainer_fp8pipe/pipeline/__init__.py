@@ -1,5 +1,5 @@
 """Pipeline parallelism: schedules as data, and what carries them out.
 
-Nothing is imported here, so that the modules that are pure data (schedule,
-checker, simulator, events, partition) can be used without MPI or Chainer.
+Nothing is imported here, so that ``schedules``, which are pure data, can be
+used without MPI or Chainer.
 """

@@ -1,11 +1,11 @@
 """The way back through a graph, function by function, in Chainer's order.
 
-Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks for
-hooks, devices and sums in tables for each function, and writes the gradients
-of parameters at its end.  This one visits the same functions in the same
-order and makes the same sums, so gradients have the same bits; it hands a
-parameter's gradient over as soon as that is final, and can put off the
-gradients of weights, for which nobody waits.
+Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks up hooks,
+devices and sums for each function, and writes the gradients of parameters at
+its end.  :class:`Backprop` visits the same functions in the same order and
+makes the same sums, so gradients have the same bits; but each parameter's
+gradient is handed over as soon as it is final, and the gradients of weights,
+which no other function needs, can be put off.
 
 Every block runs on variables of its own: the graph is cut between blocks.  So
 a gradient is final as soon as its block is through, and the input half of a
@@ -45,7 +45,7 @@ SEPARABLE = frozenset((
 
 _PLAIN = chainer.FunctionNode.backward_accumulate
 
-#: Is given a parameter and its gradient, an array.
+#: Called with a parameter and its gradient, an array.
 Take = Callable[[chainer.Parameter, Any], None]
 
 
@@ -66,9 +66,9 @@ class Backprop:
         uses: How many functions use a parameter, by its node: the gradient
             is handed over when all of them are through.  Gradients of the
             other parameters are handed over at the end.
-        take: Is handed the gradients of parameters.
+        take: Called with each parameter's gradient.
         defer: Put off the gradients of weights, see :data:`SEPARABLE`.
-        clock: Times the functions; None: nobody does.
+        clock: Times the functions, if not None.
 
     Attributes:
         leaves: The gradients of leaves that are no parameters, by node.
@@ -86,7 +86,7 @@ class Backprop:
         self._seen: set[Any] = set()
 
     def run(self, starts: Mapping[Any, Any]) -> None:
-        """Goes back from some nodes, whose gradients are given as arrays."""
+        """Goes back from some nodes, given with their gradients (arrays)."""
         if not starts:
             return
         for node, gradient in starts.items():
@@ -100,7 +100,7 @@ class Backprop:
             self._end()
 
     def weights(self) -> None:
-        """Does what was put off."""
+        """Computes the gradients that were put off."""
         later, self._put_off = self._put_off, []
         for function, indexes, gradients in later:
             with self._quietly(*[gradient.array for gradient in gradients]):
@@ -143,7 +143,7 @@ class Backprop:
 
     def _apply(self, function: Any, indexes: list[int],
                gradients: tuple) -> None:
-        """Adds up what a function's own backward gives."""
+        """Runs a function's backward and adds its gradients up."""
         inputs = function.inputs
         lists = {inputs[index]: self._gradients.setdefault(inputs[index], [])
                  for index in indexes}
@@ -179,7 +179,7 @@ class Backprop:
             self.leaves[node] = gradient.array
 
     def _end(self) -> None:
-        """Hands over what nothing more will be added to."""
+        """Hands over the gradients to which nothing more will be added."""
         waiting = {function.inputs[index]
                    for function, indexes, _ in self._put_off
                    for index in indexes}
@@ -191,15 +191,15 @@ class Backprop:
 class Tape:
     """The way back through a graph for one micro-batch.
 
-    It keeps no arrays but those that Chainer's functions retain.
+    The only arrays kept are those that Chainer's functions retain.
 
     Args:
         inputs: Variables without creator.
-        outputs: What was made of them; an input may be one.
+        outputs: Of the graph; an input may be one.
         uses: How many functions use a parameter, by its node, for those
             whose gradients are complete with this pass; see
             :class:`.Backprop`.
-        clock: Times the functions; None: nobody does.
+        clock: Times the functions, if not None.
 
     Attributes:
         wants: For each output, whether its gradient is of use.
@@ -233,19 +233,14 @@ class Tape:
         return tuple(backprop.leaves.get(node) for node in self._inputs)
 
     def backward_weight(self, sums: GradientSums) -> None:
-        """What a deferring :meth:`backward` left out."""
+        """Computes what :meth:`backward` with ``defer`` left out."""
         if self._pass is not None:
             self._pass.weights()
             self._pass = None
 
 
 def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """What a pass starts with: the sum of each node's gradients.
-
-    Args:
-        pairs: Of a variable's node and an array, None where there is no
-            gradient; a node may come twice.
-    """
+    """The sum of each node's gradients, from pairs of node and array."""
     starts: dict[Any, Any] = {}
     for node, gradient in pairs:
         if gradient is not None and node.requires_grad:
@@ -256,7 +251,7 @@ def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 
 def _watched_step(function: Any, indexes: tuple[int, ...], gradients: tuple,
                   lists: Mapping[Any, list[Any]]) -> None:
-    """As Chainer's, with hooks and a look for NaN in debug mode."""
+    """As Chainer's loop: calls hooks, and finds NaN in debug mode."""
     hooks = [*chainer.get_function_hooks().values()]
     if function._n_local_function_hooks:
         hooks += function.local_function_hooks.values()
@@ -292,7 +287,7 @@ def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
 
 
 def _sum(gradients: list[Any] | None) -> Any:
-    """The sum of gradients, which replaces them in the list."""
+    """The sum of gradients, which becomes the list's only element."""
     if not gradients:
         return None
     if len(gradients) > 1:
@@ -301,7 +296,7 @@ def _sum(gradients: list[Any] | None) -> Any:
 
 
 def _check(function: Any, node: Any, gradients: list[Any]) -> None:
-    """An error of Chainer's for a gradient of another shape or dtype."""
+    """Raises Chainer's error for a gradient of another shape or dtype."""
     for gradient in gradients:
         array = gradient._data[0]
         if array.shape != node.shape or array.dtype != node.dtype:

@@ -2,9 +2,9 @@
 
 Each micro-batch is normalised with its own mean and variance.  Chainer would
 also update the running averages once per micro-batch, so that they would
-depend on how many there are.  Here they are updated once per batch, with the
-mean and the variance of the whole batch, which follow from those of its parts
-(Chan, Golub, LeVeque: parallel variance).
+depend on the number of micro-batches.  Here they are updated once per batch,
+with the mean and the variance of the whole batch, which follow from those of
+its parts (Chan, Golub, LeVeque: parallel variance).
 """
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class BatchStatistics(chainer.LinkHook):
         self._uses: dict[Any, int] = {}
         self._before: list[tuple[Any, ...]] = []
         self._chunk = 0
-        self._here: Callable[[Any], bool] = _everything
+        self._here: Callable[[Any], bool] = lambda link: True
 
     @contextlib.contextmanager
     def counting(self, here: Callable[[Any], bool]) -> Iterator[None]:
-        """Uses of a link inside count only if ``here(link)``.
+        """Has uses of a link inside count only if ``here(link)``.
 
-        In a partitioned Chain's forward all ranks call all links, whoever
-        normalises.
+        In a partitioned Chain's forward all ranks call all links, but only
+        one normalises.
         """
         before, self._here = self._here, here
         try:
@@ -52,7 +52,7 @@ class BatchStatistics(chainer.LinkHook):
             self._here = before
 
     def next_micro_batch(self, chunk: int = 0) -> None:
-        """The next forward passes are of another micro-batch or chunk."""
+        """Says that another micro-batch or chunk runs forward next."""
         self._uses.clear()
         self._chunk = chunk
 
@@ -67,7 +67,7 @@ class BatchStatistics(chainer.LinkHook):
                 if axis not in link.axis))
         self._before.append(
             (link, link.avg_mean, link.avg_var, link.decay, link.N))
-        # So that "the running average" is this micro-batch's own value.
+        # Has Chainer put this micro-batch's own values into the averages.
         link.avg_mean = link.xp.zeros_like(link.avg_mean)
         link.avg_var = link.xp.zeros_like(link.avg_var)
         link.decay, link.N = 0.0, 0
@@ -92,13 +92,13 @@ class BatchStatistics(chainer.LinkHook):
         self._finetune[link] = link.N > 0
 
     def finish(self) -> None:
-        """Updates the running averages of all links seen; starts anew."""
+        """Updates the running averages at the end of a step."""
         for (link, *_), parts in self._parts.items():
             _update(link, parts, self._finetune[link])
         self.forget()
 
     def forget(self) -> None:
-        """Starts anew, after a step that failed."""
+        """Drops the statistics of a failed step."""
         self._parts.clear()
         self._finetune.clear()
         self._uses.clear()
@@ -112,9 +112,9 @@ class BatchStatistics(chainer.LinkHook):
 
 @contextlib.contextmanager
 def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
-    """Forward passes inside leave all running averages alone.
+    """Has forward passes inside leave all running averages alone.
 
-    Chainer's links look at its configuration; ChainerMN's do not.
+    Chainer's links look at the configuration; ChainerMN's do not.
     """
     links = [link for block in blocks for link in block.links()]
     before = [
@@ -129,10 +129,10 @@ def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
-    """Lets batch renormalisation ask for the averages of an earlier pass.
+    """Gives batch renormalisation the averages that recomputation reads.
 
-    It does so in recomputation, also on a stage that only passes by: what a
-    stage computes of it is never recomputed, so any values will do.
+    A stage that computes batch renormalisation is never recomputed, so any
+    values will do for stages that only call the link.
     """
     found: list[Any] = [link for link in links
                         if isinstance(link, BatchRenormalization)]
@@ -146,13 +146,13 @@ def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
 
 
 def give_up(model: chainer.Link, text: str) -> None:
-    """Tells ranks that normalise with this one that it has failed.
+    """Tells ranks that normalise with this one that this one has failed.
 
-    They wait for it in the middle of their own step.
+    Those ranks wait in the middle of their own step.
 
     Args:
         model: Whose links may have a ``group`` of such ranks.
-        text: What happened.
+        text: The failure.
     """
     for link in model.links():
         group = getattr(link, 'group', None)
@@ -164,10 +164,6 @@ def _counts(link: Any) -> bool:
     return (isinstance(link, BatchNormalization)
             and not isinstance(link, BatchRenormalization)
             and chainer.config.train and not chainer.config.in_recomputing)
-
-
-def _everything(link: Any) -> bool:
-    return True
 
 
 def _input(args: Any) -> Any:

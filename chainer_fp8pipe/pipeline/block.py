@@ -1,4 +1,4 @@
-"""What a stage runs as one: a layer, or a part of a traced Chain."""
+"""A block, which a stage runs as one: a layer, or a part of a Chain."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from .randomness import Place
 
 Arrays = tuple[Any, ...]        # of arrays; None where there is none
 
-AnyTape = Any       # Tape, LinearTape: alike in what is called
+AnyTape = Any       # a Tape, or a class with the same methods
 
 
 class Block(Protocol):
@@ -18,24 +18,24 @@ class Block(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the block."""
+        """The block's name in messages."""
 
     def record(self, micro_batch: int, inputs: Arrays,
                wanted: tuple[bool, ...] | None, place: Place
                ) -> tuple[AnyTape, Arrays]:
-        """Runs forward; returns the way back and the outputs.
+        """Runs forward; returns the tape for backward and the outputs.
 
         Args:
             micro_batch: Its number in the step.
             inputs: Arrays that cross the boundary before the block.
-            wanted: For each input whether its gradient is of use; None where
-                a chunk begins, if the block is to say.
+            wanted: For each input whether its gradient is of use; None for
+                the first block of a chunk, which decides itself.
             place: Where in the training the block runs.
         """
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
-        """Runs forward without a way back; returns the outputs."""
+        """Runs forward only; returns the outputs."""
 
     def params(self) -> Iterable[chainer.Parameter]:
         """The parameters that the block uses on this rank."""

@@ -15,11 +15,11 @@ from .schedules.schedule import Kind
 
 
 class _Shared:
-    """What all pipelines on a communicator share."""
+    """The communicator that all pipelines on one communicator share."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
-        self.tags = 0       # the next that was not used
+        self.tags = 0       # the next unused one
         self.spoilt = False
 
     def free(self) -> None:
@@ -32,19 +32,18 @@ class _Shared:
 class Channels:
     """Senders and receivers for the chunks of one rank.
 
-    Boundary b lies between chunks b and b + 1; its activations and its
-    gradients have a tag each, after that of the targets; the last one is
-    that of predictions.
+    Boundary b lies between chunks b and b + 1.  The first tag is that of the
+    targets; then come two per boundary, for activations and for gradients;
+    the last is that of predictions.
 
     Args:
         comm: The ranks of one pipeline; rank r has the chunks c with
-            ``c % size == r``.  Every pipeline on it gets tags of its own:
-            nothing that an earlier one left behind can arrive here.
+            ``c % size == r``.  Every pipeline gets tags of its own: no
+            message that an earlier one left under way can arrive here.
         chunks: The numbers of this rank's chunks.
         last: Number of the pipeline's last chunk.
-        codec: What activations and gradients cross as: None (as they are)
-            or ``'fp8'``.
-        xp: ``numpy`` or ``cupy``: what is received into.
+        codec: Of activations and gradients: None (as they are) or ``'fp8'``.
+        xp: ``numpy`` or ``cupy``: where received arrays lie.
 
     Attributes:
         senders: By kind of the action that sends and number of the chunk.
@@ -88,32 +87,31 @@ class Channels:
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
         other = (chunk + step) % comm.size
-        boundary = chunk if step > 0 else chunk - 1
-        forward = self._tag + 1 + 2 * boundary
-        back = forward + 1
+        activations = self._tag + 1 + 2 * (chunk if step > 0 else chunk - 1)
+        gradients = activations + 1
         if step > 0:
-            send, receive = Kind.SEND_ACTIVATION, Kind.RECEIVE_GRADIENT
-            out, into = forward, back
+            send, out = Kind.SEND_ACTIVATION, activations
+            receive, into = Kind.RECEIVE_GRADIENT, gradients
         else:
-            send, receive = Kind.SEND_GRADIENT, Kind.RECEIVE_ACTIVATION
-            out, into = back, forward
+            send, out = Kind.SEND_GRADIENT, gradients
+            receive, into = Kind.RECEIVE_ACTIVATION, activations
         self.senders[send, chunk] = Sender(comm, other, out, codec)
         self.receivers[receive, chunk] = Receiver(comm, other, into, codec,
                                                   xp)
 
     def expect(self, counts: Mapping[tuple[Kind, int], int]) -> None:
-        """Says how many messages will come in this step."""
+        """Gives each receiver the number of its messages in this step."""
         for key, count in counts.items():
             self.receivers[key].expect(count)
 
     def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
-        """From the last rank to some others; waits until they have left."""
+        """Sends from the last rank to others; waits until all has left."""
         for rank in ranks:
             self._outputs[rank].send(arrays)
         self.flush()
 
     def receive_outputs(self) -> Arrays:
-        """What the last rank sends to this one."""
+        """Receives what the last rank sends to this one."""
         assert self._output is not None
         self._output.expect(1)
         return self._output.receive()
@@ -132,7 +130,7 @@ class Channels:
                 sender.fail(text)
 
     def spoil(self) -> None:
-        """After a failed step, on all ranks: nothing here is used again."""
+        """Has the communicator never freed; on all ranks of a failed step."""
         if self._shared:
             self._shared.spoilt = True
 

@@ -1,4 +1,4 @@
-"""Consecutive blocks on one rank, and what their micro-batches keep."""
+"""Consecutive blocks on one rank, and the state of their micro-batches."""
 from __future__ import annotations
 
 import contextlib
@@ -61,10 +61,7 @@ class Chunk:
                 place: Place) -> Arrays:
         """The outputs for one micro-batch; keeps what backward needs.
 
-        Args:
-            micro_batch: Its number.
-            arrays: The inputs.
-            place: Where we are; the layer is filled in by the blocks.
+        The blocks fill in the layer of ``place``.
 
         Raises:
             LayerError: Naming the block.
@@ -81,7 +78,7 @@ class Chunk:
             return self.infer(micro_batch, arrays, place)
 
     def restore(self, micro_batch: int) -> None:
-        """Runs forward again if that was asked for."""
+        """Runs forward again for backward, if the chunk recomputes."""
         if micro_batch in self._inputs:
             arrays, place = self._inputs.pop(micro_batch)
             with recomputing(self.blocks):
@@ -93,10 +90,10 @@ class Chunk:
         """Gradients of the inputs; those of parameters go into the sums.
 
         Args:
-            micro_batch: Its number; :meth:`forward` has seen it.
+            micro_batch: Its number, as in :meth:`forward`.
             gradients: Of the outputs; None where there is none.
             defer: Leave out what :meth:`backward_weight` can do later.
-            last: It is the step's last micro-batch.
+            last: Whether this is the step's last micro-batch.
         """
         tapes = (self._tapes[micro_batch] if defer
                  else self._tapes.pop(micro_batch))
@@ -113,7 +110,7 @@ class Chunk:
         return gradients
 
     def backward_weight(self, micro_batch: int, last: bool = False) -> None:
-        """What a deferring :meth:`backward` left out."""
+        """Computes what :meth:`backward` with ``defer`` left out."""
         tapes = self._tapes.pop(micro_batch)
         for position in reversed(range(len(tapes))):
             with self._blame_backward(position, micro_batch), unchecked():
@@ -122,11 +119,11 @@ class Chunk:
                 self._sums.through(self.blocks[position])
 
     def settle(self) -> None:
-        """Adds what the sums have put off to a larger product."""
+        """Adds the products that the sums have put off for these blocks."""
         self._sums.settle(self.blocks)
 
     def forget(self) -> None:
-        """Drops all micro-batches, after a step that failed."""
+        """Drops all micro-batches after a failed step."""
         self._inputs.clear()
         self._tapes.clear()
 
@@ -174,9 +171,9 @@ def why_once(link: chainer.Link) -> str:
 
 
 def _is_used(link: chainer.Link, block: Block) -> bool:
-    """Whether a block runs a link, of which it may know only.
+    """Whether a block runs one of its links.
 
-    A stage of a Chain knows all links, and has the parameters that it uses.
+    A stage of a Chain has all links, but only the parameters that it uses.
     """
     own = {id(parameter) for parameter in block.params()}
     found = [getattr(link, name) for name in link._params]

@@ -9,11 +9,11 @@ import chainer
 import chainer.links as L
 import numpy
 
-#: Samples that are enough for a matrix product to run at full speed, and to
-#: take much longer than the addition of its result.
+#: Samples with which a matrix product runs at full speed, and takes much
+#: longer than the addition of its result.
 ENOUGH = 256
 
-#: What is told that a parameter's gradient is final.
+#: Called with a parameter and its gradient, which is final.
 Final = Callable[[chainer.Parameter, Any], None]
 
 
@@ -24,9 +24,9 @@ class GradientSums:
     come in their order on every rank, so the sum has the same bits whatever
     the cut.  float16 is summed in float32.
 
-    Gradients of fully connected layers are sums over samples.  Where
-    micro-batches are small, several of them go into one product of matrices.
-    Which ones depends on their sizes and on :meth:`settle` only.
+    The gradients of a fully connected layer for several small micro-batches
+    are one product of matrices.  Which micro-batches go together depends on
+    their sizes and on :meth:`settle` only.
     """
 
     def __init__(self) -> None:
@@ -40,21 +40,20 @@ class GradientSums:
         self._results: dict[int, Any] = {}
 
     def begin(self, blocks: Iterable[Any], final: Final | None) -> None:
-        """Starts a step; :meth:`through` is to be called for these blocks.
+        """Starts a step.
 
         Args:
-            blocks: All of this rank, or links; one that is run twice comes
-                twice.
-            final: Called with a parameter and the array that will be its
-                gradient, as soon as nothing more will be added; None if
-                nobody wants to know.
+            blocks: All blocks of this rank, or links; one that is run twice
+                comes twice.  :meth:`through` must be called for each.
+            final: Called for each parameter, if not None, with the array that
+                will be its gradient, when nothing more will be added.
         """
         self._final = final
         self._to_come = collections.Counter(
             key for block in blocks for key in _parameters(block))
 
     def through(self, block: Any) -> None:
-        """The last micro-batch is through a block."""
+        """Notes that the last micro-batch is through a block."""
         done = []
         for key, parameter in _parameters(block).items():
             if not self._to_come[key]:      # taken already
@@ -73,8 +72,10 @@ class GradientSums:
                 self._final(parameter, self._result(parameter))
 
     def take(self, parameter: chainer.Parameter, gradient: Any) -> None:
-        """Adds a gradient that the one block with the parameter is through
-        with; the array is only read."""
+        """As :meth:`add`, for the whole gradient of one block.
+
+        In the last micro-batch the sum is final if no other block adds to it.
+        """
         self.add(parameter, gradient)
         if self.last and self._final and (
                 self._to_come.get(id(parameter)) == 1):
@@ -94,7 +95,7 @@ class GradientSums:
         """Adds the gradients of a fully connected layer's parameters.
 
         Both arrays are kept, and must not be changed, until there are
-        :data:`ENOUGH` samples, or until :meth:`settle` or :meth:`finish`.
+        :data:`ENOUGH` samples, or :meth:`settle` or :meth:`finish` is called.
 
         Args:
             layer: With parameters of float32.
@@ -107,7 +108,7 @@ class GradientSums:
             self._settle([layer])
 
     def settle(self, blocks: Iterable[Any]) -> None:
-        """Adds what :meth:`add_product` has kept of these blocks' links."""
+        """Adds the products that are kept of these blocks' links."""
         self._settle(link for block in blocks for link in block.links())
 
     def _settle(self, layers: Iterable[Any]) -> None:
@@ -117,7 +118,7 @@ class GradientSums:
                 self._multiply(layer, *map(_joined, zip(*parts, strict=True)))
 
     def collect(self, parameters: list[chainer.Parameter]) -> None:
-        """Adds what Chainer's backward left in these, and clears it there."""
+        """Moves the gradients that Chainer's backward left into the sums."""
         for parameter in parameters:
             if parameter.array is not None and parameter.grad is not None:
                 self.add(parameter, parameter.grad)
@@ -142,7 +143,7 @@ class GradientSums:
         self._final = None
 
     def _result(self, parameter: chainer.Parameter) -> Any:
-        """What the parameter's gradient will be: always the same array."""
+        """The array that will be the parameter's gradient."""
         key = id(parameter)
         if key not in self._results:
             self._results[key] = self._buffers[key].astype(
@@ -161,7 +162,7 @@ class GradientSums:
 
     def _buffer(self, parameter: chainer.Parameter, like: Any
                 ) -> tuple[Any, bool]:
-        """Where a parameter's sum is, and whether it has been begun."""
+        """A parameter's buffer, and whether it holds a sum already."""
         key = id(parameter)
         dtype = numpy.promote_types(like.dtype, numpy.float32)
         buffer = self._buffers.get(key)

@@ -17,19 +17,19 @@ from .layers import Layer, layer_name
 from .randomness import Place, at
 
 #: Layers that draw no random numbers once their parameters are there, and so
-#: need no seeding: it costs as much as a small layer.
+#: are run without seeding, which costs as much as a small layer.
 _STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
                 L.BatchNormalization, L.LayerNormalization)
 _STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
 
 
 class LayerBlock:
-    """Runs one layer, with random numbers that depend on its place alone.
+    """A :class:`.Block` of one layer; its place decides what it draws.
 
     Args:
         layer: Its index in the whole model, and what is called.
-        first: Nobody wants the gradient of its input.
-        statistics: The link hook that may look on without drawing.
+        first: The gradient of the input is of no use.
+        statistics: A link hook that draws no random numbers.
         initial_seed: Of parameters that get their shape from the first
             input.
         xp: ``numpy`` or ``cupy``: where the layer is.
@@ -49,7 +49,6 @@ class LayerBlock:
     def record(self, micro_batch: int, inputs: Arrays,
                wanted: tuple[bool, ...] | None, place: Place
                ) -> tuple[AnyTape, Arrays]:
-        """As :meth:`.Block.record`."""
         if wanted is None:
             wanted = tuple(not self._first and array.dtype.kind == 'f'
                            for array in inputs)
@@ -58,17 +57,14 @@ class LayerBlock:
 
     def infer(self, micro_batch: int, inputs: Arrays,
               place: Place) -> Arrays:
-        """As :meth:`.Block.infer`."""
         with self._seeded(place):
             return _call(self._layer, inputs)
 
     def params(self) -> Iterable[chainer.Parameter]:
-        """As :meth:`.Block.params`."""
         return (self._layer.params()
                 if isinstance(self._layer, chainer.Link) else ())
 
     def links(self) -> Iterable[chainer.Link]:
-        """As :meth:`.Block.links`."""
         return (self._layer.links()
                 if isinstance(self._layer, chainer.Link) else ())
 
@@ -92,12 +88,9 @@ class LayerBlock:
 
 def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
            ) -> tuple[AnyTape, Arrays]:
-    """Runs a layer; returns its way back and its outputs.
+    """Runs a layer; returns its tape and its outputs.
 
-    Args:
-        layer: What is called, with one argument per input.
-        inputs: Arrays.
-        wanted: For each input, whether its gradient is of use.
+    ``wanted`` says for each input whether its gradient is of use.
     """
     if linear.is_plain(layer, inputs):
         return (linear.LinearTape(layer, inputs[0], wanted[0]),
@@ -112,15 +105,15 @@ def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
 
 
 def as_tuple(value: Any) -> tuple:
-    """What a layer returned, as the arguments of the next one."""
+    """A layer's return value as the arguments of the next layer."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
-    """What a layer returned, as variables.
+    """A layer's return value as variables.
 
     Raises:
-        TypeError: It returned something that the next layer could not take.
+        TypeError: The next layer could not take the value.
     """
     found = []
     for item in as_tuple(value):
@@ -136,10 +129,10 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
 
 
 def _call(layer: Any, arrays: Arrays) -> Arrays:
-    """Without a graph, but with variables, as layers get them in training.
+    """Runs a layer without a graph, but on variables as in training.
 
-    Some functions give another dtype to arrays, and what works in place on
-    an array makes a new variable.
+    For arrays some functions return another dtype, and in-place operators
+    change the array, where those of a variable make a new one.
     """
     if linear.is_plain(layer, arrays):
         return (linear.forward(layer, arrays[0]),)
@@ -156,7 +149,7 @@ def _draws_nothing(layer: Any) -> bool:
 
 def _refuse_strangers(inputs: tuple[chainer.Variable, ...],
                       outputs: tuple[chainer.Variable, ...]) -> None:
-    """A variable of another layer would get its gradient too late."""
+    """Raises for a variable of another layer: its gradient would be late."""
     own = {variable.node for variable in inputs}
     waiting, seen = [output.node for output in outputs], set()
     while waiting:

@@ -1,4 +1,4 @@
-"""What layers are called in messages."""
+"""The names of layers in messages, and the error that names one."""
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +15,7 @@ class LayerError(RuntimeError):
 
 
 def layer_name(index: int, layer: Any) -> str:
-    """``'layer 3 (Linear)'``: what every message calls a layer."""
+    """The name of a layer in every message: ``'layer 3 (Linear)'``."""
     while isinstance(layer, functools.partial):
         layer = layer.func
     kind = getattr(layer, '__name__', '') or type(layer).__name__
@@ -24,7 +24,7 @@ def layer_name(index: int, layer: Any) -> str:
 
 @contextlib.contextmanager
 def blame(name: str, micro_batch: int) -> Iterator[None]:
-    """An exception inside becomes a :class:`LayerError` that says where."""
+    """Turns an exception inside into a :class:`LayerError` with the name."""
     try:
         yield
     except LayerError:

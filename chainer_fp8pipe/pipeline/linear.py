@@ -22,9 +22,8 @@ from .gradient_sums import GradientSums
 def is_plain(layer: Any, inputs: tuple[Any, ...]) -> bool:
     """Whether :func:`forward` does what ``layer(*inputs)`` would do.
 
-    That is an ``L.Linear`` on a float32 NumPy matrix which nobody looks into:
-    no hooks, no debug mode.  If it is, and gets its weights from its first
-    input, it has them afterwards.
+    True for an ``L.Linear`` on a float32 NumPy matrix without hooks and debug
+    mode.  Gives the layer its weights, if these wait for the first input.
     """
     if type(layer) is not L.Linear or len(inputs) != 1:
         return False
@@ -54,15 +53,12 @@ def forward(layer: L.Linear, x: numpy.ndarray) -> numpy.ndarray:
 
 
 class LinearTape:
-    """The way back through a layer for one micro-batch; see :class:`.Tape`.
+    """A :class:`.Tape` for a layer that :func:`is_plain`.
 
     Args:
-        layer: One that :func:`is_plain`.
-        x: Its input, float32[samples, inputs].
+        layer: Of the tape.
+        x: The layer's input, float32[samples, inputs].
         wanted: Whether the gradient of the input is of use.
-
-    Attributes:
-        wants: That the gradient of the output is of use.
     """
 
     wants = (True,)
@@ -74,7 +70,6 @@ class LinearTape:
 
     def backward(self, gradients: tuple[Any, ...], sums: GradientSums,
                  defer: bool = False) -> tuple[Any, ...]:
-        """As :meth:`.Tape.backward`."""
         gradient, = gradients
         if gradient is None:
             return (None,)
@@ -84,7 +79,6 @@ class LinearTape:
         return (gradient.dot(self._layer.W.array) if self._wanted else None,)
 
     def backward_weight(self, sums: GradientSums) -> None:
-        """As :meth:`.Tape.backward_weight`."""
         if self._gradient is not None:
             sums.add_product(self._layer, self._gradient, self._x)
             self._gradient = None

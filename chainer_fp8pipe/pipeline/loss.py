@@ -1,10 +1,10 @@
 """The loss of a batch from the losses of its micro-batches.
 
-A mean over a batch is not the mean of the means of its parts where these
-differ in what they count: the last micro-batch may be shorter, and labels may
-be ignored.  So each part is weighted by its share of what is counted: samples,
-or the labels that are not ignored.  Chainer's functions say which by their
-arguments; a function that hides it is found by its graph.
+A mean over a batch is not the mean of its micro-batches' means where one is
+shorter or labels are ignored.  So each micro-batch is weighted by its number
+of samples, or of labels that are not ignored.  The arguments of Chainer's
+functions say which; a function that ignores labels without such an argument is
+found in the loss's graph.
 """
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ Count = Callable[[Any], float]
 
 
 class LossHead:
-    """What follows the last layer: loss, metrics, and their gradients.
+    """Loss and metrics behind the last layer, and the loss's gradients.
 
     Args:
-        loss_fun: ``loss_fun(*outputs, target)``, a mean over what it counts.
+        loss_fun: ``loss_fun(*outputs, target)``, a mean.
         metrics: Name to a function of the same arguments, a mean as well, or
             to a pair of such a function and its count.
-        count: ``count(target)``: how much a micro-batch counts for in the
-            loss; None: the labels that the function does not ignore, or else
-            samples.
+        count: ``count(target)``: the weight of a micro-batch in the loss;
+            None: its labels that are not ignored, or else its samples.
     """
 
     def __init__(self, loss_fun: Callable, metrics: Mapping[str, Any],
@@ -53,7 +52,7 @@ class LossHead:
         return tuple(self._functions)
 
     def count(self, targets: list[Any]) -> list[float]:
-        """How much of a batch ``loss_fun`` counts, per micro-batch."""
+        """The weight of each micro-batch in the loss."""
         return [float(self._counts['loss'](target)) for target in targets]
 
     def begin(self, targets: list[Any], weights: list[float],
@@ -62,8 +61,8 @@ class LossHead:
 
         Args:
             targets: One per micro-batch.
-            weights: What :meth:`count` gave.
-            total: Sum of the weights that the mean is over.
+            weights: As :meth:`count` returned.
+            total: Sum of all weights in the mean, of other replicas too.
             loss_scale: Factor of all gradients; None for 1.
         """
         self._targets = targets
@@ -76,12 +75,7 @@ class LossHead:
 
     def forward(self, micro_batch: int, arrays: Arrays,
                 place: Place) -> None:
-        """Loss and metrics of one micro-batch.
-
-        Args:
-            micro_batch: Its number.
-            arrays: The last layer's outputs.
-            place: Where we are, for what the loss draws.
+        """Computes loss and metrics from the last layer's outputs.
 
         Raises:
             LayerError: The loss cannot be computed, or is no scalar.
@@ -95,7 +89,7 @@ class LossHead:
                 inputs = tuple(chainer.Variable(
                     array, requires_grad=array.dtype.kind == 'f')
                     for array in arrays)
-                # With a graph, in which one sees what is ignored.
+                # With a graph, which shows the labels that are ignored.
                 with chainer.force_backprop_mode():
                     value = self._functions[name](*inputs, target)
                 self._check(name, value, target)
@@ -133,7 +127,7 @@ class LossHead:
 
 
 def counting(function: Callable) -> Count:
-    """What a loss or metric takes its mean over, as a function of targets.
+    """How much a loss or metric counts in a target, for its mean.
 
     Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
     functions, also when they were bound by :func:`functools.partial`.
@@ -164,16 +158,16 @@ def samples(target: Any) -> float:
 
 def refuse_hidden_labels(name: str, value: chainer.Variable,
                          target: Any) -> None:
-    """A mean over fewer than all samples must not be taken for all.
+    """Refuses a mean over fewer than all samples that is weighted by samples.
 
     Args:
         name: ``'loss'``, or that of a metric.
-        value: What the function returned for a micro-batch, with its graph.
+        value: The mean of a micro-batch, with its graph.
         target: Of that micro-batch.
 
     Raises:
-        ValueError: A function that it was computed by ignores a label that
-            occurs; the message names the label and the remedy.
+        ValueError: A function in the graph ignores a label that occurs; the
+            message names the label and the remedy.
     """
     for function in _functions(value):
         label = getattr(function, 'ignore_label', None)
@@ -188,7 +182,7 @@ def refuse_hidden_labels(name: str, value: chainer.Variable,
 
 
 def _functions(loss: chainer.Variable) -> Iterator[Any]:
-    """All functions that a loss was computed by."""
+    """All functions in the graph of a loss."""
     waiting, seen = [loss.creator_node], set()
     while waiting:
         function = waiting.pop()

@@ -1,10 +1,10 @@
-"""A batch cut into micro-batches, and options that say where."""
+"""The bounds of micro-batches, and the option ``recompute``."""
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-#: What ``recompute`` may be, and which chunks it means, by the number of the
-#: last chunk.
+#: Names for ``recompute``; each gives the chunks by the number of the last.
 RECOMPUTE = {
     'no stage': lambda last: frozenset(),
     'every stage': lambda last: frozenset(range(last + 1)),
@@ -17,12 +17,11 @@ def recomputed(recompute: Any, last: int) -> frozenset[int]:
 
     Args:
         recompute: A key of :data:`RECOMPUTE`; True and False mean the second
-            and the first.  Or a tuple that says of each chunk whether it
-            does.
+            and the first.  Or a tuple with a bool per chunk.
         last: The number of the last chunk.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: ``recompute`` is something else.
     """
     if isinstance(recompute, tuple) and len(recompute) == last + 1:
         return frozenset(chunk for chunk, again in enumerate(recompute)
@@ -42,9 +41,6 @@ def bounds(samples: int, micro_batches: int) -> list[tuple[int, int]]:
     Sizes differ by one at most, the longer ones first.
     """
     short, longer = divmod(samples, micro_batches)
-    found, start = [], 0
-    for number in range(micro_batches):
-        end = start + short + (number < longer)
-        found.append((start, end))
-        start = end
-    return found
+    starts = [number * short + min(number, longer)
+              for number in range(micro_batches + 1)]
+    return list(itertools.pairwise(starts))

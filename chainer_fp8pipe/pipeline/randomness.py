@@ -3,8 +3,8 @@
 Serial training draws dropout masks one after another from one generator, so
 a mask depends on all that was drawn before.  Here a layer draws from a
 generator seeded by its place (seed, iteration, layer of the whole model,
-first sample of the micro-batch): the same mask on whatever rank it runs, in
-whatever order, and again when a forward pass is repeated for recomputation.
+first sample of the micro-batch): the mask is the same on every rank, in every
+order, and when a forward pass is repeated for recomputation.
 """
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def current() -> Place | None:
 @contextlib.contextmanager
 def at(place: Place, xp: Any = numpy,
        draw_from: Place | None = None) -> Iterator[None]:
-    """Whatever is drawn inside depends on ``place`` alone.
+    """Makes random numbers drawn inside depend on ``place`` alone.
 
     Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
-    from which Chainer's functions draw, and leaves it so: put
-    :func:`preserved` around the whole step.
+    from which Chainer's functions draw, and does not restore the generator:
+    put :func:`preserved` around the whole step.
 
     Args:
-        place: Where we are.
+        place: Of the layer that runs inside.
         xp: ``numpy`` or ``cupy``.
         draw_from: Another place to seed the generator by.
     """

@@ -9,8 +9,8 @@ from typing import Any
 class Clock:
     """Calls functions in the order of their times.
 
-    Of functions with the same time, the one that was asked for first is
-    called first, so that a simulation always comes out alike.
+    Functions of the same time are called in the order in which they were
+    asked for, so that a simulation always comes out alike.
 
     Attributes:
         now: Simulated seconds since the start.
@@ -19,43 +19,26 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._ticket = self._tickets = 0
-        self._events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._events: list[tuple[float, int, Callable[..., object], Any]] = []
 
-    def at(self, time: float, function: Callable[..., None],
+    def at(self, time: float, function: Callable[..., object],
            *arguments: Any) -> None:
-        """Has ``function(*arguments)`` called at ``time``.
-
-        Args:
-            time: In seconds, not before :attr:`now`.
-            function: Changes the simulation.
-            arguments: Of the function.
-        """
+        """Has ``function(*arguments)`` called at ``time``, in seconds."""
         self._tickets += 1
         heapq.heappush(self._events,
                        (time, self._tickets, function, arguments))
 
     def ticket(self) -> int:
-        """Reserves the place in the order that a call of :meth:`at` has now.
+        """Reserves the place among equal times that :meth:`at` would get now.
 
-        Most of what could be waited for is waited for by nobody; a ticket
-        costs less than an event.
+        A ticket costs less than an event, which mostly nobody waits for.
         """
         self._tickets += 1
         return self._tickets
 
     def at_ticket(self, time: float, ticket: int,
-                  function: Callable[..., None], *arguments: Any) -> bool:
-        """Has a function called in the place that was reserved for it.
-
-        Args:
-            time: In seconds.
-            ticket: What :meth:`ticket` gave.
-            function: Changes the simulation.
-            arguments: Of the function.
-
-        Returns:
-            Whether it will be called: not if the clock is past that place.
-        """
+                  function: Callable[..., object], *arguments: Any) -> bool:
+        """As :meth:`at`, in the place of a ticket; False if that is past."""
         if (time, ticket) <= (self.now, self._ticket):
             return False
         heapq.heappush(self._events, (time, ticket, function, arguments))

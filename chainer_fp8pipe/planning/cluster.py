@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 
 class Hop(NamedTuple):
-    """A link on the way of a message.
+    """A link on the route of a message.
 
     Attributes:
         link: Tells the link from all others.
         rate: Bytes per second.
-        latency: Seconds from the end of the link to the next one.
+        latency: Seconds from the end of this link to the next one.
         burst: Bytes that pass at once if the link was idle.
     """
 
@@ -47,17 +47,15 @@ class Cluster:
         local_rate: Bytes per second between ranks of one host; each pair
             has a link of its own.
         local_latency: Seconds of a message between ranks of one host.
-        cores: How many ranks can be busy at a time, of those that share
-            cores.
-        sharing: How many ranks, in the order of their numbers, share these
-            cores; as many as ``cores`` if nobody has to wait.
+        cores: Of each group of ranks that share cores.
+        sharing: Ranks in such a group, in the order of their numbers; as many
+            as ``cores`` if no rank has to wait.
         time_slice: Seconds for which a rank with work to do keeps a core that
-            others wait for (estimates of an all-reduce do not know of
-            slices).
+            others wait for (ignored in estimates of an all-reduce).
         in_switch: Hosts that are in the switch: no port slows them down.
         burst: Bytes that a link which was idle long enough passes at once,
-            before its rate counts: a token bucket of this size (estimates of
-            an all-reduce do not know it).
+            before its rate counts: the size of a token bucket (ignored in
+            estimates of an all-reduce).
     """
 
     hosts: Sequence[int]
@@ -84,13 +82,7 @@ class Cluster:
 
     @classmethod
     def pairs(cls, ranks: int, rate: float, latency: float) -> Cluster:
-        """Ranks with a link between any two, for each direction.
-
-        Args:
-            ranks: How many.
-            rate: Bytes per second of each link.
-            latency: Seconds of each message.
-        """
+        """Ranks with a link of ``rate`` from each one to each other one."""
         return cls((0,) * ranks, math.inf, 0.0, local_rate=rate,
                    local_latency=latency)
 
@@ -124,8 +116,9 @@ class Cluster:
 
 
 def _round(place: int, last: int, count: int) -> list[int]:
-    """The places from ``place`` to ``last`` on a ring, the shorter way."""
+    """The places after ``place`` up to ``last`` on a ring, the shorter way."""
     ahead = (last - place) % count
-    if 2 * ahead <= count:
-        return [(place + step) % count for step in range(1, ahead + 1)]
-    return [(place - step) % count for step in range(1, count - ahead + 1)]
+    if 2 * ahead > count:
+        ahead -= count
+    step = 1 if ahead > 0 else -1
+    return [(place + way) % count for way in range(step, ahead + step, step)]

@@ -1,13 +1,13 @@
 """The proof that ranks which wait for each other's messages all end.
 
-Sends never block, and a rank that receives waits for the message.  Then it
-does not matter who is fast: if the actions of all ranks can be done in one
-order, they end in every other one as well, and if one order gets stuck, all
-do: what a rank has received and sent when it waits is the same in every order
-(Kahn, "The Semantics of a Simple Language for Parallel Programming", 1974).
+Sends never block, and a rank that receives waits for the message.  Then the
+ranks' speeds do not matter: if the actions of all ranks can be done in one
+order, they end in every other order as well, because the messages that a rank
+has received and sent when it waits are the same in every order (Kahn, "The
+Semantics of a Simple Language for Parallel Programming", 1974).
 
-Where time is simulated, the same shows in the end: :class:`.engine.Engine`
-raises the same error when nothing happens any more and programs still wait.
+:class:`.engine.Engine` raises the same error when nothing happens any more and
+programs still wait.
 """
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Deadlock(Exception):
 
     def said(self, what: str, verb: str,
              describe: Callable[[Any], str] = str) -> str:
-        """A sentence that names every rank and what it waits for.
+        """A sentence that names every rank and what the rank waits for.
 
         Args:
             what: The plan or schedule, with which the sentence begins.
-            verb: Stands between rank and action: ``'waits for'``.
-            describe: Gives an action in words.
+            verb: Between rank and action: ``'waits for'``.
+            describe: An action in words.
         """
         return f'{what} comes to a deadlock: ' + ', '.join(
             f'rank {rank} {verb} {describe(action)}'
@@ -45,13 +45,11 @@ class Deadlock(Exception):
 
 
 class Effect(NamedTuple):
-    """What an action does with messages; mostly one of the two.
+    """What an action does with messages.
 
     Attributes:
-        awaits: The channel from which the action takes a message; None:
-            it needs none.
-        sends: The channel into which the action puts a message; None: no
-            message leaves.
+        awaits: The channel from which the action takes a message, or None.
+        sends: The channel into which the action puts a message, or None.
     """
 
     awaits: Hashable = None
@@ -64,15 +62,15 @@ NO_MESSAGE = Effect()
 def runnable_order(programs: Sequence[Sequence[Act]],
                    effect: Callable[[int, Act], Effect]
                    ) -> Iterator[tuple[int, Act]]:
-    """Gives all actions in one order in which they can be done.
+    """All actions in one order in which they can be done.
 
     Args:
-        programs: The actions of each rank, in its order.
-        effect: Gives what an action of a rank does with messages.
+        programs: The actions of each rank, in the rank's order.
+        effect: What an action of a rank does with messages.
 
     Yields:
-        Rank and action.  What an action sends is there as soon as the next
-        one is asked for.
+        Rank and action.  An action's message can be received as soon as the
+        caller asks for the next action.
 
     Raises:
         Deadlock: After all that can be done.

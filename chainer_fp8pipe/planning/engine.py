@@ -6,20 +6,19 @@ may run at the same time and share links and cores.
 
 A rank may have several programs and does one thing at a time: one program goes
 on until it waits for a message, then the one that has been ready for longest.
-Every event is simulated, also where ranks have cores and links of their own
-and their clocks could run apart: searches for cuts do not get slower by that.
-Sends take the rank no time of their own; what a message
-costs the rank is a computation before the send.
+A send takes the rank no time; what a message costs the rank is a computation
+before the send.
 """
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .clock import Clock
 from .cluster import Cluster
-from .cores import Cores, ProcessorSharing, policy_of
+from .cores import Cores, ProcessorSharing, RoundRobin
 from .deadlock import Deadlock
 from .network import Network
 
@@ -28,8 +27,8 @@ class Compute(NamedTuple):
     """Keeps the rank, and a core, busy.
 
     Attributes:
-        seconds: For so long, on a core that no other rank uses.
-        label: With one, the computation is a span of :attr:`Engine.spans`.
+        seconds: Duration on a core that no other rank uses.
+        label: If not None, the computation is one of :attr:`Engine.spans`.
     """
 
     seconds: float
@@ -42,11 +41,11 @@ class Send(NamedTuple):
     Attributes:
         target: The rank that receives.
         size: Bytes.
-        key: What the receiver knows the message by; of several messages with
-            one key, each is received once.
+        key: Names the message for the receiver; of several messages with one
+            key, each is received once.
         blocks: The rank waits until the message has arrived.
-        label: A send that blocks is a span with this label, from when the
-            link is free.
+        label: Of the span of a send that blocks, which begins when the link
+            is free.
     """
 
     target: int
@@ -90,11 +89,11 @@ _BEGIN, _SENDING = object(), object()
 
 
 class Program:
-    """A row of actions of one rank.
+    """Actions of one rank, one after the other.
 
     Attributes:
-        rank: That does them.
-        action: The one that is next; None after the last one.
+        rank: Number of the rank.
+        action: The next one; None after the last one.
         ended: When the last action was through.
     """
 
@@ -111,15 +110,11 @@ class Program:
         self.send_began = 0.0   # on the first link, of a send that blocks
 
 
+@dataclass(slots=True)
 class _Rank:
-    """A rank: programs that can go on, and whether it computes."""
-
-    __slots__ = 'ready', 'busy', 'seconds'
-
-    def __init__(self) -> None:
-        self.ready: deque[Program] = deque()
-        self.busy = False
-        self.seconds = 0.0
+    ready: deque[Program] = field(default_factory=deque)    # can go on
+    busy: bool = False          # computes
+    seconds: float = 0.0        # of computations so far
 
 
 class Engine:
@@ -139,16 +134,16 @@ class Engine:
         self.spans: list[Span] = []
         self._clock = Clock()
         self._network = Network(self._clock, cluster)
-        self._cores = (ProcessorSharing(self._clock, self, cores) if cores
-                       else policy_of(self._clock, self, cluster.cores,
-                                      cluster.sharing, cluster.time_slice))
+        self._cores: ProcessorSharing | RoundRobin = (
+            ProcessorSharing(self._clock, self, cores) if cores
+            else RoundRobin(self._clock, self, cluster))
         self._ranks = [_Rank() for _ in cluster.hosts]
         self._arrived: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, Program] = {}
 
     @property
     def seconds(self) -> float:
-        """Seconds until the last thing that has happened so far."""
+        """Seconds until the last event so far."""
         return self._clock.now
 
     @property
@@ -188,10 +183,10 @@ class Engine:
             self.go_on(rank)
         self._clock.run()
         if self._waiting:
-            raise Deadlock(sorted(
-                ((program.rank, program.action)
-                 for program in self._waiting.values()),
-                key=lambda wait: wait[0]))
+            raise Deadlock([
+                (program.rank, program.action.label or program.action)
+                for program in sorted(self._waiting.values(),
+                                      key=lambda program: program.rank)])
 
     # --- ranks ---------------------------------------------------------------
 
@@ -242,7 +237,7 @@ class Engine:
             self.computed(program.rank, self._clock.now)
 
     def _advance(self, program: Program) -> None:
-        """Goes to the next action; what is sent before that leaves now."""
+        """Goes to the next action; sends before that one leave now."""
         for action in program.actions:
             program.action = action
             if type(action) is not Send:

@@ -67,7 +67,7 @@ def _smallest_bound(sums: list[int], parts: int) -> int:
 
 
 def _parts_needed(sums: list[int], bound: int) -> int:
-    """How many parts it takes if none may cost more than ``bound``."""
+    """The number of parts if none may cost more than ``bound``."""
     needed, start = 1, 0
     for end in range(1, len(sums)):
         if sums[end] - sums[end - 1] > bound:
@@ -80,8 +80,8 @@ def _parts_needed(sums: list[int], bound: int) -> int:
 def _evenest(sums: list[int], parts: int, bound: int) -> list[int]:
     """The counts with the least squares, by dynamic programming.
 
-    ``best[end]`` is the least (squares of sums, squares of counts, counts)
-    of the first layers up to ``end`` in as many parts as there were rounds.
+    After n rounds ``best[end]`` is the least (squares of sums, squares of
+    counts, counts) of n parts of the layers before ``end``.
     """
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     for _ in range(parts):

@@ -1,7 +1,7 @@
 """Messages on the links of a cluster.
 
-A link carries messages in the order in which they come.  On a way of several
-links the head of a message is on the second one while its tail is on the
+A link carries messages in the order in which they come.  On a route of several
+links the head of a message is on the second link while its tail is on the
 first (cut-through).  A link that was idle passes a burst at once: a token
 bucket.
 """
@@ -17,16 +17,12 @@ from .cluster import Cluster, Hop
 class _Message(NamedTuple):
     size: float
     route: tuple[Hop, ...]
-    arrived: Callable[..., None]
+    arrived: Callable[..., object]
     arguments: tuple[Any, ...]
 
 
 class Network:
     """The links of a cluster in simulated time.
-
-    Args:
-        clock: Of the simulation.
-        cluster: Whose routes messages take.
 
     Attributes:
         busy: By link, the seconds in which it carried something.
@@ -41,20 +37,15 @@ class Network:
         self._routes: dict[tuple[int, int], tuple[Hop, ...]] = {}
 
     def send(self, source: int, target: int, size: float,
-             arrived: Callable[..., None], *arguments: Any
+             arrived: Callable[..., object], *arguments: Any
              ) -> tuple[float, float]:
-        """Sends a message now.
+        """Sends a message of ``size`` bytes now from one rank to another.
 
-        Args:
-            source: The rank that sends.
-            target: The rank that receives.
-            size: Bytes.
-            arrived: Called when the whole message is there.
-            arguments: Of that call.
+        Calls ``arrived(*arguments)`` when the whole message is there.
 
         Returns:
             When the first link begins with the message, and when the whole
-            message has left for it.
+            message is on that link.
         """
         route = self._routes.get((source, target))
         if route is None:
@@ -64,13 +55,10 @@ class Network:
 
     def _pass(self, message: _Message, index: int, tail: float
               ) -> tuple[float, float]:
-        """Puts a message on a link of its way, where its head is now.
+        """Puts a message on the link of its route where its head is now.
 
-        Args:
-            message: Under way.
-            index: Of the link on the way.
-            tail: When the end of the message comes to the link, which cannot
-                pass it before.
+        The message's end reaches this link at ``tail``, and does not pass
+        the link before.
         """
         now, size = self._clock.now, message.size
         link, rate, latency, burst = message.route[index]
@@ -82,12 +70,9 @@ class Network:
         start, end = max(now, begin), max(free, now, tail)
         self.busy[link] = self.busy.get(link, 0.0) + on_link
         if index + 1 < len(message.route):
-            self._clock.at(start + latency, self._go_on, message, index + 1,
+            self._clock.at(start + latency, self._pass, message, index + 1,
                            end + latency)
         else:
             self._clock.at(end + latency, message.arrived,
                            *message.arguments)
         return start, end
-
-    def _go_on(self, message: _Message, index: int, tail: float) -> None:
-        self._pass(message, index, tail)

@@ -41,8 +41,7 @@ def said_bytes(size: float, up: bool = False) -> str:
 
     Args:
         size: Bytes.
-        up: Round up, so that a limit with the number in the text is
-            enough.
+        up: Round up, for text that tells the user a sufficient limit.
     """
     rounding = decimal.ROUND_CEILING if up else decimal.ROUND_HALF_EVEN
     whole = math.ceil(size) if up else round(size)

@@ -4,14 +4,13 @@ import json
 from chainer_fp8pipe.bench.allreduce import (
     MPI_LIBRARY,
     Case,
-    Mean,
     Result,
+    Times,
     as_json,
     measure,
     model,
     table,
 )
-from chainer_fp8pipe.bench.timing import Times
 
 import numpy
 import pytest
@@ -40,9 +39,9 @@ def test_the_timed_action_averages_different_gradients(comm):
     mean = comm.allreduce(link.x.grad.astype(float)) / comm.size
     assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size
     assert len(set(comm.allgather(link.x.array.tobytes()))) == 1
-    action = Mean(Case('float32', 'ring').make(comm), link)
-    action()
-    action.close()
+    communicator = Case('float32', 'ring').make(comm)
+    communicator.multi_node_mean_grad(link)
+    communicator.finalize()
     numpy.testing.assert_allclose(link.x.grad, mean, rtol=0, atol=1e-6)
 
 

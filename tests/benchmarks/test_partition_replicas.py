@@ -41,7 +41,7 @@ for stages, ends in (1, (5,)), (2, (3, 5)), (3, (2, 4, 5)):
                             6, [False] * stages)
         cut = evaluate(intervals, CutProblem(
             stages, 6 // replicas, wire=setting.wire), ends)
-        assert abs(step / cut.seconds - 1) < .01, (stages, replicas)
+        assert abs(step / cut.predicted.seconds - 1) < .01, (stages, replicas)
 print('as fast')
 ''')
     assert said == 'as fast\n'

@@ -1,7 +1,4 @@
-from chainer_fp8pipe.pipeline.batch_statistics import (
-    BatchStatistics,
-    give_up,
-)
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics, give_up
 
 import chainer
 import chainer.links as L

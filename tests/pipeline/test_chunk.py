@@ -97,17 +97,6 @@ def test_masks_are_the_same_when_forward_is_repeated():
     assert np.array_equal(masks[0], masks[1])
 
 
-def test_late_parameters_are_drawn_by_the_models_seed():
-    found = []
-    for first_sample, iteration in ((0, 0), (8, 3)):
-        layer = L.Linear(None, 3)
-        chunk, _ = make(layer)
-        chunk.forward(0, (ones(2, 5),),
-                      Place(9, iteration, 0, first_sample))
-        found.append(layer.W.array.copy())
-    assert np.array_equal(*found)
-
-
 @pytest.mark.parametrize('recompute', [False, True])
 def test_an_error_names_the_layer_and_the_micro_batch(recompute):
     def broken(x):

@@ -167,11 +167,6 @@ def test_what_a_function_counts_is_known_from_its_arguments(
     assert counting(function)(np.array([0, -1, 7, -1])) == expected
 
 
-@pytest.mark.parametrize('shape', [(3,), (3, 2), (3, 0)])
-def test_samples_are_the_length_of_a_target(shape):
-    assert samples(np.zeros(shape)) == 3
-
-
 @pytest.mark.parametrize(('name', 'remedy'), [
     ('loss', r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
     ('acc', r"pass metrics={'acc': \(function, lambda t: \(t != 7\)"),

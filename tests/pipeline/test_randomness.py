@@ -1,9 +1,4 @@
-from chainer_fp8pipe.pipeline.randomness import (
-    Place,
-    at,
-    current,
-    preserved,
-)
+from chainer_fp8pipe.pipeline.randomness import Place, at, current, preserved
 
 import numpy as np
 from hypothesis import given

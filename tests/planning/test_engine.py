@@ -109,8 +109,7 @@ def test_ranks_that_wait_for_each_other_are_named():
     with pytest.raises(Deadlock) as caught:
         run((1, [Receive('b', 'of 0'), Send(0, 1.0, 'a')]),
             (0, [Compute(1.0), Receive('a', 'of 1'), Send(1, 1.0, 'b')]))
-    assert [(rank, action.label) for rank, action in caught.value.waits] == [
-        (0, 'of 1'), (1, 'of 0')]
+    assert caught.value.waits == ((0, 'of 1'), (1, 'of 0'))
 
 
 # --- a pipeline and an all-reduce at the same time ---------------------------

@@ -7,11 +7,12 @@ from chainer_fp8pipe.planning.partition.calls import (
 )
 
 import numpy
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-#: Drawing a trace takes milliseconds.
-few = settings(max_examples=max(settings.default.max_examples // 4, 1))
+#: Drawing a trace takes milliseconds, and much longer on a busy machine.
+few = settings(max_examples=max(settings.default.max_examples // 4, 1),
+               suppress_health_check=[HealthCheck.too_slow])
 
 _LINKS = 4
 _FLOAT = numpy.dtype('f')

@@ -1,4 +1,4 @@
-"""What a schedule consists of: each rank's actions, in their order."""
+"""The parts of a schedule: each rank's actions, in their order."""
 from __future__ import annotations
 
 import enum
@@ -20,15 +20,16 @@ class Kind(enum.Enum):
 
 
 class Action(NamedTuple):
-    """One thing that a rank does.
+    """A computation or a transfer by one rank.
 
     Attributes:
-        kind: What.
+        kind: Of the action.
         micro_batch: Its number, from 0.
-        chunk: The chunk of the whole model that this rank works on.
-            ``RECEIVE_ACTIVATION`` receives its input, ``SEND_ACTIVATION``
-            sends its output; ``RECEIVE_GRADIENT`` receives the gradient of
-            its output, ``SEND_GRADIENT`` sends that of its input.
+        chunk: Number of one of the rank's chunks in the whole model.
+            ``RECEIVE_ACTIVATION`` receives the chunk's input,
+            ``SEND_ACTIVATION`` sends its output; ``RECEIVE_GRADIENT``
+            receives the gradient of its output, ``SEND_GRADIENT`` sends that
+            of its input.
     """
 
     kind: Kind
@@ -37,9 +38,9 @@ class Action(NamedTuple):
 
     @property
     def boundary(self) -> int:
-        """The boundary that a transfer crosses: after the chunk so numbered.
+        """The boundary that a transfer crosses: the chunk before it.
 
-        The same number on the rank that sends and on the one that receives.
+        The sending and the receiving rank have the same number.
         """
         return self.chunk - (self.kind in (
             Kind.RECEIVE_ACTIVATION, Kind.SEND_GRADIENT))
@@ -51,7 +52,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every rank's actions, in the order in which it does them.
+    """Every rank's actions in their order.
 
     Attributes:
         name: Of the schedule, for messages and pictures.

@@ -20,11 +20,11 @@ class CodecCosts:
         wire_bytes: Bytes of an element of contributions and results.
         partial_bytes: Bytes of an element of partial sums.
         encode: Elements per second of gradients encoded for the wire.
-        add: Of received contributions added to a sum.
+        add: Likewise of received contributions added to a sum.
         add_partial: Of received partial sums added to a sum.
         add_own: Of the rank's own contribution added to a sum.
-        pack: Of a sum brought into the form in which sums travel.
-        mean: Of a sum made a mean and encoded.
+        pack: Of sums brought into the form in which sums travel.
+        mean: Of sums made means and encoded.
         decode: Of results decoded into gradients.
         by_frame: Gradients are encoded and decoded frame by frame, during
             the exchange; if not, all before the exchange and all after.
@@ -57,22 +57,21 @@ class CodecCosts:
         return 1 / self.decode if self.by_frame else 0.0
 
 
+@dataclass(frozen=True)
 class StepCosts:
     """For how long steps of a plan keep a rank busy.
 
-    Args:
+    Attributes:
         cluster: Whose ranks pay for each message and byte.
         codec: Bytes and rates of the elements.
     """
 
-    def __init__(self, cluster: Cluster, codec: CodecCosts) -> None:
-        self.codec = codec
-        self._message = cluster.message_cost
-        self._byte = cluster.byte_cost
+    cluster: Cluster
+    codec: CodecCosts
 
     def seconds(self, step: Step, elements: int,
                 contributes: bool) -> float:
-        """Gives the seconds of one step.
+        """The seconds of one step.
 
         Args:
             step: Of a plan.
@@ -85,8 +84,8 @@ class StepCosts:
         if kind is Opcode.ENCODE:
             return 0.0 if step.fresh else elements / codec.mean
         form = form_of(step)
-        seconds = (self._message
-                   + elements * codec.bytes_of(form) * self._byte)
+        seconds = (self.cluster.message_cost + elements * codec.bytes_of(form)
+                   * self.cluster.byte_cost)
         if kind is Opcode.SEND_PARTIAL and form is MessageForm.PARTIAL:
             seconds += elements / codec.pack
         elif kind is Opcode.RECEIVE_PARTIAL:
@@ -99,7 +98,7 @@ class StepCosts:
 
 
 def form_of(step: Step) -> MessageForm:
-    """Tells what the message of a step is that sends or receives."""
+    """What the message carries that a step sends or receives."""
     if step.action.kind in (Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT):
         return MessageForm.RESULT
     return MessageForm.PARTIAL if step.summed else MessageForm.CONTRIBUTION

@@ -1,7 +1,7 @@
 """What an all-reduce asks of a rank, for any number of ranks.
 
-Plans of thousands of ranks are too large to be written down.  All their ranks
-do the same, though: what one rank sends says all.
+Plans of thousands of ranks are too large to be written down.  In the plans
+here all ranks do the same, though: the demand of one rank says all.
 """
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ class Half:
     """What a rank does in the reduce-scatter, or in the all-gather.
 
     Attributes:
-        sent: Messages that leave the rank.
-        received: Messages that reach the rank.
+        flows: Messages that leave the rank; as many reach the rank.
         own: Elements of the rank's own contribution that are added to
             sums, as a share of the vector.
         encoded: Elements whose mean the rank encodes, as a share of the
             vector; also where there is one contribution only.
     """
 
-    sent: Flows = field(default_factory=dict)
-    received: Flows = field(default_factory=dict)
+    flows: Flows = field(default_factory=dict)
     own: Fraction = Fraction(0)
     encoded: Fraction = Fraction(0)
 
@@ -63,8 +61,7 @@ def ring_demand(ranks: int, dimension: int = 0) -> Demand:
                                 MessageForm.PARTIAL: max(ranks - 2, 0)}, share)
     gather = _flows(dimension, {MessageForm.RESULT: ranks - 1}, share)
     return Demand(ranks, 2 * (ranks - 1),
-                  Half(reduce, reduce, (ranks - 1) * share, share),
-                  Half(gather, gather))
+                  Half(reduce, (ranks - 1) * share, share), Half(gather))
 
 
 def direct_demand(ranks: int) -> Demand:
@@ -73,8 +70,7 @@ def direct_demand(ranks: int) -> Demand:
     reduce = _flows(0, {MessageForm.CONTRIBUTION: ranks - 1}, share)
     gather = _flows(0, {MessageForm.RESULT: ranks - 1}, share)
     return Demand(ranks, 2 * (ranks > 1),
-                  Half(reduce, reduce, share * (ranks > 1), share),
-                  Half(gather, gather))
+                  Half(reduce, share * (ranks > 1), share), Half(gather))
 
 
 def compose_demand(inner: Demand, outer: Demand,
@@ -90,14 +86,13 @@ def compose_demand(inner: Demand, outer: Demand,
     sums = not encode_between and inner.blocks > 1
 
     def scaled(half: Half) -> Half:
-        """The outer plan's, which works on sums if they are not encoded."""
-        return Half(_scaled(half.sent, share, sums),
-                    _scaled(half.received, share, sums),
+        """Half of the outer plan, which adds up sums if none is encoded."""
+        return Half(_scaled(half.flows, share, sums),
                     half.own * share * (not sums), half.encoded * share)
 
     within = inner.reduce
     if not encode_between:
-        within = Half(within.sent, within.received, within.own)
+        within = Half(within.flows, within.own)
     return Demand(inner.blocks * outer.blocks, inner.steps + outer.steps,
                   _both(within, scaled(outer.reduce)),
                   _both(inner.gather, scaled(outer.gather)))
@@ -131,11 +126,7 @@ def _scaled(flows: Flows, share: Fraction, sums: bool) -> Flows:
 
 
 def _both(one: Half, other: Half) -> Half:
-    def joined(first: Flows, second: Flows) -> Flows:
-        keys = dict.fromkeys((*first, *second))
-        return {key: first.get(key, NO_TRAFFIC).and_(
-            second.get(key, NO_TRAFFIC)) for key in keys}
-
-    return Half(joined(one.sent, other.sent),
-                joined(one.received, other.received),
-                one.own + other.own, one.encoded + other.encoded)
+    flows = {key: one.flows.get(key, NO_TRAFFIC).and_(
+        other.flows.get(key, NO_TRAFFIC))
+        for key in (*one.flows, *other.flows)}
+    return Half(flows, one.own + other.own, one.encoded + other.encoded)

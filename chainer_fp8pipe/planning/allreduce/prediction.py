@@ -2,8 +2,8 @@
 
 A chunk that is alone goes through the whole plan in the time of its longest
 chain of messages.  The next one follows a step behind it, as soon as the
-busiest link or rank of that step is free.  There is a limit to how many are
-under way; and no link or rank can be busy for longer than all the time::
+busiest link or rank of that step is free.  The frames in flight limit how many
+are under way, and no link or rank is busy for longer than all the time::
 
     alone   = steps * latency + seconds on links and in ranks
     stagger = seconds on the busiest link, or in a rank, for one step
@@ -17,12 +17,12 @@ where ``chunks - 1`` is ``rounds`` times the frames in flight and ``more``.
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from ..cluster import Cluster
 from .codec_costs import CodecCosts
-from .demand import Demand, Flows, Half
+from .demand import Demand, Half
 from .simulation import Timing
 from .traffic import MessageForm, Traffic
 
@@ -38,9 +38,9 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
     Args:
         demands: Of plans that run side by side, each on an equal share of
             the vector.
-        cluster: Only its numbers count; every rank has a host of its own,
-            even if ``hosts`` is empty.
-        codec: What is sent and what it costs.
+        cluster: Every rank has a host of its own, even if ``hosts`` is
+            empty.
+        codec: Bytes and rates of the elements.
         elements: Of the vector.
         frame_bytes: Bytes of a frame on the wire.
         frames_in_flight: Chunks of a plan that are under way at a time.
@@ -57,7 +57,8 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
     lanes = [_Lane(need, cluster, codec, share, frame) for need in demands]
     chunks = max(lane.chunks for lane in lanes)
     alone = max(lane.alone for lane in lanes)
-    links = _busiest([lane.links for lane in lanes])
+    links = max(sum(lane.links[dimension] for lane in lanes)
+                for dimension in (0, 1))
     rank = sum(lane.rank for lane in lanes)
     load = max(links, rank)
     rounds, more = divmod(chunks - 1, frames_in_flight)
@@ -69,14 +70,9 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
 
 
 def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
-    """Adds encoding before and decoding after the exchange.
+    """Adds encoding before and decoding after the exchange to its seconds.
 
-    Where the codec works frame by frame, both are in the timing already.
-
-    Args:
-        timing: Of the exchange.
-        codec: Whose rates count.
-        elements: Of the vector.
+    Where the codec works frame by frame, the timing has both already.
     """
     if codec.by_frame:
         return timing.seconds
@@ -100,61 +96,40 @@ class _Lane:
         self._cluster, self._codec = cluster, codec
         self.chunks = max(1.0, elements / need.blocks / frame)
         self._elements = elements / self.chunks
-        self.links = self._links(need)
+        self.links: dict[int, float] = collections.defaultdict(float)
         first, last = (self._shared(self._elements * seconds)
                        for seconds in (codec.first, codec.last))
-        self.rank = sum(map(self._busy, need.halves), first + last)
-        self.alone = first + last + need.steps * cluster.latency + sum(
-            self._chain(half, need.steps / 2) for half in need.halves)
-        self.stagger = max(
-            max(self._crossing(half.sent), self._crossing(half.received),
-                self._busy(half)) / max(need.steps / 2, 1)
-            for half in need.halves)
-
-    def _chain(self, half: Half, steps: float) -> float:
-        """One half of the plan, without latencies.
-
-        Of the messages of one step, one crosses the link while the rank is
-        busy with another.
-        """
-        on_link = max(self._crossing(half.sent), self._crossing(half.received))
-        busy = self._busy(half)
-        messages = max(_messages(half.sent), _messages(half.received))
-        alone = min(1.0, steps / messages) if messages else 1.0
-        return max(on_link, busy) + alone * min(on_link, busy)
-
-    def _crossing(self, flows: Flows) -> float:
-        return sum(self._bytes(form, traffic) for (_, form), traffic
-                   in flows.items()) / self._cluster.rate
-
-    def _links(self, need: Demand) -> dict[Hashable, float]:
-        seconds: dict[Hashable, float] = collections.defaultdict(float)
+        self.rank = self.alone = first + last
+        self.alone += need.steps * cluster.latency
+        self.stagger = 0.0
         for half in need.halves:
-            for way, flows in ('out', half.sent), ('in', half.received):
-                for (dimension, form), traffic in flows.items():
-                    link = way, dimension if self._cluster.torus else 0
-                    seconds[link] += (self._bytes(form, traffic)
-                                      / self._cluster.rate)
-        return seconds
+            busy, on_link = self._busy(half), 0.0
+            for (dimension, form), traffic in half.flows.items():
+                seconds = self._bytes(form, traffic) / cluster.rate
+                self.links[dimension if cluster.torus else 0] += seconds
+                on_link += seconds
+            self.rank += busy
+            self.stagger = max(self.stagger, max(on_link, busy)
+                               / max(need.steps / 2, 1))
+            # Of the messages of one step, one crosses the link while the rank
+            # is busy with another.
+            messages = sum(traffic.messages for traffic in half.flows.values())
+            serial = min(1.0, need.steps / 2 / messages) if messages else 1.0
+            self.alone += max(on_link, busy) + serial * min(on_link, busy)
 
     def _busy(self, half: Half) -> float:
         """Seconds for which a rank is busy in one half of the plan."""
         cluster, codec = self._cluster, self._codec
-        seconds = 0.0
-        for flows in half.sent, half.received:
-            for (_, form), traffic in flows.items():
-                seconds += (traffic.messages * cluster.message_cost
+        seconds = (self._of(half.own) / codec.add_own
+                   + self._of(half.encoded) / codec.mean)
+        for (_, form), traffic in half.flows.items():
+            elements = self._of(traffic.elements)
+            seconds += 2 * (traffic.messages * cluster.message_cost
                             + self._bytes(form, traffic) * cluster.byte_cost)
-        for (_, form), traffic in half.sent.items():
             if form is MessageForm.PARTIAL:
-                seconds += self._of(traffic.elements) / codec.pack
-        for (_, form), traffic in half.received.items():
-            if form is not MessageForm.RESULT:
-                seconds += self._of(traffic.elements) / (
-                    codec.add_partial if form is MessageForm.PARTIAL
-                    else codec.add)
-        seconds += (self._of(half.own) / codec.add_own
-                    + self._of(half.encoded) / codec.mean)
+                seconds += elements / codec.pack + elements / codec.add_partial
+            elif form is MessageForm.CONTRIBUTION:
+                seconds += elements / codec.add
         return self._shared(seconds)
 
     def _shared(self, seconds: float) -> float:
@@ -166,16 +141,3 @@ class _Lane:
 
     def _of(self, share: Fraction) -> float:
         return float(share) * self._elements
-
-
-def _messages(flows: Flows) -> int:
-    return sum(traffic.messages for traffic in flows.values())
-
-
-def _busiest(lanes: Sequence[Mapping[Hashable, float]]) -> float:
-    """Seconds for which the busiest link is busy with all lanes' loads."""
-    total: dict[Hashable, float] = collections.defaultdict(float)
-    for links in lanes:
-        for link, seconds in links.items():
-            total[link] += seconds
-    return max(total.values(), default=0.0)

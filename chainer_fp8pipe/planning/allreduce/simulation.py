@@ -34,8 +34,8 @@ class Timing(NamedTuple):
     Attributes:
         seconds: From the first send until the last rank is through, without
             encoding before and decoding after.
-        link_seconds: Of these, the busiest link is busy.
-        rank_seconds: Of these, the busiest rank is busy.
+        link_seconds: Of these, the seconds for which the busiest link is busy.
+        rank_seconds: Of these, the seconds for which the busiest rank is busy.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
     Args:
         plans: Run side by side, each on its share of the vector.
         cluster: Has a host for every rank.
-        codec: What is sent and what it costs.
+        codec: Bytes and rates of the elements.
         elements: Of the vector.
         frame_bytes: Bytes of a frame on the wire.
         frames_in_flight: Chunks of a plan that are under way at a time.
@@ -87,8 +87,7 @@ def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
         elements: Of the vector.
         frame_bytes: Bytes of a frame on the wire.
         frames_in_flight: Chunks of a plan that are under way at a time.
-        ranks: The engine's rank for each rank of the plans; the same numbers
-            by default.
+        ranks: The engine's rank for each rank of the plans; default: equal.
         after: For each of these ranks a program that must have ended before;
             None: the exchange begins at once.
 
@@ -104,20 +103,19 @@ def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
                         frame)
         exchange = object()         # tells its messages from all others
         for place, rank in enumerate(ranks):
-            lane = _Lane(exchange, ranks, place, program(plan, place),
-                         frames, costs)
-            added += [
-                engine.add(rank, lane.actions(),
-                           None if after is None else after[place])
-                for _ in range(frames_in_flight)]
+            lane = _RankLane(exchange, ranks, place, program(plan, place),
+                             frames, costs)
+            added += [engine.add(rank, lane.actions(),
+                                 after[place] if after else None)
+                      for _ in range(frames_in_flight)]
     return added
 
 
-class _Lane:
+class _RankLane:
     """One rank's part of one plan.
 
     As many programs as frames may be in flight share the lane; each takes
-    the next chunk when it is through with one.
+    the next chunk when its last one is through.
     """
 
     def __init__(self, exchange: object, ranks: Sequence[int], place: int,
@@ -129,7 +127,6 @@ class _Lane:
         self._known: dict[tuple[Sequence[int], int], int] = {}
 
     def actions(self) -> Iterator[EngineAction]:
-        """Chunk after chunk, until another program has taken the last."""
         for chunk in self._waiting:
             for position, step in enumerate(self._part.steps):
                 yield from self._step(position, step, chunk)
@@ -157,19 +154,18 @@ class _Lane:
                        (self._exchange, chunk, self._place, peer))
 
     def _encoding(self, position: int, chunk: int) -> float:
-        """Seconds for what this step is the first to need of the rank."""
+        """Seconds for the rank's own blocks that no earlier step needs."""
         first = self._costs.codec.first
         return first and first * self._part.contributes * self._count(
             self._encoded[position], chunk)
 
     def _decoding(self, chunk: int) -> float:
-        """Seconds for all results of a chunk."""
         last = self._costs.codec.last
         return last and last * self._part.contributes * self._count(
             range(len(self._frames.bounds) - 1), chunk)
 
     def _count(self, blocks: Sequence[int], chunk: int) -> int:
-        """Elements of some blocks in a chunk."""
+        """Elements of the blocks in a chunk."""
         found = self._known.get((blocks, chunk))
         if found is None:
             parts = (self._frames.part(block, chunk) for block in blocks)
@@ -179,7 +175,7 @@ class _Lane:
 
 
 def _first_needed(part: RankPlan) -> list[tuple[int, ...]]:
-    """For each step the blocks whose contribution is encoded for it."""
+    """For each step, the blocks whose contribution it is first to need."""
     encoded: set[int] = set()
     found = []
     for (kind, _, start, stop), _, fresh in part.steps:

@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
     elements: Fraction
 
     def and_(self, other: Traffic) -> Traffic:
-        """Adds up the messages and elements of both."""
+        """The messages and elements of both together."""
         return Traffic(self.messages + other.messages,
                        self.elements + other.elements)
 
@@ -36,8 +36,7 @@ class TrafficReport:
     """What a plan sends.
 
     Attributes:
-        pairs: By (source, target), then by form; for ranks that send each
-            other something.
+        pairs: By (source, target), for pairs with messages, then by form.
         steps: Messages in the longest chain in which each one waits for the
             one before: 2 for ``direct``, 2 (P - 1) for a ring.
     """

@@ -1,4 +1,4 @@
-"""The calls of a traced model: what each reads, gives, keeps and costs."""
+"""The calls of a traced model: inputs, outputs, what they keep and cost."""
 from __future__ import annotations
 
 import math
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 
 class Source(NamedTuple):
-    """A value of a trace, by the call that gives the value.
+    """A value of a trace, named by the call that computed the value.
 
     Attributes:
         call: Number of the call.
-        output: Index of the call's output, or the name of an attribute that
-            the function keeps (a dropout mask).
+        output: Index of the call's output, or the name of an attribute of
+            the function (a dropout mask).
     """
 
     call: int
@@ -21,12 +21,12 @@ class Source(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An array that a call gives.
+    """An array that a call computed.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        wants: Whether backward needs the value's gradient.
+        shape: Of the array.
+        dtype: Of the array.
+        wants: Whether backward needs the array's gradient.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -45,26 +45,26 @@ class Call:
 
     Attributes:
         name: Of the function.
-        link: Path of the link that called it; '/' for the model itself.
+        link: Path of the link that made the call; '/' for the model itself.
         path: For each link around the call, from the model inwards, the
             number of the first call in that link.
-        inputs: Values of other calls that it reads.
-        parameters: Paths of the parameters that it reads.
-        outputs: What it gives, by index or attribute name.
+        inputs: Values of other calls that the function reads.
+        parameters: Paths of the parameters that the function reads.
+        outputs: The function's outputs, by index or attribute name.
         forward: Seconds of a forward pass for the example.
         backward: Seconds of a backward pass.
         deferrable: Share of the backward pass that is for the gradients of
-            weights alone, for which nobody waits.
+            weights alone, which can be computed later.
         kept: Bytes that the function itself keeps for backward.
-        retained: Values of calls that it keeps for backward.
-        temporary: Most bytes that it allocates for itself while it runs.
-        draws: Whether it draws random numbers.
+        retained: Values of calls that the function keeps for backward.
+        temporary: Most bytes that the function allocates while it runs.
+        draws: Whether the function draws random numbers.
         whole: Paths of links whose calls must all be on one stage, because
             the link keeps running averages or is run as one call.
         pinned: For a value that a link has kept from an earlier batch, the
             stage that has the value.  None: an ordinary call.
-        once: Whether its stage must not run forward twice, as the link
-            moves on with every forward pass.
+        once: Whether the call's stage must not run forward twice, because a
+            forward pass changes the link's state.
     """
 
     name: str
@@ -86,25 +86,20 @@ class Call:
 
     @property
     def deferred(self) -> int:
-        """Bytes of the gradients that wait for those of weights."""
+        """Bytes of the outputs' gradients, if gradients of weights wait."""
         return (sum(value.nbytes for value in self.outputs.values())
                 if self.deferrable else 0)
 
 
 class Parameter(NamedTuple):
-    """A parameter of the model, as far as planning has to know of it.
-
-    Attributes:
-        shape: Its shape; None: only the link that has it knows.
-        dtype: Its dtype.
-    """
+    """Shape and dtype of a parameter; shape None: only its link knows."""
 
     shape: tuple[int, ...] | None
     dtype: Any
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values; 0 where the shape is unknown."""
+        """Bytes of the values; 0 where the shape is unknown."""
         return (0 if self.shape is None
                 else math.prod(self.shape) * self.dtype.itemsize)
 

@@ -1,12 +1,11 @@
 """Where to cut a model: the shortest step under a memory limit.
 
 Dynamic programming over all intervals finds the cut whose slowest stage is
-fastest, and among cuts nearly as good those that move less; the simulator of
+fastest, and cuts nearly as good that move fewer bytes; the simulator of
 schedules says which of them has the shortest step.  Where activations do not
 fit, a stage keeps its inputs only and runs forward twice.  After Tanaka et
 al., "Automatic Graph Partitioning for Very Large-scale Deep Learning" (RaNNC,
-IPDPS 2021), section IV, whose operations are joined to blocks first: here
-every atom is considered, of up to 1,500.
+IPDPS 2021), section IV, where operations are joined to blocks first.
 """
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
 from ..schedules.simulator import Costs, Link, simulate
 from ..sizes import said_bytes
 from .intervals import Intervals
+from .partition_plan import Predicted
 
-#: How much slower than the best a stage may be if less crosses then.
+#: By how much the slowest stage may be slower if fewer bytes cross then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
 
-
-#: A search asks for the schedule of the same problem again and again, and
-#: making it takes as long as simulating it.
+#: A search asks for the same schedule again and again, and making a schedule
+#: takes as long as simulating it.
 _schedule = functools.lru_cache(maxsize=16)(make_schedule)
 
 
@@ -39,12 +38,7 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True)
 class Wire:
-    """How values go from a stage to the next one.
-
-    Attributes:
-        latency: Seconds of a message, packing included.
-        bandwidth: Bytes per second.
-    """
+    """Seconds per message, packing included, and bytes per second."""
 
     latency: float = 1e-4
     bandwidth: float = 2e9
@@ -52,21 +46,22 @@ class Wire:
 
 @dataclass(frozen=True)
 class CutProblem:
-    """What a cut has to suit.
+    """Conditions for a cut.
 
     Attributes:
         stages: Ranks of the pipeline.
         micro_batches: Into how many a batch is cut.
         schedule: Name of the schedule.
         chunks: How many each rank has.
-        memory: Bytes of a rank beyond the interpreter's; None: no limit.
+        memory: Limit of bytes of a rank beyond the interpreter's; None: no
+            limit.
         copies: Arrays as large as the parameters that a rank keeps: values,
             gradients, the optimizer's state.
-        recompute: Whether stages may keep their inputs only: ``'auto'``
-            (where memory asks for it), True (all of them) or False.  Those
-            that must not run forward twice never do.
+        recompute: Whether stages keep their inputs only and run forward
+            twice: ``'auto'`` (where memory is too small otherwise), True (all
+            that may run forward twice) or False.
         wire: Between stages.
-        overhead: Bytes of each rank whatever it computes.
+        overhead: Bytes of each rank whatever the rank computes.
     """
 
     stages: int
@@ -100,38 +95,28 @@ class CutProblem:
         A micro-batch is live from its forward pass to the end of its
         backward pass.
         """
-        found = [0] * self.parts
+        now, most = [0] * self.parts, [0] * self.parts
         for actions in self.steps().actions:
-            now: dict[int, int] = {}
-            for action in actions:
-                if action.kind is Kind.FORWARD:
-                    now[action.chunk] = now.get(action.chunk, 0) + 1
-                    found[action.chunk] = max(found[action.chunk],
-                                              now[action.chunk])
-                elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-                    now[action.chunk] -= 1
-        return found
+            for kind, _, chunk in actions:
+                now[chunk] += kind is Kind.FORWARD
+                most[chunk] = max(most[chunk], now[chunk])
+                now[chunk] -= kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+        return most
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut, and what is expected of it.
+    """A cut with its predicted seconds and bytes.
 
     Attributes:
         ends: Index after the last atom of each chunk.
         recompute: Which chunks keep their inputs only.
-        seconds: Of a step, without update.
-        busy: Seconds in which each chunk computes, per micro-batch.
-        memory: Bytes of each rank at most.
-        crossing: Bytes that cross each boundary, per micro-batch.
+        predicted: Seconds and bytes.
     """
 
     ends: tuple[int, ...]
     recompute: tuple[bool, ...]
-    seconds: float
-    busy: tuple[float, ...]
-    memory: tuple[float, ...]
-    crossing: tuple[float, ...]
+    predicted: Predicted
 
 
 def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
@@ -149,7 +134,7 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     found = [evaluate(intervals, task, ends) for ends in tables.candidates()]
     if not found:
         raise DoesNotFit(_why(intervals, task))
-    return min(found, key=lambda cut: cut.seconds)
+    return min(found, key=lambda cut: cut.predicted.seconds)
 
 
 def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
@@ -162,11 +147,12 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
         ends: Index after the last atom of each chunk.
     """
     starts = [0, *ends[:-1]]
-    live = task.live()
     again, memory = [], [0.0] * task.stages
-    for chunk, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        plain, short = (_bytes(intervals, task, live[chunk], start, end, way)
-                        for way in (False, True))
+    for chunk, (start, end, live) in enumerate(zip(
+            starts, ends, task.live(), strict=True)):
+        plain, short = (
+            float(_bytes(intervals, task, live, recomputes, start, end))
+            for recomputes in (False, True))
         repeat = not intervals.once[start, end] and (
             task.recompute is True or (
                 task.recompute == 'auto' and task.memory is not None
@@ -174,13 +160,12 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
         again.append(repeat)
         memory[chunk % task.stages] += short if repeat else plain
     costs = chunk_costs(intervals, ends, again, task.defers)
-    busy = [sum(cost) for cost in costs]
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     line = simulate(task.steps(), costs, Link(
         task.wire.latency, task.wire.bandwidth, crossing))
-    return Cut(tuple(ends), tuple(again), line.step_time, tuple(busy),
-               tuple(task.overhead + used for used in memory),
-               tuple(crossing))
+    return Cut(tuple(ends), tuple(again), Predicted(
+        line.step_time, tuple(map(sum, costs)),
+        tuple(task.overhead + used for used in memory), tuple(crossing)))
 
 
 def chunk_costs(intervals: Intervals, ends: Sequence[int],
@@ -199,38 +184,34 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
         forward, backward, weights = (
             float(sums[end] - sums[start]) for sums in (
                 intervals.forward, intervals.backward, intervals.weights))
-        if not defers:
-            weights = 0.0
+        weights *= defers
         costs.append(Costs(forward, backward - weights, weights,
                            forward * again))
     return costs
 
 
 class _Tables:
-    """The dynamic programme: what every interval costs as each chunk."""
+    """The seconds of every interval as each chunk, for dynamic programming.
+
+    They are infinite where an interval is empty or needs too much memory.
+    """
 
     def __init__(self, intervals: Intervals, task: CutProblem) -> None:
         self._intervals, self._task = intervals, task
-        count = intervals.count
         edge = (intervals.crossing / task.wire.bandwidth
                 + (intervals.values > 0) * task.wire.latency)
-        traffic = edge[:, None] + edge[None, :]
-        plain = intervals.seconds() + 2 * traffic
+        self._traffic = edge[:, None] + edge[None, :]
         forward = intervals.forward[None, :] - intervals.forward[:, None]
         forward = numpy.where(intervals.once, 0.0, forward)     # not again
-        self._traffic = traffic
-        empty = numpy.tril(numpy.ones((count + 1, count + 1), bool))
-        self._costs = []
-        for live in task.live():
-            cost = plain + forward if task.recompute is True else plain
-            cost = numpy.where(empty, numpy.inf, cost)
-            if task.memory is not None:
-                cost = self._limited(cost, forward, live)
-            self._costs.append(cost)
+        plain = _not_empty(intervals.seconds() + 2 * self._traffic)
+        if task.recompute is True:
+            plain = plain + forward
+        self._costs = [self._limited(plain, forward, live)
+                       for live in task.live()]
 
     def candidates(self) -> list[tuple[int, ...]]:
         """Cuts that may be the best."""
-        slowest = self._slowest()
+        slowest = _least_maximum(self._costs)
         if not numpy.isfinite(slowest):
             return []
         return list(dict.fromkeys(
@@ -239,26 +220,21 @@ class _Tables:
 
     def _limited(self, cost: numpy.ndarray, forward: numpy.ndarray,
                  live: int) -> numpy.ndarray:
-        """Costs where memory is enough; with recomputation where needed."""
-        task, share = self._task, _share(self._task)
-        recomputes = task.recompute is True
-        needed = _table(self._intervals, task, live, recomputes)
+        """Seconds where memory is enough, if need be with recomputation."""
+        task = self._task
+        if task.memory is None:
+            return cost
+        share = _share(task)
+        needed = _bytes(self._intervals, task, live, task.recompute is True)
         limited = numpy.where(needed > share, numpy.inf, cost)
         if task.recompute == 'auto':
-            short = _table(self._intervals, task, live, True)
+            short = _bytes(self._intervals, task, live, True)
             limited = numpy.minimum(limited, numpy.where(
                 short > share, numpy.inf, cost + forward))
         return limited
 
-    def _slowest(self) -> float:
-        """The least possible time of the slowest chunk."""
-        best = self._costs[0][0]
-        for cost in self._costs[1:]:
-            best = numpy.maximum(best[:, None], cost).min(axis=0)
-        return float(best[-1])
-
     def _least_traffic(self, bound: float) -> tuple[int, ...]:
-        """Ends of chunks that are no slower than the bound."""
+        """Ends of chunks of which none takes longer than the bound."""
         allowed = [numpy.where(cost > bound, numpy.inf,
                                self._traffic + cost * 1e-6)
                    for cost in self._costs]
@@ -279,37 +255,37 @@ def _share(task: CutProblem) -> float:
     return (task.memory - task.overhead) / task.chunks
 
 
-def _table(intervals: Intervals, task: CutProblem, live: int,
-           recomputes: bool) -> numpy.ndarray:
-    """Bytes of every interval as a chunk."""
-    edges = intervals.crossing[:, None] + intervals.crossing[None, :]
-    fixed = (intervals.parameters * task.copies + intervals.temporary
-             + 2 * edges)
-    inputs = numpy.broadcast_to(intervals.crossing[:, None], edges.shape)
-    kept = intervals.kept
-    if task.defers:
-        kept = kept + intervals.deferred
-    if recomputes and not task.defers:
-        return fixed + live * inputs + numpy.where(
-            intervals.once, live * kept, kept)
-    return fixed + live * (inputs + kept)
-
-
-def _bytes(intervals: Intervals, task: CutProblem, live: int, start: int,
-           end: int, recomputes: bool) -> float:
+def _bytes(intervals: Intervals, task: CutProblem, live: int,
+           recomputes: bool, start: Any = None, end: Any = None) -> Any:
+    """Bytes of an interval as a chunk; by default a table of all intervals."""
+    if start is None:
+        start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
     fixed = (intervals.parameters[start, end] * task.copies
              + intervals.temporary[start, end] + 2 * (
                  intervals.crossing[start] + intervals.crossing[end]))
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
     if task.defers:
         kept = kept + intervals.deferred[start, end]
-    if recomputes and not task.defers and not intervals.once[start, end]:
-        return float(fixed + live * inputs + kept)
-    return float(fixed + live * (inputs + kept))
+        recomputes = False
+    again = recomputes & ~intervals.once[start, end]
+    return fixed + live * inputs + numpy.where(again, 1, live) * kept
+
+
+def _not_empty(table: numpy.ndarray) -> numpy.ndarray:
+    """The table with infinity for intervals without atoms."""
+    return numpy.where(numpy.tri(len(table), dtype=bool), numpy.inf, table)
+
+
+def _least_maximum(tables: Sequence[numpy.ndarray]) -> float:
+    """The least possible value of the largest chunk; a table per chunk."""
+    best = tables[0][0]         # for the first chunks up to each atom
+    for table in tables[1:]:
+        best = numpy.maximum(best[:, None], table).min(axis=0)
+    return float(best[-1])
 
 
 def _why(intervals: Intervals, task: CutProblem) -> str:
-    """The text of DoesNotFit: the bytes that are missing, and remedies."""
+    """The text of DoesNotFit: how many bytes are missing, and remedies."""
     assert task.memory is not None
     needed = least_memory(intervals, task)
     said = (f'no cut into {task.stages} stages fits into '
@@ -339,16 +315,9 @@ def least_memory(intervals: Intervals, task: CutProblem) -> float:
     """The smallest limit under which there is a cut, in bytes."""
     if task.parts > intervals.count:
         return math.inf
-    shape = intervals.count + 1, intervals.count + 1
-    empty = numpy.tril(numpy.ones(shape, bool))
-    best: Any = None
-    for live in task.live():
-        needed = _table(intervals, task, live, task.recompute is True)
-        if task.recompute == 'auto':
-            needed = numpy.minimum(needed, _table(intervals, task, live,
-                                                  True))
-        needed = numpy.where(empty, numpy.inf, needed)
-        # The least possible bytes of the largest chunk up to each atom.
-        best = (needed[0] if best is None else
-                numpy.maximum(best[:, None], needed).min(axis=0))
-    return task.overhead + task.chunks * float(best[-1])
+    ways = ((False, True) if task.recompute == 'auto'
+            else (task.recompute is True,))
+    return task.overhead + task.chunks * _least_maximum([
+        _not_empty(numpy.min([_bytes(intervals, task, live, way)
+                              for way in ways], axis=0))
+        for live in task.live()])

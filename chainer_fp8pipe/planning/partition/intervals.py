@@ -1,25 +1,28 @@
 """What every interval of a model's calls would cost as a stage.
 
-Calls are in the order of their positions.  Those between which no cut can be
-are one *atom*.  Arrays are float64[atoms + 1, atoms + 1]; element [i, j] is
-about the atoms i to j - 1, and 0 where there are none.
+The calls are sorted by position.  Neighbours between which no cut is allowed
+form an *atom*, so that an interval [i, j] is of the atoms i to j - 1.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
 from .calls import Call, Parameter, Source, total_seconds
 from .positions import Order, Position, positions
 
-#: More atoms are joined to about so many, each a small part of a step.  The
-#: tables take memory with the square of it, beside a model in training.
+#: More atoms than these are joined to about so many: the tables grow with
+#: the square of the number, and lie in memory beside a model in training.
 _ATOMS = 400
 
 
 class Intervals:
     """Seconds and bytes of all intervals of a trace's atoms.
+
+    Sums are float64[atoms + 1], and element i is about the atoms before i.
+    Tables are [atoms + 1, atoms + 1], and element [i, j] is about an interval,
+    0 where j <= i.  Bytes are those of one micro-batch.
 
     Args:
         calls: Of the trace.
@@ -28,19 +31,19 @@ class Intervals:
 
     Attributes:
         starts: The position of each atom's first call.
-        forward: Seconds of a forward pass, float64[atoms + 1]: sums up to an
-            atom.
-        backward: The same of a backward pass.
-        weights: What of it is for the gradients of weights alone.
-        parameters: Bytes of the parameters in each interval.
-        kept: Bytes that a micro-batch keeps for backward in each interval.
-        deferred: Bytes that wait for the gradients of weights where these
-            are put off, per micro-batch in each interval.
-        temporary: Bytes of the largest temporaries in each interval.
-        once: Whether an interval must not run forward twice.
-        crossing: Bytes that cross before each atom, float64[atoms + 1].
-        values: How many arrays cross before each atom, float64[atoms + 1].
         count: How many atoms there are.
+        forward: Sums of seconds of forward passes.
+        backward: Sums of seconds of backward passes.
+        weights: Of these, the seconds for gradients of weights alone.
+        parameters: Table of the bytes of parameters.
+        kept: Table of the bytes that are kept for backward.
+        deferred: Table of the bytes kept for gradients of weights, where
+            these are put off.
+        temporary: Table of the bytes of the largest temporary arrays.
+        once: bool table: whether an interval must not run forward twice.
+        crossing: Bytes that go from before each atom to the atom or beyond,
+            float64[atoms + 1].
+        values: The number of arrays that do, float64[atoms + 1].
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
@@ -50,52 +53,46 @@ class Intervals:
         atoms = _coarse(_atoms(calls, rows, place), calls)
         self.starts = [place[atom[0]] for atom in atoms]
         self.count = len(atoms)
-        atom_of = {number: index for index, atom in enumerate(atoms)
-                   for number in atom}
-        self.forward = _sums([sum(calls[number].forward for number in atom)
-                              for atom in atoms])
-        self.backward = _sums([sum(calls[number].backward for number in atom)
-                               for atom in atoms])
-        self.weights = _sums([sum(
-            calls[number].backward * calls[number].deferrable
-            for number in atom) for atom in atoms])
-        self.deferred = _between(_sums([sum(
-            calls[number].deferred for number in atom) for atom in atoms]))
+        inside = [[calls[number] for number in atom] for atom in atoms]
+
+        def sums(cost: Callable[[Call], float]) -> numpy.ndarray:
+            return _sums([sum(map(cost, atom)) for atom in inside])
+
+        self.forward = sums(lambda call: call.forward)
+        self.backward = sums(lambda call: call.backward)
+        self.weights = sums(lambda call: call.backward * call.deferrable)
+        self.deferred = _between(sums(lambda call: call.deferred))
+        self.once = _between(sums(lambda call: call.once)) > 0
+        self.temporary = _maxima([max(call.temporary for call in atom)
+                                  for atom in inside])
         self.parameters = self._unions(
-            [[(name, parameters[name].nbytes) for number in atom
-              for name in calls[number].parameters if name in parameters]
-             for atom in atoms])
-        own = self._unions(
+            [[(name, parameters[name].nbytes) for call in atom
+              for name in call.parameters if name in parameters]
+             for atom in inside])
+        self.kept = self._unions(
             [[(source, calls[source.call].outputs[source.output].nbytes)
-              for number in atom for source in calls[number].retained]
-             for atom in atoms])
-        inside = _sums([sum(calls[number].kept for number in atom)
-                        for atom in atoms])
-        self.kept = own + _between(inside)
-        self.temporary = _maxima([max(calls[number].temporary
-                                      for number in atom) for atom in atoms])
-        self.once = _between(_sums([
-            any(calls[number].once for number in atom)
-            for atom in atoms])) > 0
-        self.crossing, self.values = self._crossing(calls, atom_of)
+              for call in atom for source in call.retained]
+             for atom in inside]) + _between(sums(lambda call: call.kept))
+        self.crossing, self.values = self._crossing(calls, {
+            number: index for index, atom in enumerate(atoms)
+            for number in atom})
 
     def seconds(self) -> numpy.ndarray:
-        """Forward and backward of every interval."""
+        """Table of the seconds of forward and backward passes."""
         return _between(self.forward + self.backward)
 
     def _unions(self, used: list[list[tuple]]) -> numpy.ndarray:
-        """Bytes of the different things that each interval uses.
+        """Table of the bytes of the different things that atoms use.
 
-        Args:
-            used: For each atom the things, with their bytes.
+        ``used`` has, for each atom, the things and their bytes.
         """
         total = numpy.zeros((self.count + 1, self.count + 1), 'f')
         at = numpy.zeros(self.count + 1)
         last: dict = {}
         for index, things in enumerate(used):
             for thing, nbytes in things:
-                # An interval that ends here has a thing if it begins no
-                # later than at the thing's last use.
+                # An interval that ends here contains a thing if the interval
+                # begins no later than at the thing's last use.
                 if thing in last:
                     at[last[thing]] -= nbytes
                 last[thing] = index
@@ -105,7 +102,7 @@ class Intervals:
 
     def _crossing(self, calls: Sequence[Call], atom_of: Mapping[int, int]
                   ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """What is made before an atom and used there or after it."""
+        """Bytes and numbers of the values made before an atom, used later."""
         until: dict[Source, int] = {}
         for number, call in enumerate(calls):
             for source in call.inputs:
@@ -125,7 +122,7 @@ class Intervals:
 
 def _atoms(calls: Sequence[Call], rows: Sequence[int],
            place: Sequence[Position]) -> list[list[int]]:
-    """Calls between which no cut can be, in the order of positions."""
+    """Numbers of the calls of each atom, in the order of positions."""
     loops = _loops(calls, place)
     together = _together(calls, rows)
     atoms: list[list[int]] = []
@@ -142,7 +139,7 @@ def _atoms(calls: Sequence[Call], rows: Sequence[int],
 
 def _coarse(atoms: list[list[int]], calls: Sequence[Call]
             ) -> list[list[int]]:
-    """Joins neighbours that are short, where there are very many."""
+    """Joins short neighbours where there are very many atoms."""
     if len(atoms) <= _ATOMS:
         return atoms
     enough = total_seconds(calls) / _ATOMS
@@ -158,26 +155,20 @@ def _coarse(atoms: list[list[int]], calls: Sequence[Call]
 
 
 def _loops(calls: Sequence[Call], place: Sequence[Position]) -> set[int]:
-    """Places whose parameters are used again on the way from themselves.
+    """Places whose parameters several calls use, one after the other.
 
-    A depth there is a step of a loop, of which others may have more.
+    A depth there is a step of a loop; other batches may have more steps.
     """
     return {here.place for call, here in zip(calls, place, strict=True)
             if call.parameters and here.depth and here.place == max(
                 place[source.call].place for source in call.inputs)
-            and _uses_place(call, calls, place, here.place)}
-
-
-def _uses_place(call: Call, calls: Sequence[Call],
-                place: Sequence[Position], number: int) -> bool:
-    names = set(call.parameters)
-    return any(names.intersection(other.parameters)
-               for other, position in zip(calls, place, strict=True)
-               if other is not call and position.place == number)
+            and any(not set(call.parameters).isdisjoint(other.parameters)
+                    for other, position in zip(calls, place, strict=True)
+                    if other is not call and position.place == here.place)}
 
 
 def _together(calls: Sequence[Call], rows: Sequence[int]) -> set[int]:
-    """Where no cut can be because a link's calls must not be apart."""
+    """Rows before which no cut is allowed: inside of a link to be whole."""
     spans: dict[str, list[int]] = {}
     for index, number in enumerate(rows):
         for name in calls[number].whole:
@@ -195,7 +186,7 @@ def _between(sums: numpy.ndarray) -> numpy.ndarray:
 
 
 def _maxima(values: Sequence[float]) -> numpy.ndarray:
-    """The largest value of each interval."""
+    """Table of the largest value in each interval."""
     count = len(values)
     found = numpy.zeros((count + 1, count + 1), 'f')
     for start in range(count):

@@ -1,9 +1,7 @@
 """Stages times replicas: which of all factorisations of the ranks is best.
 
 A pipeline of all ranks sends activations, replicas send gradients; fewer
-stages mean shorter pipelines and more memory for each rank.  Which is faster
-depends on the model, on the links, on the codec between replicas, and on which
-ranks share cores.
+stages mean shorter pipelines and more memory for each rank.
 """
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from typing import NamedTuple
 from ...mpi.placement import place
 from ...pipeline.schedules.schedule import make_schedule
 from ..cores import Cores
-from ..schedules.replicas import shared_step
-from ..schedules.simulator import Link
+from ..schedules.simulator import Link, shared_step
 from ..sizes import said_bytes
 from .calls import Call, Parameter
 from .cuts import CutProblem, DoesNotFit, Wire, chunk_costs
@@ -34,10 +31,10 @@ class JobRanks:
     """Where all ranks of a job are, and how fast they exchange bytes.
 
     Attributes:
-        nodes: The node of each rank, as the placement of a grid counts them.
-        cores: What ranks lose to those beside them.
-        exchange: What a rank sends while all ranks send and receive at once.
-        gradient_bytes: Of an element between replicas, by the codec.
+        nodes: The node of each rank, as :func:`~.mpi.placement.place` counts.
+        cores: How much ranks on the same cores slow each other down.
+        exchange: Of a rank while all ranks send and receive at once.
+        gradient_bytes: Of an element between replicas.
     """
 
     nodes: tuple[int, ...]
@@ -48,19 +45,13 @@ class JobRanks:
     @classmethod
     def apart(cls, count: int, wire: Wire, gradient_bytes: float = 4.0
               ) -> JobRanks:
-        """Makes a placement of ranks none of which disturbs another one.
-
-        Args:
-            count: How many.
-            wire: Between any two.
-            gradient_bytes: Of an element between replicas.
-        """
+        """Ranks with a node and a core each, none of which slows another."""
         each = tuple(range(count))
         return cls(each, Cores(each), wire, gradient_bytes)
 
 
 class GridLayout(NamedTuple):
-    """A number of stages, and what is expected of it.
+    """A number of stages and replicas, with predicted seconds and bytes.
 
     Attributes:
         stages: Ranks of a pipeline.
@@ -69,7 +60,7 @@ class GridLayout(NamedTuple):
         exchange: Seconds of these in which replicas average gradients.
         memory: Bytes of the fullest rank.
         plan: Of a pipeline; None: there is none.
-        reason: Why there is none.
+        reason: Why there is no plan.
     """
 
     stages: int
@@ -83,8 +74,7 @@ class GridLayout(NamedTuple):
 
 def layouts(calls: Sequence[Call], order: Order,
             parameters: Mapping[str, Parameter], task: CutProblem,
-            ranks: JobRanks
-            ) -> list[GridLayout]:
+            ranks: JobRanks) -> list[GridLayout]:
     """All factorisations of the ranks, the fastest first.
 
     Args:
@@ -93,7 +83,7 @@ def layouts(calls: Sequence[Call], order: Order,
         parameters: By path.
         task: With the micro-batches of a whole batch, which replicas divide
             among themselves, and the memory of a rank.
-        ranks: Where they are, and what they lose to each other.
+        ranks: Of the job.
     """
     intervals = Intervals(calls, order, parameters)
     count = len(ranks.nodes)
@@ -106,20 +96,17 @@ def layouts(calls: Sequence[Call], order: Order,
         try:
             plan = search(calls, order, parameters, part)
         except (DoesNotFit, ValueError) as error:
-            found.append(GridLayout(stages, count // stages, None,
-                                reason=str(error).partition('. What')[0]))
-            continue
-        found.append(_layout(plan, intervals, parameters, part, ranks))
+            found.append(GridLayout(
+                stages, count // stages, None,
+                reason=str(error).partition('. What')[0]))
+        else:
+            found.append(_layout(plan, intervals, parameters, part, ranks))
     return sorted(found, key=lambda one: (
         one.seconds is None, one.seconds or 0.0))
 
 
 def table(found: Sequence[GridLayout]) -> str:
-    """Text with a line per layout; impossible ones say why.
-
-    Args:
-        found: All layouts, the fastest first.
-    """
+    """Text with a line per layout; ``found`` has the fastest first."""
     rows = [['stages x replicas', 'update', 'of it exchange', 'memory',
              'against the best']]
     best = found[0].seconds
@@ -141,8 +128,7 @@ def table(found: Sequence[GridLayout]) -> str:
 
 def _layout(plan: PartitionPlan, intervals: Intervals,
             parameters: Mapping[str, Parameter], task: CutProblem,
-            ranks: JobRanks
-            ) -> GridLayout:
+            ranks: JobRanks) -> GridLayout:
     replicas = len(ranks.nodes) // task.stages
     compute = shared_step(
         make_schedule(task.schedule, task.stages, task.micro_batches,
@@ -154,15 +140,15 @@ def _layout(plan: PartitionPlan, intervals: Intervals,
         place(ranks.nodes, task.stages).ranks, ranks.cores)
     exchange = _exchange(plan, parameters, task, ranks, replicas)
     return GridLayout(task.stages, replicas, compute + exchange, exchange,
-                  max(plan.predicted.memory), plan)
+                      max(plan.predicted.memory), plan)
 
 
 def _exchange(plan: PartitionPlan, parameters: Mapping[str, Parameter],
               task: CutProblem, ranks: JobRanks, replicas: int) -> float:
     """Seconds in which replicas average gradients.
 
-    As many bytes as an all-reduce must send at least, by the stage that has
-    the most.
+    The stage with the most parameters sends as many bytes as an all-reduce
+    must send at least.
     """
     numbers = [0.0] * task.stages
     for name, chunk in plan.homes().items():

@@ -1,6 +1,7 @@
 """A plan: where a model is cut, as data that can be saved and edited."""
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,7 +43,7 @@ class PartitionPlan:
             forward twice.
         micro_batches: Number of micro-batches that the plan was made for.
         schedule: Name of the schedule that the plan was made for.
-        predicted: What is expected of the plan.
+        predicted: Seconds and bytes of the plan.
     """
 
     order: Order
@@ -59,7 +60,7 @@ class PartitionPlan:
         return (len(self.cuts) + 1) // self.stages
 
     def homes(self) -> dict[str, int]:
-        """The chunk that a parameter belongs to, by its path."""
+        """The chunk of each parameter, by the parameter's path."""
         return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
                 for place, group in enumerate(self.order) for name in group}
 
@@ -70,7 +71,7 @@ class PartitionPlan:
             file.write('\n')
 
     def as_dict(self) -> dict[str, Any]:
-        """What :meth:`save` writes: lists, dictionaries, texts, numbers."""
+        """The content of the file that :meth:`save` writes."""
         return {
             'format': _FORMAT, 'stages': self.stages,
             'schedule': self.schedule, 'micro_batches': self.micro_batches,
@@ -87,8 +88,8 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
 
     Args:
         source: The path of a file that :meth:`PartitionPlan.save` has written,
-            the dictionary that is in such a file, or a
-            :class:`PartitionPlan`, which is returned as it is.
+            the dictionary in such a file, or a :class:`PartitionPlan`, which
+            is returned as it is.
 
     Raises:
         OSError: The file cannot be read.
@@ -126,8 +127,7 @@ def _checked(data: Mapping[str, Any]) -> PartitionPlan:
                              'is not in its order of parameters')
         cuts.append(Position(place_of[cut['before']],
                              int(cut['calls_later'])))
-    if any(left >= right for left, right in zip(cuts, cuts[1:],
-                                                strict=False)):
+    if any(left >= right for left, right in itertools.pairwise(cuts)):
         raise ValueError('the cuts of a plan must be in the order of '
                          'parameters')
     chunks, stages = len(cuts) + 1, int(data['stages'])
@@ -140,18 +140,18 @@ def _checked(data: Mapping[str, Any]) -> PartitionPlan:
                          f'{chunks} chunks')
     predicted: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
-                 for key, value in data.get('predicted', {}).items()}
+        for key, value in data.get('predicted', {}).items()}
     return PartitionPlan(order, tuple(cuts), stages, recompute,
-                int(data['micro_batches']), str(data['schedule']),
-                Predicted(**predicted))
+                         int(data['micro_batches']), str(data['schedule']),
+                         Predicted(**predicted))
 
 
 def ends_of(cuts: Sequence[Position], starts: Sequence[Position]
             ) -> tuple[int, ...]:
-    """Gives the index after the last atom of each chunk.
+    """The index after the last atom of each chunk.
 
     Args:
-        cuts: Positions of a plan.
+        cuts: Of a plan.
         starts: Position of the first call of each atom.
     """
     return (*(sum(start < cut for start in starts) for cut in cuts),

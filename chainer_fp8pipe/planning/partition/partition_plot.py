@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..sizes import said_bytes
@@ -28,63 +28,54 @@ _LONGEST, _LONGEST_LINE = 34, 96    # characters
 
 
 class _Row(NamedTuple):
-    """What is drawn for a chunk.
+    """What is drawn for a chunk; None and '' are left out."""
 
-    Attributes:
-        name: Of its stage.
-        ranks: That have it; '' if that is unknown.
-        first: Its first parameter.
-        share: Of the time of all chunks, 0 to 1.
-        again: Whether its forward pass runs twice.
-        parameters: Bytes.
-        memory: Bytes of its rank, for the rank's first chunk.
-        crossing: What goes to the next chunk; '' after the last one.
-    """
-
-    name: str
-    ranks: str
-    first: str
-    share: float | None
-    again: bool
-    parameters: float | None
-    memory: float | None
-    crossing: str
-
-
-class _Tie(NamedTuple):
-    """Parameters that the same chunks have."""
-
-    chunks: tuple[int, ...]
-    names: list[str]
+    name: str                   # of the chunk's stage
+    ranks: str                  # of the stage
+    first: str                  # first parameter
+    again: bool                 # whether the forward pass runs twice
+    crossing: str               # what goes to the next chunk
+    share: float | None         # of the time of all chunks, 0 to 1
+    parameters: float | None    # bytes
+    memory: float | None        # bytes of the rank, for its first chunk
 
 
 class _Panel(NamedTuple):
-    """A column of bars: a value for each row, or None, and how it is said."""
+    """A column of bars: a field of the rows, and how its values are said."""
 
     title: str
     colour: Colour
-    values: list[float | None]
-    texts: list[str]
+    field: str
+    said: Callable[[float], str]
+
+
+_PANELS = (
+    _Panel('share of the time', _TIME, 'share',
+           lambda share: f'{100 * share:.0f} %'),
+    _Panel('parameters', _PARAMETERS, 'parameters', said_bytes),
+    _Panel('memory, predicted', _MEMORY, 'memory', said_bytes))
+
+#: Parameters that several chunks have: the chunks, and the names.
+_Tie = tuple[tuple[int, ...], list[str]]
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],
               memory: float | None = None) -> None:
     """Writes a picture of a cut: a row per stage, from the first to the last.
 
-    A row has bars for the stage's share of the time, for the bytes of its
-    parameters, and for the memory that its rank is predicted to need.  Below
-    a row stands what crosses to the next one, in bytes per micro-batch.
-    Brackets on the right join stages that have the same parameter.  Hatched:
-    a stage that runs its forward pass twice.
+    A row has bars for the stage's share of the time, the bytes of its
+    parameters, and the predicted memory of its rank.  Below a row stand the
+    values that cross to the next stage, in bytes per micro-batch.  Brackets
+    on the right join stages that have the same parameter.  Hatched: a stage
+    that runs its forward pass twice.
 
     Args:
         cut: A model that :func:`~chainer_fp8pipe.partition` has cut, or its
-            ``model.partition``; or a :class:`.PartitionPlan`, which knows
-            nothing of parameters' bytes, of names of what crosses, and of
-            brackets.
+            ``model.partition``; or a :class:`.PartitionPlan`, for which
+            bytes of parameters, names of values and brackets are left out.
         path: A file that matplotlib can write, e.g. ``plan.png``.
         memory: The limit of each rank in bytes, drawn as a line; default:
-            what :func:`~chainer_fp8pipe.partition` was given.
+            that given to :func:`~chainer_fp8pipe.partition`.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -106,62 +97,42 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
 
 
 class _Picture:
-    """The sizes of a picture, and what is drawn into its figure.
-
-    Args:
-        plan: What is drawn.
-        part: A partition with the plan; None: only the plan is known.
-        limit: Bytes of each rank; None: there is none.
-
-    Attributes:
-        width: Of the figure, in inches.
-        height: Of the figure, in inches.
-    """
+    """A picture; its width and height are in inches."""
 
     def __init__(self, plan: PartitionPlan, part: Any, limit: float | None
-                ) -> None:
+                 ) -> None:
         self._title = _title(plan, part)
         self._rows = _rows(plan, part)
         self._ties = _ties(plan, part)
         self._limit = limit
-        self._panels = self._filled()
-        self.width = (_LEFT + max(2, len(self._panels)) * (_PANEL + _BETWEEN)
-                      + _RIGHT + _TIE * min(len(self._ties), _MOST_TIES))
+        self._panels = [panel for panel in _PANELS if any(
+            getattr(row, panel.field) is not None for row in self._rows)]
+        # Of the brackets, right of room for two panels at least.
+        self._beside = _LEFT + max(2, len(self._panels)) * (_PANEL + _BETWEEN)
+        self.width = (self._beside + _RIGHT
+                      + _TIE * min(len(self._ties), _MOST_TIES))
         self.height = _TOP + _ROW * len(self._rows) + _BOTTOM
 
     def draw(self, figure: Any) -> None:
-        """Titles, rows, what crosses, and brackets."""
+        """Draws titles, rows, panels, brackets and notes."""
         figure.suptitle(self._title, x=0.15 / self.width, ha='left',
                         y=1 - 0.12 / self.height, va='top', fontsize=11)
         names = self._axes(figure, 0.0, _LEFT)
         names.axis('off')
+        names.set_xlim(0, _LEFT)
         for number, row in enumerate(self._rows):
-            self._name(names, number, row)
+            _name(names, number, row)
         for place, panel in enumerate(self._panels):
             self._bars(self._axes(
                 figure, _LEFT + place * (_PANEL + _BETWEEN), _PANEL), panel)
-        start = _LEFT + max(2, len(self._panels)) * (_PANEL + _BETWEEN)
-        beside = self._axes(figure, start, self.width - start)
+        room = self.width - self._beside
+        beside = self._axes(figure, self._beside, room)
         beside.axis('off')
-        beside.set_xlim(0, self.width - start)
-        for place, tie in enumerate(self._ties[:_MOST_TIES]):
-            _bracket(beside, _TIE * place, tie, len(self._rows))
+        beside.set_xlim(0, room)
+        for place, (chunks, parameters) in enumerate(
+                self._ties[:_MOST_TIES]):
+            _bracket(beside, _TIE * place, chunks, parameters)
         self._explain(figure)
-
-    def _filled(self) -> list[_Panel]:
-        """The columns of which something is known."""
-        shares = [row.share for row in self._rows]
-        sizes = [row.parameters for row in self._rows]
-        needs = [row.memory for row in self._rows]
-        panels = [
-            _Panel('share of the time', _TIME, shares,
-                   [f'{100 * (share or 0):.0f} %' for share in shares]),
-            _Panel('parameters', _PARAMETERS, sizes,
-                   [said_bytes(size or 0) for size in sizes]),
-            _Panel('memory, predicted', _MEMORY, needs,
-                   [said_bytes(need or 0) for need in needs])]
-        return [panel for panel in panels
-                if any(value is not None for value in panel.values)]
 
     def _axes(self, figure: Any, left: float, width: float) -> Any:
         """A column of the figure with a unit of height per row."""
@@ -171,33 +142,19 @@ class _Picture:
         axes.set_ylim(len(self._rows) - 0.5, -0.5)      # the first on top
         return axes
 
-    def _name(self, axes: Any, number: int, row: _Row) -> None:
-        text = axes.text
-        axes.set_xlim(0, _LEFT)
-        text(0.15, number - 0.1, row.name, va='center', fontsize=10,
-             weight='bold')
-        text(0.95, number - 0.1, row.ranks, va='center', fontsize=9)
-        text(0.15, number + 0.18, _shortened(row.first, _LONGEST),
-             va='center', fontsize=7, color=_GREY)
-        if row.crossing:
-            text(_LEFT, number + 0.5,
-                 '↓ ' + _cut_off(row.crossing, _LONGEST_LINE), va='center',
-                 fontsize=8, color=_CROSSING, zorder=3)
-
     def _bars(self, axes: Any, panel: _Panel) -> None:
-        known = [value or 0.0 for value in panel.values]
+        values = [getattr(row, panel.field) for row in self._rows]
+        known = [value or 0.0 for value in values]
         limit = self._limit if panel.colour is _MEMORY else None
-        longest = max(*known, limit or 0.0) or 1.0
-        axes.set_xlim(0, longest * _ROOM)
+        axes.set_xlim(0, (max(*known, limit or 0.0) or 1.0) * _ROOM)
         bars = axes.barh(range(len(known)), known, _BAR, linewidth=0,
                          color=panel.colour, edgecolor='white')
-        for bar, row in zip(bars, self._rows, strict=True):
+        for number, (bar, row, value) in enumerate(zip(
+                bars, self._rows, values, strict=True)):
             if row.again and panel.colour is _TIME:
                 bar.set_hatch(r'\\\\')
-        for number, (value, text) in enumerate(zip(
-                panel.values, panel.texts, strict=True)):
             if value is not None:
-                _figure(axes, number, value, text, panel.colour)
+                _figure(axes, number, value, panel)
         # In pieces, so that what crosses can be read between them.
         axes.vlines([0] * len(known), *[[
             number + side for number in range(len(known))]
@@ -205,20 +162,15 @@ class _Picture:
         axes.set_title(panel.title, loc='left', fontsize=9,
                        color=_GREY, pad=4)
         if limit is not None:
-            self._draw_limit(axes, limit)
+            axes.axvline(limit, color='black', linewidth=1, linestyle='--',
+                         zorder=2)
+            axes.annotate(f'limit {said_bytes(limit)}', (limit, 0), (0, -3),
+                          xycoords=('data', 'axes fraction'), ha='center',
+                          va='top', textcoords='offset points', fontsize=8)
         axes.tick_params(bottom=False, left=False, labelbottom=False,
                          labelleft=False)
         axes.patch.set_visible(False)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-
-    def _draw_limit(self, axes: Any, limit: float) -> None:
-        """A line with its bytes below."""
-        axes.axvline(limit, color='black', linewidth=1, linestyle='--',
-                     zorder=2)
-        axes.annotate(f'limit {said_bytes(limit)}', (limit, 0), (0, -3),
-                      xycoords=('data', 'axes fraction'), ha='center',
-                      va='top', textcoords='offset points', fontsize=8)
+        axes.spines[:].set_visible(False)
 
     def _explain(self, figure: Any) -> None:
         notes = []
@@ -237,17 +189,31 @@ class _Picture:
             left += 0.072 * len(note)
 
 
-def _figure(axes: Any, number: int, value: float, text: str,
-            colour: Colour) -> None:
-    """The figure of a bar: at its end, inside of it if it is long."""
+def _name(axes: Any, number: int, row: _Row) -> None:
+    """Writes the names of a row, and what crosses below the row."""
+    axes.text(0.15, number - 0.1, row.name, va='center', fontsize=10,
+              weight='bold')
+    axes.text(0.95, number - 0.1, row.ranks, va='center', fontsize=9)
+    axes.text(0.15, number + 0.18, _shortened(row.first, _LONGEST),
+              va='center', fontsize=7, color=_GREY)
+    if row.crossing:
+        text = row.crossing
+        if len(text) > _LONGEST_LINE:
+            text = text[:_LONGEST_LINE - 1] + '…'
+        axes.text(_LEFT, number + 0.5, '↓ ' + text, va='center', fontsize=8,
+                  color=_CROSSING, zorder=3)
+
+
+def _figure(axes: Any, number: int, value: float, panel: _Panel) -> None:
+    """Writes a value beside the end of its bar, inside of a long bar."""
     inside = value > 0.35 * axes.get_xlim()[1]
     axes.annotate(
-        text, (value, number), (-4 if inside else 4, 0), va='center',
-        ha='right' if inside else 'left', fontsize=8, zorder=4,
+        panel.said(value), (value, number), (-4 if inside else 4, 0),
+        va='center', ha='right' if inside else 'left', fontsize=8, zorder=4,
         textcoords='offset points', color=(
-            'white' if inside and colour != _MEMORY else 'black'),
-        bbox={'facecolor': colour if inside else 'white', 'linewidth': 0,
-              'pad': 0.5})
+            'white' if inside and panel.colour is not _MEMORY else 'black'),
+        bbox={'facecolor': panel.colour if inside else 'white',
+              'linewidth': 0, 'pad': 0.5})
 
 
 def _rows(plan: PartitionPlan, part: Any) -> list[_Row]:
@@ -261,22 +227,22 @@ def _rows(plan: PartitionPlan, part: Any) -> list[_Row]:
             _ranks(part.grid.placement.ranks[stage]) if part else '',
             next((group[0] for group in plan.order
                   if homes[group[0]] == chunk), ''),
-            predicted.busy[chunk] / total if total else None,
             plan.recompute[chunk],
+            _crossing(plan, part, chunk),
+            predicted.busy[chunk] / total if total else None,
             sum(map(part.parameter_bytes, part.used[chunk])) if part
             else None,
             predicted.memory[stage] if predicted.memory and not turn
-            else None,
-            _crossing(plan, part, chunk)))
+            else None))
     return rows
 
 
 def _crossing(plan: PartitionPlan, part: Any, chunk: int) -> str:
-    """The bytes that go to the next chunk, and the names of the first."""
+    """The bytes that go to the next chunk, and the first values' names."""
     if chunk == len(plan.cuts):
         return ''
     if part is None:
-        sizes: Sequence[float] = plan.predicted.crossing[chunk:chunk + 1]
+        sizes = plan.predicted.crossing[chunk:chunk + 1]
         return said_bytes(sizes[0]) if sizes else ''
     values = part.crossing[chunk]
     said = ', '.join(f'{name} {"x".join(map(str, value.shape))}'
@@ -287,24 +253,25 @@ def _crossing(plan: PartitionPlan, part: Any, chunk: int) -> str:
 
 
 def _ties(plan: PartitionPlan, part: Any) -> list[_Tie]:
-    """Parameters on several ranks, those on the same chunks together."""
+    """Parameters on several ranks, grouped by chunks."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name in part.ties if part else ():
         chunks = tuple(chunk for chunk in range(len(plan.cuts) + 1)
                        if name in part.used[chunk])
         found.setdefault(chunks, []).append(name)
-    return [_Tie(chunks, names) for chunks, names in found.items()]
+    return list(found.items())
 
 
-def _bracket(axes: Any, left: float, tie: _Tie, rows: int) -> None:
-    """A line along the rows, with an arm to each that has the parameter."""
+def _bracket(axes: Any, left: float, chunks: tuple[int, ...],
+             names: list[str]) -> None:
+    """Draws a line with an arm to each row that has the parameters."""
     spine, arm = left + 0.1, 0.08
-    ends = [min(tie.chunks), max(tie.chunks)]
+    ends = [min(chunks), max(chunks)]
     axes.plot([spine, spine], ends, color=_GREY, linewidth=1.2)
-    for chunk in tie.chunks:
+    for chunk in chunks:
         axes.plot([spine - arm, spine], [chunk, chunk], color=_GREY,
                   linewidth=1.2)
-    name, *others = tie.names
+    name, *others = names
     more = f' and {len(others)} more' if others else ''
     room = int(9.5 * (ends[1] - ends[0] + 0.7))
     axes.text(spine + 0.03, sum(ends) / 2,
@@ -337,12 +304,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _shortened(name: str, most: int) -> str:
-    """A path without the middle if it is too long."""
+    """A path, without its middle if it is too long."""
     if len(name) <= most:
         return name
     half = (most - 1) // 2
     return name[:half] + '…' + name[-half:]
-
-
-def _cut_off(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most - 1] + '…'

@@ -1,13 +1,14 @@
 """Positions of calls along a model, and the stages that follow from cuts.
 
-A plan must serve other sequence lengths, evaluation, and control flow, so a
-cut is no number of a call.  The model's parameters are in an order, that of
-their first use (those of a link stay together); the *place* of a call is the
-last of its parameters and of the calls it depends on, its *depth* the longest
-way from there.  A position (place, depth) is greater than that of everything
-the call reads.  So every row of cuts gives every call of every trace a stage
-that is no less than those of its inputs, and a recurrent network is cut
-between layers, not between time steps.
+A plan serves traces with other sequence lengths, in evaluation and with other
+control flow, so a cut cannot be the number of a call.  Instead, the model's
+parameters are grouped by link and numbered in the order of first use.  The
+*place* of a call is the largest number among the parameters that the call, or
+any call it depends on, reads; the *depth* counts the calls on the longest path
+to it from the first call at that place.  The position (place, depth) of a call
+is greater than the positions of its inputs.  So cuts at positions give each
+call of any trace a stage that is not before the stages of its inputs, and a
+recurrent network is cut between layers, not between time steps.
 """
 from __future__ import annotations
 
@@ -22,24 +23,23 @@ class Position(NamedTuple):
     """Where along the model a call is.
 
     Attributes:
-        place: Index of a group of parameters in their order.
-        depth: How many calls come after the group's first one on the longest
-            way to this call.
+        place: Index of a group in the order of parameters.
+        depth: Calls at this place before the call, on the longest path.
     """
 
     place: int
     depth: int
 
 
-#: Paths of parameters that are first used together, in the order of use.
+#: Groups of paths of parameters, in the order of first use.
 Order = tuple[tuple[str, ...], ...]
 
 
 def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
     """The groups of parameters that the calls use.
 
-    A link's parameters stay together, whenever in it they are first used: a
-    recurrent layer uses some of them from its second step on only.
+    A link's parameters form one group, whenever in the link they are first
+    used: a recurrent layer uses some only from its second step on.
 
     Args:
         calls: Of a trace.
@@ -69,11 +69,7 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
     """The position of every call.
 
     A call that depends on the batch alone gets the position of the first
-    call that uses its result.
-
-    Args:
-        calls: Of a trace, in their order.
-        order: Of a plan.  Parameters that are not in it come last.
+    call that uses its result.  Parameters that the order lacks come last.
     """
     place_of = {name: place for place, group in enumerate(order)
                 for name in group}
@@ -85,8 +81,8 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
         if not known and not places and call.pinned is None:
             found.append(None)
             continue
-        place = max([position.place for position in known] + places
-                    or [0])
+        place = max([*places, *(position.place for position in known)],
+                    default=0)
         depths = [position.depth for position in known
                   if position.place == place]
         found.append(Position(place, max(depths) + 1 if depths else 0))
@@ -95,7 +91,7 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
 
 def _with_floating(calls: Sequence[Call], found: list[Position | None],
                    order: Order) -> list[Position]:
-    """Gives the calls that read the batch only their users' positions."""
+    """Fills in the calls that depend on the batch alone."""
     needed: dict[int, Position] = {}
     last = Position(max(len(order) - 1, 0), 1 << 30)
     result = [last] * len(calls)
@@ -110,12 +106,12 @@ def _with_floating(calls: Sequence[Call], found: list[Position | None],
 
 
 class Assignment(NamedTuple):
-    """Which stage does which call of a trace, and which values cross.
+    """Which stage runs which call of a trace, and which values cross.
 
     Attributes:
         stages: One per call.
-        crossing: For each boundary the values that go over it, those that
-            only pass through included.
+        crossing: For each boundary between stages, the values that cross
+            there, also on the way from an earlier to a later stage.
         holders: Stages that use a parameter, by its path.
     """
 
@@ -135,11 +131,10 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         order: Of the plan.
         cuts: The first position of each stage but the first one.
         wanted: Values that the last stage must have: the loss.
-        together: Groups of values: the last stage that makes a value of a
+        together: Groups of values: the last stage that computes a value of a
             group must have all values of the group.
-        homes: Stages of some calls, by number, wherever these would be
-            otherwise; a call that a later stage must do is there all the
-            same.
+        homes: Stages for some calls, by number, which override the cuts; a
+            call with an input on a later stage still runs on that stage.
     """
     place = positions(calls, order)
     homes = homes or {}
@@ -154,7 +149,8 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         stages.append(max([stage] + [
             stages[source.call] for source in call.inputs
             if not floating[source.call]]))
-    # What reads the batch only goes to the first stage that needs it.
+    # Calls that depend on the batch alone run on the first stage that needs
+    # them.
     for number in reversed(range(len(calls))):
         for source in calls[number].inputs:
             if floating[source.call]:
@@ -167,7 +163,7 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
 
 def _latest(calls: Sequence[Call], homes: Mapping[int, int], last: int
             ) -> list[int]:
-    """The last stage that each call may be on, for those with a home."""
+    """The last stage that each call may be on, because of users' homes."""
     found = [homes.get(number, last) for number in range(len(calls))]
     for number in reversed(range(len(calls))):
         for source in calls[number].inputs:
@@ -177,7 +173,7 @@ def _latest(calls: Sequence[Call], homes: Mapping[int, int], last: int
 
 def _floating(calls: Sequence[Call], homes: Mapping[int, int]
               ) -> list[bool]:
-    """Whether each call reads nothing but the batch, by itself or others."""
+    """For each call, whether it depends on the batch alone."""
     found: list[bool] = []
     for number, call in enumerate(calls):
         found.append(not call.parameters and call.pinned is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .calls import Call, Parameter
-from .cuts import Cut, CutProblem, best_cut, evaluate
+from .cuts import CutProblem, best_cut, evaluate
 from .intervals import Intervals
 from .partition_plan import PartitionPlan, Predicted, ends_of
 from .positions import Order
@@ -13,13 +13,7 @@ from .positions import Order
 def search(calls: Sequence[Call], order: Order,
            parameters: Mapping[str, Parameter], task: CutProblem
           ) -> PartitionPlan:
-    """The plan with the shortest step.
-
-    Args:
-        calls: Of a trace, with their times and bytes.
-        order: Of the model's parameters, as :func:`.order_of` gives it.
-        parameters: Shapes and dtypes, by path.
-        task: Ranks, schedule, memory limit.
+    """The plan with the shortest step for the calls of a trace.
 
     Raises:
         DoesNotFit: There is none under the memory limit.
@@ -27,27 +21,16 @@ def search(calls: Sequence[Call], order: Order,
     """
     intervals = Intervals(calls, order, parameters)
     cut = best_cut(intervals, task)
-    return PartitionPlan(order,
-                         tuple(intervals.starts[end] for end in cut.ends[:-1]),
-                task.stages, cut.recompute, task.micro_batches,
-                task.schedule, _predicted(cut))
+    return PartitionPlan(
+        order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
+        task.stages, cut.recompute, task.micro_batches, task.schedule,
+        cut.predicted)
 
 
 def predict(calls: Sequence[Call], plan: PartitionPlan,
             parameters: Mapping[str, Parameter], task: CutProblem
            ) -> Predicted:
-    """Predicts seconds and bytes of a plan that is given.
-
-    Args:
-        calls: Of a trace, with their times and bytes.
-        plan: For any trace of the same model.
-        parameters: Shapes and dtypes, by path.
-        task: Ranks, schedule, memory limit.
-    """
+    """Predicts seconds and bytes of a plan, which any trace may have given."""
     intervals = Intervals(calls, plan.order, parameters)
-    return _predicted(evaluate(intervals, task, ends_of(
-        plan.cuts, intervals.starts)))
-
-
-def _predicted(cut: Cut) -> Predicted:
-    return Predicted(cut.seconds, cut.busy, cut.memory, cut.crossing)
+    return evaluate(intervals, task, ends_of(
+        plan.cuts, intervals.starts)).predicted

@@ -1,7 +1,7 @@
 """Proves that a schedule can be carried out, and counts what it needs."""
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,12 +18,11 @@ class ScheduleReport:
     """What a schedule needs.
 
     Attributes:
-        length: Time of the step where forward, the input half and the weight
-            half of backward take one unit each in every chunk, and messages
-            take none.
+        length: Of the step, if forward, the input half and the weight half
+            of backward take one unit each in every chunk, and messages none.
         idle_share: Share of all ranks' time in which they wait then.
-        peak_live: For each rank, how many pairs of micro-batch and chunk it
-            keeps activations of at most: from forward until backward, or its
+        peak_live: For each rank, of how many pairs of micro-batch and chunk
+            activations are kept at most: from forward until backward, or its
             weight half, is through.  1 for evaluation.
     """
 
@@ -36,8 +35,8 @@ def check(schedule: Schedule) -> ScheduleReport:
     """Proves that all ranks' actions together are complete, and end.
 
     Each chunk takes each micro-batch forward and backward once, in the order
-    of their numbers, and has received before what it needs.  A schedule
-    that only goes forward is one for evaluation; it keeps no activations.
+    of their numbers, after receiving its inputs.  A schedule that only goes
+    forward is one for evaluation and keeps no activations.
 
     Sends never block; a rank that receives waits for the message; messages of
     one boundary and direction do not overtake each other.
@@ -58,7 +57,11 @@ def check(schedule: Schedule) -> ScheduleReport:
         _check_numbers(rank, actions)
         _check_needs(schedule, rank)
     _check_messages(schedule)
-    _check_end(schedule)
+    try:
+        for _ in runnable_order(schedule.actions, _effect):
+            pass
+    except Deadlock as error:
+        raise stuck(schedule, error) from None
     timeline = simulate(schedule, [UNIT] * (schedule.last_chunk + 1))
     return ScheduleReport(timeline.step_time, timeline.idle_share, tuple(
         _peak_live(actions) if trained else 1
@@ -66,7 +69,7 @@ def check(schedule: Schedule) -> ScheduleReport:
 
 
 def _check_complete(schedule: Schedule, rank: int, trained: bool) -> None:
-    """Each action that belongs to the rank is there, once, and no other."""
+    """Checks that the rank has all its actions once, and no others."""
     there = Counter(schedule.actions[rank])
     wanted = dict.fromkeys(_wanted(schedule, rank, trained, there))
     for action, times in there.items():
@@ -102,7 +105,7 @@ def _wanted(schedule: Schedule, rank: int, trained: bool,
 
 
 def _check_numbers(rank: int, actions: tuple[Action, ...]) -> None:
-    """Each chunk computes the micro-batches in the order 0, 1, 2, ..."""
+    """Checks that chunks take the micro-batches in the order 0, 1, 2, ..."""
     for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.BACKWARD_INPUT),
                   (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)):
         following: Counter[int] = Counter()
@@ -116,7 +119,7 @@ def _check_numbers(rank: int, actions: tuple[Action, ...]) -> None:
 
 
 def _check_needs(schedule: Schedule, rank: int) -> None:
-    """Nothing is computed or sent before what it is made from is there."""
+    """Checks that each action comes after those that it builds on."""
     actions = schedule.actions[rank]
     positions = {action: place for place, action in enumerate(actions)}
     for place, action in enumerate(actions):
@@ -147,32 +150,22 @@ def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 
 def _check_messages(schedule: Schedule) -> None:
-    """Messages of one boundary and direction are awaited as they are sent."""
-    if schedule.stages == 1:
-        return
+    """Checks that a boundary's messages are awaited in the order of sends."""
+    streams = defaultdict(list)
+    for rank, actions in enumerate(schedule.actions):
+        for action in actions:
+            streams[action.kind, action.boundary].append((rank, action))
     for boundary in range(schedule.last_chunk):
-        below, above = (chunk % schedule.stages
-                        for chunk in (boundary, boundary + 1))
-        for sends, receives, source, target in (
-                (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION, below, above),
-                (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, above, below)):
-            for sent, received in zip(
-                    _stream(schedule, source, sends, boundary),
-                    _stream(schedule, target, receives, boundary),
+        for sends, receives in (
+                (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION),
+                (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)):
+            for (source, sent), (target, received) in zip(
+                    streams[sends, boundary], streams[receives, boundary],
                     strict=True):
                 if sent.micro_batch != received.micro_batch:
                     raise ScheduleError(
                         f'rank {target}: {received} is where rank {source} '
                         f'has {sent}')
-
-
-def _check_end(schedule: Schedule) -> None:
-    """No rank waits forever."""
-    try:
-        for _ in runnable_order(schedule.actions, _effect):
-            pass
-    except Deadlock as error:
-        raise stuck(schedule, error) from None
 
 
 def _effect(rank: int, action: Action) -> Effect:
@@ -185,12 +178,6 @@ def _effect(rank: int, action: Action) -> Effect:
     if kind in (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT):
         return Effect(sends=message)
     return NO_MESSAGE
-
-
-def _stream(schedule: Schedule, rank: int, kind: Kind,
-            boundary: int) -> list[Action]:
-    return [action for action in schedule.actions[rank]
-            if action.kind is kind and action.boundary == boundary]
 
 
 def _peak_live(actions: tuple[Action, ...]) -> int:

@@ -1,7 +1,7 @@
 """Pipelines in simulated time: a step from a schedule and its parts' times.
 
 Each stage is a program of the engine: a rank does the actions of its stage in
-their order, each as soon as the one before is through and, for a receive, the
+their order, each when the one before is through and, for a receive, the
 message is there.
 
 "The paper" is Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
 from ...report.events import Event, idle_share
 from ..cluster import Cluster
+from ..cores import Cores
 from ..deadlock import Deadlock
 from ..engine import Compute, Engine, EngineAction, Program, Receive, Send
 
@@ -47,11 +48,10 @@ UNIT = Costs(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Link:
-    """How messages go from a rank to another one (the paper's equation 1).
+    """A link between two ranks (the paper's equation 1).
 
-    A message of n bytes takes ``latency + n / bandwidth``.  From one rank to
-    another they go one after the other; the two directions do not disturb
-    each other.
+    A message of n bytes takes ``latency + n / bandwidth``.  In each direction
+    messages go one after the other; both directions go at a time.
 
     Attributes:
         latency: Seconds.
@@ -60,8 +60,8 @@ class Link:
             chunks (``stages * chunks - 1`` of them), the same for the
             activation and for its gradient.
         overlapped: The sender computes on while a message is under way, and
-            the next one follows before it has arrived.  If not, the sender
-            is busy until it has arrived.
+            the next message follows before the first has arrived.  If not,
+            the sender is busy until the message has arrived.
     """
 
     latency: float
@@ -72,11 +72,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step as it was simulated.
+    """A simulated step.
 
     Attributes:
         events: What each rank did, in seconds from the start of the step.
-            Waiting, and sending where it is overlapped, is no event.
+            Waiting, and sending where that is overlapped, is no event.
         step_time: Seconds until the last rank is through, without update.
         idle_share: Share of all ranks' time in which they do not compute.
     """
@@ -102,12 +102,11 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
     cross one boundary.
 
     Args:
-        schedule: One that :func:`~.schedule_checker.check` has no objection
-            to.
+        schedule: One that passes :func:`~.schedule_checker.check`.
         costs: One per chunk of the whole model.
         link: Between ranks; None if messages take no time.
-        sizes: Size of each micro-batch, in units of that for which ``costs``
-            and ``link.message_bytes`` hold; all 1 by default.
+        sizes: Size of each micro-batch, where ``costs`` and
+            ``link.message_bytes`` are for the size 1; default: all 1.
 
     Raises:
         ScheduleError: The ranks wait for each other forever.
@@ -120,14 +119,36 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
                                   link.latency))
     programs = add_pipeline(engine, schedule, costs, link.message_bytes,
                             sizes=sizes, overlapped=link.overlapped)
-    try:
-        engine.run()
-    except Deadlock as error:
-        raise stuck(schedule, error) from None
+    step_time = _run(engine, schedule, programs)
     events = [Event(rank, label[0], start, end, *label[1:])
               for rank, label, start, end in engine.spans]
-    return Timeline(tuple(events), max(program.ended for program in programs),
-                    idle_share(events))
+    return Timeline(tuple(events), step_time, idle_share(events))
+
+
+def shared_step(schedule: Schedule, costs: Sequence[Costs], link: Link,
+                ranks: Sequence[Sequence[int]], cores: Cores) -> float:
+    """Seconds of a step of several pipelines whose ranks share cores.
+
+    Ranks that compute slow down those on the same cores, so a schedule with
+    idle ranks loses less than one without.
+
+    Args:
+        schedule: Of each pipeline.
+        costs: Processor time, one per chunk of the whole model.
+        link: From each rank to each other one.
+        ranks: ``ranks[stage][replica]`` is the rank there.
+        cores: Of the ranks.
+
+    Raises:
+        ScheduleError: The ranks wait for each other forever.
+    """
+    engine = Engine(Cluster.pairs(len(cores.pools), link.bandwidth,
+                                  link.latency), cores)
+    programs = [program for column in zip(*ranks, strict=True)
+                for program in add_pipeline(
+                    engine, schedule, costs, link.message_bytes,
+                    ranks=column, overlapped=link.overlapped)]
+    return _run(engine, schedule, programs)
 
 
 def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
@@ -142,9 +163,8 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
         schedule: Of the pipeline.
         costs: One per chunk of the whole model.
         message_bytes: Of one micro-batch at each boundary between chunks.
-        ranks: The engine's rank of each stage; equal to the number of the
-            stage by default.
-        sizes: Of each micro-batch, all 1 by default.
+        ranks: The engine's rank of each stage; default: equal.
+        sizes: Of each micro-batch; default: all 1.
         overlapped: Stages compute on while their messages are under way;
             if not, a stage that sends waits until the message has arrived.
 
@@ -161,56 +181,53 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
     _same_length('link.message_bytes', message_bytes, 'boundaries',
                  schedule.last_chunk)
     ranks = range(schedule.stages) if ranks is None else ranks
-    translation = _Translation(ranks, costs, message_bytes, sizes,
-                               not overlapped)
-    return [engine.add(rank, translation.of(stage, actions))
+    pipeline = object()         # tells its messages from all others
+    passes = [_passes(cost) for cost in costs]
+
+    def program(stage: int, actions: Sequence[Action]
+                ) -> Iterator[EngineAction]:
+        after, before = ranks[(stage + 1) % len(ranks)], ranks[stage - 1]
+        for action in actions:
+            kind, micro_batch, chunk = action
+            size = sizes[micro_batch]
+            if kind in _SENDS:
+                forward = kind is Kind.SEND_ACTIVATION
+                boundary = action.boundary
+                yield Send(after if forward else before,
+                           message_bytes[boundary] * size,
+                           (pipeline, forward, boundary, micro_batch),
+                           not overlapped, ('send', micro_batch, chunk))
+            elif kind in _RECEIVES:
+                forward = kind is Kind.RECEIVE_ACTIVATION
+                yield Receive((pipeline, forward, action.boundary,
+                               micro_batch), action)
+            else:
+                for name, seconds in passes[chunk][kind]:
+                    yield Compute(seconds * size, (name, micro_batch, chunk))
+
+    return [engine.add(rank, program(stage, actions))
             for stage, (rank, actions) in enumerate(zip(
                 ranks, schedule.actions, strict=True))]
 
 
+def _run(engine: Engine, schedule: Schedule, programs: Sequence[Program]
+         ) -> float:
+    """Runs an engine; returns when the last program is through."""
+    try:
+        engine.run()
+    except Deadlock as error:
+        raise stuck(schedule, error) from None
+    return max(program.ended for program in programs)
+
+
 def stuck(schedule: Schedule, error: Deadlock) -> ScheduleError:
-    """Makes the error about a schedule whose ranks wait for each other."""
+    """The error about a schedule whose ranks wait for each other."""
     return ScheduleError(error.said(f'schedule {schedule.name!r}',
                                     'waits for'))
 
 
-class _Translation:
-    """Actions of a schedule as actions of the engine."""
-
-    def __init__(self, ranks: Sequence[int], costs: Sequence[Costs],
-                 message_bytes: Sequence[float], sizes: Sequence[float],
-                 blocks: bool) -> None:
-        self._ranks, self._bytes = ranks, message_bytes
-        self._sizes, self._blocks = sizes, blocks
-        self._passes = [_passes(cost) for cost in costs]
-
-    def of(self, stage: int, actions: Sequence[Action]
-           ) -> Iterator[EngineAction]:
-        """The program of a stage."""
-        after = self._ranks[(stage + 1) % len(self._ranks)]
-        before = self._ranks[stage - 1]
-        for action in actions:
-            kind, micro_batch, chunk = action
-            if kind in _SENDS:
-                forward = kind is Kind.SEND_ACTIVATION
-                boundary = chunk - (not forward)
-                yield Send(
-                    after if forward else before,
-                    self._bytes[boundary] * self._sizes[micro_batch],
-                    (self, forward, boundary, micro_batch), self._blocks,
-                    ('send', micro_batch, chunk))
-            elif kind in _RECEIVES:
-                forward = kind is Kind.RECEIVE_ACTIVATION
-                yield Receive((self, forward, chunk - forward, micro_batch),
-                              action)
-            else:
-                size = self._sizes[micro_batch]
-                for name, seconds in self._passes[chunk][kind]:
-                    yield Compute(seconds * size, (name, micro_batch, chunk))
-
-
 def _passes(cost: Costs) -> dict[Kind, list[tuple[str, float]]]:
-    """For each kind of computation its parts, and their seconds."""
+    """Names and seconds of the parts of each kind of computation."""
     again = [('recompute', cost.recompute)] * bool(cost.recompute)
     return {
         Kind.FORWARD: [('forward', cost.forward)],

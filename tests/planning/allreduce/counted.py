@@ -41,5 +41,6 @@ def _halves(plan, rank, dimension):
             if (kind is Opcode.RECEIVE_PARTIAL and step.fresh
                     and part.contributes):
                 own += share
-        halves.append(Half(sent, received, own, encoded))
+        assert sent == received
+        halves.append(Half(sent, own, encoded))
     return halves

@@ -1,12 +1,7 @@
 """Formulas say what plans of a few ranks have in them."""
 from fractions import Fraction
 
-from chainer_fp8pipe.allreduce.plan import (
-    compose,
-    direct,
-    ring,
-    torus2d,
-)
+from chainer_fp8pipe.allreduce.plan import compose, direct, ring, torus2d
 from chainer_fp8pipe.planning.allreduce.demand import (
     compose_demand,
     direct_demand,
@@ -57,15 +52,15 @@ def test_a_large_torus_has_few_steps():
     for half in torus2d_demand(64, 64):
         assert half.steps == 4 * 63
         total = sum(traffic.elements for traffic
-                    in half.gather.sent.values())
+                    in half.gather.flows.values())
         assert total == Fraction(4095, 4096)
 
 
 def test_what_a_ring_of_three_does_is_counted_by_hand():
     third = Fraction(1, 3)
     reduce, gather = ring_demand(3).halves
-    assert reduce.sent == {(0, MessageForm.CONTRIBUTION): Traffic(1, third),
-                           (0, MessageForm.PARTIAL): Traffic(1, third)}
+    assert reduce.flows == {(0, MessageForm.CONTRIBUTION): Traffic(1, third),
+                            (0, MessageForm.PARTIAL): Traffic(1, third)}
     assert (reduce.own, reduce.encoded) == (2 * third, third)
-    assert gather.received == {(0, MessageForm.RESULT): Traffic(2, 2 * third)}
+    assert gather.flows == {(0, MessageForm.RESULT): Traffic(2, 2 * third)}
     assert (gather.own, gather.encoded) == (0, 0)

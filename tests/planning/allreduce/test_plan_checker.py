@@ -31,6 +31,12 @@ def changed(plan, half, rank, actions):
     return replace(plan, **{half: tuple(parts)})
 
 
+def error_of(plan):
+    with pytest.raises(PlanError) as caught:
+        check(plan)
+    return str(caught.value)
+
+
 @st.composite
 def places(draw):
     """A plan, one of its halves, a rank, and what it does there."""
@@ -186,15 +192,12 @@ def test_what_is_wrong_is_said_with_rank_and_action(first, message):
     if message is None:
         check(plan)
         return
-    with pytest.raises(PlanError) as caught:
-        check(plan)
-    assert str(caught.value) == message
+    assert error_of(plan) == message
 
 
 def test_ranks_that_wait_for_each_other_are_named():
-    with pytest.raises(PlanError) as caught:
-        check(own((FIRST[0][::-1], FIRST[1]), (SECOND[0][::-1], SECOND[1])))
-    assert str(caught.value) == (
+    assert error_of(own((FIRST[0][::-1], FIRST[1]),
+                        (SECOND[0][::-1], SECOND[1]))) == (
         "plan 'own' comes to a deadlock: "
         "rank 0 waits at 'receive a partial sum and add it' (block 0, rank "
         "1), rank 1 waits at 'receive a partial sum and add it' (block 1, "
@@ -207,9 +210,7 @@ def test_a_contribution_is_not_sent_to_two_ranks():
         (Instruction(SP, 0, 0, 1), Instruction(SP, 2, 0, 1)),
         (Instruction(RP, 1, 0, 1), Instruction(SP, 0, 0, 1))),
         (((0, 1),), (), ()), 4, ((), (), ()))
-    with pytest.raises(PlanError) as caught:
-        check(plan)
-    assert str(caught.value) == (
+    assert error_of(plan) == (
         "rank 1: 'send a partial sum' (block 0, rank 2) comes when the rank "
         'has sent its sum of block 0')
 
@@ -219,9 +220,7 @@ def test_a_sum_is_not_added_to_what_was_sent():
     both = (Instruction(SP, 1, 0, 1), Instruction(RP, 1, 0, 1)), ()
     plan = own(both, tuple(tuple(action._replace(peer=0) for action in half)
                            for half in both))
-    with pytest.raises(PlanError) as caught:
-        check(plan)
-    assert str(caught.value) == (
+    assert error_of(plan) == (
         "rank 1: 'receive a partial sum and add it' (block 0, rank 0) comes "
         'when the rank has sent its sum of block 0')
 
@@ -238,9 +237,7 @@ def test_who_has_no_contribution_has_nothing_to_send():
 def test_a_contribution_that_does_not_count_is_named():
     plan = Plan('own', 2, 2, 1, ((), ()), ((), ((0, 1),)), 1,
                 ((Instruction(RR, 1, 0, 1),), (Instruction(SR, 0, 0, 1),)))
-    with pytest.raises(PlanError) as caught:
-        check(plan)
-    assert str(caught.value) == (
+    assert error_of(plan) == (
         "rank 1: 'encode the mean' (block 0, of 1 contributions) has 0, not "
         "1/2, of rank 0's contribution to block 0 in its mean")
 
@@ -274,9 +271,7 @@ def test_a_worker_without_the_result_is_found():
     plan = aggregator(2, 1)
     broken = changed(changed(plan, 'gather', 0, []), 'gather', 2,
                      plan.gather[2][1:])
-    with pytest.raises(PlanError) as caught:
-        check(broken)
-    assert str(caught.value) == ("rank 0: 'receive the result' (block 0) is "
+    assert error_of(broken) == ("rank 0: 'receive the result' (block 0) is "
                                  "missing, or its 'encode the mean'")
 
 

@@ -6,12 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chainer_fp8pipe.allreduce.plan import (
-    compose,
-    direct,
-    ring,
-    torus2d,
-)
+from chainer_fp8pipe.allreduce.plan import compose, direct, ring, torus2d
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.demand import (
     compose_demand,
