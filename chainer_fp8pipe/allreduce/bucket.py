@@ -163,7 +163,7 @@ class Bucket:
     # --- afterwards ----------------------------------------------------------
 
     def conclude(self) -> None:
-        """Takes notice that the mean is in the wire."""
+        """Ends the bucket's way: the mean is in the wire."""
         if self.compiled:
             self.codec.conclude(self.compiled, self.tensors)
         if self._flight:

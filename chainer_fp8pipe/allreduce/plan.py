@@ -1,4 +1,4 @@
-"""All-reduce algorithms as data: who sends which blocks to whom, and when.
+"""All-reduce algorithms as data: which rank sends which blocks where, when.
 
 The vector is cut into *blocks*.  A plan is one list of actions per rank: a
 reduce-scatter, after which every block's sum lies with its owner, and an

@@ -12,7 +12,7 @@ class Step(NamedTuple):
     """An action, and what its message is.
 
     Attributes:
-        summed: The message is a partial sum: somebody has added to it.  If
+        summed: The message is a partial sum of several ranks.  If
             not, it is one rank's contribution or a result.
         fresh: Nothing has been added to these blocks on this rank before.
     """

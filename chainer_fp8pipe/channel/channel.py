@@ -92,7 +92,7 @@ class Sender(_ChannelEnd):
     Args:
         comm: The ranks.  To make the first channel of a communicator, all
             its ranks must make one.
-        dest: Who receives.
+        dest: The receiving rank.
         tag: Which of the channels from this rank to ``dest`` it is.
         codec: ``None``: arrays cross as they are; ``'fp8'``: those of
             float16, float32 and float64 as fp8, see :mod:`.fp8_wire`.
@@ -195,7 +195,7 @@ class Receiver(_ChannelEnd):
     Arguments are as the sender's, but for:
 
     Args:
-        source: Who sends.
+        source: The sending rank.
         xp: ``numpy`` or ``cupy``: of which kind the arrays shall be,
             whatever they are where they come from.
     """

@@ -145,7 +145,7 @@ class Codec(abc.ABC):
         return numpy.zeros(len(tensors.names), numpy.int64)
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
-        """Takes notice of what was found while compiled code worked."""
+        """Adds what compiled code has found to the codec's state."""
         for what in compiled.blamed(tensors.names):
             self.blame(what)
 

@@ -72,7 +72,7 @@ class ModelState:
         self._wires.clear()
 
     def see(self, loss_scale: float | None) -> None:
-        """Takes notice of the loss scale of the update to come."""
+        """Notes the loss scale of the update to come."""
         if loss_scale is None:
             self.scaling_is_dynamic = False
             return

@@ -1,12 +1,12 @@
-"""Asks a keeper before some attributes of an object are read or set.
+"""Access hooks: a call before some attributes of an object are read or set.
 
-A marked object gets a subclass of its class, in which these attributes are
-properties.  Neither Chainer's classes nor other objects are changed, so other
-packages' patches of the classes do not matter.  When the mark is taken off, in
-any thread, the object has its own class back.  One object has one mark at a
-time.  If another package has meanwhile given the object a class derived from
-the marked one, the object keeps that class, and its properties ask nobody
-until the next mark.
+An object with a hook gets a subclass of its class, in which these attributes
+are properties.  Neither Chainer's classes nor other objects are changed, so
+other packages' patches of the classes do not matter.  When the hook is
+removed, in any thread, the object has its own class back.  An object has one
+hook at a time.  If another package has meanwhile given the object a class
+derived from the subclass, the object keeps that class, and its properties
+call nothing until the next hook.
 """
 from __future__ import annotations
 
@@ -14,68 +14,69 @@ import copy
 import functools
 from typing import Any, NamedTuple, Protocol
 
-_MARK = '_mark'
+_HOOK = '_access_hook'
 
 
-class Keeper(Protocol):
-    """Is asked before each look at a marked object."""
+class AccessHook(Protocol):
+    """Is called before each access to an object."""
 
-    def look_at(self, subject: Any) -> None:
-        """Prepares the subject; the look takes place afterwards."""
+    def before_access(self, subject: Any) -> None:
+        """Prepares the subject; the access takes place afterwards."""
 
 
-class _Mark(NamedTuple):
-    keeper: Any
+class _Call(NamedTuple):
+    hook: Any
     subject: Any
 
 
-def mark(owner: Any, attributes: tuple[str, ...], keeper: Keeper,
-         subject: Any) -> None:
-    """Has ``keeper.look_at(subject)`` called before each look.
+def add_hook(owner: Any, attributes: tuple[str, ...], hook: AccessHook,
+             subject: Any) -> None:
+    """Has ``hook.before_access(subject)`` called before each access.
 
-    A look reads or sets one of the attributes, copies or pickles the object.
+    An access reads or sets one of the attributes, copies the object or
+    pickles it.
 
     Args:
         owner: The object; must have a ``__dict__``.
         attributes: Names of the attributes.
-        keeper: Is asked.
-        subject: Is given to the keeper.
+        hook: Is called.
+        subject: Is given to the hook.
 
     Raises:
-        RuntimeError: The object has a mark already.
+        RuntimeError: The object has a hook already.
     """
-    if keeper_of(owner) is not None:
-        raise RuntimeError(f'{type(owner).__name__} object is marked already; '
-                           'look at one of its attributes first')
+    if hook_of(owner) is not None:
+        raise RuntimeError(f'{type(owner).__name__} object has an access hook '
+                           'already; read one of its attributes first')
     kind: Any = type(owner)
-    vars(owner)[_MARK] = _Mark(keeper, subject)
-    if not issubclass(kind, _Marked):
-        owner.__class__ = _marked(kind, attributes)
+    vars(owner)[_HOOK] = _Call(hook, subject)
+    if not issubclass(kind, _Hooked):
+        owner.__class__ = _hooked(kind, attributes)
 
 
-def unmark(owner: Any) -> None:
-    """Takes the mark off an object; others stay as they are."""
-    if vars(owner).pop(_MARK, None) is not None and (
-            type(owner).__bases__[0] is _Marked):
+def remove_hook(owner: Any) -> None:
+    """Removes an object's hook; objects without one stay as they are."""
+    if vars(owner).pop(_HOOK, None) is not None and (
+            type(owner).__bases__[0] is _Hooked):
         owner.__class__ = _class_before(owner)
 
 
-def keeper_of(owner: Any) -> Any:
-    """The keeper of an object; None: the object is not marked."""
-    found = vars(owner).get(_MARK)
-    return found.keeper if found else None
+def hook_of(owner: Any) -> Any:
+    """The hook of an object; None if there is none."""
+    found = vars(owner).get(_HOOK)
+    return found.hook if found else None
 
 
-def unmarked(owner: Any) -> Any:
-    """A shallow copy without mark, for keepers, which need not be asked."""
+def without_hook(owner: Any) -> Any:
+    """A shallow copy without hook, for the hook's own accesses."""
     kind: Any = _class_before(owner)
     made = kind.__new__(kind)
     vars(made).update(vars(owner))
-    vars(made).pop(_MARK, None)
+    vars(made).pop(_HOOK, None)
     return made
 
 
-class _Marked:
+class _Hooked:
     def __copy__(self) -> Any:
         return copy.copy(_plain(self))
 
@@ -91,37 +92,37 @@ class _Attribute:
     def __get__(self, owner: Any, kind: type) -> Any:
         if owner is None:
             return self._default
-        _look_at(owner)
+        _call_hook(owner)
         return vars(owner).get(self._name, self._default)
 
     def __set__(self, owner: Any, value: Any) -> None:
-        _look_at(owner)
+        _call_hook(owner)
         vars(owner)[self._name] = value
 
 
 def _class_before(owner: Any) -> type:
-    """The class that an object has without a mark."""
+    """The class that an object has without a hook."""
     classes = type(owner).__mro__
-    if _Marked not in classes:
+    if _Hooked not in classes:
         return classes[0]
-    return classes[classes.index(_Marked) + 1]
+    return classes[classes.index(_Hooked) + 1]
 
 
 def _plain(owner: Any) -> Any:
-    """A marked object, or an unmarked copy if the mark stays after a look."""
-    _look_at(owner)
-    # Usually the look has taken the mark off.
-    return unmarked(owner) if isinstance(owner, _Marked) else owner
+    """The object, or a copy without hook if the hook stays after the call."""
+    _call_hook(owner)
+    # Usually the call has removed the hook.
+    return without_hook(owner) if isinstance(owner, _Hooked) else owner
 
 
-def _look_at(owner: Any) -> None:
-    found = vars(owner).get(_MARK)
+def _call_hook(owner: Any) -> None:
+    found = vars(owner).get(_HOOK)
     if found:                   # another thread may have taken it off
-        found.keeper.look_at(found.subject)
+        found.hook.before_access(found.subject)
 
 
 @functools.lru_cache(None)
-def _marked(kind: Any, attributes: tuple[str, ...]) -> type:
-    return type(kind.__name__, (_Marked, kind), {
+def _hooked(kind: Any, attributes: tuple[str, ...]) -> type:
+    return type(kind.__name__, (_Hooked, kind), {
         name: _Attribute(name, getattr(kind, name, None))
         for name in attributes})

@@ -219,7 +219,7 @@ class _Table(_backprop_utils.GradTable):
 
 
 def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
-    """Asks the watchers about this pass; None: nobody wants reports."""
+    """Asks the watchers about this pass; None: none wants reports."""
     names: dict[Any, list[tuple[Watcher, str]]] = {}
     for watcher in _watchers.present:
         for name, parameter in watcher.parameters().items():
@@ -246,7 +246,7 @@ def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
                 ) -> tuple[Nodes, int]:
     """How many functions between the outputs and each wanted node use it.
 
-    Also returns how many parameters nobody watches.
+    Also returns how many parameters are not watched.
     """
     uses: Nodes = collections.Counter()
     outputs, strangers = list(outputs), set()

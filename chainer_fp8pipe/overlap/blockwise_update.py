@@ -1,4 +1,4 @@
-"""An update of one parameter, range by range."""
+"""The update of one parameter, range by range."""
 from __future__ import annotations
 
 import functools
@@ -20,16 +20,15 @@ from chainer.optimizers import (
     sgd,
 )
 
-from ..intercept.access import unmarked
+from ..intercept.access import without_hook
 
 #: Elements that are updated at a time, or more: so many of the gradient, the
 #: parameter and what is in between stay in a core's cache, and take longer
 #: than the way to them.
 BLOCK = 1 << 16
-# Rules and hooks that do with an element what they would do with it alone.
-# (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
-# arrays, whose precision depends on hyperparameters.)  They find no more in a
-# range than :class:`_Piece` has.
+# Rules and hooks that compute each element by itself, from what
+# :class:`_Piece` has.  (Of Chainer's that say so, MSVAG counts its calls, and
+# SMORMS3 makes new arrays, whose precision depends on hyperparameters.)
 _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
           corrected_momentum_sgd.CorrectedMomentumSGDRule,
           momentum_sgd.MomentumSGDRule, nesterov_ag.NesterovAGRule,
@@ -37,7 +36,7 @@ _RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
 _HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
           optimizer_hooks.GradientHardClipping)
 
-# Somebody who puts others in their place, to watch them, wants them called.
+# Methods that another package has put in their place must be called.
 _ORIGINAL = chainer.UpdateRule.update, chainer.UpdateRule.update_core
 
 #: What a rule, or a hook for it, does with a parameter, or a :class:`_Piece`.
@@ -45,22 +44,22 @@ Action = Callable[[Any, Any], object]
 
 
 class BlockwiseUpdate:
-    """What an optimizer does with one parameter, as its gradient comes.
+    """Updates one parameter as its gradient comes, range by range.
 
-    The result is that of doing it once with all elements, to the last bit,
-    as every element is computed as before.
+    Every element is computed as in an update of all elements at once, so the
+    result has the same bits.
 
     Args:
         parameter: One with a gradient.
-        rule: Whose update it is; it :func:`is_elementwise`.
-        actions: What is done with the parameter, one after the other.
+        rule: Its update rule, for which :func:`is_elementwise` holds.
+        actions: Hooks and the rule's update, one after the other.
     """
 
     def __init__(self, parameter: chainer.Parameter, rule: Any,
                  actions: Iterable[Action]) -> None:
         self._parameter = parameter
         self._rule = rule
-        self._own = _directly(unmarked(rule))
+        self._own = _directly(without_hook(rule))
         self._actions = tuple(actions)
         self._known: set[tuple[int, int]] = set()
         # Of ranges that wait, by either end: the other one.  They do not
@@ -81,16 +80,16 @@ class BlockwiseUpdate:
             self._piece = _Piece(parameter)
 
     def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
-        """Does it with a range, or later with one that it is a part of.
+        """Updates a range, or keeps it for a larger one.
 
         Args:
             start: First element, of the parameter laid flat.
             stop: Last one plus one.
-            gradient: Of the parameter, laid flat; this range of it is there,
-                and may be overwritten.
+            gradient: Of the parameter, laid flat; this range is final, and
+                may be overwritten.
 
         Returns:
-            Whether it has done it with any.
+            Whether any element was updated.
         """
         if (not self._has_ranges or start == stop
                 or (start, stop) in self._known):
@@ -104,7 +103,7 @@ class BlockwiseUpdate:
         return True
 
     def _join(self, start: int, stop: int) -> tuple[int, int]:
-        """The range with those before and behind it that have waited."""
+        """Joins the range with those before and behind that have waited."""
         start, stop = self._ends.pop(start, start), self._ends.pop(stop, stop)
         self._ends.pop(start, None)
         self._ends.pop(stop, None)
@@ -122,7 +121,7 @@ class BlockwiseUpdate:
         self._done.append((start, stop))
 
     def complete(self) -> None:
-        """Does it with all that is left; the gradient is all there."""
+        """Updates all that is left; the whole gradient is final."""
         if not self._has_ranges:
             for action in self._actions:
                 action(self._rule, self._parameter)
@@ -136,8 +135,8 @@ class BlockwiseUpdate:
 class _Piece:
     """A range of a parameter, for Chainer's rules and hooks.
 
-    All that they ask for, as plain attributes: a parameter of Chainer's makes
-    sure of several things each time that it is asked.
+    Has what they read as plain attributes, without the checks of each access
+    to a parameter of Chainer's.
     """
 
     array: numpy.ndarray
@@ -151,7 +150,7 @@ class _Piece:
 
 
 class _Direct:
-    """An update rule that comes to NumPy's float32 arrays without detours."""
+    """An update rule for NumPy's float32 arrays, without Chainer's checks."""
 
     def update(self: Any, piece: _Piece) -> None:
         self.t += 1
@@ -177,7 +176,7 @@ def _direct(kind: Any) -> type:
 
 
 def is_large(parameter: chainer.Parameter) -> bool:
-    """Whether there is a range of it that is worth an update."""
+    """Whether the parameter has ranges that are worth an update."""
     return parameter.size >= BLOCK
 
 
@@ -186,10 +185,10 @@ def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:
 
     Args:
         rule: Whose update.
-        hooks: Its own, and those of the optimizer that look at a parameter.
+        hooks: The rule's, and the optimizer's for one parameter at a time.
     """
-    # A method that somebody gave to this rule alone is bound to it, and would
-    # not see a range of its state.
+    # A method that was given to this rule alone is bound to the rule, and
+    # would not see a range of its state.
     kind = type(rule)
     return (kind in _RULES and rule.enabled
             and (kind.update, kind.update_core) == _ORIGINAL
@@ -204,7 +203,7 @@ def _is_flat(array: Any) -> bool:
 
 def _gaps(done: Iterable[tuple[int, int]], size: int
           ) -> Iterator[tuple[int, int]]:
-    """What lies between ranges, in blocks."""
+    """The blocks between ranges."""
     place = 0
     for start, stop in [*sorted(done), (size, size)]:
         for low in range(place, start, BLOCK):

@@ -110,10 +110,10 @@ class InFlight:
 class LastBackward:
     """Predicts which backward pass is the last before an all-reduce.
 
-    Between two means of a model's gradients there may be several passes:
-    they may add up their gradients, or the loss of a generator may go
-    through a discriminator, whose own pass is still to come.  Only in the
-    last one do gradients become final.
+    Between two means of a model's gradients there may be several passes,
+    whose gradients add up; or the loss of a generator goes through a
+    discriminator, whose own pass is still to come.  Gradients become final
+    only in the last pass.
     """
 
     def __init__(self) -> None:
@@ -125,11 +125,12 @@ class LastBackward:
         self._complete = False
 
     def begin(self, kind: Hashable, models: int) -> bool:
-        """Takes notice of a pass; whether it should be the last.
+        """Counts a pass; returns whether it should be the last.
 
         Args:
             kind: Passes of the same kind cannot be told apart.
-            models: Changes when kinds get another meaning.
+            models: How many models were watched so far; with another one,
+                kinds have another meaning.
         """
         if models != self._models:
             if self._models is not None:
@@ -145,7 +146,7 @@ class LastBackward:
         if self._complete and self._last is not None:
             often = self._counts[self._last]
             if self._last == self._usual:
-                # Sometimes there are fewer: that must not be taken for all.
+                # An update with fewer passes than usual is no new rule.
                 often = max(often, self._often)
             self._usual, self._often = self._last, often
         self._counts.clear()
@@ -157,21 +158,21 @@ class BucketSender:
     """Sends buckets of one model as soon as their gradients are final.
 
     The thread of the backward pass calls :meth:`begin` and :meth:`final`,
-    the exchange's thread :meth:`step`, and, between passes, the main thread
-    the others.
+    the exchange's thread calls :meth:`step`, and the main thread calls the
+    others between passes.
 
     Args:
-        model: Whose gradients.
+        model: The model.
         state: Of this model.
         wake: Called when there is something to do for :meth:`step`.
 
     Attributes:
         order: Of buckets, and when their gradients were final.
         queue: Where buckets are sent.
-        ready: The model is known, so that the next update may begin early.
+        ready: The order is known, so the next update may begin early.
         update: Gradients and buckets of the update that is under way.
-        failure: What went wrong in the exchange's thread.
-        deferred: The last update, if it need not be complete yet.
+        failure: The traceback of an error in the exchange's thread, or ''.
+        deferred: The last update, while parts of it wait for an access.
         seconds: How long all buckets together travelled.
     """
 
@@ -221,7 +222,7 @@ class BucketSender:
             return False
         missing = {}
         for number, _ in self.order.slices:
-            # Those behind a bucket that must wait have to wait, too.
+            # Slices behind a bucket that must wait have to wait, too.
             if not names.issuperset(self.order.buckets[number]):
                 break
             missing[number] = set(self.order.buckets[number])
@@ -235,7 +236,7 @@ class BucketSender:
         return bool(missing)
 
     def announce(self, loss_scale: float | None) -> bool:
-        """As :meth:`begin`, for gradients that are found in another way."""
+        """As :meth:`begin`, for gradients that :meth:`.announced` reports."""
         if self.update.announced:
             # The arrays may be the same as now, with other contents.
             self.failure = ('an earlier step ended without an update after '
@@ -256,15 +257,15 @@ class BucketSender:
         update.arrays[name] = gradient
         if update.make_ready(self.order, gradient):
             self._wake()
-            # Ranks may share a core: what goes on here is less urgent than
-            # to send this, and than other ranks' gradients of the layer.
+            # Where ranks share a core, sending this bucket, and other ranks'
+            # gradients of the layer, are more urgent than this pass.
             give_way()
 
     # --- the exchange's thread -----------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """There is nothing to do for :meth:`step`."""
+        """Whether :meth:`step` would find nothing to do."""
         return not self.update.todo and (
             self.queue is None or self.queue.idle)
 
@@ -274,10 +275,10 @@ class BucketSender:
             self.queue.interrupt()
 
     def step(self, alone: bool) -> bool:
-        """Does what there is to do now; whether it was anything.
+        """Sends and receives; returns whether anything moved.
 
         Args:
-            alone: No other model has anything to do: a step may take a
+            alone: No other model has anything to send, so a step may take a
                 while.
         """
         if self.queue is None or self.failure:
@@ -327,19 +328,19 @@ class BucketSender:
 
     @property
     def number(self) -> int:
-        """Of the model."""
+        """The model's number."""
         return self._state.number
 
     @property
     def signature(self) -> int:
-        """A number that is equal on two ranks if they can go on together."""
+        """A number that differs between ranks that cannot go on together."""
         return Signature({
             'model': str(self.number), 'sizes': str(self.order.sizes),
             'order': str(self.order.slices), 'ready': str(self.ready),
             'updates': str(self._state.updates)}).number
 
     def problem(self, gradients: Gradients) -> str:
-        """Why what was sent cannot be used; '' if it can."""
+        """Why the buckets sent early are void; '' if they are valid."""
         update, order = self.update, self.order
         if self.failure:
             return f'the exchange failed beside backward: {self.failure}'
@@ -356,13 +357,13 @@ class BucketSender:
         return ''
 
     def stage(self, sizes: Mapping[str, int]) -> str:
-        """How well a model with these parameters is known."""
+        """``'new'``, ``'known'`` or ``'ready'`` (for early buckets)."""
         if sizes != self.order.sizes:
             return 'new'
         return 'ready' if self.ready else 'known'
 
     def follow(self, sizes: dict[str, int], bucket_bytes: int) -> None:
-        """Takes notice of the parameters, which are not what they were."""
+        """Starts anew with other parameters."""
         self.ready = False
         self.order.follow(sizes, self._state.buckets(sizes, bucket_bytes))
 
@@ -382,12 +383,12 @@ class BucketSender:
 
     def defer(self, deferred: DeferredUpdate,
               parameters: Mapping[str, chainer.Parameter]) -> None:
-        """The update goes on at an access; see :class:`.DeferredUpdate`."""
+        """Leaves the rest of the update to accesses, or to the thread."""
         self._parameters, self.deferred = parameters, deferred
-        self._wake()        # the thread has the rest to do
+        self._wake()
 
     def complete(self) -> None:
-        """Waits for the last update."""
+        """Waits for the deferred update, if there is one."""
         if self.deferred:
             self.deferred.complete()
             self.deferred, self._parameters = None, {}
@@ -409,15 +410,15 @@ class BucketSender:
         parameters = self.parameters()
         for part in self.order.slices[self.update.begun:count]:
             names = self.order.buckets[part.bucket]
-            # Means are encoded by their ratio to the parameters, and what
-            # that loses is kept: these must be the real ones.
+            # Means are encoded by their ratio to the parameters, and the
+            # residual is kept: the parameters must be the real ones.
             values = [flat_float32(parameters[name].array) for name in names]
             self.send(part, Tensors(
                 names, [value - value for value in values], values,
                 loss_scale), contributes=False)
         assert self.queue is not None
         sent = self.update.sent
-        for part in self.order.slices[count:]:  # the rest of what was begun
+        for part in self.order.slices[count:]:  # the rest of begun buckets
             if part.bucket in sent:
                 self.queue.resume(sent[part.bucket], part.until)
         for bucket in sent.values():
@@ -425,7 +426,7 @@ class BucketSender:
 
 
 def _computed(array: Any) -> Any:
-    """An event behind all that the GPU was told so far; None for NumPy."""
+    """A CUDA event behind all work submitted so far; None for NumPy."""
     if isinstance(array, numpy.ndarray):
         return None
     return chainer.backend.get_array_module(

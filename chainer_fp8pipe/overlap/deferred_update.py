@@ -1,10 +1,10 @@
-"""Updates that wait until somebody looks at a parameter.
+"""Updates of parameters that wait for the first access.
 
 An optimizer's update needs averaged gradients, and the next forward pass
 needs the first layers' parameters before the others'.  So a parameter whose
-gradient is still on its way is marked, and whoever looks at it, at its
-gradient or at the state of its update rule finds it updated: the look waits
-for the gradient, and does what the optimizer would have done.
+gradient is still on its way gets an access hook: an access to the parameter,
+its gradient or the state of its update rule waits for the gradient, and does
+what the optimizer would have done.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import chainer
 from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
 
-from ..intercept.access import keeper_of, mark, unmark
+from ..intercept.access import add_hook, hook_of, remove_hook
 from ..intercept.updates import ask_first, ask_no_more
 from .blockwise_update import Action, BlockwiseUpdate, is_elementwise, is_large
 
@@ -32,8 +32,8 @@ Use = Callable[[int, int, Any], bool]
 _OF_PARAMETERS = ('_data', '_grad', '_grad_var')
 _OF_RULES = ('_state', '_fp32_param', 't', 'enabled', '_use_fp32_update',
              '_hookable')
-# Hooks that look at one parameter at a time, and neither draw random numbers
-# nor change themselves, so that parameters may come in any order.
+# Hooks that read one parameter at a time, draw no random numbers and do not
+# change themselves, so that parameters may come in any order.
 _ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                optimizer_hooks.GradientHardClipping,
                optimizer_hooks.GradientLARS)
@@ -63,33 +63,33 @@ class DeferredUpdate:
         self._lock = threading.RLock()
         if self._waiting:
             ask_first(_is_taken_over)
-            # Called once: when nothing waits, or nobody can look any more.
+            # Called once: when nothing waits, or nothing can access any more.
             self._ask_no_more = weakref.finalize(
                 self, ask_no_more, _is_taken_over)
             self._ask_no_more.atexit = False
         for parameter in parameters.values():
-            mark(parameter, _OF_PARAMETERS, self, parameter)
+            add_hook(parameter, _OF_PARAMETERS, self, parameter)
 
     def adopt(self, optimizer: Any) -> bool:
-        """Does an optimizer's update, as far as it can be done now.
+        """Takes an optimizer's update over, if parameters may come one by one.
 
         Returns:
-            Whether it has been taken over.  It is not if the optimizer has
-            to see several gradients before it changes a parameter: it scales
-            the loss dynamically, or it has a hook (other than Chainer's that
-            look at one parameter at a time, and those with
-            ``reads_gradients = False``), or an update rule has one (other
-            than those, and with ``one_by_one = True``), or there are
+            Whether the update has been taken over.  An optimizer that has to
+            see several gradients before it changes a parameter is refused:
+            one that scales the loss dynamically, has a hook (other than
+            Chainer's for one parameter at a time and those with
+            ``reads_gradients = False``), has an update rule with a hook
+            (other than those and with ``one_by_one = True``), or has
             parameters that were not averaged.
         """
         parameters = list(optimizer.target.params())
         before, after = _hooks_of(optimizer)
-        # To ask for hooks is a look, at a second update after one mean.
+        # Reading hooks is an access, at a second update after one mean.
         if (optimizer._loss_scaling_is_dynamic
-                or not all(_looks_at_one(hook)
+                or not all(_reads_one(hook)
                            or not getattr(hook, 'reads_gradients', True)
                            for hook in [*before, *after])
-                or not all(_looks_at_one(hook)
+                or not all(_reads_one(hook)
                            or getattr(hook, 'one_by_one', False)
                            for parameter in parameters
                            if parameter.update_rule is not None
@@ -102,7 +102,7 @@ class DeferredUpdate:
         for hook in before:
             self._call(hook, optimizer, parameters)
         optimizer.t += 1
-        hooks = [hook for hook in [*before, *after] if _looks_at_one(hook)]
+        hooks = [hook for hook in [*before, *after] if _reads_one(hook)]
         for parameter in parameters:
             self._do_later(parameter, hooks)
         for hook in after:
@@ -112,17 +112,17 @@ class DeferredUpdate:
     def complete(self) -> None:
         """Waits for all that is left."""
         for _, parameter in tuple(self._waiting.values()):
-            self.look_at(parameter)
+            self.before_access(parameter)
 
-    def look_at(self, parameter: chainer.Parameter) -> None:
-        """Waits for a parameter, if that has not been done.
+    def before_access(self, parameter: chainer.Parameter) -> None:
+        """Waits for a parameter's mean and updates the parameter, once.
 
         Raises:
-            Exception: What ``finish`` or the update raises, at every look.
+            Exception: What ``finish`` or the update raises, at every access.
         """
         with self._lock:
             name, _ = self._waiting.get(id(parameter), ('', None))
-            # While it is updated here it looks at itself.
+            # The update below accesses the parameter, too.
             if not name or name in self._busy:
                 return
             if name in self._failed:
@@ -133,16 +133,16 @@ class DeferredUpdate:
                 self._act(name, parameter)
             finally:
                 self._busy.discard(name)
-            unmark(parameter)
+            remove_hook(parameter)
             if name in self._rules:
-                unmark(self._rules.pop(name))
+                remove_hook(self._rules.pop(name))
             del self._waiting[id(parameter)]
             if not self._waiting:
                 del self._finish        # and what it refers to
                 self._ask_no_more()
 
     def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
-        """What does a part of the update; None: it is done all at once."""
+        """Updates a range; None: the parameter is updated all at once."""
         if name not in self._elementwise or not is_large(parameter):
             return None
         ranged = self._ranged.get(name)
@@ -162,7 +162,7 @@ class DeferredUpdate:
         return use
 
     def _act(self, name: str, parameter: chainer.Parameter) -> None:
-        """Does what is to be done with a parameter, once."""
+        """Updates a parameter, once."""
         try:
             actions = self._to_do.pop(name, ())
             ranged = self._ranged.pop(name, None)
@@ -176,7 +176,7 @@ class DeferredUpdate:
             raise
 
     def _fail(self, name: str, error: BaseException) -> None:
-        """A parameter may be half updated."""
+        """Keeps the error: the parameter may be half updated."""
         self._failed[name] = (
             error if isinstance(error, Exception) else RuntimeError(
                 f'the update of parameter {name} was interrupted by '
@@ -184,8 +184,8 @@ class DeferredUpdate:
 
     def _call(self, hook: Any, optimizer: Any,
               parameters: list[chainer.Parameter]) -> None:
-        if _looks_at_one(hook):
-            # Whoever changes its rate now means the next update.
+        if _reads_one(hook):
+            # A rate that is set from now on is that of the next update.
             hook = copy.copy(hook)
             for parameter in parameters:
                 self._add(parameter, parameter.update_rule, hook)
@@ -202,11 +202,11 @@ class DeferredUpdate:
             return
         self._add(parameter, rule, functools.partial(
             _update, _present(rule)))
-        if not keeper_of(rule):     # a parameter with two names comes twice
+        if not hook_of(rule):     # a parameter with two names comes twice
             name, _ = self._waiting[id(parameter)]
             if is_elementwise(rule, [*hooks, *sum(_hooks_of(rule), [])]):
                 self._elementwise.add(name)
-            mark(rule, _OF_RULES, self, parameter)
+            add_hook(rule, _OF_RULES, self, parameter)
             self._rules[name] = rule
 
     def _add(self, parameter: chainer.Parameter, rule: Any, action: Action
@@ -221,18 +221,18 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
             list(owner._hookable._post_update_hooks.values()))
 
 
-def _looks_at_one(hook: Any) -> bool:
+def _reads_one(hook: Any) -> bool:
     return type(hook) in _ONE_BY_ONE
 
 
 def _present(rule: Any) -> dict[str, Any]:
     """The learning rate and the hooks that a rule has now.
 
-    Whoever changes them later means the next update.
+    Those that are set later are for the next update.
     """
     hyperparam = Hyperparameter()
     vars(hyperparam).update(rule.hyperparam.get_dict())
-    hookable = copy.copy(vars(rule)['_hookable'])       # which is no look
+    hookable = copy.copy(vars(rule)['_hookable'])       # which is no access
     for timing in '_pre_update_hooks', '_post_update_hooks':
         setattr(hookable, timing, collections.OrderedDict(
             (name, copy.copy(hook))
@@ -242,7 +242,7 @@ def _present(rule: Any) -> dict[str, Any]:
 
 def _update(present: Mapping[str, Any], rule: Any,
             parameter: chainer.Parameter) -> None:
-    """The rule's update, with what :func:`_present` returned."""
+    """The rule's update, as :func:`_present` found the rule."""
     own = {name: vars(rule)[name] for name in present}
     vars(rule).update(present)
     try:
@@ -252,9 +252,8 @@ def _update(present: Mapping[str, Any], rule: Any,
 
 
 def deferred(model: chainer.Link) -> DeferredUpdate | None:
-    """The update of a model that somebody has to look at; None: there is none.
-    """
-    return next(filter(None, map(keeper_of, model.params())), None)
+    """The update of a model that waits for accesses; None: there is none."""
+    return next(filter(None, map(hook_of, model.params())), None)
 
 
 def _is_taken_over(optimizer: Any) -> bool:

@@ -19,7 +19,7 @@ from ..mpi.forever import keep_forever
 from ..report.stream import EventStream
 from .bucket_sender import BucketSender
 
-# Seconds between two looks when there is nothing to do.
+# Seconds of sleep when there is nothing to do.
 _PAUSE = 100e-6
 
 
@@ -61,7 +61,7 @@ class ExchangeThread:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """A ``with`` block during which the thread does nothing."""
+        """A ``with`` block during which the thread stands still."""
         self._main_waits = True
         self._interrupt()
         with self._turn:
@@ -69,13 +69,13 @@ class ExchangeThread:
             yield
 
     def complete(self) -> None:
-        """Waits for all that updates have left to be waited for."""
+        """Waits for the deferred updates of all models."""
         with contextlib.ExitStack() as stack:
-            for sender in self._models:      # all of them, if one raises, too
+            for sender in self._models:      # even after one has raised
                 stack.callback(sender.complete)
 
     def forget(self) -> None:
-        """Starts anew with all models."""
+        """Forgets all models."""
         for sender in self._models:
             ready_gradients.unwatch(sender)
         self._ended += self._models
@@ -83,9 +83,9 @@ class ExchangeThread:
         self._known.clear()
 
     def close(self) -> list[BucketSender]:
-        """Ends the thread, whatever is on its way.
+        """Ends the thread, even in the middle of an exchange.
 
-        Returns the senders of all models there have been.
+        Returns the senders of all models so far.
         """
         self.forget()
         self._leave = True
@@ -100,7 +100,7 @@ class ExchangeThread:
         return ended
 
     def _end(self) -> None:
-        """The program ends; others may be waiting for the last update."""
+        """At exit: ends the last update, for which other ranks may wait."""
         try:
             self.complete()
         finally:
@@ -119,13 +119,13 @@ class ExchangeThread:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Has the thread look at what else there is."""
+        """Ends the thread's step, so that the thread sees what is new."""
         for sender in tuple(self._models):
             sender.interrupt()
 
     def _run(self) -> None:
         self._events.hide()
-        # Looked at after each step, which may clear what close() has set.
+        # After each step, because a step may clear what close() has set.
         while not self._leave:
             self._work.wait()
             moved = False

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from ..allreduce.algorithm import PARTS
 from ..exchange.buckets import BucketNames
 
-#: Updates whose buckets are sent early, before the first new look at them;
-#: the next one comes after twice as many, and so on.
+#: Updates with early buckets before their times are used for a new order; the
+#: next time after twice as many, and so on.
 FIRST = 5
-#: The last ones count.
+#: Updates whose times count, the last ones.
 KEPT = 20
 
 
@@ -100,12 +100,12 @@ class SendOrder:
 
 
 class ReadyTimes:
-    """Times of one model's backward passes.
+    """When gradients become final in one model's backward passes.
 
-    A backward pass takes longer beside an exchange than without one, and
-    what is sent when changes how long.  Where it is thought to be shorter
-    than it is, the wire has nothing to carry when the time comes for a bucket
-    that is not there yet; so more than one look at it is worth while.
+    A backward pass takes longer beside an exchange than without one, by an
+    amount that depends on the order of buckets.  With times that are too
+    short, the wire stands idle until a bucket is complete; so the times are
+    measured, and the order chosen, more than once.
     """
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ class ReadyTimes:
             early: Buckets were sent while its last pass went on.
 
         Returns:
-            Whether it is time for a look: after each update without early
+            Whether to choose a new order: after each update without early
             buckets, and after :data:`FIRST`, twice, four times, ... as many
-            with them.
+            with early buckets.
         """
         if not early or not self._updates:
             self._kept.clear()
@@ -177,13 +177,12 @@ def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
                  ) -> list[Slice]:
     """The order in which the next forward pass waits least.
 
-    A forward pass needs first what the backward pass finishes last.  So at
-    any time the bucket travels, of those that are final, that became so
-    last, and one that is on its way stops for it (the priorities of
-    Jayarajan et al., "Priority-based Parameter Propagation for Distributed
-    DNN Training", 2019), though not in the middle of a chunk.  When this will
-    be, is reckoned here: ranks must not decide it by themselves, as each
-    would decide in its own way.
+    A forward pass needs first what the backward pass finishes last.  So of
+    the final buckets the last one travels first, and interrupts a bucket that
+    is on its way, between two chunks (the priorities of Jayarajan et al.,
+    "Priority-based Parameter Propagation for Distributed DNN Training",
+    2019).  The order is computed here, from times that are the same on all
+    ranks: ranks that decided by themselves would decide differently.
 
     Args:
         buckets: Whose order is wanted.
@@ -212,7 +211,7 @@ def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
         now += seconds[number] / parts
         if sent[number] == parts:
             final.pop()
-        # So that a product with the number of chunks is rounded to these.
+        # Rounded up, so that the executor finds the same number of chunks.
         _append(slices, Slice(number, -(-PARTS * sent[number] // parts)))
     return slices + [Slice(number) for number in range(len(buckets))
                      if ready[number] == math.inf]

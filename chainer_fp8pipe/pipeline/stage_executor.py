@@ -149,7 +149,7 @@ class StageExecutor:
     def _settle(self, action: Action) -> None:
         """Has what was put off done before the last micro-batch.
 
-        The last one is by itself: nobody waits for long at the end.
+        The last one comes by itself, so that the end of the step is short.
         """
         if action.micro_batch >= len(self._places) - 2:
             self._chunks[action.chunk].settle()

@@ -31,7 +31,7 @@ class Clock:
     def ticket(self) -> int:
         """Reserves the place among equal times that :meth:`at` would get now.
 
-        A ticket costs less than an event, which mostly nobody waits for.
+        A ticket costs less than an event, and most events are not waited for.
         """
         self._tickets += 1
         return self._tickets

@@ -1,12 +1,12 @@
-"""Something is done before a marked object is looked at."""
+"""A hook is called before an object is accessed."""
 import copy
 import pickle
 
 from chainer_fp8pipe.intercept.access import (
-    keeper_of,
-    mark,
-    unmark,
-    unmarked,
+    add_hook,
+    hook_of,
+    remove_hook,
+    without_hook,
 )
 
 import pytest
@@ -19,109 +19,109 @@ class Thing:
         self.watched, self.free = 1, 2
 
 
-class Keeper:
-    """Makes what is watched ten times as much, and takes the mark off."""
+class Hook:
+    """Makes what is watched ten times as much, and removes the hook."""
 
-    def __init__(self, takes_off=True):
-        self.subjects, self.takes_off = [], takes_off
+    def __init__(self, removes=True):
+        self.subjects, self.removes = [], removes
 
-    def look_at(self, subject):
+    def before_access(self, subject):
         self.subjects.append(subject)
         vars(subject)['watched'] *= 10
-        if self.takes_off:
-            unmark(subject)
+        if self.removes:
+            remove_hook(subject)
 
 
-def marked(**options):
-    thing, keeper = Thing(), Keeper(**options)
-    mark(thing, ('watched', 'unset'), keeper, thing)
-    return thing, keeper
+def hooked(**options):
+    thing, hook = Thing(), Hook(**options)
+    add_hook(thing, ('watched', 'unset'), hook, thing)
+    return thing, hook
 
 
-@pytest.mark.parametrize(('look', 'found'), [
+@pytest.mark.parametrize(('access', 'found'), [
     (lambda thing: thing.watched, 10),
     (lambda thing: thing.unset, 'by the class'),
     (lambda thing: copy.copy(thing).watched, 10),
     (lambda thing: copy.deepcopy(thing).watched, 10),
     (lambda thing: pickle.loads(pickle.dumps(thing)).watched, 10)])
-def test_the_keeper_is_asked_before_a_look(look, found):
-    thing, keeper = marked()
+def test_the_hook_is_called_before_an_access(access, found):
+    thing, hook = hooked()
     assert isinstance(thing, Thing)
-    assert keeper_of(thing) is keeper
-    assert look(thing) == found
-    assert keeper.subjects == [thing]
+    assert hook_of(thing) is hook
+    assert access(thing) == found
+    assert hook.subjects == [thing]
     assert type(thing) is Thing
-    assert keeper_of(thing) is None
+    assert hook_of(thing) is None
     assert vars(thing) == {'watched': 10, 'free': 2}
 
 
 def test_other_attributes_are_free():
-    thing, keeper = marked()
+    thing, hook = hooked()
     thing.free += 1
-    assert (thing.free, keeper.subjects) == (3, [])
+    assert (thing.free, hook.subjects) == (3, [])
 
 
-def test_what_is_set_is_set_after_the_keeper_is_through():
-    thing, keeper = marked()
+def test_what_is_set_is_set_after_the_hook_is_through():
+    thing, hook = hooked()
     thing.watched = 7
-    assert (thing.watched, keeper.subjects) == (7, [thing])
+    assert (thing.watched, hook.subjects) == (7, [thing])
 
 
-def test_while_the_mark_is_on_every_look_asks():
-    thing, keeper = marked(takes_off=False)
+def test_every_access_calls_a_hook_that_stays():
+    thing, hook = hooked(removes=False)
     assert (thing.watched, thing.watched) == (10, 100)
     thing.watched = 5
     assert vars(thing)['watched'] == 5
-    assert len(keeper.subjects) == 3
+    assert len(hook.subjects) == 3
 
 
-def test_an_object_that_is_not_marked_stays_as_it_is():
+def test_an_object_without_a_hook_stays_as_it_is():
     thing = Thing()
-    unmark(thing)
+    remove_hook(thing)
     assert type(thing) is Thing
-    assert keeper_of(thing) is None
+    assert hook_of(thing) is None
 
 
-def test_an_object_has_one_mark_at_a_time():
-    thing, keeper = marked()
-    with pytest.raises(RuntimeError, match='Thing object is marked already'):
-        mark(thing, ('free',), keeper, thing)
+def test_an_object_has_one_hook_at_a_time():
+    thing, hook = hooked()
+    with pytest.raises(RuntimeError, match='Thing object has an access hook'):
+        add_hook(thing, ('free',), hook, thing)
     assert thing.watched == 10
-    mark(thing, ('free',), keeper, thing)
+    add_hook(thing, ('free',), hook, thing)
     assert (thing.watched, thing.free) == (10, 2)
     assert type(thing) is Thing
 
 
 @pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy])
-def test_a_copy_is_plain_even_if_the_mark_stays(copied):
-    thing, keeper = marked(takes_off=False)
+def test_a_copy_is_plain_even_if_the_hook_stays(copied):
+    thing, hook = hooked(removes=False)
     made = copied(thing)
     assert type(made) is Thing
     assert vars(made) == {'watched': 10, 'free': 2}
-    assert keeper_of(thing) is keeper
+    assert hook_of(thing) is hook
 
 
 def test_somebody_elses_class_survives_and_asks_nobody_any_more():
-    thing, keeper = marked()
+    thing, hook = hooked()
     thing.__class__ = theirs = type('Theirs', (type(thing),), {})
     assert thing.watched == 10
     assert type(thing) is theirs
-    assert keeper_of(thing) is None
+    assert hook_of(thing) is None
     thing.watched = 5
     assert (thing.watched, thing.unset, thing.free) == (5, 'by the class', 2)
-    assert len(keeper.subjects) == 1
+    assert len(hook.subjects) == 1
     assert vars(copy.copy(thing)) == {'watched': 5, 'free': 2}
-    mark(thing, ('watched', 'unset'), keeper, thing)
+    add_hook(thing, ('watched', 'unset'), hook, thing)
     assert (thing.watched, type(thing)) == (50, theirs)
 
 
-def test_an_unmarked_copy_asks_nobody_and_leaves_the_mark():
-    thing, keeper = marked()
+def test_a_copy_without_hook_calls_nothing_and_leaves_the_hook():
+    thing, hook = hooked()
     for owner in thing, Thing():
-        made = unmarked(owner)
+        made = without_hook(owner)
         assert type(made) is Thing
         made.watched += 1
         assert vars(made) == {'watched': 2, 'free': 2}
-    assert keeper.subjects == []
-    assert keeper_of(thing) is keeper
+    assert hook.subjects == []
+    assert hook_of(thing) is hook
     assert thing.watched == 10
