@@ -33,7 +33,7 @@ for folder in folders:
 
 
 def run_in_forks(arguments: Sequence[str], folders: Sequence[Path],
-                 timeout: float = 100) -> list[subprocess.CompletedProcess]:
+                 timeout: float = 300) -> list[subprocess.CompletedProcess]:
     """``python -m chainer_fp8pipe *arguments`` in each folder, in turn."""
     done = subprocess.run(
         [sys.executable, '-c', _SCRIPT, *arguments, '--',

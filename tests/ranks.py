@@ -33,7 +33,7 @@ import pytest
 
 _KEY = b'tests of chainer_fp8pipe'
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_START_SECONDS = 60
+_START_SECONDS = 300
 _LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
 _PR_SET_PDEATHSIG = 1       # <linux/prctl.h>
 _jobs: dict[int, Job] = {}
@@ -76,7 +76,7 @@ def end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_script(ranks: int, *arguments: str, timeout: float = 100,
+def run_script(ranks: int, *arguments: str, timeout: float = 300,
                **options) -> subprocess.CompletedProcess:
     """``mpiexec -n ranks python *arguments`` in a job of its own."""
     return subprocess.run(
@@ -85,7 +85,7 @@ def run_script(ranks: int, *arguments: str, timeout: float = 100,
         preexec_fn=end_with_parent, **options)
 
 
-def on_ranks(*sizes: int, timeout: float = 60):
+def on_ranks(*sizes: int, timeout: float = 300):
     """Decorator: runs the test once per size, on so many ranks.
 
     The body's first parameter is mpi4py's communicator of these ranks; it

@@ -110,7 +110,7 @@ def python(script, *options, ranks=None, **environment):
         options += '-m', 'mpi4py'  # a rank that fails aborts the others
     return subprocess.run(
         [*launcher, sys.executable, *options, '-c', textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
         env={**os.environ, **environment})
 
 
@@ -503,7 +503,7 @@ def run_script(place, text):
         stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, 'PYTHONPATH': os.getcwd()})
     try:
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -62,7 +62,7 @@ def _sent_by(network, *command, ranks_per_host=1):
     """Bytes sent per host and interface by a command."""
     before = network.counters()
     done = network.run([sys.executable, *command], ranks_per_host,
-                       env=environment(), timeout=60, capture=True)
+                       env=environment(), timeout=300, capture=True)
     assert done.returncode == 0, done.stderr
     return {host: {name: sent - before[host][name][0]
                    for name, (sent, _) in devices.items()}
@@ -81,7 +81,7 @@ def _processes(spaces):
 
 def _wait_until(condition):
     """Fails unless it becomes true soon."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -89,7 +89,7 @@ def _wait_until(condition):
 
 def test_ranks_are_placed_host_by_host_under_the_hosts_names(star):
     done = star.run([sys.executable, '-c', _SAYS], 2, env=environment(),
-                    timeout=60, capture=True)
+                    timeout=300, capture=True)
     assert sorted(done.stdout.splitlines()) == [
         f'{rank} {host} {host}' for rank, host in enumerate(
             ['node0', 'node0', 'node1', 'node1', 'switch', 'switch'])]
@@ -137,7 +137,7 @@ def test_payload_is_what_a_link_carries_less_headers(star):
 def test_congestion_control_does_not_depend_on_the_system(star):
     done = star.run(['cat', '/proc/sys/net/ipv4/tcp_congestion_control',
                      '/proc/sys/net/ipv4/tcp_early_retrans'],
-                    timeout=60, capture=True)
+                    timeout=300, capture=True)
     assert sorted(done.stdout.split()) == ['0'] * 3 + ['reno'] * 3
     assert star.describe().endswith('TCP reno')
 
@@ -148,7 +148,7 @@ def test_a_command_that_takes_too_long_is_ended_in_all_hosts(star):
         # In a session of its own it does not notice the end of mpiexec.
         star.run(['setsid', '--fork', '--wait', 'sleep', '1000'], timeout=1)
     _wait_until(lambda: _processes(star.spaces.identities()) == before)
-    assert star.run(['true'], timeout=60).returncode == 0
+    assert star.run(['true'], timeout=300).returncode == 0
 
 
 def test_hosts_of_a_torus_reach_each_neighbour_by_its_own_link(privileged):
@@ -163,10 +163,10 @@ def test_hosts_of_a_torus_reach_each_neighbour_by_its_own_link(privileged):
 
 def test_two_networks_at_once_do_not_see_each_other(star, privileged):
     with Star(2, 100e6) as other:
-        assert other.run(['true'], timeout=60).returncode == 0
+        assert other.run(['true'], timeout=300).returncode == 0
         assert not (set(star.spaces.identities())
                     & set(other.spaces.identities()))
-    assert star.run(['true'], timeout=60).returncode == 0
+    assert star.run(['true'], timeout=300).returncode == 0
 
 
 def test_nothing_is_left_after_an_exception(privileged):

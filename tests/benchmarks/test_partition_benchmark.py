@@ -17,7 +17,7 @@ def run(tmp_path, *arguments):
     path = tmp_path / 'rows.json'
     done = subprocess.run(
         [sys.executable, str(_FOLDER / 'partition.py'), *arguments,
-         '--json', str(path)], capture_output=True, text=True, timeout=110,
+         '--json', str(path)], capture_output=True, text=True, timeout=300,
         env=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())['rows']

@@ -12,7 +12,7 @@ from .test_partition_benchmark import _FOLDER, run
 def in_benchmarks(code):
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-c', code], capture_output=True,
-        text=True, cwd=_FOLDER, timeout=100,
+        text=True, cwd=_FOLDER, timeout=300,
         env={**environment(), 'PYTHONPATH': os.pathsep.join(
             [str(_FOLDER), environment()['PYTHONPATH']])})
     assert done.returncode == 0, done.stderr

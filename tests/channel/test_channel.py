@@ -260,7 +260,7 @@ def test_channels_do_not_disturb_one_another(comm):
         sender.flush()
 
 
-@on_ranks(2, timeout=100)
+@on_ranks(2, timeout=300)
 def test_arrays_on_a_device_arrive_on_a_device(comm):
     rng = numpy.random.default_rng(0)
     host = (rng.standard_normal((30, 40)).astype('f4'), None,

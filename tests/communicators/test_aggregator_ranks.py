@@ -244,7 +244,7 @@ def run(tmp_path):
         path = tmp_path / 'script.py'
         path.write_text(SCRIPT.format(end=end, dying=dying, how=how,
                                       steps=steps))
-        return run_script(3, *before, path, timeout=60)
+        return run_script(3, *before, path, timeout=300)
     return run
 
 

@@ -17,13 +17,12 @@ from tests.ranks import run_script
 from .digits import digits
 from .interrupted import interrupted
 
-pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 SCRIPT = os.path.join(_ROOT, 'examples', 'digits', 'train_digits.py')
 
 
 def run(*arguments, ranks=2):
-    return run_script(ranks, SCRIPT, *arguments, timeout=150)
+    return run_script(ranks, SCRIPT, *arguments, timeout=300)
 
 
 def arrays(path):

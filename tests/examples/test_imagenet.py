@@ -25,7 +25,6 @@ from .interrupted import interrupted
 from .test_digits import arrays
 from .test_imagenet_models import _FOLDER, NETWORKS, module
 
-pytestmark = pytest.mark.timeout(180)
 SCRIPT = os.path.join(_FOLDER, 'train_imagenet.py')
 SMALL = ('--arch', 'small', '--insize', '16', '--batchsize', '6', '--epoch',
          '3', '--workers', '1', '--prefetch', '2')
@@ -46,7 +45,7 @@ for case in json.loads(cases):
 
 
 def run(*arguments, ranks=2):
-    return run_script(ranks, SCRIPT, *arguments, timeout=150)
+    return run_script(ranks, SCRIPT, *arguments, timeout=300)
 
 
 def trained(root, out, *arguments, ranks=2):

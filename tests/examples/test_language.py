@@ -23,7 +23,6 @@ from tests.ranks import end_with_parent, environment, run_script
 
 from .test_digits import arrays
 
-pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _FOLDER = os.path.join(_ROOT, 'examples', 'language')
 SCRIPT = os.path.join(_FOLDER, 'train_language.py')
@@ -59,7 +58,7 @@ def run(*arguments):
     """As a user starts it in one process."""
     return subprocess.run(
         [sys.executable, SCRIPT, *map(str, arguments)], env=environment(),
-        capture_output=True, text=True, timeout=150,
+        capture_output=True, text=True, timeout=300,
         preexec_fn=end_with_parent)
 
 

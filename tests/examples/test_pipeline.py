@@ -22,7 +22,6 @@ from .digits import digits
 from .interrupted import interrupted
 from .test_digits import arrays, write_cifar, write_mnist
 
-pytestmark = pytest.mark.timeout(180)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _FOLDER = os.path.join(_ROOT, 'examples', 'pipeline')
 SCRIPT = os.path.join(_FOLDER, 'train_pipeline.py')
@@ -32,7 +31,7 @@ SMALL = ('--network', 'mlp', '--depth', '4', '--width', '64', '--epoch', '4')
 
 
 def run(*arguments, ranks=2):
-    return run_script(ranks, SCRIPT, *arguments, timeout=150)
+    return run_script(ranks, SCRIPT, *arguments, timeout=300)
 
 
 def trained(out, *arguments, ranks=2):

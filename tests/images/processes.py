@@ -51,7 +51,7 @@ def descriptors(of):
                if os.path.islink(path))
 
 
-def eventually(condition, seconds=20):
+def eventually(condition, seconds=200):
     """Whether something becomes true."""
     end = time.monotonic() + seconds
     while not condition():

@@ -141,7 +141,7 @@ def test_a_process_that_is_killed_while_it_holds_the_lock_leaves_it_open():
     cache = Cache.create(2, 100)
     killed = subprocess.run(
         [sys.executable, '-c', KILLED, str(cache.segment.fd)],
-        env=environment(), pass_fds=[cache.segment.fd], timeout=60)
+        env=environment(), pass_fds=[cache.segment.fd], timeout=300)
     assert killed.returncode == -9
     assert cache.put(0, b'still')
     assert cache.get(0).data == b'still'

@@ -361,7 +361,7 @@ def test_workers_import_neither_chainer_nor_mpi(iterate):
         'import sys, chainer_fp8pipe.images.workers.worker as worker\n'
         'assert worker.Reader\n'
         "assert not {'chainer', 'mpi4py', 'cupy'} & set(sys.modules)")],
-        env=environment(), check=True, timeout=60)
+        env=environment(), check=True, timeout=300)
     iterator = iterate(workers=1)
     next(iterator)
     mapped = pathlib.Path(f'/proc/{iterator.worker_pids[0]}/maps').read_text()

@@ -89,7 +89,7 @@ def test_a_killed_rank_ends_all_other_ranks_and_workers(start):
 def test_a_killed_worker_ends_the_job_and_is_named(start):
     job = start(2)
     os.kill(job.pids[1][2], signal.SIGKILL)
-    _, printed = job.job.communicate(timeout=60)
+    _, printed = job.job.communicate(timeout=300)
     assert job.job.returncode
     assert (f'worker 1 (process {job.pids[1][2]}) of this rank was killed by '
             'SIGKILL') in printed

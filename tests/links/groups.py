@@ -17,7 +17,7 @@ class Threads:
         self.sizes = []
         self._rank = threading.local()
         self._rows = [None] * size
-        self._barrier = threading.Barrier(size, timeout=60)
+        self._barrier = threading.Barrier(size, timeout=300)
 
     @property
     def rank(self):

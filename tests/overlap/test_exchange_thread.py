@@ -252,7 +252,7 @@ class Held(chainer.FunctionNode):
         return inputs
 
     def backward(self, indexes, gradients):
-        end = time.monotonic() + 20
+        end = time.monotonic() + 200
         while not self.done():
             assert time.monotonic() < end, 'nothing happens during backward'
             time.sleep(1e-3)
@@ -457,7 +457,7 @@ print('left', rank)
 def test_the_end_of_the_program_does_not_hang(tmp_path, end, overlap):
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT.format(end=end, overlap=overlap))
-    done = run_script(2, script, timeout=60)
+    done = run_script(2, script, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('left') == 2
 

@@ -220,6 +220,6 @@ link(numpy.ones((3, 2), 'f'))
 def test_a_rank_that_fails_ends_the_job(tmp_path):
     """Nobody waits for it in the next batch normalisation."""
     (tmp_path / 'script.py').write_text(SCRIPT)
-    done = run_script(2, tmp_path / 'script.py', timeout=60)
+    done = run_script(2, tmp_path / 'script.py', timeout=300)
     assert done.returncode
     assert 'rank 1 of 2 failed' in done.stderr

@@ -23,7 +23,7 @@ def test_another_process_of_the_node_opens_the_same_memory():
     segment = Segment.create(10)
     subprocess.run([sys.executable, '-c', OTHER,
                     *map(str, segment.place)], env=environment(),
-                   check=True, timeout=60)
+                   check=True, timeout=300)
     assert bytes(segment.view(0, 4)) == b'abc\0'
 
 

@@ -28,16 +28,14 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.timeout(60)
 def test_an_exception_on_one_rank_ends_all_with_its_traceback(script):
-    done = run_script(3, script('raise ValueError("so it goes")'), timeout=40)
+    done = run_script(3, script('raise ValueError("so it goes")'), timeout=300)
     assert done.returncode != 0
     assert 'rank 1 of 3 failed' in done.stderr
     assert 'ValueError: so it goes' in done.stderr
     assert 'line 6' in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_nothing_ends_before_the_launcher_has_read_why():
     """It forgets what is in its pipes when a job ends."""
     with subprocess.Popen(
@@ -50,20 +48,18 @@ def test_nothing_ends_before_the_launcher_has_read_why():
         assert rank.stdout.readline() == 'ready\n'
         time.sleep(2)
         assert rank.poll() is None
-        _, printed = rank.communicate(timeout=40)
+        _, printed = rank.communicate(timeout=300)
     assert rank.returncode == 3
     assert 'so it goes' in printed
 
 
-@pytest.mark.timeout(60)
 def test_an_interrupted_rank_ends_all_without_a_traceback(script):
-    done = run_script(3, script('raise KeyboardInterrupt'), timeout=40)
+    done = run_script(3, script('raise KeyboardInterrupt'), timeout=300)
     assert done.returncode != 0
     assert 'rank 1 of 3 interrupted' in done.stderr
     assert 'Traceback' not in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_a_wrong_name_on_one_rank_ends_all(tmp_path):
     path = tmp_path / 'script.py'
     path.write_text(
@@ -71,14 +67,13 @@ def test_a_wrong_name_on_one_rank_ends_all(tmp_path):
         'from mpi4py import MPI\n'
         "name = 'fp9' if MPI.COMM_WORLD.rank else 'fp8'\n"
         'chainer_fp8pipe.create_communicator(name)\n')
-    done = run_script(2, path, timeout=40)
+    done = run_script(2, path, timeout=300)
     assert done.returncode != 0
     assert "no communicator is called 'fp9'" in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_a_killed_rank_ends_all(script):
     done = run_script(
-        3, script('os.kill(os.getpid(), signal.SIGKILL)'), timeout=40)
+        3, script('os.kill(os.getpid(), signal.SIGKILL)'), timeout=300)
     assert done.returncode != 0
     assert str(int(signal.SIGKILL)) in done.stdout + done.stderr

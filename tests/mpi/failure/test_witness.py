@@ -132,7 +132,7 @@ def run(job, monkeypatch):
         with monkeypatch.context() as patch:
             for name, value in job.environment.items():
                 patch.setenv(name, value)
-            done = run_script(ranks, job.script(body, dying), timeout=60)
+            done = run_script(ranks, job.script(body, dying), timeout=300)
         assert job.leaves_nothing()
         return done
     return run
@@ -211,7 +211,7 @@ wait_for_ever()
     assert line.startswith('chainer_fp8pipe: rank 1 of 2 (worker), process')
     assert KILLED in line
     job.end()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
 
 
 def test_ranks_that_outlive_a_signal_are_watched_on(run):
@@ -298,7 +298,7 @@ time.sleep(1000)
     assert launcher.stdout.readline() == 'ready\n'
     assert len(job.processes()) >= 3 + 2
     launcher.send_signal(number)
-    _, errors = launcher.communicate(timeout=60)
+    _, errors = launcher.communicate(timeout=300)
     assert launcher.returncode != 0
     assert 'chainer_fp8pipe: ' not in errors
     assert job.leaves_nothing()

@@ -38,7 +38,7 @@ def script(tmp_path):
     path = tmp_path / 'train.py'
     path.write_text(SCRIPT)
     return lambda *arguments: run_script(2, path, *arguments, tmp_path / 'out',
-                                         timeout=60)
+                                         timeout=300)
 
 
 def test_a_stage_that_raises_ends_the_job_with_its_own_traceback_first(script):
