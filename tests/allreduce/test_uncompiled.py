@@ -80,9 +80,22 @@ def results(comm, name, form, make_codec, kind, early):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('name', ['direct', 'ring', 'torus',
                                   'two_level_direct_ring'])
-@on_ranks(1, 4)
+@on_ranks(4)
 def test_compiled_code_leaves_the_bits_that_python_leaves(
         comm, name, form, codec, kind):
+    check_bits(comm, name, form, codec, kind)
+
+
+@pytest.mark.parametrize('codec', OF_CODECS)
+@pytest.mark.parametrize('form', FORMS)
+@on_ranks(1)
+def test_so_does_compiled_code_of_a_single_rank(comm, form, codec):
+    for kind in 'normal', 'extreme', 'nonfinite':
+        check_bits(comm, 'direct', form, codec, kind)
+
+
+def check_bits(comm, name, form, codec, kind):
+    """Compares what compiled code leaves with what Python leaves."""
     for early in (False, True):
         with numpy.errstate(all='ignore'):
             compiled, job = results(comm, name, form, OF_CODECS[codec], kind,

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from ..graphs import is_sound, stream
 
 STAGES = st.integers(1, 8)
-MICRO_BATCHES = st.integers(1, 32)
+MICRO_BATCHES = st.integers(1, 20)
 CHUNKS = st.integers(1, 4)
 
 quick = settings(deadline=None, max_examples=60)
@@ -42,10 +42,10 @@ def schedules(draw):
     return make_schedule(name, stages, micro_batches, chunks)
 
 
-def idle(schedule):
+def idle(schedule, report=None):
     """The idle share as an exact fraction, from the length of the step."""
     work = 3 * schedule.micro_batches * schedule.chunks
-    return 1 - work / Fraction(check(schedule).length)
+    return 1 - work / Fraction((report or check(schedule)).length)
 
 
 # --- what holds for all -----------------------------------------------------
@@ -157,12 +157,12 @@ def test_zero_bubble_waits_less_than_1f1b_and_keeps_no_more(stages,
                                                             micro_batches):
     schedule = make_schedule('zero_bubble', stages, micro_batches)
     plain = make_schedule('1f1b', stages, micro_batches)
-    peak = max(check(plain).peak_live)
-    assert all(live <= peak for live in check(schedule).peak_live)
-    assert idle(schedule) <= idle(plain)
+    report, other = check(schedule), check(plain)
+    assert max(report.peak_live) <= max(other.peak_live)
+    assert idle(schedule, report) <= idle(plain, other)
     if micro_batches >= stages:
         # (d - 1) (F + I - W) units of waiting on each rank (Qi et al.).
-        assert check(schedule).length == 3 * micro_batches + stages - 1
+        assert report.length == 3 * micro_batches + stages - 1
 
 
 @quick
@@ -171,10 +171,11 @@ def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
         stages, micro_batches, chunks):
     schedule = make_schedule('zero_bubble', stages, micro_batches, chunks)
     plain = make_schedule('interleaved', stages, micro_batches, chunks)
-    assert max(check(schedule).peak_live) <= max(check(plain).peak_live)
-    assert idle(schedule) <= idle(plain)
+    report, other = check(schedule), check(plain)
+    assert max(report.peak_live) <= max(other.peak_live)
+    assert idle(schedule, report) <= idle(plain, other)
     if micro_batches >= stages:
-        assert idle(schedule) == Fraction(
+        assert idle(schedule, report) == Fraction(
             stages - 1, 3 * chunks * micro_batches + stages - 1)
 
 
