@@ -115,10 +115,10 @@ docs: $(TEST)  ## build docs/_build/html, warnings are errors
 
 # Tests of a file share ranks and runs of examples, so a file is one job; in
 # the order of names the short files come last.
-JOBS ?= 2
+JOBS ?= 3
 SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-pytest: $(TEST)  ## the tests alone, JOBS=2 files at a time
+pytest: $(TEST)  ## the tests alone, JOBS=3 files at a time
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 ROUNDS ?= 10

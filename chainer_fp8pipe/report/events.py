@@ -21,6 +21,9 @@ EXCHANGE, BUCKETS = LANES = 'exchange thread', 'buckets'
 #: Micro-batch, boundary, whether an activation -> rank -> events.
 _Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
 
+#: Rank, number of the lane (0: main thread), row in the lane.
+_Place = tuple[int, int, int]
+
 
 class Event(NamedTuple):
     """What a rank did from when to when.
@@ -123,27 +126,26 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
          'args': {'name': 'pipeline'}}]
-    threads = {thread: number for number, thread in enumerate(sorted(
-        {_thread(event, row) for event, row in in_rows(events)}))}
-    for thread, number in threads.items():
-        rank, _, row, lane = thread
-        name = f'rank {rank}' + (f': {lane}' if lane else '')
+    placed = _in_rows(events)
+    # A rank's main thread has the rank as its number.
+    numbers = {place: number for number, place in enumerate(sorted(
+        {place for _, place in placed}, key=lambda place: (
+            bool(place[1]), place)))}
+    for order, (rank, lane, row) in enumerate(sorted(numbers)):
+        number = numbers[rank, lane, row]
+        name = f'rank {rank}' + (f': {LANES[lane - 1]}' if lane else '')
         rows += [{'ph': 'M', 'pid': 0, 'tid': number, 'name': 'thread_name',
                   'args': {'name': name + (f' {row}' if row else '')}},
                  {'ph': 'M', 'pid': 0, 'tid': number,
-                  'name': 'thread_sort_index', 'args': {'sort_index': number}}]
-    return {'traceEvents': rows + [
-        _row(event, origin, threads[_thread(event, row)])
-        for event, row in in_rows(events)], 'displayTimeUnit': 'ms'}
+                  'name': 'thread_sort_index', 'args': {'sort_index': order}}]
+    return {'traceEvents': rows + [_row(event, origin, numbers[place])
+                                   for event, place in placed],
+            'displayTimeUnit': 'ms'}
 
 
-def in_rows(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """Gives each bucket the first row that no other one is in meanwhile.
-
-    Returns:
-        Events by their start, with the number of their row in their lane.
-    """
-    found: list[tuple[Event, int]] = []
+def _in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
+    """Gives each bucket the first row that no other one is in meanwhile."""
+    found: list[tuple[Event, _Place]] = []
     ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones
     for event in sorted(events, key=lambda event: (event.start, event.end)):
         row = 0
@@ -152,12 +154,9 @@ def in_rows(events: Iterable[Event]) -> list[tuple[Event, int]]:
             row = next((number for number, end in enumerate(rows)
                         if end <= event.start), len(rows))
             rows[row:row + 1] = [event.end]
-        found.append((event, row))
+        found.append((event, (
+            event.rank, ('', *LANES).index(event.lane), row)))
     return found
-
-
-def _thread(event: Event, row: int) -> tuple[int, int, int, str]:
-    return (event.rank, (('', *LANES).index(event.lane)), row, event.lane)
 
 
 def _when_sent(events: list[Event]) -> dict[Event, float]:

@@ -150,7 +150,7 @@ def train(options, name, datasets):
         extensions.Evaluator(test_iterator, model, device=device), comm))
     trainer.extend(cosine_decay(options.lr, updates),
                    trigger=(1, 'iteration'))
-    if hasattr(comm, 'statistics'):
+    if hasattr(comm, 'events'):
         trainer.extend(CommunicationReport(comm))
     if name.startswith('fp8'):
         trainer.extend(CompressionReport(comm))
@@ -166,7 +166,7 @@ def train(options, name, datasets):
     elif comm.rank == 0:
         print(f'{name}: {updates} updates on {comm.size} ranks')
     trainer.run()
-    if hasattr(comm, 'statistics'):
+    if hasattr(comm, 'events'):
         comm.finalize()
     if comm.rank:
         return None

@@ -23,7 +23,7 @@ def report(options, comm, trainer, iterators):
             options.log and updater.iteration % options.log == 0)
     trainer.extend(InputReport(trainer.updater, iterators, comm),
                    trigger=trigger)
-    if hasattr(comm, 'statistics'):
+    if hasattr(comm, 'events'):
         trainer.extend(CommunicationReport(comm))
     if comm.rank:
         return

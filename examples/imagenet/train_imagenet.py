@@ -132,7 +132,7 @@ def make_trainer(options, comm):
         trainer.extend(average)
     evaluation = Evaluation(iterators[1], model, comm, average, device)
     trainer.extend(evaluation)
-    if not hasattr(comm, 'statistics'):
+    if not hasattr(comm, 'events'):
         # ChainerMN's communicators pass on what is not a number.
         trainer.extend(extensions.FailOnNonNumber())
     report(options, comm, trainer, iterators)

@@ -149,7 +149,7 @@ def make_trainer(options, grid, text):
     often = at_times(options)
     trainer.extend(make_evaluator(options, grid, updater, test_set,
                                   communicator), trigger=often)
-    if hasattr(communicator, 'statistics'):
+    if hasattr(communicator, 'events'):
         trainer.extend(CommunicationReport(communicator))
     if grid:
         trainer.extend(PipelineTimeline(updater, options.iterations))

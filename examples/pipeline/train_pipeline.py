@@ -129,7 +129,7 @@ def make_trainer(options, grid, datasets):
     trainer.extend(make_evaluator(options, updater, test_set, communicator))
     trainer.extend(cosine_decay(options.lr, updates),
                    trigger=(1, 'iteration'))
-    if hasattr(communicator, 'statistics'):
+    if hasattr(communicator, 'events'):
         trainer.extend(CommunicationReport(communicator))
     trainer.extend(PipelineTimeline(updater, options.timeline))
     times = []

@@ -83,7 +83,7 @@ def test_whoever_looks_finds_the_update_done(optimizer):
     assert deferred(waiting.late) is None
 
 
-def test_a_look_at_one_parameter_waits_for_no_other():
+def test_an_access_to_one_parameter_waits_for_no_other():
     waiting = Waiting()
     assert waiting.late[2].b.array.tobytes() == (
         waiting.plain[2].b.array.tobytes())
@@ -254,7 +254,7 @@ def count_of_a_rule(optimizer):
         chainer.optimizer_hooks.Lasso(0.1))],
     lambda optimizer: optimizer.loss_scaling(scale=8.0),
     of_a_rule, own])
-def test_hooks_that_look_at_one_parameter_are_called_when_it_is_done(before):
+def test_hooks_that_read_one_parameter_are_called_when_it_is_done(before):
     waiting = Waiting(before=before)
     assert waiting.finished == []
     assert waiting.same()
@@ -286,7 +286,7 @@ def test_a_new_optimizer_does_not_get_the_old_ones_update():
         assert one.array.tobytes() == other.array.tobytes()
 
 
-def test_an_error_comes_at_every_look_and_nothing_is_updated():
+def test_an_error_comes_at_every_access_and_nothing_is_updated():
     model = L.Linear(2, 2)
     optimizer = chainer.optimizers.SGD().setup(model)
     before = model.W.array.copy()
@@ -344,7 +344,7 @@ def test_an_update_that_is_interrupted_is_an_error_from_then_on():
         parameter.array.sum()
 
 
-def test_an_update_that_fails_is_an_error_at_every_look():
+def test_an_update_that_fails_is_an_error_at_every_access():
     waiting = Waiting()
     parameter = waiting.late[0].W
     waiting.update._to_do['/0/W'].insert(
@@ -356,7 +356,7 @@ def test_an_update_that_fails_is_an_error_at_every_look():
         waiting.plain[2].W.array.tobytes())
 
 
-def test_threads_may_look_at_the_same_time():
+def test_threads_may_access_at_the_same_time():
     waiting = Waiting()
     found = []
     threads = [threading.Thread(target=lambda: found.append(
@@ -396,7 +396,7 @@ def test_chainers_update_is_replaced_as_long_as_something_waits():
 
 
 @pytest.mark.usefixtures('other_models_gone')
-def test_an_update_that_nobody_can_look_at_replaces_nothing():
+def test_an_update_without_any_access_replaces_nothing():
     waiting = Waiting()
     assert chainer.GradientMethod.update is not UPDATE
     del waiting

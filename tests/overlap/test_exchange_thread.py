@@ -104,7 +104,7 @@ def same(comm, network, **options):
     return sent
 
 
-@on_ranks(2, 4)
+@on_ranks(3)
 @pytest.mark.parametrize('network', NETWORKS)
 @pytest.mark.parametrize('name', CODECS)
 def test_results_are_those_without_overlap_bit_for_bit(comm, network, name):
@@ -117,7 +117,7 @@ def test_results_are_those_without_overlap_bit_for_bit(comm, network, name):
         assert max(sent) > 0
 
 
-@on_ranks(2, 4)
+@on_ranks(4)
 @pytest.mark.parametrize('algorithm', ['ring', 'torus2d'])
 @pytest.mark.parametrize('options', [
     {}, {'partial_sums': 'wire'}, {'rounding': 'stochastic'},

@@ -71,10 +71,10 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.usefixtures('small_blocks')
-@on_ranks(2, 4)
+@on_ranks(2)
 @pytest.mark.parametrize('network', NETWORKS)
 @pytest.mark.parametrize('name', CODECS)
-def test_results_are_those_without_overlap_if_nobody_looks(
+def test_results_are_those_without_overlap_without_early_accesses(
         comm, network, name):
     expected, _ = trained(comm, False, NETWORKS[network], name=name)
     found, waits = trained(comm, 'next_forward', NETWORKS[network], name=name)
@@ -237,7 +237,7 @@ def test_urgent_buckets_overtake_what_is_on_its_way(comm):
 
 
 @on_ranks(2, 4)
-def test_a_gradient_that_is_not_finite_is_an_error_at_every_look(comm):
+def test_a_gradient_that_is_not_finite_is_an_error_at_every_access(comm):
     communicator, model, optimizer = warm(comm, 'next_forward', 5, warmup=0)
     with numpy.errstate(invalid='ignore'):
         optimizer.update(lambda: model.loss(5, comm.rank) * numpy.float32(
@@ -255,7 +255,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_at_every_look(comm):
 
 
 @on_ranks(2)
-def test_what_fails_in_the_exchanges_thread_is_an_error_at_a_look(comm):
+def test_what_fails_in_the_exchanges_thread_is_an_error_at_an_access(comm):
     communicator, model, _ = warm(comm, 'next_forward', 5, warmup=0)
     early(communicator, model).failure = 'lost'
     with pytest.raises(RuntimeError, match='failed beside.*lost'):

@@ -125,7 +125,7 @@ def on(device: chainer.backend.Device, what: Callable[..., list],
     """Runs :func:`means` or :func:`losses` there."""
     device.use()
     found = what(communicator, device, times)
-    if hasattr(communicator, 'statistics'):
+    if hasattr(communicator, 'events'):
         communicator.finalize()
     return found
 
