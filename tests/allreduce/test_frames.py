@@ -2,12 +2,11 @@
 from chainer_fp8pipe.allreduce.frames import Frames, piece_bounds
 
 import numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
 @given(st.integers(0, 100), st.integers(0, 1000), st.integers(1, 20))
-@settings(deadline=None)
 def test_pieces_cover_a_range_evenly(start, length, parts):
     bounds = piece_bounds(start, start + length, parts)
     sizes = numpy.diff(bounds)
@@ -18,7 +17,6 @@ def test_pieces_cover_a_range_evenly(start, length, parts):
 
 @given(st.integers(0, 100), st.integers(0, 500), st.integers(1, 9),
        st.integers(1, 600))
-@settings(deadline=None)
 def test_every_element_is_in_one_frame_of_its_block(start, length, blocks,
                                                     frame):
     frames = Frames(start, start + length, blocks, frame)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from .plans import interpret, plans
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 
 
 def elements(traffic):

@@ -106,7 +106,7 @@ def exchange(comm, plans, eager, failure):
 @given(st.tuples(STEPS, STEPS), st.booleans(),
        st.sampled_from(['', 'oh', 'x' * FRAME * 2]))
 # Each failure ends a job of ranks, so a shorter one is not looked for.
-@settings(deadline=None, max_examples=60,
+@settings(max_examples=60,
           phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_any_sequence_of_messages_arrives_in_both_directions_at_once(
         plans, eager, failure):

@@ -4,7 +4,7 @@ from chainer_fp8pipe.channel import fp8_wire
 import ml_dtypes
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nst
 
@@ -57,7 +57,6 @@ def test_random_values_arrive_as_ml_dtypes_rounds_them(
 
 @pytest.mark.parametrize('dtype', ['f4', 'f8'])
 @given(data=st.data())
-@settings(deadline=None)
 def test_any_normal_values_arrive_as_ml_dtypes_rounds_them(dtype, data):
     values = data.draw(nst.arrays(dtype, st.integers(1, 20), elements={
         'allow_subnormal': False}))

@@ -12,7 +12,7 @@ from chainer_fp8pipe.channel.message import (
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nst
 
@@ -146,7 +146,6 @@ def cross(arrays, xp=numpy, codec=None):
 
 
 @given(st.lists(st.none() | ARRAYS, max_size=4), st.integers(0, 4))
-@settings(deadline=None)
 def test_any_arrays_survive_however_they_lie_in_memory(arrays, variant):
     arrays = [array if array is None else variants(array)[variant]
               for array in arrays]
@@ -154,7 +153,6 @@ def test_any_arrays_survive_however_they_lie_in_memory(arrays, variant):
 
 
 @given(ARRAYS, st.integers(0, 4))
-@settings(deadline=None)
 def test_a_single_array_survives(array, variant):
     arrays = (variants(array)[variant],)
     assert_same(cross(arrays), arrays)

@@ -238,7 +238,7 @@ def test_residuals_follow_the_loss_scale():
 
 @given(st.integers(0, 4), st.integers(1, 3),
        st.sampled_from(['nearest', 'stochastic']))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_saved_codec_goes_on_bit_for_bit(before, after, rounding):
     def steps(codec, first, last):
         wires = []

@@ -32,7 +32,7 @@ def parts_of(codec, tensors, bounds, prescale=1.0):
 
 @pytest.mark.parametrize('name', CODECS)
 @given(bounds=pieces, prescale=st.sampled_from([1.0, 0.25]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_pieces_have_the_bits_and_the_state_of_the_whole(name, bounds,
                                                          prescale):
     whole, cut = CODECS[name](), CODECS[name]()
@@ -50,7 +50,7 @@ def test_pieces_have_the_bits_and_the_state_of_the_whole(name, bounds,
 
 @pytest.mark.parametrize('name', CODECS)
 @given(bounds=pieces)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_pieces_are_decoded_where_they_belong(name, bounds):
     codec = CODECS[name]()
     wire = encode(codec, random_tensors(SIZES))

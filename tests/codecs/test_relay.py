@@ -6,7 +6,7 @@ from chainer_fp8pipe.codecs.relay import CodecRecipe, RelayedTensor, RelayState
 import ml_dtypes
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.codec_updates import begin
@@ -103,7 +103,6 @@ def test_what_an_encoding_leaves_out_comes_with_the_next(rounding,
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-3, 1e3)),
                 min_size=1, max_size=12), st.integers(0, 2 ** 32))
-@settings(deadline=None)
 def test_residuals_keep_their_gradients_value_when_scales_change(jobs, seed):
     """All that was sent and what is left over make up all that was given.
 

@@ -11,7 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -110,7 +110,6 @@ def test_responses_are_normalised_as_in_caffe(dtype):
             rtol=1e-5 if dtype == 'float32' else 1e-3)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_hits_are_those_of_a_sorted_list(data):
     samples, classes = data.draw(st.tuples(st.integers(1, 5),

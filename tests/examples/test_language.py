@@ -102,7 +102,7 @@ def naive_merge(piece, pair, token):
     return merged
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(snippets, st.integers(256, 300))
 def test_learned_are_the_commonest_pairs(sample, size):
     pieces = [list(piece) for piece in text._PIECE.findall(sample)]
@@ -110,7 +110,7 @@ def test_learned_are_the_commonest_pairs(sample, size):
     assert alphabet.pairs == naive_pairs(pieces, size - 256)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(snippets)
 def test_a_text_becomes_pairs_in_the_order_they_were_learned(sample):
     alphabet = text.Alphabet.learned(SAMPLE, 280)
@@ -123,7 +123,7 @@ def test_a_text_becomes_pairs_in_the_order_they_were_learned(sample):
     assert alphabet.encode(sample).tolist() == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(snippets, st.sampled_from([0, 270, 300]))
 def test_tokens_mean_the_text_again(sample, size):
     alphabet = (text.Alphabet.learned(SAMPLE, size) if size

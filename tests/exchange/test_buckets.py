@@ -2,7 +2,7 @@ import string
 
 from chainer_fp8pipe.exchange.buckets import divide
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 NAMES = st.text(string.ascii_lowercase + string.digits + '/', min_size=1,
@@ -49,7 +49,6 @@ def test_a_layer_with_layers_in_it_is_one_all_the_same():
 
 
 @given(st.dictionaries(NAMES, st.integers(1, 50)), st.integers(0, 200))
-@settings(deadline=None)
 def test_every_parameter_is_in_one_bucket_and_none_is_much_too_large(
         sizes, limit):
     buckets = divide(sizes, limit)

@@ -57,7 +57,7 @@ def test_views_in_use_outlive_the_cache():
     assert file == (b'a file', b'its index')
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(budget=st.integers(0, 300),
        sizes=st.lists(st.integers(0, 100), min_size=1, max_size=20))
 def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=200, deadline=None)
+quick = settings(max_examples=200)
 ranks_of = st.integers(1, 9)
 batches = st.integers(1, 40)
 

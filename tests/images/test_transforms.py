@@ -36,7 +36,7 @@ def _uniform(values):
     return numpy.clip(values, 0, 1)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_every_part_is_inside_the_image_and_has_the_asked_size(data):
     width, height = data.draw(st.tuples(*[st.integers(1, 3000)] * 2))

@@ -15,7 +15,7 @@ def cases(draw):
     return shape, tuple(sorted(axis)), draw(st.sampled_from([1, 5, 1 << 16]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cases(), st.sampled_from(['e', 'f', 'd']), st.integers(0, 9))
 def test_channel_sums_equal_numpys(case, dtype, seed):
     shape, axis, block = case

@@ -6,7 +6,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 PLACE = Place(seed=1, iteration=2, layer=3, first_sample=0)
@@ -22,7 +22,6 @@ def dropped(link, x, place=PLACE):
         return link(x).array
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6),
        st.lists(st.integers(1, 5), max_size=2), st.integers(0, 2 ** 40))
 def test_the_mask_of_a_sample_does_not_depend_on_how_the_batch_was_cut(

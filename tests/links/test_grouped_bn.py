@@ -63,7 +63,7 @@ def batch(shape, sizes, seed, spread=3.0, centre=5.0):
 
 
 @pytest.mark.filterwarnings('ignore:.*one element per channel')
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(CASES)),
        st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
        st.sampled_from([0, 0.3, 0.9, 1]), st.booleans(), st.booleans(),
@@ -306,7 +306,6 @@ def told(x):
     return np.concatenate([[len(x)], mean, ((x - mean) ** 2).sum(0)])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
        st.sampled_from([0, 1e4, -1e8]), st.integers(0, 99))
 def test_parts_have_the_mean_and_variance_of_the_whole(sizes, centre, seed):

@@ -11,7 +11,7 @@ from chainer_fp8pipe.mpi.groups import (
 import chainermn
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
@@ -168,7 +168,6 @@ def test_a_torus_has_a_row_per_node_or_is_nearly_square(ranks, per_node,
     assert torus_shape(ranks, per_node) == shape
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 20))
 def test_a_torus_has_all_ranks(ranks, per_node):
     rows, columns = torus_shape(ranks, per_node)

@@ -3,7 +3,7 @@ from collections import Counter
 from chainer_fp8pipe.mpi.placement import axis_bytes, place
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -18,7 +18,6 @@ def jobs(draw):
 
 
 @given(jobs(), st.sampled_from(['pipeline', 'data', 'auto']))
-@settings(deadline=None)
 def test_every_rank_has_one_place(job, inside):
     nodes, stages = job
     placement = place(nodes, stages, inside)
@@ -28,7 +27,6 @@ def test_every_rank_has_one_place(job, inside):
 
 
 @given(jobs(), st.sampled_from(['pipeline', 'data']))
-@settings(deadline=None)
 def test_as_many_lines_as_possible_stay_inside_a_node(job, inside):
     """The most that there can be is a count of whole lines per node."""
     nodes, stages = job
@@ -42,7 +40,6 @@ def test_as_many_lines_as_possible_stay_inside_a_node(job, inside):
 
 
 @given(jobs())
-@settings(deadline=None)
 def test_the_ranks_of_a_node_are_neighbours_in_a_pipeline(job):
     nodes, stages = job
     for line in zip(*place(nodes, stages, 'pipeline').ranks, strict=True):
@@ -51,7 +48,6 @@ def test_the_ranks_of_a_node_are_neighbours_in_a_pipeline(job):
 
 
 @given(jobs(), st.integers(0, 100), st.integers(0, 100))
-@settings(deadline=None)
 def test_auto_sends_no_more_between_nodes_than_either_axis_inside(
         job, pipeline_bytes, data_bytes):
     def crossing(inside):

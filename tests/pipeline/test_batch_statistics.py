@@ -26,7 +26,7 @@ def run_in_parts(link, batch, sizes, **options):
     statistics.finish()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5),
        st.floats(0, 1), st.integers(0, 3))
 def test_parts_update_the_averages_like_the_whole(sizes, decay, seed):

@@ -126,7 +126,7 @@ def test_settling_ends_a_product():
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6),
        st.sets(st.integers(0, 5)))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_products_add_up_however_they_are_made(sizes, settle_after):
     parts = parts_of(*sizes)
     layer = settled(parts, *settle_after)

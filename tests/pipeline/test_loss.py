@@ -35,7 +35,7 @@ def run(head, outputs, target, sizes, scale=None):
     return means, np.concatenate(gradients)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5),
        st.integers(0, 5), st.booleans())
 def test_parts_give_the_loss_and_gradient_of_the_whole(sizes, seed, ignoring):

@@ -5,7 +5,7 @@ from chainer_fp8pipe.planning.even_parts import partition
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 COSTS = st.lists(st.one_of(
@@ -28,7 +28,6 @@ def merit(costs, counts):
             sum(count ** 2 for count in counts))
 
 
-@settings(deadline=None)
 @given(COSTS, st.data())
 def test_no_other_cut_is_better(costs, data):
     parts = data.draw(st.integers(1, len(costs)))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ..pipeline.measured import as_measured
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 # --- idle share -------------------------------------------------------------

@@ -5,7 +5,7 @@ from chainer_fp8pipe.training.iterators import ReplicaIterator
 import chainer
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 SIZES = {'samples': st.integers(1, 40), 'batch': st.integers(1, 50),
@@ -18,7 +18,6 @@ def replicas_of(samples, batch, replicas, **options):
 
 
 @given(**SIZES, shuffle=st.booleans())
-@settings(deadline=None)
 def test_the_batches_do_not_depend_on_the_replicas(
         samples, batch, replicas, seed, shuffle):
     batch = max(batch, replicas)
@@ -37,7 +36,6 @@ def test_the_batches_do_not_depend_on_the_replicas(
 
 
 @given(**SIZES)
-@settings(deadline=None)
 def test_every_sample_comes_once_in_each_epoch(samples, batch, replicas,
                                                seed):
     batch = max(batch, replicas)
@@ -51,7 +49,6 @@ def test_every_sample_comes_once_in_each_epoch(samples, batch, replicas,
 
 
 @given(**SIZES)
-@settings(deadline=None)
 def test_one_epoch_gives_all_replicas_equally_many_batches(
         samples, batch, replicas, seed):
     batch, samples = max(batch, replicas), max(samples, replicas)
@@ -107,7 +104,6 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 
 @given(steps=st.integers(0, 9), width=st.integers(1, 4))
-@settings(deadline=None)
 def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
     first = ReplicaIterator(range(13), 5, 1, 3, seed=4)
     whole = ReplicaIterator(range(13), 5, seed=4)

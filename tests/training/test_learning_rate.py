@@ -7,7 +7,7 @@ from chainer_fp8pipe.training.learning_rate import (
 )
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 
@@ -58,7 +58,6 @@ def test_a_schedule_without_warm_up_begins_at_the_peak():
     assert goyal(warmup_epochs=0).at(0) == goyal().peak
 
 
-@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 100), st.floats(1e-4, 10),
        st.floats(0.5, 10), st.floats(0.1, 50),
        st.sampled_from(['polynomial', 'step', 'constant']))

@@ -33,7 +33,7 @@ def _small():
 
 
 @every_decoder
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_part_is_what_cropping_and_resizing_the_whole_gives(name, data):
     number = st.integers(0, 2 ** 32 - 1)
@@ -134,7 +134,7 @@ def test_a_bad_file_is_an_image_error(name, data):
 
 
 @every_decoder
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_file_gives_an_image_or_an_image_error(name, data):
     encoded = bytearray(jpeg(
@@ -224,7 +224,7 @@ def test_only_the_part_is_decoded(asked):
 
 
 @needs_turbo
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(number=st.integers(0, 2 ** 32 - 1),
        side=st.sampled_from([224, 100, 50, 20]))
 def test_with_an_index_a_part_is_what_it_is_without(number, side):

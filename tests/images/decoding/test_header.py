@@ -4,7 +4,7 @@ from chainer_fp8pipe.images.bad_image import ImageError
 from chainer_fp8pipe.images.decoding.header import read_header
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.images.pictures import jpeg, photograph, png
@@ -67,7 +67,6 @@ def test_a_file_that_is_no_image_is_an_error_with_its_fault(data, reason):
         read_header(data, _LIMIT)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_jpeg_that_is_cut_anywhere_is_an_error(data):
     whole = jpeg(_small(), progressive=data.draw(st.booleans()))
@@ -76,7 +75,6 @@ def test_a_jpeg_that_is_cut_anywhere_is_an_error(data):
         read_header(whole[:length], _LIMIT)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_image_or_an_image_error(data):
     for start in (b'', b'\xff\xd8', b'\x89PNG\r\n\x1a\n'):

@@ -18,7 +18,7 @@ _KINDS = [{'subsampling': '4:4:4'}, {'subsampling': '4:2:2'},
 
 
 @pytest.mark.parametrize('kind', _KINDS, ids=str)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_part_has_the_very_pixels_of_the_whole(kind, data):
     width, height = data.draw(st.tuples(*[st.integers(1, 90)] * 2))

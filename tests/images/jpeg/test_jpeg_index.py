@@ -53,7 +53,7 @@ def noise(height, width):
 
 @needs_turbo
 @pytest.mark.parametrize('subsampling', SUBSAMPLINGS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_part_has_the_very_pixels_of_the_whole(subsampling, data):
     pixels = some_photograph(data.draw)
@@ -85,7 +85,7 @@ def test_a_part_at_the_edge_is_upsampled_like_the_whole_however_narrow(
                 decoded(encoded, width, 30, box, shrink))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_pillow_finds_the_same_pixels_in_it(data):
     pixels = some_photograph(data.draw)
@@ -247,7 +247,7 @@ def outcome(act):
 
 
 @needs_turbo
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_file_gives_what_it_gives_without_an_index(data):
     subsampling = data.draw(st.sampled_from(['4:2:0', '4:4:4', 'grey']))
@@ -269,7 +269,7 @@ def test_a_damaged_file_gives_what_it_gives_without_an_index(data):
 
 
 @needs_turbo
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_index_gives_pixels_or_nothing(data):
     encoded = turbo_jpeg(photograph()[100:148, 100:280],

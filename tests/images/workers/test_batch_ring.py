@@ -12,7 +12,7 @@ def arrays(slot):
             slot.images]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(slots=st.integers(1, 4), capacity=st.integers(1, 9),
        side=st.integers(1, 20),
        dtype=st.sampled_from(['uint8', 'float16', 'float32']))

@@ -10,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.link_hooks import TimerHook
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ..helpers import INPUT, Net, Rank, bits, linears, marks
@@ -63,7 +63,6 @@ def edit(layers, fresh, name, *arguments):
     return None
 
 
-@settings(deadline=None)
 @given(st.integers(0, 4), EDITS)
 def test_a_model_is_edited_as_a_list_is(size, edits):
     layers = linears(100)

@@ -29,7 +29,7 @@ STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
 CHUNKS = st.integers(1, 4)
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 @st.composite

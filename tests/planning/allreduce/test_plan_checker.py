@@ -21,7 +21,7 @@ from ...allreduce.plans import Stuck, interpret, plans
 SP, RP, EN = Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE
 SR, RR = Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT
 
-quick = settings(deadline=None, max_examples=150)
+quick = settings(max_examples=150)
 
 
 def changed(plan, half, rank, actions):

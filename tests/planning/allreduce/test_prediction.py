@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[3]
 
-quick = settings(deadline=None, max_examples=20)
+quick = settings(max_examples=20)
 
 FLOAT32 = CodecCosts(4, 4, add=2.6e9, add_partial=2.6e9)
 FP8 = CodecCosts(1, 4, add=4.3e9, add_partial=2.6e9, add_own=4.3e9,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ...allreduce.plans import plans
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 RATE, LATENCY = 1e9, 1e-4
 FLOAT32 = CodecCosts(4, 4)

@@ -23,7 +23,7 @@ BI, BW = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 SA, RA = Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
 SG, RG = Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 
 
 def changed(schedule, rank, actions):

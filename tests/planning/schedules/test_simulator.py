@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ...pipeline.graphs import longest_path
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 #: Whole numbers and halves of float64: every sum below is exact.
 HALVES = st.integers(1, 2000).map(lambda number: number / 2)

@@ -43,7 +43,7 @@ def change(model, generator):
             link.N += 1
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 2 ** 32 - 1), st.floats(0.01, 0.999),
        st.integers(1, 40))
 def test_the_average_is_that_of_the_definition(seed, decay, updates):

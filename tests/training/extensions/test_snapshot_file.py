@@ -7,7 +7,7 @@ from chainer_fp8pipe.training.extensions.snapshot_file import (
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -24,7 +24,6 @@ def test_a_plan_by_hand():
 @given(st.lists(st.dictionaries(st.sampled_from('abcde'),
                                 st.sampled_from([b'0', b'1', b'2'])),
                 min_size=1, max_size=5))
-@settings(deadline=None)
 def test_every_rank_can_be_put_together_from_what_is_written(tables):
     parts, has = plan(tables)
     file = {prefix + key: tables[rank][key]

@@ -33,7 +33,7 @@ def test_a_weights_step_is_a_share_of_its_norm():
     assert numpy.linalg.norm(change) == pytest.approx(0.05)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2 ** 32 - 1), st.integers(1, 5), st.integers(1, 300),
        st.floats(1e-5, 10), st.floats(0, 1), st.floats(-6, 6),
        st.sampled_from(['f4', 'f8']))
@@ -218,7 +218,7 @@ def test_layers_that_are_built_late_are_weights_too():
 
 # --- Chainer's own: where it is right, and where it is not -------------------
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2 ** 32 - 1), st.floats(1e-3, 10), st.floats(0, 1))
 def test_chainers_is_the_same_for_float32_weights(seed, coefficient, decay):
     """The coefficient is then a factor of the learning rate."""
