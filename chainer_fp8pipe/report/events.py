@@ -62,8 +62,9 @@ class Event(NamedTuple):
 def idle_share(events: Iterable[Event]) -> float:
     """The share of all ranks' time in which they do not compute.
 
-    The time is that from the first event's start to the last event's end.
-    Communication counts as idle, as long as a rank does nothing else.
+    The time is that from the first event's start to the last event's end,
+    both of main threads.  Communication counts as idle, as long as a rank
+    does nothing else.
 
     Args:
         events: Of all ranks; events of computation do not overlap on a rank.
@@ -71,13 +72,13 @@ def idle_share(events: Iterable[Event]) -> float:
     Returns:
         Between 0 and 1; 0 where nothing took any time.
     """
-    events = list(events)
+    events = [event for event in events if not event.lane]
     if not events:
         return 0.0
     span = (max(event.end for event in events)
             - min(event.start for event in events))
     busy = sum(event.end - event.start for event in events
-               if event.name in COMPUTATION and not event.lane)
+               if event.name in COMPUTATION)
     ranks = len({event.rank for event in events})
     return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
 
@@ -201,7 +202,8 @@ def _row(event: Event, origin: float, thread: int) -> dict[str, Any]:
     start, end = (round((time - origin) * 1e6, 3)
                   for time in (event.start, event.end))
     number = '' if event.micro_batch is None else f' {event.micro_batch}'
-    details = {'micro_batch': event.micro_batch, 'chunk': event.chunk,
+    details = {'rank': event.rank, 'lane': event.lane or None,
+               'micro_batch': event.micro_batch, 'chunk': event.chunk,
                'iteration': event.iteration, 'bytes': event.bytes or None,
                'about': event.about or None, **dict(event.values)}
     return {'ph': 'X', 'pid': 0, 'tid': thread,

@@ -61,9 +61,10 @@ def idle_shares(timeline, schedule):
     """
     with open(timeline) as file:
         rows = json.load(file)['traceEvents']
-    events = [Event(row['tid'], row['cat'], row['ts'] / 1e6,
+    events = [Event(row['args']['rank'], row['cat'], row['ts'] / 1e6,
                     (row['ts'] + row['dur']) / 1e6,
-                    row['args'].get('micro_batch'), row['args'].get('chunk'))
+                    row['args'].get('micro_batch'), row['args'].get('chunk'),
+                    lane=row['args'].get('lane', ''))
               for row in rows if row['ph'] == 'X']
     passes = [event for event in events if event.micro_batch is not None]
     shares = {

@@ -8,6 +8,8 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
 )
 from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
 from chainer_fp8pipe.report.events import (
+    BUCKETS,
+    EXCHANGE,
     Event,
     chrome_trace,
     idle_share,
@@ -32,7 +34,10 @@ def test_all_but_computation_is_idle_time():
               Event(1, 'backward', 6, 8, 0, 1), Event(1, 'wait', 8, 9),
               Event(1, 'backward_weight', 9, 10, 0, 1),
               Event(1, 'recompute', 10, 11, 0, 1),
-              Event(1, 'exchange', 11, 12)]
+              Event(1, 'exchange', 11, 12),
+              # Beside the main thread, and after all that is there.
+              Event(1, 'encode', 11, 20, lane=EXCHANGE),
+              Event(0, 'bucket', 11, 30, lane=BUCKETS)]
     assert idle_share(events) == pytest.approx(1 - 8 / 20)
 
 
@@ -142,10 +147,11 @@ def test_a_trace_has_a_named_row_for_each_rank_and_times_in_microseconds():
     boxes = [row for row in trace['traceEvents'] if row['ph'] == 'X']
     assert boxes == [
         {'ph': 'X', 'pid': 0, 'tid': 0, 'name': 'update', 'cat': 'update',
-         'ts': 0, 'dur': 100, 'args': {}},
+         'ts': 0, 'dur': 100, 'args': {'rank': 0}},
         {'ph': 'X', 'pid': 0, 'tid': 1, 'name': 'backward 3',
          'cat': 'backward', 'ts': 500, 'dur': 1500,
-         'args': {'micro_batch': 3, 'chunk': 1, 'iteration': 12}}]
+         'args': {'rank': 1, 'micro_batch': 3, 'chunk': 1,
+                      'iteration': 12}}]
     names = {row['tid']: row['args']['name'] for row in trace['traceEvents']
              if row['name'] == 'thread_name'}
     order = {row['tid']: row['args']['sort_index']
@@ -172,3 +178,26 @@ def test_boxes_of_a_row_do_not_overlap_in_a_trace():
 def test_a_trace_of_nothing_is_a_trace():
     assert json.loads(json.dumps(chrome_trace([])))['traceEvents'][0][
         'ph'] == 'M'
+
+
+def test_threads_and_buckets_have_rows_of_their_own_below_their_rank():
+    trace = chrome_trace([
+        Event(0, 'backward', 0, 4, 1, 0), Event(1, 'backward', 0, 4, 1, 0),
+        Event(0, 'encode', 1, 2, lane=EXCHANGE, bytes=7),
+        Event(0, 'bucket', 1, 4, lane=BUCKETS, about='W'),
+        Event(0, 'bucket', 2, 3, lane=BUCKETS, about='b'),
+        Event(0, 'bucket', 3, 5, lane=BUCKETS, about='c')])['traceEvents']
+    names = {row['tid']: row['args']['name'] for row in trace
+             if row['name'] == 'thread_name'}
+    order = {row['tid']: row['args']['sort_index'] for row in trace
+             if row['name'] == 'thread_sort_index'}
+    assert [names[tid] for tid in sorted(names, key=order.get)] == [
+        'rank 0', 'rank 0: exchange thread', 'rank 0: buckets',
+        'rank 0: buckets 1', 'rank 1']
+    assert (names[0], names[1]) == ('rank 0', 'rank 1')
+    found = {row['args'].get('about', row['cat']): row for row in trace
+             if row['ph'] == 'X'}
+    assert [names[found[about]['tid']] for about in 'Wbc'] == [
+        'rank 0: buckets', 'rank 0: buckets 1', 'rank 0: buckets 1']
+    assert found['encode']['args'] == {
+        'rank': 0, 'lane': EXCHANGE, 'bytes': 7}
