@@ -165,19 +165,17 @@ class EventStream:
                 bytes=flight.bytes, about=flight.about))
 
     def _keep(self, event: Event) -> None:
-        """Keeps an event, or lengthens the last one of its kind."""
-        thread = self._thread
-        last = thread.last
-        if (event.lane and last is not None
-                and last < len(self.events)
-                and (before := self.events[last]).lane == event.lane
-                and before.name == event.name
-                and 0 <= event.start - before.end < _GAP):
-            self.events[last] = before._replace(
-                end=event.end, bytes=before.bytes + event.bytes)
-        else:
-            thread.last = len(self.events)
-            self.events.append(event)
+        """Keeps an event, or lengthens the last one of this thread."""
+        events, thread = self.events, self._thread
+        if event.lane and thread.last < len(events):
+            before = events[thread.last]
+            if ((before.name, before.lane) == (event.name, event.lane)
+                    and 0 <= event.start - before.end < _GAP):
+                events[thread.last] = before._replace(
+                    end=event.end, bytes=before.bytes + event.bytes)
+                return
+        thread.last = len(events)   # other threads append as well
+        events.append(event)
 
     def _counted(self, thread: _Thread) -> dict[str, float]:
         return self.hidden if thread.lane else self.seconds
@@ -232,4 +230,4 @@ class _Thread(threading.local):
         self.open: list[Section] = []
         self.since = 0.0
         self.lane = ''
-        self.last: int | None = None
+        self.last = 0
