@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import Compiled
 from ..mpi.waiting import BRIEF, LONG, Pauses
-from ..report.stream import EventStream, Flight
+from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
 
 # Seconds; some frames come meanwhile.
@@ -61,7 +61,7 @@ class Bucket:
         self.failure = ''
         self._contributes = contributes
         self._algorithm: Algorithm | None = None
-        self._flight: Flight | None = None
+        self._arrive: Callable[[], None] | None = None
         self._proposed: numpy.ndarray | None = None
         self._request: MPI.Request | None = None
         self._means: list[tuple[int, int]] = []
@@ -76,7 +76,7 @@ class Bucket:
 
     def propose(self, comm: MPI.Comm, events: EventStream) -> int:
         """Asks all ranks for the codec's maxima; returns the bytes sent."""
-        self._flight = events.flight(self.tensors.names, (
+        self._arrive = events.travel(self.tensors.names, (
             self.stop - self.start) * self.wire.itemsize)
         self._proposed = self.codec.propose(self.tensors)
         if self._proposed is None:
@@ -166,8 +166,8 @@ class Bucket:
         """Ends the bucket's way: the mean is in the wire."""
         if self.compiled:
             self.codec.conclude(self.compiled, self.tensors)
-        if self._flight:
-            self._flight.end()
+        if self._arrive:
+            self._arrive()
         self.finished = True        # other threads may go on from here
 
     def decode(self, tensors: Tensors) -> list[str]:

@@ -18,7 +18,7 @@ _HOOK = '_access_hook'
 
 
 class AccessHook(Protocol):
-    """Is called before each access to an object."""
+    """An object whose method runs before each access to another object."""
 
     def before_access(self, subject: Any) -> None:
         """Prepares the subject; the access takes place afterwards."""
@@ -39,8 +39,8 @@ def add_hook(owner: Any, attributes: tuple[str, ...], hook: AccessHook,
     Args:
         owner: The object; must have a ``__dict__``.
         attributes: Names of the attributes.
-        hook: Is called.
-        subject: Is given to the hook.
+        hook: The hook.
+        subject: The hook's argument.
 
     Raises:
         RuntimeError: The object has a hook already.

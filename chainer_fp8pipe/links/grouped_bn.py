@@ -158,7 +158,7 @@ class GroupedBatchNormalizationFunction(
         shift = self._shift = view.centre(x)
         local = to_cpu(shift).astype(numpy.float64)
         count = max(view.elements, 1)       # a rank may have no samples
-        # What is left is of the size of the deviations.
+        # Centred values are small, so their squares lose no digits.
         sums, squares = to_cpu(view.moments(x, shift))
         numbers = numpy.concatenate([
             [view.elements], local + sums / count,

@@ -4,8 +4,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from .events import BUCKETS, EXCHANGE, Event
 
@@ -24,10 +23,8 @@ class EventStream:
     :class:`CompressionReport` write here.  An event costs some
     microseconds.
 
-    Args:
-        rank: Of the events.
-
     Attributes:
+        rank: The rank that events name, as given to :meth:`record`.
         updates: Exchanges finished.
         bytes_sent: Bytes of wires and scales that this rank handed to MPI,
             over all updates; without the 16 bytes of the agreement and what
@@ -43,8 +40,8 @@ class EventStream:
         events: Those kept since :meth:`record`, in the order of their ends.
     """
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
+        self.rank = 0
         self.updates = 0
         self.bytes_sent = 0
         self.seconds: dict[str, float] = defaultdict(
@@ -64,7 +61,7 @@ class EventStream:
         """Forgets the events kept so far and keeps those that follow.
 
         Args:
-            rank: Of the events.
+            rank: This rank's number among all whose events are compared.
             origin: What this rank's ``time.monotonic`` says at time zero.
         """
         self.rank, self._origin, self.events = rank, origin, []
@@ -108,18 +105,30 @@ class EventStream:
             if thread.open:
                 counted[thread.open[-1].name] -= amount
 
-    def flight(self, names: Sequence[str], size: int) -> Flight | None:
-        """A bucket begins to travel; None while nothing is recorded.
+    def travel(self, names: Sequence[str], size: int
+               ) -> Callable[[], None] | None:
+        """Notes that a bucket begins to travel.
 
         Args:
-            names: Of its tensors.
-            size: Bytes of its wire.
+            names: Names of the bucket's tensors.
+            size: Bytes of the bucket's wire.
+
+        Returns:
+            What to call when the bucket has arrived, which keeps the event;
+            None while nothing is recorded.
         """
         if not self.recording:
             return None
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''
-        return Flight(self, names[0] + more if names else '', size,
-                      time.monotonic())
+        about, start = names[0] + more if names else '', time.monotonic()
+
+        def arrive() -> None:
+            if self.recording and start >= self._origin:
+                self.events.append(Event(
+                    self.rank, 'bucket', start - self._origin,
+                    time.monotonic() - self._origin, lane=BUCKETS,
+                    bytes=size, about=about))
+        return arrive
 
     def mark(self, name: str, about: str, **values: float) -> None:
         """Keeps an event without duration, while recording.
@@ -134,7 +143,7 @@ class EventStream:
             self.events.append(Event(self.rank, name, now, now, about=about,
                                      values=tuple(values.items())))
 
-    # --- for sections and flights -------------------------------------------
+    # --- for sections --------------------------------------------------------
 
     def begin(self, section: Section) -> float:
         """Opens a section; returns the time."""
@@ -155,14 +164,6 @@ class EventStream:
                 self.rank, section.name, section.start - self._origin,
                 now - self._origin, section.micro_batch, section.chunk,
                 lane=thread.lane, bytes=section.bytes))
-
-    def land(self, flight: Flight) -> None:
-        """A bucket has arrived."""
-        if self.recording and flight.start >= self._origin:
-            self.events.append(Event(
-                self.rank, 'bucket', flight.start - self._origin,
-                time.monotonic() - self._origin, lane=BUCKETS,
-                bytes=flight.bytes, about=flight.about))
 
     def _keep(self, event: Event) -> None:
         """Keeps an event, or lengthens the last one of this thread."""
@@ -208,19 +209,6 @@ class Section:
 
     def __exit__(self, *exception: object) -> None:
         self._stream.end(self)
-
-
-class Flight(NamedTuple):
-    """A bucket on its way; see :meth:`EventStream.flight`."""
-
-    stream: EventStream
-    about: str
-    bytes: int
-    start: float
-
-    def end(self) -> None:
-        """The mean is there."""
-        self.stream.land(self)
 
 
 class _Thread(threading.local):

@@ -86,7 +86,7 @@ def test_nothing_is_kept_unless_it_is_recorded(clock):
     events = EventStream()
     with events.section('forward', 0, 1):
         clock.now += 1
-    assert events.flight(['W'], 8) is None
+    assert events.travel(['W'], 8) is None
     events.mark('compression', 'W', q=0.5)
     assert events.events == []
     assert events.seconds['forward'] == 1
@@ -157,8 +157,8 @@ def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
     events = EventStream()
     events.record(1, 0.0)
     clock.now = 1.0
-    flight = events.flight(names, 64)
+    arrive = events.travel(names, 64)
     clock.now = 3.0
-    flight.end()
+    arrive()
     assert events.events == [Event(1, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
                                    about=about)]

@@ -28,7 +28,7 @@ _LONGEST, _LONGEST_LINE = 34, 96    # characters
 
 
 class _Row(NamedTuple):
-    """What is drawn for a chunk; None and '' are left out."""
+    """A chunk's texts and numbers; the picture omits None and ''."""
 
     name: str                   # of the chunk's stage
     ranks: str                  # of the stage

@@ -310,7 +310,7 @@ class ChainWork:
                 'another, pad sequences to a few lengths')
 
     def _agreed(self, found: list[Any], problem: str) -> str:
-        """What is wrong where ranks would not do the same; '' if nothing."""
+        """Returns why ranks would make different calls; '' if they agree."""
         try:
             agree(self._grid.pipeline, Signature({
                 f'what micro-batch {number} calls':

@@ -149,9 +149,9 @@ def _cut(array: Any, places: list[tuple[int, int]]) -> list[Any]:
 
 
 def layout_problem(model: Any, grid: ProcessGrid) -> str:
-    """What is wrong with the cut, seen over all ranks; '' if nothing.
+    """Returns why the ranks' stages do not make a model; '' if they do.
 
-    ``model`` is this rank's stage.  Call it on all ranks.
+    ``model`` is this rank's stage.  Call this on all ranks.
     """
     everyone = grid.comm.allgather(
         (grid.stage_index, model.total, model.bounds))
