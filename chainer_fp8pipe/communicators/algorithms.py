@@ -16,7 +16,7 @@ from ..allreduce.plan import (
     torus2d,
     two_level,
 )
-from ..mpi.groups import torus_shape
+from ..mpi.placement import torus_shape
 from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
 

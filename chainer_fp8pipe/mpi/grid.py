@@ -8,8 +8,8 @@ from mpi4py import MPI
 from . import once
 from .agreement import check_same
 from .failure.witness import watch
-from .groups import divisors, nodes_of
-from .placement import AXES, place
+from .groups import nodes_of
+from .placement import AXES, divisors, place
 
 
 class ProcessGrid:

@@ -7,7 +7,6 @@ directions.
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from mpi4py import MPI
 
 from .agreement import check_same
 from .forever import keep_forever
+from .placement import divisors, torus_shape
 from .waiting import wait_until
 
 
@@ -198,26 +198,6 @@ def ranks_of(comm: Any) -> MPI.Comm:
             f"ChainerMN's, not of a {type(comm).__name__}; of a ProcessGrid "
             'pass its data axis: grid.data')
     return found
-
-
-def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
-    """The default rows and columns of a torus.
-
-    A node is a row where there are several nodes of several ranks; else the
-    most nearly square.  (1, ranks), for a prime number, is a ring.
-    ``per_node`` is 0 if nodes have not equally many ranks.
-    """
-    if 1 < per_node < ranks and ranks % per_node == 0:
-        return ranks // per_node, per_node
-    rows = max(number for number in divisors(ranks)
-               if number <= math.isqrt(ranks))
-    return rows, ranks // rows
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, in ascending order."""
-    return [divisor for divisor in range(1, number + 1)
-            if number % divisor == 0]
 
 
 def nodes_of(comm: MPI.Comm) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which rank of a job is which stage of which replica.
+"""Which rank is which stage of which replica, and the shape of a torus.
 
 The ranks of one pipeline hold one replica of the model; the replicas of one
 stage average its gradients.  What the ranks of a node have in common decides
@@ -8,6 +8,7 @@ unless less is sent the other way.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -154,3 +155,23 @@ def _lines(nodes: Sequence[int], length: int) -> list[list[int]]:
             del ranks[:need]
         lines.append(sorted(line, key=lambda rank: (nodes[rank], rank)))
     return sorted(lines)
+
+
+def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
+    """The default rows and columns of a torus.
+
+    A node is a row where there are several nodes of several ranks; else the
+    most nearly square.  (1, ranks), for a prime number, is a ring.
+    ``per_node`` is 0 if nodes have not equally many ranks.
+    """
+    if 1 < per_node < ranks and ranks % per_node == 0:
+        return ranks // per_node, per_node
+    rows = max(number for number in divisors(ranks)
+               if number <= math.isqrt(ranks))
+    return rows, ranks // rows
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    return [divisor for divisor in range(1, number + 1)
+            if number % divisor == 0]

@@ -4,7 +4,7 @@ from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
 from chainer_fp8pipe.allreduce.plan import LEVELS, torus2d, two_level
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.mpi.groups import torus_shape
+from chainer_fp8pipe.mpi.placement import torus_shape
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
