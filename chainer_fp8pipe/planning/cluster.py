@@ -56,6 +56,8 @@ class Cluster:
         burst: Bytes that a link which was idle long enough passes at once,
             before its rate counts: the size of a token bucket (ignored in
             estimates of an all-reduce).
+        trunk: Bytes per second of all messages between hosts of a star
+            together: what a switch, or a link that hosts share, passes on.
     """
 
     hosts: Sequence[int]
@@ -71,6 +73,7 @@ class Cluster:
     time_slice: float = 0.0
     in_switch: frozenset[int] = frozenset()
     burst: float = 0.0
+    trunk: float = math.inf
 
     def __post_init__(self) -> None:
         if self.torus is None:
@@ -93,8 +96,10 @@ class Cluster:
             return (Hop(('memory', source, target), self.local_rate,
                         self.local_latency),)
         if self.torus is None:
+            shared = ((Hop(('trunk',), self.trunk, 0.0),)
+                      if self.trunk < math.inf else ())
             return (Hop(('out', first), self._port(first), self.latency,
-                        self.burst),
+                        self.burst), *shared,
                     Hop(('in', last), self._port(last), 0.0, self.burst))
         way = self._way(first, last)
         return tuple(Hop(pair, self.rate, self.latency, self.burst)

@@ -1,0 +1,215 @@
+"""What was measured of a job's links, cores, codecs and model: pure data."""
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..cluster import Cluster
+from ..cores import Cores
+from ..partition.calls import Call, Parameter
+
+
+class Figure(NamedTuple):
+    """A figure that was measured several times.
+
+    Attributes:
+        value: The median.
+        spread: Half of the distance between the quartiles, relative to the
+            median.
+    """
+
+    value: float
+    spread: float = 0.0
+
+    @classmethod
+    def of(cls, found: Iterable[float]) -> Figure:
+        """The figure of all values found, one or more."""
+        values = sorted(found)
+        median = statistics.median(values)
+        if len(values) < 2 or not median:
+            return cls(median)
+        low, _, high = statistics.quantiles(values, n=4, method='inclusive')
+        return cls(median, (high - low) / 2 / abs(median))
+
+
+@dataclass(frozen=True)
+class NetworkFigures:
+    """The links between the ranks of a job.
+
+    Attributes:
+        hosts: For each rank, the number of its host.
+        latency: Seconds of a short message from one host to another.
+        rate: Bytes per second of a host's port and direction, while the
+            other direction is as busy.
+        trunk: Bytes per second of all messages between hosts together, if
+            they share something slower than their ports; None: they do not.
+        burst: Bytes that a port which was idle passes at once.
+        local_latency: Seconds of a short message between ranks of a host.
+        local_rate: Bytes per second between two ranks of a host.
+        message_cost: Seconds for which a rank is busy with a message, at
+            either end.
+        byte_cost: Likewise with each byte of a message.
+        torus: Rows and columns, if hosts are wired as a torus.
+        remarks: What users should know, such as a link that is slower than
+            the others.
+    """
+
+    hosts: tuple[int, ...]
+    latency: Figure = Figure(0.0)
+    rate: Figure = Figure(float('inf'))
+    trunk: Figure | None = None
+    burst: float = 0.0
+    local_latency: Figure = Figure(0.0)
+    local_rate: Figure = Figure(float('inf'))
+    message_cost: Figure = Figure(0.0)
+    byte_cost: Figure = Figure(0.0)
+    torus: tuple[int, int] | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def between_hosts(self) -> bool:
+        """Whether messages leave a host."""
+        return len(set(self.hosts)) > 1
+
+    def cluster(self) -> Cluster:
+        """The links for the engine; what cores do is not in it."""
+        return Cluster(
+            self.hosts, self.rate.value, self.latency.value, self.torus,
+            self.message_cost.value, self.byte_cost.value,
+            self.local_rate.value, self.local_latency.value,
+            burst=self.burst,
+            trunk=self.trunk.value if self.trunk else float('inf'))
+
+
+@dataclass(frozen=True)
+class CodecFigures:
+    """What one rank does with a codec while all ranks work.
+
+    Attributes:
+        rates: Elements per second of processor time, by operation:
+            ``encode`` (gradients to wire), ``decode`` (wire to gradients),
+            ``accumulate`` (a contribution into float32 sums), ``add`` (wire
+            into wire, in the wire's format), ``add_partial`` and ``pack``
+            (sums that travel in float16, received and sent), ``mean`` (sums
+            to wire).
+        update: Seconds of the mean of a few elements of one tensor:
+            agreement, waking up, Python.
+        tensor: Seconds that each further tensor adds.
+    """
+
+    rates: Mapping[str, Figure]
+    update: Figure = Figure(0.0)
+    tensor: Figure = Figure(0.0)
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The model's calls and what an update takes beside them.
+
+    Attributes:
+        calls: Of a trace with ``samples``; seconds of processor time of a
+            rank that computes alone, in training.
+        fixed: The part of the seconds that does not grow with the samples.
+        samples: Of the example.
+        order: The model's parameters in groups, in the order of first use.
+        parameters: By path.
+        update: Seconds in which the optimizer updates all parameters.
+        rest: Seconds of an update beside passes, exchange and optimizer.
+        ghost: Seconds in which a stage passes by one call that another stage
+            makes.
+        whole: Seconds of processor time of a whole forward and backward
+            pass, as it was measured.
+        optimizer_arrays: Arrays of a parameter's size that the optimizer
+            keeps.
+        gradient_bytes: Bytes of an element of gradients: 4.
+    """
+
+    calls: tuple[Call, ...]
+    fixed: float
+    samples: int
+    order: tuple[tuple[str, ...], ...]
+    parameters: Mapping[str, Parameter]
+    update: Figure
+    rest: Figure = Figure(0.0)
+    ghost: Figure = Figure(0.0)
+    whole: Figure = Figure(0.0)
+    optimizer_arrays: int = 2
+
+    @property
+    def elements(self) -> int:
+        """Elements of all parameters whose shape is known."""
+        return sum(one.nbytes // one.dtype.itemsize
+                   for one in self.parameters.values())
+
+
+@dataclass(frozen=True)
+class JobProfile:
+    """All that was measured of a job.
+
+    Attributes:
+        network: Between the ranks.
+        cores: How much ranks slow each other down.
+        codecs: By the communicator's name.
+        model: The model.
+        speeds: For each rank, how many times as long as the median it takes
+            for the same computation; empty: all alike.
+        overhead: Bytes of each rank beyond the interpreter's, whatever the
+            rank computes.
+    """
+
+    network: NetworkFigures
+    cores: Cores
+    codecs: Mapping[str, CodecFigures]
+    model: ModelFigures
+    speeds: tuple[float, ...] = ()
+    overhead: float = 16e6
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.network.hosts)
+
+    def for_ranks(self, count: int) -> JobProfile:
+        """The profile of a job with another number of ranks.
+
+        Hosts go on as they began: as many ranks on each, and as many cores.
+        """
+        hosts, pools = self.network.hosts, self.cores.pools
+        each = max(hosts.count(host) for host in set(hosts))
+        single_host = len(set(hosts)) == 1
+        new_hosts = tuple(
+            0 if single_host else rank // each for rank in range(count))
+        if len(set(pools)) == 1:
+            full = (self.cores.full or (1.0,))[0]
+            # Twice the ranks on as many cores take twice as long.
+            cores = Cores((0,) * count, self.cores.single,
+                          (max(full * count / len(pools), 1.0),))
+        else:
+            cores = Cores(new_hosts, self.cores.single, (
+                statistics.mean(self.cores.full or (1.0,)),)
+                * len(set(new_hosts)))
+        return dataclasses.replace(
+            self, network=dataclasses.replace(self.network, hosts=new_hosts),
+            cores=cores, speeds=())
+
+    def on(self, hosts: int, rate: float, latency: float = 50e-6
+           ) -> JobProfile:
+        """The profile of a job with a rank on each of so many hosts.
+
+        Each rank has a core of its own; links are as given.
+
+        Args:
+            hosts: How many.
+            rate: Of a link, bytes per second and direction.
+            latency: Of a message, in seconds.
+        """
+        each: Any = tuple(range(hosts))
+        return dataclasses.replace(
+            self, speeds=(), cores=Cores(each, self.cores.single),
+            network=dataclasses.replace(
+                self.network, hosts=each, latency=Figure(latency),
+                rate=Figure(rate), trunk=None, torus=None, remarks=()))
