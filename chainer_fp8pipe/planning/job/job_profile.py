@@ -107,42 +107,61 @@ class CodecFigures:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model's calls and what an update takes beside them.
+    """The model's calls for two sizes of a batch, and what else takes time.
+
+    Seconds of calls are those of the processor, of a rank that computes
+    alone, in training.
 
     Attributes:
-        calls: Of a trace with ``samples``; seconds of processor time of a
-            rank that computes alone, in training.
-        fixed: The part of the seconds that does not grow with the samples.
-        samples: Of the example.
+        samples: Of the larger batch.
+        calls: Of a trace with so many samples.
+        few: Samples of the smaller batch; equal to ``samples`` if only one
+            was measured.
+        calls_few: Of a trace with these.
         order: The model's parameters in groups, in the order of first use.
         parameters: By path.
+        buckets: Paths of the parameters whose gradients travel together, in
+            the order in which they are sent.
         update: Seconds in which the optimizer updates all parameters.
         rest: Seconds of an update beside passes, exchange and optimizer.
-        ghost: Seconds in which a stage passes by one call that another stage
-            makes.
-        whole: Seconds of processor time of a whole forward and backward
-            pass, as it was measured.
+        plain: Seconds of a whole forward and backward pass of ``samples`` by
+            plain Chainer, as replicas without a pipeline run the model.
+        plain_few: The same of the smaller batch.
+        spread: Relative spread of these.
+        ghost: Seconds in which a stage passes by a call of another stage.
+        step: Seconds that a step of a pipeline takes beside its passes.
+        micro_batch: Seconds that each of its micro-batches adds.
         optimizer_arrays: Arrays of a parameter's size that the optimizer
             keeps.
-        gradient_bytes: Bytes of an element of gradients: 4.
     """
 
-    calls: tuple[Call, ...]
-    fixed: float
     samples: int
+    calls: tuple[Call, ...]
+    few: int
+    calls_few: tuple[Call, ...]
     order: tuple[tuple[str, ...], ...]
     parameters: Mapping[str, Parameter]
+    buckets: tuple[tuple[str, ...], ...]
     update: Figure
     rest: Figure = Figure(0.0)
-    ghost: Figure = Figure(0.0)
-    whole: Figure = Figure(0.0)
+    plain: tuple[float, float] = (0.0, 0.0)
+    plain_few: tuple[float, float] = (0.0, 0.0)
+    spread: float = 0.0
+    ghost: Figure = Figure(8e-6)
+    step: Figure = Figure(0.0)
+    micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
+
+    def elements_of(self, names: Iterable[str]) -> int:
+        """Elements of these parameters, as far as shapes are known."""
+        return sum(self.parameters[name].nbytes
+                   // self.parameters[name].dtype.itemsize
+                   for name in names)
 
     @property
     def elements(self) -> int:
-        """Elements of all parameters whose shape is known."""
-        return sum(one.nbytes // one.dtype.itemsize
-                   for one in self.parameters.values())
+        """Elements of all parameters."""
+        return self.elements_of(self.parameters)
 
 
 @dataclass(frozen=True)

@@ -137,14 +137,15 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     return min(found, key=lambda cut: cut.predicted.seconds)
 
 
-def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
-            ) -> Cut:
+def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int],
+             recompute: Sequence[bool] | None = None) -> Cut:
     """Predicts the step, the memory and the messages of a cut.
 
     Args:
         intervals: Of the model.
         task: With as many chunks as there are ends.
         ends: Index after the last atom of each chunk.
+        recompute: Which chunks run forward twice; None: as the task says.
     """
     starts = [0, *ends[:-1]]
     again, memory = [], [0.0] * task.stages
@@ -153,10 +154,11 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
         plain, short = (
             float(_bytes(intervals, task, live, recomputes, start, end))
             for recomputes in (False, True))
-        repeat = not intervals.once[start, end] and (
-            task.recompute is True or (
-                task.recompute == 'auto' and task.memory is not None
-                and plain > _share(task)))
+        repeat = recompute[chunk] if recompute else (
+            not intervals.once[start, end] and (
+                task.recompute is True or (
+                    task.recompute == 'auto' and task.memory is not None
+                    and plain > _share(task))))
         again.append(repeat)
         memory[chunk % task.stages] += short if repeat else plain
     costs = chunk_costs(intervals, ends, again, task.defers)

@@ -1,0 +1,78 @@
+"""Bytes that each rank of a configuration needs."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..partition.cuts import CutProblem, evaluate
+from ..partition.partition_plan import ends_of
+from .configuration import Configuration
+from .job_profile import JobProfile
+from .model_costs import ModelCosts
+
+#: Bytes per element of gradients that a communicator keeps: the wire, and
+#: with error feedback the residual of each element, and of the means of the
+#: piece that the rank sums.
+_WIRE = {'float32': 4, 'float16': 2, 'fp8': 1}
+
+
+class MemoryModel:
+    """Predicts memory for configurations of one job.
+
+    Args:
+        profile: What was measured.
+        costs: Of the profile's model.
+    """
+
+    def __init__(self, profile: JobProfile, costs: ModelCosts) -> None:
+        self._profile, self._costs = profile, costs
+
+    def bytes_of(self, configuration: Configuration, batch: int
+                 ) -> tuple[float, ...]:
+        """Bytes of each stage's ranks, beyond the interpreter's."""
+        if configuration.stages > 1:
+            return self._of_pipeline(configuration, batch)
+        model = self._profile.model
+        intervals = self._costs.intervals(batch / configuration.replicas)
+        last = intervals.count
+        copies = 2.0 + model.optimizer_arrays
+        return (self._profile.overhead + float(
+            intervals.parameters[0, last] * copies + intervals.kept[0, last]
+            + intervals.temporary[0, last])
+            + exchange_bytes(configuration, model.elements),)
+
+    def _of_pipeline(self, configuration: Configuration, batch: int
+                     ) -> tuple[float, ...]:
+        cut, model = configuration.cut, self._profile.model
+        assert cut is not None
+        intervals = self._costs.intervals(
+            batch / configuration.replicas / configuration.micro_batches)
+        task = CutProblem(
+            cut.stages, cut.micro_batches, cut.schedule, cut.chunks, None,
+            2.0 + model.optimizer_arrays, 'auto',
+            overhead=self._profile.overhead)
+        # With the cut's own recomputation.
+        found = evaluate(intervals, task, ends_of(cut.cuts, intervals.starts),
+                         cut.recompute).predicted.memory
+        names: list[list[str]] = [[] for _ in range(cut.stages)]
+        for name, chunk in cut.homes().items():
+            names[chunk % cut.stages].append(name)
+        return tuple(
+            bytes_ + exchange_bytes(configuration, model.elements_of(of))
+            for bytes_, of in zip(found, names, strict=True))
+
+    def least_exchange(self, codecs: Sequence[str], replicas: int) -> float:
+        """Bytes that any exchange of an equal share of the model takes."""
+        elements = self._profile.model.elements * replicas / (
+            self._profile.ranks)
+        return min(exchange_bytes(Configuration(replicas, codec=codec),
+                                  elements) for codec in codecs)
+
+
+def exchange_bytes(configuration: Configuration, elements: float) -> float:
+    """Bytes that a communicator keeps for so many elements."""
+    if configuration.replicas == 1:
+        return 0.0
+    each = float(_WIRE[configuration.codec])
+    if configuration.codec == 'fp8':
+        each += 4 + 4 / configuration.replicas
+    return each * elements
