@@ -119,19 +119,25 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     if few == samples and samples > 1:
         few = max(1, samples // _SMALLER)
     sizes = (samples, few)
-    traces = _traces(comm, model, names, example, sizes)
     in_situ = copies and not any(
         parameter._data[0] is None or is_ghost(parameter._data[0])
         for parameter in names.parameters.values())
+    undivided = ''
+    try:
+        calls = _traced_calls(comm, model, names, example, sizes)
+    except ValueError as error:     # the same on all ranks
+        if not in_situ:
+            raise
+        undivided, calls = str(error), []
     plain: list[_InSitu] = []
-    calls = [tuple(trace.calls) for trace in traces]
     step = micro = Figure(0.0)
     if in_situ:
         first = comm.rank == 0
         plain, laps, step, micro = comm.bcast(_on_first(comm, lambda: (
-            _measured(model, example, sizes) if first else None)))
+            _measured(model, example, sizes, not undivided) if first
+            else None)))
         calls = [_with(of, times) for of, times
-                 in zip(calls, laps, strict=True)]
+                 in zip(calls, laps, strict=False)]
         work = _step_of(_copied(model), example.of(few))
     else:
         def work() -> None:
@@ -141,26 +147,32 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     cores = measure_cores(comm, model.device, work)
     speeds = _speeds(comm, model.device, work)
     parameters = parameters_of(names)
-    update, arrays = comm.bcast(_on_first(comm, lambda: (
-        measure_optimizer(optimizer, parameters, model.device)
-        if comm.rank == 0 else None)))
+    # All at once: updates wait for memory, which ranks of a host share.
+    update, arrays = comm.bcast(_on_first(comm, lambda: measure_optimizer(
+        optimizer, parameters, model.device)))
     bucket_sizes = {name: one.nbytes // one.dtype.itemsize
                     for name, one in parameters.items() if one.nbytes}
+    calls = calls or [_made_up(names, parameters)] * 2
     totals = [(sum(call.forward for call in of),
                sum(call.backward for call in of)) for of in calls]
     return ModelFigures(
         samples, calls[0], few, calls[1],
-        order_of(traces[0].calls, list(names.parameters)), parameters,
+        order_of(calls[0], list(names.parameters)), parameters,
         divide(bucket_sizes, _BUCKET), update,
         plain=plain[0][:2] if plain else totals[0],
         plain_few=plain[1][:2] if plain else totals[1],
         spread=plain[0].spread if plain else 0.1,
-        step=step, micro_batch=micro, optimizer_arrays=arrays), cores, speeds
+        step=step, micro_batch=micro, optimizer_arrays=arrays,
+        undivided=undivided), cores, speeds
 
 
-def _traces(comm: MPI.Comm, model: Any, names: Names, example: Example,
-            sizes: Sequence[int]) -> list[Any]:
-    """A trace for each size; the first rank takes times."""
+def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
+                  sizes: Sequence[int]) -> list[tuple[Call, ...]]:
+    """The calls with each size; the first rank takes times.
+
+    Raises:
+        ValueError: The model cannot be cut; on all ranks.
+    """
     tracer = Tracer(model, names)
 
     def trace(first: bool) -> list[Any] | None:
@@ -179,7 +191,22 @@ def _traces(comm: MPI.Comm, model: Any, names: Names, example: Example,
         for size, found in zip(sizes, traces, strict=True)}),
         remedy='Build the same model on all ranks, and give plan() examples '
         'of the same shapes.')
-    return traces
+    return [tuple(found.calls) for found in traces]
+
+
+def _made_up(names: Names, parameters: Any) -> tuple[Call, ...]:
+    """A call for each layer that has parameters, as long as it is large.
+
+    For models that cannot be traced: tells roughly when gradients are final.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names.parameters:
+        layers.setdefault(name.rpartition('/')[0], []).append(name)
+    return tuple(
+        Call('layer', layer or '/', parameters=tuple(of),
+             forward=float(size), backward=2.0 * size)
+        for layer, of in layers.items()
+        if (size := sum(parameters[name].nbytes for name in of)))
 
 
 def _spread_out(model: Any, batch: Any) -> Any:
@@ -197,10 +224,13 @@ def _copied(model: Any) -> Any:
     return copy.deepcopy(model)
 
 
-def _measured(model: Any, example: Example, sizes: Sequence[int]) -> Any:
+def _measured(model: Any, example: Example, sizes: Sequence[int],
+              divisible: bool) -> Any:
     """Plain passes and the laps of calls at both sizes; two overheads."""
     found = _copied(model)
     plain = [_plain(found, example.of(size)) for size in sizes]
+    if not divisible:
+        return plain, [], Figure(0.0), Figure(0.0)
     laps, steps = _as_one_stage(found, example, sizes)
     return plain, laps, *steps
 
@@ -217,7 +247,8 @@ def _step_of(model: Any, batch: Any) -> Callable[[], None]:
 def _plain(model: Any, batch: Any) -> _InSitu:
     """A pass as an optimizer's ``update(lossfun, ...)`` makes it."""
     now = clock_of(model.device)
-    forward, backward = [], []
+    forward: list[float] = []
+    backward: list[float] = []
     begin = time.perf_counter()
     while len(forward) < _FEWEST + 1 or (
             len(forward) < 4 * _REPEATS

@@ -166,6 +166,10 @@ def plan(model: Any, example: Any, comm: Any = None, *,
                      stages, ranks)
     samples, wanted = found
     profile = measure(comm, model, samples, wanted, optimizer)
+    if profile.model.undivided:
+        if wanted.stages and 1 not in wanted.stages:
+            raise ValueError(profile.model.undivided)
+        wanted = wanted._replace(stages=(1,))
     if ranks is not None:
         profile = profile.for_ranks(ranks)
 
@@ -199,7 +203,10 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         max(1, wanted.batch // comm.size // 4), copies)
     network = measure_network(comm)
     codecs = measure_codecs(comm, wanted.codecs)
-    return JobProfile(network, cores, codecs, figures, speeds)
+    remarks = (('no pipeline, as the model cannot be cut: '
+                + figures.undivided,) if figures.undivided else ())
+    return JobProfile(network, cores, codecs, figures, speeds,
+                      remarks=remarks)
 
 
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from ...mpi.placement import divisors
 from ..partition.cuts import Cut, CutProblem, DoesNotFit, Wire, best_cut
 from ..partition.partition_plan import PartitionPlan
+from ..sizes import said_bytes
 from .configuration import ACCURACY, Configuration
-from .exchanges import Exchange
 from .job_profile import JobProfile
 from .memory import MemoryModel
 from .step import StepModel, StepPrediction
@@ -188,7 +188,7 @@ class Choices:
                                          and multiple > 2):
                 continue
             try:
-                plan, seconds = self._cut(stages, replicas, micro_batches,
+                plan, seconds = self.cut(stages, replicas, micro_batches,
                                           schedule)
             except (DoesNotFit, ValueError) as error:
                 reasons.append(str(error).partition('. What')[0])
@@ -200,7 +200,7 @@ class Choices:
         found.sort()
         return [plan for _, _, plan in found[:_CUTS]], reasons
 
-    def _cut(self, stages: int, replicas: int, micro_batches: int,
+    def cut(self, stages: int, replicas: int, micro_batches: int,
              schedule: str) -> tuple[PartitionPlan, float]:
         """The best cut, and the seconds of its step as it is simulated."""
         self.looked_at += 1
@@ -241,7 +241,6 @@ class Choices:
         memory = self.memory.bytes_of(configuration, self.wanted.batch)
         limit = self.wanted.memory
         if limit is not None and max(memory) > limit:
-            from ..sizes import said_bytes
             return Candidate(configuration, None, memory, (
                 f'needs {said_bytes(max(memory), up=True)} on the fullest '
                 f'rank, {said_bytes(max(memory) - limit, up=True)} too much'))

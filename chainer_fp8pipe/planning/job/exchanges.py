@@ -3,18 +3,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...allreduce.plan import LEVELS, Plan, torus2d, two_level
 from ...mpi.placement import torus_shape
-from ..allreduce.codec_costs import CodecCosts, StepCosts
+from ..allreduce.codec_costs import StepCosts
 from ..allreduce.simulation import add_exchange
 from ..cluster import Cluster
 from ..cores import Cores
 from ..engine import Engine
+from .codec_choice import codec_costs
 from .configuration import Configuration
-from .job_profile import CodecFigures, JobProfile
+from .job_profile import JobProfile
 
 #: What communicators do without being told otherwise.
 FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
@@ -24,8 +25,6 @@ FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
 _SHORT, _LONGER = 24, 48
 #: Messages that one simulation may have.
 _MESSAGES = 40_000
-_WIRE_BYTES = {'float32': 4, 'float16': 2, 'fp8': 1}
-_SUM_BYTES = {'wire': 0, 'float16': 2, 'float32': 4}
 
 
 class ExchangeTime(NamedTuple):
@@ -77,25 +76,6 @@ def plans_of(algorithm: str, options: tuple[tuple[str, Any], ...],
     return (level(count),)
 
 
-def codec_costs(figures: CodecFigures, codec: str,
-                options: Mapping[str, Any]) -> CodecCosts:
-    """A codec's rates, as the simulation of an exchange wants them."""
-    rates = {name: figure.value for name, figure in figures.rates.items()}
-    size = _WIRE_BYTES[codec]
-    form = options.get('partial_sums', 'auto')
-    if form == 'auto':
-        form = 'float16' if codec == 'fp8' else 'float32'
-    beside = {'encode': rates['encode'], 'decode': rates['decode'],
-              'by_frame': True}
-    if form == 'wire' or size == 4:
-        return CodecCosts(size, size, add=rates['add'],
-                          add_partial=rates['add'], **beside)
-    return CodecCosts(
-        size, _SUM_BYTES[form], add=rates['accumulate'],
-        add_partial=rates['add_partial'], add_own=rates['accumulate'],
-        pack=rates['pack'], mean=rates['mean'], **beside)
-
-
 class Exchange:
     """The all-reduce of a configuration on a profile's links.
 
@@ -109,8 +89,10 @@ class Exchange:
         self._configuration = configuration
         self._network = profile.network
         self._pools = profile.cores
-        self.codec = codec_costs(profile.codecs[configuration.codec],
-                                 configuration.codec, configuration.options)
+        self.codec = codec_costs(
+            profile.codecs[configuration.codec], configuration.codec,
+            configuration.algorithm,
+            configuration.options.get('partial_sums', 'auto'))
         self._options = tuple(sorted(configuration.options.items()))
         self._known: dict[Any, ExchangeTime] = {}
 

@@ -133,6 +133,8 @@ class ModelFigures:
         micro_batch: Seconds that each of its micro-batches adds.
         optimizer_arrays: Arrays of a parameter's size that the optimizer
             keeps.
+        undivided: Why the model cannot be cut, so that ``calls`` are made
+            up, one for each layer; '': it can.
     """
 
     samples: int
@@ -151,6 +153,7 @@ class ModelFigures:
     step: Figure = Figure(0.0)
     micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
+    undivided: str = ''
 
     def elements_of(self, names: Iterable[str]) -> int:
         """Elements of these parameters, as far as shapes are known."""

@@ -158,7 +158,7 @@ class StepModel:
                                  cut.micro_batches, cut.chunks)
         cluster = profile.network.cluster()
         engine = Engine(cluster, profile.cores)
-        programs = {}
+        programs: dict[int, Program] = {}
         for column in zip(*grid, strict=True):
             programs.update(zip(column, add_pipeline(
                 engine, schedule, costs, crossing, ranks=column),
@@ -246,6 +246,7 @@ class _OverlapRun:
         self._engine = Engine(cluster, cores)
         self._segments()
         self._steps = _STEPS if defers else 1
+        self._ends: dict[int, list[float]] = {}
         exchange = Exchange(profile, configuration)
         mains = [self._engine.add(rank, self._computes(
             rank, profile.speeds[rank] if profile.speeds else 1.0))
@@ -320,12 +321,12 @@ class _OverlapRun:
 
     def _computes(self, rank: int, speed: float) -> Iterator[EngineAction]:
         """A rank's steps."""
-        self._ends: dict[int, list[float]] = getattr(self, '_ends', {})
         ends = self._ends.setdefault(rank, [])
         for step in range(self._steps):
             at = 0
             if self._defers and step:
-                for bucket in sorted(self._needed, key=self._needed.get):
+                for bucket in sorted(self._needed,
+                                     key=self._needed.__getitem__):
                     yield from self._until(self._forward, at,
                                            self._needed[bucket], speed)
                     at = self._needed[bucket]
@@ -333,7 +334,7 @@ class _OverlapRun:
             yield from self._until(self._forward, at,
                                    len(self._forward) - 1, speed)
             at = 0
-            for bucket in sorted(self._final, key=self._final.get):
+            for bucket in sorted(self._final, key=self._final.__getitem__):
                 yield from self._until(self._backward, at,
                                        self._final[bucket], speed)
                 at = self._final[bucket]
