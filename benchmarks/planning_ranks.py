@@ -45,10 +45,10 @@ def main(specification: str, result: str) -> None:
         _keep_to_own_cores(comm)
     net = NETS[job['model']]
     batch = net.samples * comm.size
-    example = Example(net.batch(numpy.random.RandomState(1), net.samples))
+    example = example_of(net)
     wanted = Wanted(batch)
     start = time.perf_counter()
-    profile = measure(comm, _model(net), example, wanted, net.optimizer())
+    profile = measure(comm, make_model(net), example, wanted, net.optimizer())
     measuring = time.perf_counter() - start
     rows = []
     if comm.rank == 0:
@@ -56,10 +56,10 @@ def main(specification: str, result: str) -> None:
         choices = Choices(profile, wanted)
         searching = time.perf_counter() - start
         best = choices.best.configuration
-        drawn = _drawn(choices, job)
+        chosen = drawn(choices, job['seed'], job['configurations'])
         rows = [{'label': str(one), 'choice': one.as_dict(),
                  'best': one == best, **_predicted(choices, one, batch)}
-                for one in drawn]
+                for one in chosen]
         print(f'{job["name"]}: measured in {measuring:.1f} s, searched in '
               f'{searching:.1f} s; chosen: {best}', flush=True)
     rows = comm.bcast(rows)
@@ -67,7 +67,7 @@ def main(specification: str, result: str) -> None:
         row['seconds'] = []
     for _ in range(job['rounds']):
         for row in rows:
-            row['seconds'].append(_measured(comm, net, example, batch, row))
+            row['seconds'].append(_measured(comm, net, batch, row['choice']))
     if comm.rank == 0:
         for row in rows:
             _show(row)
@@ -89,15 +89,15 @@ def _predicted(choices, configuration, batch):
             'memory': list(choices.memory.bytes_of(configuration, batch))}
 
 
-def _drawn(choices, job):
+def drawn(choices, seed, count):
     """The choice, and others by chance."""
-    generator = random.Random(job['seed'])
+    generator = random.Random(seed)
     found = [choices.best.configuration]
     makers = [_replicas_only]
     if choices.profile.ranks > 1:
         makers.append(_pipeline)
     tries = 0
-    while len(found) < job['configurations'] and tries < 200:
+    while len(found) < count and tries < 200:
         tries += 1
         one = makers[len(found) % len(makers)](choices, generator)
         if one is not None and one not in found:
@@ -153,10 +153,9 @@ def _as_it_is(batch, device):
     return batch
 
 
-def _measured(comm, net, example, batch, row):
+def _measured(comm, net, batch, choice):
     """Seconds of a step: means of some blocks of steps, the slowest rank's."""
-    planned = PlannedJob(_plan(comm, row, batch), example)
-    updater, communicator = _updater(comm, net, planned, example, batch)
+    updater, communicator = updater_of(comm, net, choice, batch)
     wait_until(comm.Ibarrier().Test)
     for _ in range(WARM_UP):
         updater.update()
@@ -179,14 +178,20 @@ def _measured(comm, net, example, batch, row):
     return found
 
 
-def _plan(comm, row, batch):
+def updater_of(comm, net, choice, batch):
+    """An updater as a plan with this choice sets one up; the communicator.
+
+    Args:
+        comm: All ranks.
+        net: The model.
+        choice: Content of a configuration.
+        batch: Samples of all ranks.
+    """
+    example = example_of(net)
     data = JobPlan(Configuration(comm.size), comm.size, batch).as_dict()
-    return {**data, 'choice': row['choice'], 'model': {}}
-
-
-def _updater(comm, net, planned, example, batch):
+    planned = PlannedJob({**data, 'choice': choice}, example)
     choice = planned.plan.choice
-    model = _model(net)
+    model = make_model(net)
     communicator = None
     optimizer = net.optimizer()
     if choice.replicas > 1:
@@ -218,7 +223,11 @@ def _partitioned(planned, model, example):
         chunks=choice.cut.chunks)
 
 
-def _model(net):
+def example_of(net):
+    return Example(net.batch(numpy.random.RandomState(1), net.samples))
+
+
+def make_model(net):
     numpy.random.seed(3)
     return net.make()
 

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.profiling.core_sharing import measure_cores
 from ..chains.profiling.laps import Laps, clock_of
+from ..chains.tracing.measuring import memory_traced
 from ..chains.tracing.trace import Tracer
 from ..exchange.buckets import divide
 from ..mpi.agreement import Signature, agree, raise_together
@@ -148,8 +150,9 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     speeds = _speeds(comm, model.device, work)
     parameters = parameters_of(names)
     # All at once: updates wait for memory, which ranks of a host share.
-    update, arrays = comm.bcast(_on_first(comm, lambda: measure_optimizer(
-        optimizer, parameters, model.device)))
+    update, arrays, temporary = comm.bcast(_on_first(
+        comm, lambda: measure_optimizer(optimizer, parameters,
+                                        model.device)))
     bucket_sizes = {name: one.nbytes // one.dtype.itemsize
                     for name, one in parameters.items() if one.nbytes}
     calls = calls or [_made_up(names, parameters)] * 2
@@ -163,7 +166,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         plain_few=plain[1][:2] if plain else totals[1],
         spread=plain[0].spread if plain else 0.1,
         step=step, micro_batch=micro, optimizer_arrays=arrays,
-        undivided=undivided), cores, speeds
+        update_temporary=temporary, undivided=undivided), cores, speeds
 
 
 def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
@@ -389,8 +392,8 @@ def _speeds(comm: MPI.Comm, device: Any, work: Callable[[], Any]
 
 
 def measure_optimizer(optimizer: Any, parameters: Any, device: Any
-                      ) -> tuple[Figure, int]:
-    """Seconds of an update of all parameters, and arrays per parameter.
+                      ) -> tuple[Figure, int, float]:
+    """Seconds of an update of all parameters, and what it keeps.
 
     A copy of the optimizer updates parameters of the same shapes, as many as
     there is room for; the rest is reckoned.
@@ -399,6 +402,10 @@ def measure_optimizer(optimizer: Any, parameters: Any, device: Any
         optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
         parameters: By path, an object with ``shape`` and ``dtype``.
         device: Chainer's.
+
+    Returns:
+        Seconds, arrays of a parameter's size that the optimizer keeps, and
+        bytes of temporary arrays as a multiple of the largest parameter's.
     """
     shapes = [(one.shape, one.dtype) for one in parameters.values()
               if one.shape is not None]
@@ -412,7 +419,7 @@ def measure_optimizer(optimizer: Any, parameters: Any, device: Any
                 numpy.full(shape, .5, dtype)))
             done += int(numpy.prod(shape))
     if not done:
-        return Figure(0.0), 0
+        return Figure(0.0), 0, 0.0
     link.to_device(device)
     clone = copy.copy(optimizer)
     clone.hyperparam = copy.copy(optimizer.hyperparam)
@@ -429,4 +436,11 @@ def measure_optimizer(optimizer: Any, parameters: Any, device: Any
                      for value in (parameter.update_rule.state or {}
                                    ).values())
                  for parameter in link.params())
-    return Figure.of(found[1:]), arrays
+    largest = max(parameter.array.nbytes for parameter in link.params())
+    with memory_traced():
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        clone.update()
+        _, peak = tracemalloc.get_traced_memory()
+    return (Figure.of(found[1:]), arrays,
+            max(peak - before - (1 << 14), 0) / largest)

@@ -133,6 +133,8 @@ class ModelFigures:
         micro_batch: Seconds that each of its micro-batches adds.
         optimizer_arrays: Arrays of a parameter's size that the optimizer
             keeps.
+        update_temporary: Bytes that an update of a parameter takes for a
+            while, as a multiple of the parameter's.
         undivided: Why the model cannot be cut, so that ``calls`` are made
             up, one for each layer; '': it can.
     """
@@ -153,6 +155,7 @@ class ModelFigures:
     step: Figure = Figure(0.0)
     micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
+    update_temporary: float = 0.0
     undivided: str = ''
 
     def elements_of(self, names: Iterable[str]) -> int:

@@ -67,6 +67,7 @@ class ModelCosts:
                 other = one * (self.figures.few / self.figures.samples)
             setattr(found, name, numpy.maximum(
                 self._line(one, other, samples), 0.0))
+        found.update = large.largest * self.figures.update_temporary
         return found
 
     @functools.cached_property

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -148,26 +148,28 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int],
         recompute: Which chunks run forward twice; None: as the task says.
     """
     starts = [0, *ends[:-1]]
-    again, memory = [], [0.0] * task.stages
+    again: list[bool] = []
+    parts: list[list[_Bytes]] = [[] for _ in range(task.stages)]
     for chunk, (start, end, live) in enumerate(zip(
             starts, ends, task.live(), strict=True)):
         plain, short = (
-            float(_bytes(intervals, task, live, recomputes, start, end))
+            _parts(intervals, task, live, recomputes, start, end)
             for recomputes in (False, True))
         repeat = recompute[chunk] if recompute else (
             not intervals.once[start, end] and (
                 task.recompute is True or (
                     task.recompute == 'auto' and task.memory is not None
-                    and plain > _share(task))))
+                    and plain.most > _share(task))))
         again.append(repeat)
-        memory[chunk % task.stages] += short if repeat else plain
+        parts[chunk % task.stages].append(short if repeat else plain)
     costs = chunk_costs(intervals, ends, again, task.defers)
     crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
     line = simulate(task.steps(), costs, Link(
         task.wire.latency, task.wire.bandwidth, crossing))
     return Cut(tuple(ends), tuple(again), Predicted(
         line.step_time, tuple(map(sum, costs)),
-        tuple(task.overhead + used for used in memory), tuple(crossing)))
+        tuple(task.overhead + _of_rank(chunks) for chunks in parts),
+        tuple(crossing)))
 
 
 def chunk_costs(intervals: Intervals, ends: Sequence[int],
@@ -257,20 +259,52 @@ def _share(task: CutProblem) -> float:
     return (task.memory - task.overhead) / task.chunks
 
 
+class _Bytes(NamedTuple):
+    """What a chunk needs.
+
+    Attributes:
+        fixed: Parameters, gradients, optimizer's state.
+        passes: Activations, messages, temporary arrays.
+        update: Temporary arrays of the optimizer, when nothing of the passes
+            is left.
+    """
+
+    fixed: Any
+    passes: Any
+    update: Any
+
+    @property
+    def most(self) -> Any:
+        """All at the worst moment."""
+        return self.fixed + numpy.maximum(self.passes, self.update)
+
+
+def _of_rank(chunks: Sequence[_Bytes]) -> float:
+    """The bytes of the chunks of a rank."""
+    fixed, passes, updates = zip(*chunks, strict=True)
+    # One parameter is updated after the other.
+    return float(sum(fixed) + max(sum(passes), *updates))
+
+
 def _bytes(intervals: Intervals, task: CutProblem, live: int,
-           recomputes: bool, start: Any = None, end: Any = None) -> Any:
-    """Bytes of an interval as a chunk; by default a table of all intervals."""
-    if start is None:
-        start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    fixed = (intervals.parameters[start, end] * task.copies
-             + intervals.temporary[start, end] + 2 * (
-                 intervals.crossing[start] + intervals.crossing[end]))
+           recomputes: bool) -> Any:
+    """A table of the bytes of all intervals as chunks."""
+    start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
+    return _parts(intervals, task, live, recomputes, start, end).most
+
+
+def _parts(intervals: Intervals, task: CutProblem, live: int,
+           recomputes: bool, start: Any, end: Any) -> _Bytes:
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
     if task.defers:
         kept = kept + intervals.deferred[start, end]
         recomputes = False
     again = recomputes & ~intervals.once[start, end]
-    return fixed + live * inputs + numpy.where(again, 1, live) * kept
+    passes = (intervals.temporary[start, end] + 2 * (
+        intervals.crossing[start] + intervals.crossing[end])
+        + live * inputs + numpy.where(again, 1, live) * kept)
+    return _Bytes(intervals.parameters[start, end] * task.copies, passes,
+                  intervals.update[start, end])
 
 
 def _not_empty(table: numpy.ndarray) -> numpy.ndarray:

@@ -40,6 +40,9 @@ class Intervals:
         deferred: Table of the bytes kept for gradients of weights, where
             these are put off.
         temporary: Table of the bytes of the largest temporary arrays.
+        update: Table of the bytes of the largest temporary arrays while an
+            optimizer updates parameters; 0 unless somebody knows better.
+        largest: Table of the bytes of the largest parameter.
         once: bool table: whether an interval must not run forward twice.
         crossing: Bytes that go from before each atom to the atom or beyond,
             float64[atoms + 1].
@@ -65,6 +68,11 @@ class Intervals:
         self.once = _between(sums(lambda call: call.once)) > 0
         self.temporary = _maxima([max(call.temporary for call in atom)
                                   for atom in inside])
+        self.largest = _maxima([max(
+            (parameters[name].nbytes for call in atom
+             for name in call.parameters if name in parameters), default=0)
+            for atom in inside])
+        self.update = numpy.zeros_like(self.largest)
         self.parameters = self._unions(
             [[(name, parameters[name].nbytes) for call in atom
               for name in call.parameters if name in parameters]
