@@ -190,7 +190,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
                 if comm.rank == 0 else None)
     made = PlannedJob(comm.bcast(_fitting(comm, choose)), samples)
     if show and comm.rank == 0:
-        print(made)
+        print(made, flush=True)
     return made
 
 
