@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -118,13 +119,9 @@ class StepModel:
         cut, model = configuration.cut, self.profile.model
         assert cut is not None
         grid = place(self.profile.network.hosts, configuration.stages).ranks
-        computed, costs = self._pipeline_run(configuration, grid, False)
+        computed, passes = self._pipeline_run(configuration, grid, False)
         whole, _ = (self._pipeline_run(configuration, grid, True)
-                    if configuration.replicas > 1 else (computed, costs))
-        busy = [0.0] * configuration.stages
-        for chunk, cost in enumerate(costs):
-            busy[chunk % configuration.stages] += sum(cost)
-        passes = max(busy) * configuration.micro_batches
+                    if configuration.replicas > 1 else (computed, passes))
         elements = self.stage_elements(configuration)
         update = model.update.value * max(elements) / max(model.elements, 1)
         exchange = whole - computed
@@ -143,7 +140,8 @@ class StepModel:
 
     def _pipeline_run(self, configuration: Configuration,
                       grid: Sequence[Sequence[int]], exchanges: bool
-                      ) -> tuple[float, list[Costs]]:
+                      ) -> tuple[float, float]:
+        """Seconds of all, and those for which the busiest rank computes."""
         cut, profile = configuration.cut, self.profile
         assert cut is not None
         samples = self.batch / (configuration.replicas
@@ -172,7 +170,10 @@ class StepModel:
                     added += exchange.add(engine, cluster, row, elements,
                                           [programs[rank] for rank in row])
         engine.run()
-        return max(program.ended for program in added), costs
+        busy: dict[int, float] = defaultdict(float)
+        for span in engine.spans:       # as long as shared cores make it
+            busy[span.rank] += span.end - span.start
+        return max(program.ended for program in added), max(busy.values())
 
     def stage_elements(self, configuration: Configuration) -> list[int]:
         """Elements of the parameters of each stage."""
