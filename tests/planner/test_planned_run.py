@@ -130,7 +130,7 @@ sys.stderr.write('%d updates, W %r, draws %r\\n' % (
     assert first[2] != second[2]
 
 
-# --- what is refused -----------------------------------------------------------
+# --- what is refused ---------------------------------------------------------
 
 REFUSED = [
     ('print(1)', replicas(1, model=_SHAPES), 'nothing to train as a replica'),
