@@ -64,3 +64,19 @@ def codec_costs(figures: CodecFigures, name: str, algorithm: str,
         wire, SUM_BYTES[form], add=rates['accumulate'],
         add_partial=rates['add_partial'], add_own=rates['accumulate'],
         pack=rates['pack'], mean=rates['mean'], **beside)
+
+
+def seconds_beside(figures: CodecFigures, tensors: int, buckets: int = 1,
+                   known: float = 0.0) -> float:
+    """Seconds of an update beside its exchange, by Python and agreement.
+
+    Args:
+        figures: Of the communicator.
+        tensors: Whose gradients are exchanged.
+        buckets: Into which they are divided.
+        known: What the simulation of an exchange of :data:`FEW` elements
+            takes: so much of an update is in every simulated exchange.
+    """
+    return (max(figures.update.value - known, 0.0)
+            + (tensors - 1) * figures.tensor.value
+            + (buckets - 1) * figures.bucket.value)
