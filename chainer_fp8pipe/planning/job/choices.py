@@ -182,10 +182,17 @@ class Choices:
         found: list[tuple[float, int, PartitionPlan]] = []
         reasons: list[str] = []
         share = self.wanted.batch // replicas
-        for multiple, schedule in itertools.product(_MULTIPLES, _SCHEDULES):
-            micro_batches = stages * multiple
-            if micro_batches > share or (schedule == 'gpipe'
-                                         and multiple > 2):
+        ways = [
+            (self.model.least_seconds(stages, replicas, stages * multiple,
+                                      _CHUNKS.get(schedule, 1)),
+             stages * multiple, schedule)
+            for multiple, schedule in itertools.product(
+                _MULTIPLES, _SCHEDULES)
+            if stages * multiple <= share and (
+                schedule != 'gpipe' or multiple <= 2)]
+        for bound, micro_batches, schedule in sorted(ways):
+            if len(found) >= _CUTS and bound > sorted(found)[_CUTS - 1][0]:
+                self.looked_at += 1
                 continue
             try:
                 plan, seconds = self.cut(stages, replicas, micro_batches,
