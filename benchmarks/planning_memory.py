@@ -42,8 +42,9 @@ class Job(NamedTuple):
     samples: int
 
 
-JOBS = [Job('wide', 2, 16), Job('encoder', 4, 32), Job('language', 2, 16),
-        Job('resnet50', 2, 8), Job('convolutions', 4, 64)]
+#: Large enough that some megabytes of buffers do not matter.
+JOBS = [Job('wide', 2, 64), Job('encoder', 4, 128), Job('language', 2, 64),
+        Job('resnet50', 2, 16), Job('recurrent', 4, 256)]
 
 
 def main() -> None:
@@ -122,6 +123,7 @@ def _predict(comm, net, job):
                       net.optimizer())
     if comm.rank:
         return None
+    print(f'overhead {profile.overhead / 1e6:.1f} MB')
     choices = Choices(profile, wanted)
     return [{'label': str(one), 'choice': one.as_dict(),
              'memory': list(choices.memory.bytes_of(one, batch))}

@@ -158,7 +158,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     calls = calls or [_made_up(names, parameters)] * 2
     totals = [(sum(call.forward for call in of),
                sum(call.backward for call in of)) for of in calls]
-    return ModelFigures(
+    figures = ModelFigures(
         samples, calls[0], few, calls[1],
         order_of(calls[0], list(names.parameters)), parameters,
         divide(bucket_sizes, _BUCKET), update,
@@ -166,7 +166,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         plain_few=plain[1][:2] if plain else totals[1],
         spread=plain[0].spread if plain else 0.1,
         step=step, micro_batch=micro, optimizer_arrays=arrays,
-        update_temporary=temporary, undivided=undivided), cores, speeds
+        update_temporary=temporary, undivided=undivided)
+    return comm.bcast(figures), cores, speeds
 
 
 def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
@@ -194,7 +195,13 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         for size, found in zip(sizes, traces, strict=True)}),
         remedy='Build the same model on all ranks, and give plan() examples '
         'of the same shapes.')
-    return [tuple(found.calls) for found in traces]
+    return [tuple(map(_plain_call, found.calls)) for found in traces]
+
+
+def _plain_call(call: Any) -> Call:
+    """What planning needs of a traced call, which can be sent."""
+    return Call(**{field.name: getattr(call, field.name)
+                   for field in dataclasses.fields(Call)})
 
 
 def _made_up(names: Names, parameters: Any) -> tuple[Call, ...]:

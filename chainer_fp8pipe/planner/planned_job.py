@@ -24,6 +24,7 @@ from ..planning.job.job_plan import (
 )
 from ..planning.job.job_profile import JobProfile
 from ..planning.sizes import parse_bytes
+from . import own_memory
 from .codec_rates import measure_codecs
 from .links import measure_network
 from .model_figures import Example, measure_model
@@ -198,6 +199,7 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
                if one._data[0] is not None) * 4.0
     # A copy with gradients and activations must fit beside the model.
     copies = wanted.memory is None or 5 * size < wanted.memory
+    before = own_memory.resident()
     figures, cores, speeds = measure_model(
         comm, model, example, optimizer,
         max(1, wanted.batch // comm.size // 4), copies)
@@ -205,8 +207,9 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     codecs = measure_codecs(comm, wanted.codecs)
     remarks = (('no pipeline, as the model cannot be cut: '
                 + figures.undivided,) if figures.undivided else ())
-    return JobProfile(network, cores, codecs, figures, speeds,
-                      remarks=remarks)
+    overhead = comm.allreduce(own_memory.growth(before), MPI.MAX)
+    return JobProfile(network, cores, codecs, figures, speeds, overhead,
+                      remarks)
 
 
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
