@@ -146,7 +146,10 @@ class StepModel:
 
     def _passes(self, configuration: Configuration
                 ) -> tuple[float, list[Costs]]:
-        key = configuration.cut, configuration.replicas
+        cut, replicas = configuration.cut, configuration.replicas
+        assert cut is not None
+        key = (cut.cuts, cut.recompute, cut.schedule, cut.stages,
+               cut.micro_batches, replicas)
         if key not in self._known:      # the same for all codecs
             self._known[key] = self._pipeline_run(configuration, place(
                 self.profile.network.hosts, configuration.stages).ranks,
