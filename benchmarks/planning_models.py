@@ -102,7 +102,8 @@ NETS = {
         integers(2000, 24), integers(2000, 24)), 16, _adam),
     'encoder': Net(lambda: Encoder(1000, 128, 4, 6, 48, dropout=.1),
                    arrays(padded(1000, 48), some(1000, 48)), 8, _adam),
-    'language': Net(lambda: _language().Decoder(2000, 64, units=192, layers=4, heads=4),
+    'language': Net(lambda: _language().Decoder(
+        2000, 64, units=192, layers=4, heads=4),
                     arrays(integers(2000, 64), integers(2000, 64)), 8,
                     _adam),
     'resnet50': Net(MODELS['resnet50'].make, MODELS['resnet50'].batch, 4,

@@ -5,27 +5,26 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy
 from mpi4py import MPI
 
 from ..allreduce.bucket import Bucket
 from ..allreduce.executor import Framing, PlanExecutor
-from ..allreduce.plan import Instruction, Opcode, Plan
-from ..allreduce.sums import in_wire_format
+from ..allreduce.plan import Actions, Opcode, Plan, direct, ring
 from ..codecs import Cast, Codec, Fp8Ratio, Tensors
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..planning.job.codec_choice import form_of_sums
 from ..planning.job.job_profile import CodecFigures, Figure
 from ..report.stream import EventStream
+from .cold_caches import CacheFiller
 from .update_costs import measure_updates
 
-#: Elements: as many as a bucket has, and so many frames of any codec.
-SIZE = 42 * Framing.frame_bytes
-#: What a rank sends itself: contributions of others, and sums.
-_CONTRIBUTIONS, _SUMS = 3, 3
+#: Ranks of the exchange of which each rank does its part.
+_RANKS = 4
+#: Elements: as many as a bucket has, in whole frames of any codec.
+SIZE = 12 * _RANKS * Framing.frame_bytes
 _FEWEST, _MOST = 3, 15          # repeats
 #: Of a codec's part of the budget.
 _SHARE = 0.5
@@ -136,61 +135,64 @@ class _Bench:
         self._codec.start(1.0)
         self._codec.settle(self._tensors, self._codec.propose(self._tensors))
         self._wire = numpy.zeros(SIZE, self._codec.wire_dtype)
+        self._filler = CacheFiller()
         self._events = EventStream()
         form = form_of_sums(name)
-        self._sums_are_apart = not in_wire_format(form, self._codec)
-        self._alone, self._in_wire, self._contributions, self._sums = (
-            PlanExecutor(MPI.COMM_SELF, [_to_itself(*messages)],
-                         self._events, Framing(form=form))
-            for messages, form in (
-                ((0, 0), form), ((_CONTRIBUTIONS, 0), 'wire'),
-                ((_CONTRIBUTIONS, 0), form),
-                ((_CONTRIBUTIONS, _SUMS), form)))
+        self._sums_are_apart = form != 'wire'
+        self._direct, self._ring, self._in_wire = (
+            PlanExecutor(MPI.COMM_SELF, [_to_itself(plan(_RANKS))],
+                         self._events, Framing(form=its_form))
+            for plan, its_form in ((direct, form), (ring, form),
+                                   (direct, 'wire')))
 
     def seconds(self) -> dict[str, float]:
         """Seconds of an element by operation; 0: it is never done."""
-        encode, decode = self._run(self._alone, encodes=True)
-        _, add = self._run(self._in_wire)
+        share = 1 / _RANKS      # of the vector, whose mean a rank makes
+        _, add = self._run(self._in_wire, encodes=False)
         found = dict.fromkeys(('accumulate', 'add_partial', 'pack', 'mean'),
                               0.0)
-        found |= {'encode': encode, 'decode': decode,
-                  'add': add / _CONTRIBUTIONS}
+        found['add'] = add / (1 - share)
+        mean = 0.0
         if self._sums_are_apart:
-            mean, added = self._run(self._contributions)
-            with_pack, with_sums = self._run(self._sums)
+            mean, add = self._run(self._direct, encodes=False)
+            with_packs, with_partials = self._run(self._ring, encodes=False)
+            # Of each block there are as many contributions as ranks.  In a
+            # ring sums of all blocks but two arrive, and leave again.
             found |= {
-                # The rank's own contribution is the first.
-                'accumulate': added / (1 + _CONTRIBUTIONS), 'mean': mean,
-                'pack': (with_pack - mean) / _SUMS,
-                'add_partial': (with_sums - added) / _SUMS}
+                'mean': mean / share, 'accumulate': add,
+                'pack': (with_packs - mean) / (1 - 2 * share),
+                'add_partial': (with_partials - add) / (1 - 2 * share)}
+        writing, reading = self._run(self._direct)
+        found |= {'encode': writing - mean, 'decode': reading - add}
         return found
 
     def free(self) -> None:
         """Gives MPI's communicators back."""
-        for executor in (self._alone, self._in_wire, self._contributions,
-                         self._sums):
+        for executor in self._direct, self._ring, self._in_wire:
             executor.free()
 
-    def _run(self, executor: PlanExecutor, encodes: bool = False
+    def _run(self, executor: PlanExecutor, encodes: bool = True
              ) -> tuple[float, float]:
         """Seconds of an element, of what is written and what is read.
 
         With ``encodes`` gradients are encoded and means decoded, too.
         """
+        self._filler.fill()
         bucket = executor.submit(Bucket(
             self._codec, self._tensors, self._wire,
-            prescale=1.0 if encodes else None, decodes=encodes))
-        frames: list[Any] = []
-        left, before = bucket.handle.unfinished, self._clock()
-        while executor.busy:
+            prescale=executor.prescale(self._codec) if encodes else None,
+            decodes=encodes))
+        total, before = numpy.zeros(2), self._clock()
+        wall, own = time.perf_counter(), time.thread_time()
+        while not bucket.finished:
             executor.advance()
-            through = left - bucket.handle.unfinished
-            if through:
-                now = self._clock()
-                frames.append((now - before) / through)
-                left, before = left - through, now
-        frame = Framing.frame_bytes // self._wire.itemsize
-        writing, reading = numpy.median(frames, axis=0) / frame
+            last, wall = wall, time.perf_counter()
+            began, own = own, time.thread_time()
+            found, before = before, self._clock()
+            # Of what other processes had of the core, all sections lose a
+            # part: a sweep does the same to some frames.
+            total += (before - found) * min((own - began) / (wall - last), 1)
+        writing, reading = total / SIZE
         return float(writing), float(reading)
 
     def _clock(self) -> numpy.ndarray:
@@ -198,12 +200,16 @@ class _Bench:
         return numpy.array((seconds['encode'], seconds['decode']))
 
 
-def _to_itself(contributions: int, sums: int) -> Plan:
-    """A plan of one rank, which sends itself so many messages."""
-    send, receive = (Instruction(kind, 0, 0, 1) for kind in (
-        Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL))
-    # What is sent before anything has been added is a contribution.
-    actions = ((send,) * contributions + (receive,) * contributions
-               + (send, receive) * sums)
-    return Plan('to itself', 1, 1, 1, (actions,), (((0, 1),),),
-                (1 + contributions) << sums, ((),))
+def _to_itself(plan: Plan) -> Plan:
+    """Rank 0's part of a plan, whose messages come from itself.
+
+    All messages of a frame are equally long, so that each is received as if
+    it had come from another rank.
+    """
+    def own(actions: Actions) -> tuple[Actions]:
+        return tuple(action if action.kind is Opcode.ENCODE
+                     else action._replace(peer=0) for action in actions),
+
+    return Plan(f'{plan.name} to itself', 1, 1, plan.blocks,
+                own(plan.reduce[0]), (plan.owned[0],), plan.summed,
+                own(plan.gather[0]))

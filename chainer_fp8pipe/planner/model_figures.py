@@ -24,6 +24,7 @@ from ..chains import nested
 from ..chains.ghost import is_ghost
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
+from ..chains.partitioned import check_result
 from ..chains.profiling.core_sharing import measure_cores
 from ..chains.profiling.laps import Laps, clock_of
 from ..chains.tracing.measuring import memory_traced
@@ -267,6 +268,7 @@ def _plain(model: Any, batch: Any) -> _InSitu:
             start = now()
             loss = call_with(model, batch)
             middle = now()
+            check_result(loss)
             model.cleargrads()
             loss.backward()
             end = now()

@@ -1,7 +1,8 @@
 """``plan``: measures a job, chooses how to run it, and sets that up."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
@@ -17,17 +18,14 @@ from ..mpi.grid import ProcessGrid
 from ..mpi.once import once
 from ..planning.job.choices import Choices, Wanted
 from ..planning.job.configuration import ACCURACY
-from ..planning.job.job_plan import (
-    JobPlan,
-    load_job_plan,
-    plan_of,
-)
+from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
 from ..planning.job.job_profile import JobProfile
 from ..planning.sizes import parse_bytes
 from . import own_memory
 from .codec_rates import measure_codecs
 from .links import measure_network
 from .model_figures import Example, measure_model
+from .plan_file import read_plan
 
 
 class PlannedJob:
@@ -38,12 +36,17 @@ class PlannedJob:
             path of a file that one was saved in, or its content.
         example: For :meth:`partition`; None: given there.
 
+    Raises:
+        ValueError: There is no such file, or it is no plan that can be
+            carried out; the message names file, field and remedy.
+
     Attributes:
         plan: The plan.
     """
 
     def __init__(self, plan: Any, example: Any = None) -> None:
-        self.plan: JobPlan = load_job_plan(plan)
+        self.plan: JobPlan = (read_plan(plan) if isinstance(plan, str)
+                              else load_job_plan(plan))
         self._example = example
 
     def __str__(self) -> str:
@@ -60,7 +63,7 @@ class PlannedJob:
             ValueError: It is for another one; on all ranks.
         """
         agree(comm, Signature({}), self.plan.problem(
-            self.plan.model if model is None else _shapes(model), comm.size))
+            self.plan.model if model is None else shapes_of(model), comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
         """The grid of stages and replicas; call it on all ranks.
@@ -131,7 +134,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
     Measures links, codecs and the model (some 20 seconds), predicts a step of
     every way to run the job, and takes the fastest that fits into memory.
-    Call it on all ranks; the model stays as it is.
+    Call it on all ranks; the model stays as it is.  A model that
+    :func:`chainer_fp8pipe.partition` cannot cut is planned with replicas
+    only.
 
     Args:
         model: The whole model, as it is written; it returns its loss.
@@ -150,7 +155,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             the ranks.
         ranks: Plan for so many ranks, as if they were added to these in the
             same way; None: for these.
-        show: Whether the first rank prints the plan.
+        show: Whether the first rank prints the plan and, on the standard
+            error stream, what is being measured.
 
     Returns:
         The plan, the same on all ranks.
@@ -166,7 +172,12 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     found = _checked(comm, model, example, batch, memory, optimizer, codecs,
                      stages, ranks)
     samples, wanted = found
-    profile = measure(comm, model, samples, wanted, optimizer)
+
+    def say(what: str) -> None:
+        if show and comm.rank == 0:
+            print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
+                  flush=True)
+    profile = measure(comm, model, samples, wanted, optimizer, say)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
@@ -179,12 +190,13 @@ def plan(model: Any, example: Any, comm: Any = None, *,
                 if comm.rank == 0 else None)
     made = PlannedJob(comm.bcast(_fitting(comm, choose)), samples)
     if show and comm.rank == 0:
-        print(made)
+        print(made, flush=True)
     return made
 
 
 def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
-            optimizer: Any = None) -> JobProfile:
+            optimizer: Any = None,
+            say: Callable[[str], None] = lambda what: None) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
@@ -193,6 +205,7 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         example: Samples of one rank.
         wanted: What the user asks for.
         optimizer: That will train the model; None: Adam.
+        say: Is told what is being measured.
     """
     optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
     size = sum(one.size for one in model.params()
@@ -200,10 +213,13 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     # A copy with gradients and activations must fit beside the model.
     copies = wanted.memory is None or 5 * size < wanted.memory
     before = own_memory.resident()
+    say(f'measuring the model with a batch of {example.samples}')
     figures, cores, speeds = measure_model(
         comm, model, example, optimizer,
         max(1, wanted.batch // comm.size // 4), copies)
+    say('measuring the links between the ranks')
     network = measure_network(comm)
+    say(f'measuring {", ".join(wanted.codecs)} exchanges')
     codecs = measure_codecs(comm, wanted.codecs)
     remarks = (('no pipeline, as the model cannot be cut: '
                 + figures.undivided,) if figures.undivided else ())
@@ -249,7 +265,7 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
     found = raise_together(comm, check, error=ValueError)
     agree(comm, Signature({
         'what is asked for': repr(found[1]), 'ranks': repr(ranks),
-        'the model': repr(_shapes(model)),
+        'the model': repr(shapes_of(model)),
         'the samples of the example': str(found[0].samples)}),
         remedy='Pass the same to plan() on all ranks.')
     return found
@@ -272,7 +288,7 @@ def _mpi(comm: Any) -> MPI.Comm:
     return MPI.COMM_WORLD if comm is None else getattr(comm, 'mpi_comm', comm)
 
 
-def _shapes(model: Any) -> dict[str, Any]:
+def shapes_of(model: Any) -> dict[str, Any]:
     """Of all parameters, by path; None: unknown yet."""
     return {name: None if one._data[0] is None else one._data[0].shape
             for name, one in Names(model).parameters.items()}

@@ -21,7 +21,7 @@ from ..partition.partition_plan import PartitionPlan
 from ..sizes import said_bytes
 from .configuration import ACCURACY, Configuration
 from .job_profile import JobProfile
-from .memory import MemoryModel
+from .rank_memory import MemoryModel
 from .step import StepModel, StepPrediction
 
 _SCHEDULES = '1f1b', 'gpipe', 'zero_bubble', 'interleaved'

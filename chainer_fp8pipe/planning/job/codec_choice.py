@@ -1,25 +1,36 @@
 """What a communicator's options make of a codec's figures."""
 from __future__ import annotations
 
+from typing import Any
+
 from ..allreduce.codec_costs import CodecCosts
 from .job_profile import CodecFigures
 
-#: Elements that take no time by themselves: the update of a codec's figures
-#: is of so many.
+#: Elements that take no time by themselves: an update of a codec's figures
+#: has so many.
 FEW = 64
+#: What communicators do without being told otherwise.
+FRAME_BYTES, FRAMES_IN_FLIGHT = 3 << 13, 6
 
 #: Bytes of an element on the wire, by the communicator's name.
 WIRE_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
-_SUM_BYTES = {'float16': 2, 'float32': 4}
+#: Bytes of an element of sums that travel, by their form.
+SUM_BYTES = {'float16': 2, 'float32': 4}
 
 
 def form_of_sums(name: str, partial_sums: str = 'auto') -> str:
-    """In which form a communicator's sums travel.
+    """In which form a communicator's sums are made and travel.
 
     Args:
         name: ``'fp8'``, ``'float16'`` or ``'float32'``.
         partial_sums: The communicator's option of that name.
+
+    Returns:
+        ``'wire'`` if they are made in the wire, which float32 needs not be
+        told; else what they travel in, one of :data:`SUM_BYTES`.
     """
+    if name == 'float32':
+        return 'wire'
     if partial_sums != 'auto':
         return partial_sums
     return 'float16' if name == 'fp8' else 'float32'
@@ -29,8 +40,8 @@ def codec_costs(figures: CodecFigures, name: str, algorithm: str,
                 partial_sums: str = 'auto') -> CodecCosts:
     """A codec for the simulation of a communicator's exchanges.
 
-    Gradients are encoded and decoded frame by frame, as they are without
-    ``overlap`` on a CPU, except by ``'mpi_op'``.
+    Gradients are encoded and decoded frame by frame, as on a CPU without
+    ``overlap``, but not where MPI itself sums (``'mpi_op'``).
 
     Args:
         figures: Of the communicator.
@@ -40,13 +51,16 @@ def codec_costs(figures: CodecFigures, name: str, algorithm: str,
     """
     rates = {operation: figure.value
              for operation, figure in figures.rates.items()}
-    wire, form = WIRE_BYTES[name], form_of_sums(name, partial_sums)
-    beside = {'encode': rates['encode'], 'decode': rates['decode'],
-              'by_frame': algorithm != 'mpi_op'}
-    if 'wire' in (form,) or name == 'float32' or algorithm == 'mpi_op':
+    wire = WIRE_BYTES[name]
+    form = ('wire' if algorithm == 'mpi_op'
+            else form_of_sums(name, partial_sums))
+    beside: dict[str, Any] = {
+        'encode': rates['encode'], 'decode': rates['decode'],
+        'by_frame': algorithm != 'mpi_op'}
+    if form == 'wire':
         return CodecCosts(wire, wire, add=rates['add'],
                           add_partial=rates['add'], **beside)
     return CodecCosts(
-        wire, _SUM_BYTES[form], add=rates['accumulate'],
+        wire, SUM_BYTES[form], add=rates['accumulate'],
         add_partial=rates['add_partial'], add_own=rates['accumulate'],
         pack=rates['pack'], mean=rates['mean'], **beside)

@@ -13,13 +13,11 @@ from ..allreduce.simulation import add_exchange
 from ..cluster import Cluster
 from ..cores import Cores
 from ..engine import Engine
-from .codec_choice import codec_costs
+from .codec_choice import FRAME_BYTES, FRAMES_IN_FLIGHT, codec_costs
 from .configuration import Configuration
 from .folding import fold
 from .job_profile import JobProfile
 
-#: What communicators do without being told otherwise.
-FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
 #: Chunks of the two short exchanges from which long ones are extrapolated:
 #: after the first ones, which fill the pipe, and use up what links pass at
 #: once, each chunk takes as long as the one before.

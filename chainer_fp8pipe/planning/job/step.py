@@ -1,9 +1,9 @@
 """Predicts a training step: pipelines, exchange and overlap on one engine."""
 from __future__ import annotations
 
-import collections
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class StepModel:
         self.profile, self.batch = profile, batch
         self.costs = ModelCosts(profile.model)
         self._slowest = max(profile.speeds, default=1.0)
-        self._known: dict[Any, tuple[float, list[Costs]]] = {}
+        self._known: dict[Any, tuple[float, float]] = {}
 
     def predict(self, configuration: Configuration) -> StepPrediction:
         """The step of a configuration.
@@ -121,14 +121,10 @@ class StepModel:
     def _pipeline(self, configuration: Configuration) -> dict[str, float]:
         cut, model = configuration.cut, self.profile.model
         assert cut is not None
-        computed, costs = self._passes(configuration)
+        computed, passes = self._passes(configuration)
         grid = place(self.profile.network.hosts, configuration.stages).ranks
         whole, _ = (self._pipeline_run(configuration, grid, True)
-                    if configuration.replicas > 1 else (computed, costs))
-        busy = [0.0] * configuration.stages
-        for chunk, cost in enumerate(costs):
-            busy[chunk % configuration.stages] += sum(cost)
-        passes = max(busy) * configuration.micro_batches
+                    if configuration.replicas > 1 else (computed, passes))
         elements = self.stage_elements(configuration)
         update = model.update.value * max(elements) / max(model.elements, 1)
         exchange = whole - computed
@@ -144,8 +140,7 @@ class StepModel:
         """Seconds of a pipeline's passes, without exchange and update."""
         return self._passes(configuration)[0]
 
-    def _passes(self, configuration: Configuration
-                ) -> tuple[float, list[Costs]]:
+    def _passes(self, configuration: Configuration) -> tuple[float, float]:
         cut, replicas = configuration.cut, configuration.replicas
         assert cut is not None
         key = (cut.cuts, cut.recompute, cut.schedule, cut.stages,
@@ -180,12 +175,13 @@ class StepModel:
         cores = self.profile.cores
         return statistics.fmean(
             1 / max(cores.single, cores.slowdown(pool, size))
-            for pool, size in collections.Counter(cores.pools).items()
+            for pool, size in Counter(cores.pools).items()
             for _ in range(size))
 
     def _pipeline_run(self, configuration: Configuration,
                       grid: Sequence[Sequence[int]], exchanges: bool
-                      ) -> tuple[float, list[Costs]]:
+                      ) -> tuple[float, float]:
+        """Seconds of all, and those for which the busiest rank computes."""
         cut, profile = configuration.cut, self.profile
         assert cut is not None
         samples = self.batch / (configuration.replicas
@@ -217,7 +213,10 @@ class StepModel:
                         [programs[rank] for rank in row[:folded.period]],
                         period=folded.period)
         engine.run()
-        return max(program.ended for program in added), costs
+        busy: dict[int, float] = defaultdict(float)
+        for span in engine.spans:       # as long as shared cores make it
+            busy[span.rank] += span.end - span.start
+        return max(program.ended for program in added), max(busy.values())
 
     def stage_elements(self, configuration: Configuration) -> list[int]:
         """Elements of the parameters of each stage."""

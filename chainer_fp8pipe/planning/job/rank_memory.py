@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from ..partition.cuts import CutProblem, rank_bytes
 from ..partition.partition_plan import ends_of
 from .configuration import Configuration
+from .exchange_memory import exchange_bytes
+from .exchanges import plans_of
 from .job_profile import JobProfile
 from .model_costs import ModelCosts
-
-#: Bytes per element of gradients that a communicator keeps: the wire, and
-#: with error feedback the residual of each element, and of the means of the
-#: piece that the rank sums.
-_WIRE = {'float32': 4, 'float16': 2, 'fp8': 1}
 
 
 class MemoryModel:
@@ -42,7 +39,7 @@ class MemoryModel:
         return (self._profile.overhead + float(
             intervals.parameters[0, last] * copies
             + max(passes, update))
-            + exchange_bytes(configuration, model.elements),)
+            + self._of_exchange(configuration, model.elements),)
 
     def _of_pipeline(self, configuration: Configuration, batch: int
                      ) -> tuple[float, ...]:
@@ -62,22 +59,25 @@ class MemoryModel:
         for name, chunk in cut.homes().items():
             names[chunk % cut.stages].append(name)
         return tuple(
-            bytes_ + exchange_bytes(configuration, model.elements_of(of))
+            bytes_ + self._of_exchange(configuration, model.elements_of(of))
             for bytes_, of in zip(found, names, strict=True))
 
     def least_exchange(self, codecs: Sequence[str], replicas: int) -> float:
         """Bytes that any exchange of an equal share of the model takes."""
         elements = self._profile.model.elements * replicas / (
             self._profile.ranks)
-        return min(exchange_bytes(Configuration(replicas, codec=codec),
-                                  elements) for codec in codecs)
+        return min(self._of_exchange(Configuration(
+            replicas, codec=codec), int(elements)) for codec in codecs)
 
-
-def exchange_bytes(configuration: Configuration, elements: float) -> float:
-    """Bytes that a communicator keeps for so many elements."""
-    if configuration.replicas == 1:
-        return 0.0
-    each = float(_WIRE[configuration.codec])
-    if configuration.codec == 'fp8':
-        each += 4 + 4 / configuration.replicas
-    return each * elements
+    def _of_exchange(self, configuration: Configuration, elements: int
+                     ) -> float:
+        """Bytes that a communicator keeps for so many elements."""
+        if configuration.replicas == 1:
+            return 0.0
+        given = configuration.options
+        return exchange_bytes(configuration.codec, elements, plans_of(
+            configuration.algorithm, tuple(sorted(given.items())),
+            tuple(range(configuration.replicas))), **{
+                name: given[name] for name in (
+                    'partial_sums', 'frame_bytes', 'frames_in_flight')
+                if name in given})
