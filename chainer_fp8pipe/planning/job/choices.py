@@ -30,8 +30,9 @@ _ALGORITHMS = 'direct', 'ring', 'torus2d'
 _OVERLAPS: tuple[bool | str, ...] = False, True, 'next_forward'
 #: Cuts of a factorisation that are tried with replicas' exchanges.
 _CUTS = 3
-#: Micro-batches of a pipeline, as multiples of its stages.
-_MULTIPLES = 1, 2, 4, 8
+#: Micro-batches of a pipeline, as multiples of its stages, and with how many a
+#: cut is searched for.
+_MULTIPLES, _ENOUGH = (1, 2, 4, 8), 2
 
 
 class Wanted(NamedTuple):
@@ -182,10 +183,17 @@ class Choices:
         found: list[tuple[float, int, PartitionPlan]] = []
         reasons: list[str] = []
         share = self.wanted.batch // replicas
-        for multiple, schedule in itertools.product(_MULTIPLES, _SCHEDULES):
-            micro_batches = stages * multiple
-            if micro_batches > share or (schedule == 'gpipe'
-                                         and multiple > 2):
+        ways = [
+            (self.model.least_seconds(stages, replicas, stages * multiple,
+                                      _CHUNKS.get(schedule, 1)),
+             stages * multiple, schedule)
+            for multiple, schedule in itertools.product(
+                _MULTIPLES, _SCHEDULES)
+            if stages * multiple <= share and (
+                schedule != 'gpipe' or multiple <= 2)]
+        for bound, micro_batches, schedule in sorted(ways):
+            if len(found) >= _CUTS and bound > sorted(found)[_CUTS - 1][0]:
+                self.looked_at += 1
                 continue
             try:
                 plan, seconds = self.cut(stages, replicas, micro_batches,
@@ -206,18 +214,22 @@ class Choices:
         self.looked_at += 1
         samples = self.wanted.batch / replicas / micro_batches
         intervals = self.model.costs.intervals(samples)
+        # More micro-batches change neither which cut is best nor how many are
+        # live, except with gpipe, which has no more.
         task = CutProblem(
-            stages, micro_batches, schedule, _CHUNKS.get(schedule, 1),
-            self._limit(replicas), 2.0 + self.profile.model.optimizer_arrays,
+            stages, min(micro_batches, _ENOUGH * stages), schedule,
+            _CHUNKS.get(schedule, 1), self._limit(replicas), 2.0 + self.profile.model.optimizer_arrays,
             'auto', self._wire(), self.profile.overhead)
         cut: Cut = best_cut(intervals, task)
         plan = PartitionPlan(
             self.profile.model.order,
             tuple(intervals.starts[end] for end in cut.ends[:-1]), stages,
             cut.recompute, micro_batches, schedule, cut.predicted)
-        alone = Configuration(replicas, stages, micro_batches, plan)
         self.simulated += 1
-        return plan, self.model.seconds_of_passes(alone)
+        seconds = self.model.seconds_of_passes(
+            Configuration(replicas, stages, micro_batches, plan))
+        return dataclasses.replace(plan, predicted=dataclasses.replace(
+            cut.predicted, seconds=seconds)), seconds
 
     def _limit(self, replicas: int) -> float | None:
         """Bytes for the model; what an exchange needs is not there."""

@@ -15,6 +15,7 @@ from ..cores import Cores
 from ..engine import Engine
 from .codec_choice import FRAME_BYTES, FRAMES_IN_FLIGHT, codec_costs
 from .configuration import Configuration
+from .folding import fold
 from .job_profile import JobProfile
 
 #: Chunks of the two short exchanges from which long ones are extrapolated:
@@ -85,8 +86,7 @@ class Exchange:
     def __init__(self, profile: JobProfile, configuration: Configuration
                  ) -> None:
         self._configuration = configuration
-        self._network = profile.network
-        self._pools = profile.cores
+        self._profile = profile
         self.codec = codec_costs(
             profile.codecs[configuration.codec], configuration.codec,
             configuration.algorithm,
@@ -96,7 +96,7 @@ class Exchange:
 
     def plans(self, ranks: Sequence[int]) -> tuple[Plan, ...]:
         """The plans of a group of ranks."""
-        hosts = self._network.hosts
+        hosts = self._profile.network.hosts
         return plans_of(self._configuration.algorithm, self._options,
                         tuple(hosts[rank] for rank in ranks))
 
@@ -107,7 +107,7 @@ class Exchange:
 
     def add(self, engine: Engine, cluster: Cluster, ranks: Sequence[int],
             elements: int, after: Any, on: Sequence[int] | None = None,
-            chunks: int = 64) -> list[Any]:
+            chunks: int = 64, period: int | None = None) -> list[Any]:
         """Adds the exchange of a group to an engine; the programs.
 
         Frames are joined so that there are few, which cost as much as they
@@ -121,6 +121,7 @@ class Exchange:
             after: As for :func:`.add_exchange`.
             on: The engine's ranks, if others than ``ranks``.
             chunks: At most so many.
+            period: As for :func:`.add_exchange`.
         """
         plans = self.plans(ranks)
         frame = max(1, self.frame_bytes // self.codec.wire_bytes)
@@ -131,7 +132,7 @@ class Exchange:
             engine, plans, costs, elements,
             frame_bytes=int(frame * joined + 1) * self.codec.wire_bytes,
             frames_in_flight=FRAMES_IN_FLIGHT,
-            ranks=ranks if on is None else on, after=after)
+            ranks=ranks if on is None else on, after=after, period=period)
 
     def seconds(self, ranks: Sequence[int], elements: int) -> ExchangeTime:
         """How long an exchange takes that nothing else disturbs.
@@ -159,12 +160,14 @@ class Exchange:
     def _simulated(self, ranks: tuple[int, ...], elements: int
                    ) -> ExchangeTime:
         if (ranks, elements) not in self._known:
-            cluster = self._network.cluster()
-            engine = Engine(cluster, self._pools)
+            plans = self.plans(ranks)
+            folded = fold(self._profile, [ranks], [plans])
+            engine = Engine(folded.cluster, folded.cores)
             add_exchange(
-                engine, self.plans(ranks), StepCosts(cluster, self.codec),
+                engine, plans, StepCosts(folded.cluster, self.codec),
                 elements, frame_bytes=self.frame_bytes,
-                frames_in_flight=FRAMES_IN_FLIGHT, ranks=ranks)
+                frames_in_flight=FRAMES_IN_FLIGHT, ranks=ranks,
+                period=folded.period)
             engine.run()
             self._known[ranks, elements] = ExchangeTime(
                 engine.seconds, engine.link_seconds, engine.rank_seconds)
@@ -182,7 +185,8 @@ def doubled(cluster: Cluster, cores: Cores) -> tuple[Cluster, Cores]:
 
     Rank r's thread is rank ``count + r``.
     """
+    full = cores.full or (1.0,) * (max(cores.pools) + 1)
     return (dataclasses.replace(cluster, hosts=(*cluster.hosts,
                                                 *cluster.hosts)),
             Cores((*cores.pools, *cores.pools), cores.single,
-                  tuple(2 * full for full in cores.full)))
+                  tuple(2 * each for each in full)))

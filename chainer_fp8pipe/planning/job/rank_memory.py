@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..partition.cuts import CutProblem, evaluate
+from ..partition.cuts import CutProblem, rank_bytes
 from ..partition.partition_plan import ends_of
 from .configuration import Configuration
 from .exchange_memory import exchange_bytes
@@ -52,8 +52,9 @@ class MemoryModel:
             2.0 + model.optimizer_arrays, 'auto',
             overhead=self._profile.overhead)
         # With the cut's own recomputation.
-        found = evaluate(intervals, task, ends_of(cut.cuts, intervals.starts),
-                         cut.recompute).predicted.memory
+        _, found = rank_bytes(intervals, task,
+                              ends_of(cut.cuts, intervals.starts),
+                              cut.recompute)
         names: list[list[str]] = [[] for _ in range(cut.stages)]
         for name, chunk in cut.homes().items():
             names[chunk % cut.stages].append(name)

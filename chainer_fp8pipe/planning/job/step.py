@@ -2,24 +2,26 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...mpi.placement import place
-from ...pipeline.schedules.schedule import make_schedule
 from ..cores import Cores
 from ..engine import Compute, Engine, EngineAction, Program, Receive, Signal
-from ..partition.cuts import chunk_costs
+from ..partition.cuts import CutProblem, chunk_costs
 from ..partition.partition_plan import ends_of
 from ..schedules.simulator import Costs, add_pipeline
 from .configuration import Configuration
 from .exchanges import Exchange, doubled
+from .folding import fold
 from .job_profile import Figure, JobProfile
 from .model_costs import ModelCosts, Pass
 
-#: Steps that are simulated where one step's exchange goes on in the next.
-_STEPS = 3
+#: Steps that are simulated where one step's exchange goes on in the next: the
+#: second waits for all of the first's, and so do all that follow.
+_STEPS = 2
 #: Seconds in which Python packs and unpacks a message between stages.
 _PACKING = 5e-5
 
@@ -50,6 +52,7 @@ class StepModel:
         self.profile, self.batch = profile, batch
         self.costs = ModelCosts(profile.model)
         self._slowest = max(profile.speeds, default=1.0)
+        self._known: dict[Any, tuple[float, float]] = {}
 
     def predict(self, configuration: Configuration) -> StepPrediction:
         """The step of a configuration.
@@ -118,8 +121,8 @@ class StepModel:
     def _pipeline(self, configuration: Configuration) -> dict[str, float]:
         cut, model = configuration.cut, self.profile.model
         assert cut is not None
+        computed, passes = self._passes(configuration)
         grid = place(self.profile.network.hosts, configuration.stages).ranks
-        computed, passes = self._pipeline_run(configuration, grid, False)
         whole, _ = (self._pipeline_run(configuration, grid, True)
                     if configuration.replicas > 1 else (computed, passes))
         elements = self.stage_elements(configuration)
@@ -135,8 +138,45 @@ class StepModel:
 
     def seconds_of_passes(self, configuration: Configuration) -> float:
         """Seconds of a pipeline's passes, without exchange and update."""
-        grid = place(self.profile.network.hosts, configuration.stages).ranks
-        return self._pipeline_run(configuration, grid, False)[0]
+        return self._passes(configuration)[0]
+
+    def _passes(self, configuration: Configuration) -> tuple[float, float]:
+        cut, replicas = configuration.cut, configuration.replicas
+        assert cut is not None
+        key = (cut.cuts, cut.recompute, cut.schedule, cut.stages,
+               cut.micro_batches, replicas)
+        if key not in self._known:      # the same for all codecs
+            self._known[key] = self._pipeline_run(configuration, place(
+                self.profile.network.hosts, configuration.stages).ranks,
+                False)
+        return self._known[key]
+
+    def least_seconds(self, stages: int, replicas: int, micro_batches: int,
+                      chunks: int) -> float:
+        """Seconds that no pipeline's passes fall below, wherever it is cut.
+
+        All cores compute all the time, each a fair share.
+        """
+        model, parts = self.profile.model, stages * chunks
+        intervals = self.costs.intervals(
+            self.batch / (replicas * micro_batches))
+        ghosts = model.ghost.value * len(model.calls) * (1 - 1 / parts)
+        ends_meet = 2 * (parts - 1) / parts
+        fixed = ghosts + model.micro_batch.value + 2 * _PACKING * ends_meet
+        work = float(intervals.forward[-1] + intervals.backward[-1])
+        return micro_batches * (work / stages + chunks * fixed
+                                ) / self._per_rank()
+
+    def _per_rank(self) -> float:
+        """Seconds of the processor that a rank gets per second, on average.
+
+        While all ranks compute, which none does faster than alone.
+        """
+        cores = self.profile.cores
+        return statistics.fmean(
+            1 / max(cores.single, cores.slowdown(pool, size))
+            for pool, size in Counter(cores.pools).items()
+            for _ in range(size))
 
     def _pipeline_run(self, configuration: Configuration,
                       grid: Sequence[Sequence[int]], exchanges: bool
@@ -152,23 +192,26 @@ class StepModel:
             intervals, ends, cut.recompute, cut.schedule == 'zero_bubble'),
             ends)
         crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
-        schedule = make_schedule(cut.schedule, cut.stages,
-                                 cut.micro_batches, cut.chunks)
-        cluster = profile.network.cluster()
-        engine = Engine(cluster, profile.cores)
+        schedule = CutProblem(cut.stages, cut.micro_batches, cut.schedule,
+                              cut.chunks).steps()
+        exchange = Exchange(profile, configuration) if exchanges else None
+        folded = fold(profile, grid, [exchange.plans(row) for row in grid]
+                      if exchange else ())
+        engine = Engine(folded.cluster, folded.cores)
         programs: dict[int, Program] = {}
-        for column in zip(*grid, strict=True):
+        for column in list(zip(*grid, strict=True))[:folded.period]:
             programs.update(zip(column, add_pipeline(
                 engine, schedule, costs, crossing, ranks=column),
                 strict=True))
         added = list(programs.values())
-        if exchanges:
-            exchange = Exchange(profile, configuration)
+        if exchange:
             for row, elements in zip(grid, self.stage_elements(configuration),
                                      strict=True):
                 if elements:
-                    added += exchange.add(engine, cluster, row, elements,
-                                          [programs[rank] for rank in row])
+                    added += exchange.add(
+                        engine, folded.cluster, row, elements,
+                        [programs[rank] for rank in row[:folded.period]],
+                        period=folded.period)
         engine.run()
         busy: dict[int, float] = defaultdict(float)
         for span in engine.spans:       # as long as shared cores make it
@@ -243,16 +286,17 @@ class _OverlapRun:
                        for names in self._figures.buckets]
         self._passes = passes
         self._after = profile.model.update.value + profile.model.rest.value
-        cluster, cores = doubled(profile.network.cluster(), profile.cores)
+        exchange = Exchange(profile, configuration)
+        everybody = range(self._count)
+        folded = fold(profile, [everybody], [exchange.plans(everybody)])
+        cluster, cores = doubled(folded.cluster, folded.cores)
         self._engine = Engine(cluster, cores)
         self._segments()
         self._steps = _STEPS if defers else 1
         self._ends: dict[int, list[float]] = {}
-        exchange = Exchange(profile, configuration)
+        ranks = everybody[:folded.period]
         mains = [self._engine.add(rank, self._computes(
-            rank, profile.speeds[rank] if profile.speeds else 1.0))
-            for rank in range(self._count)]
-        ranks = range(self._count)
+            rank, folded.speeds[rank])) for rank in ranks]
         order = self._order(exchange, cores)
         chunks = max(4, 96 // max(len(order), 1))
         for step in range(self._steps):
@@ -262,12 +306,13 @@ class _OverlapRun:
                 starts = [self._engine.add(self._count + rank, self._start(
                     rank, step, bucket, before)) for rank in ranks]
                 lanes = exchange.add(
-                    self._engine, cluster, ranks, self._sizes[bucket], starts,
-                    [self._count + rank for rank in ranks], chunks)
+                    self._engine, cluster, everybody, self._sizes[bucket],
+                    starts, [self._count + rank for rank in everybody],
+                    chunks, folded.period)
                 for lane in lanes:
                     self._engine.add(lane.rank, self._end(
                         lane.rank - self._count, step, bucket), lane)
-                self._lanes = len(lanes) // self._count
+                self._lanes = len(lanes) // len(ranks)
         self._engine.run()
         self.seconds = self._steady(mains)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
-from ..schedules.simulator import Costs, Link, simulate
+from ..schedules.simulator import Costs, Link, step_time
 from ..sizes import said_bytes
 from .intervals import Intervals
 from .partition_plan import Predicted
@@ -95,13 +95,21 @@ class CutProblem:
         A micro-batch is live from its forward pass to the end of its
         backward pass.
         """
-        now, most = [0] * self.parts, [0] * self.parts
-        for actions in self.steps().actions:
-            for kind, _, chunk in actions:
-                now[chunk] += kind is Kind.FORWARD
-                most[chunk] = max(most[chunk], now[chunk])
-                now[chunk] -= kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
-        return most
+        return list(_live(self.schedule, self.stages, self.micro_batches,
+                          self.chunks))
+
+
+@functools.lru_cache(maxsize=16)
+def _live(*schedule: Any) -> tuple[int, ...]:
+    """See :meth:`CutProblem.live`."""
+    steps = _schedule(*schedule)
+    now, most = ([0] * (steps.last_chunk + 1) for _ in range(2))
+    for actions in steps.actions:
+        for kind, _, chunk in actions:
+            now[chunk] += kind is Kind.FORWARD
+            most[chunk] = max(most[chunk], now[chunk])
+            now[chunk] -= kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    return tuple(most)
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,22 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int],
         ends: Index after the last atom of each chunk.
         recompute: Which chunks run forward twice; None: as the task says.
     """
+    again, memory = rank_bytes(intervals, task, ends, recompute)
+    costs = chunk_costs(intervals, ends, again, task.defers)
+    crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
+    seconds = step_time(task.steps(), costs, Link(
+        task.wire.latency, task.wire.bandwidth, crossing))
+    return Cut(tuple(ends), again, Predicted(
+        seconds, tuple(map(sum, costs)), memory, tuple(crossing)))
+
+
+def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
+               recompute: Sequence[bool] | None = None
+               ) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+    """Which chunks run forward twice, and the bytes of each rank.
+
+    The arguments are those of :func:`evaluate`.
+    """
     starts = [0, *ends[:-1]]
     again: list[bool] = []
     parts: list[list[_Bytes]] = [[] for _ in range(task.stages)]
@@ -162,14 +186,8 @@ def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int],
                     and plain.most > _share(task))))
         again.append(repeat)
         parts[chunk % task.stages].append(short if repeat else plain)
-    costs = chunk_costs(intervals, ends, again, task.defers)
-    crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
-    line = simulate(task.steps(), costs, Link(
-        task.wire.latency, task.wire.bandwidth, crossing))
-    return Cut(tuple(ends), tuple(again), Predicted(
-        line.step_time, tuple(map(sum, costs)),
-        tuple(task.overhead + _of_rank(chunks) for chunks in parts),
-        tuple(crossing)))
+    return tuple(again), tuple(task.overhead + _of_rank(chunks)
+                               for chunks in parts)
 
 
 def chunk_costs(intervals: Intervals, ends: Sequence[int],
