@@ -10,7 +10,7 @@ from .job_profile import CodecFigures
 #: has so many.
 FEW = 64
 #: What communicators do without being told otherwise.
-FRAME_BYTES, FRAMES_IN_FLIGHT = 3 << 13, 6
+FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
 
 #: Bytes of an element on the wire, by the communicator's name.
 WIRE_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}

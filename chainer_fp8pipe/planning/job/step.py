@@ -13,6 +13,7 @@ from ..engine import Compute, Engine, EngineAction, Program, Receive, Signal
 from ..partition.cuts import CutProblem, chunk_costs
 from ..partition.partition_plan import ends_of
 from ..schedules.simulator import Costs, add_pipeline
+from .codec_choice import BUCKET_BYTES, seconds_beside
 from .configuration import Configuration
 from .exchanges import Exchange, doubled
 from .folding import fold
@@ -94,13 +95,15 @@ class StepModel:
         return (exchange.seconds(range(self.profile.ranks),
                                  self.profile.model.elements).seconds
                 + self._beside_exchange(configuration,
-                                        len(self.profile.model.parameters)))
+                                        len(self.profile.model.parameters),
+                                        self.profile.model.elements))
 
-    def _beside_exchange(self, configuration: Configuration, tensors: int
-                         ) -> float:
-        """Agreement, waking up, and Python for each tensor."""
-        figures = self.profile.codecs[configuration.codec]
-        return figures.update.value + (tensors - 1) * figures.tensor.value
+    def _beside_exchange(self, configuration: Configuration, tensors: int,
+                         elements: int) -> float:
+        """Agreement, waking up, and Python for each tensor and bucket."""
+        return seconds_beside(
+            self.profile.codecs[configuration.codec], tensors,
+            max(1, 4 * elements // BUCKET_BYTES))
 
     def _overlapped(self, configuration: Configuration) -> dict[str, float]:
         """Buckets leave while the backward pass goes on."""
@@ -108,7 +111,8 @@ class StepModel:
         defers = configuration.overlap == 'next_forward'
         run = _OverlapRun(self, configuration, passes, defers)
         seconds = run.seconds + self._beside_exchange(
-            configuration, len(self.profile.model.parameters))
+            configuration, len(self.profile.model.parameters),
+            self.profile.model.elements)
         model = self.profile.model
         parts = {'forward and backward': self._together(passes.seconds),
                  'update': self._together(model.update.value),
@@ -130,7 +134,8 @@ class StepModel:
         exchange = whole - computed
         if configuration.replicas > 1:
             exchange += self._beside_exchange(
-                configuration, len(model.parameters) // configuration.stages)
+                configuration, len(model.parameters) // configuration.stages,
+                model.elements // configuration.stages)
         return {'forward and backward': passes,
                 'waiting for stages': max(computed - passes, 0.0),
                 'exchange': exchange, 'update': self._together(update),
