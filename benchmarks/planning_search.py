@@ -56,7 +56,7 @@ def main() -> None:
     print(describe())
     print(f'{options.calls} calls, {profile.model.elements:,} parameters, '
           f'{options.hosts} hosts x {options.each} ranks')
-    print(f'{"memory":>10}{"seconds":>10}{"looked at":>11}{"simulated":>11}  '
+    print(f'{"memory":>10}{"seconds":>10}{"processor":>11}{"looked at":>11}{"simulated":>11}  '
           'the choice')
     whole = 4.0 * profile.model.elements
     rows = [_row(profile, memory, options)
@@ -71,20 +71,21 @@ def _row(profile: JobProfile, memory: float | None,
          options: argparse.Namespace) -> dict[str, Any]:
     wanted = Wanted(_SAMPLES * profile.ranks, memory)
     watch = cProfile.Profile()
-    start = time.perf_counter()
+    start, begin = time.perf_counter(), time.process_time()
     if options.profile:
         watch.enable()
     choices = Choices(profile, wanted)
     best = choices.best
     watch.disable()
     seconds = time.perf_counter() - start
+    processor = time.process_time() - begin
     print(f'{said_bytes(memory) if memory else "no limit":>10}'
-          f'{seconds:>10.1f}{choices.looked_at:>11}{choices.simulated:>11}  '
+          f'{seconds:>10.1f}{processor:>11.1f}{choices.looked_at:>11}{choices.simulated:>11}  '
           f'{best.configuration}, {best.seconds * 1e3:.4g} ms', flush=True)
     if options.profile:
         pstats.Stats(watch).sort_stats('cumulative').print_stats(
             options.profile)
-    return {'memory': memory, 'seconds': seconds,
+    return {'memory': memory, 'seconds': seconds, 'processor': processor,
             'looked_at': choices.looked_at, 'simulated': choices.simulated,
             'choice': best.configuration.as_dict(),
             'predicted': best.seconds}

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...mpi.placement import divisors
 from ..partition.cuts import Cut, CutProblem, DoesNotFit, Wire, best_cut
@@ -30,6 +30,9 @@ _ALGORITHMS = 'direct', 'ring', 'torus2d'
 _OVERLAPS: tuple[bool | str, ...] = False, True, 'next_forward'
 #: Cuts of a factorisation that are tried with replicas' exchanges.
 _CUTS = 3
+#: What may be faster than the best of its kind by less than this share is not
+#: simulated, unless it may be the fastest of all.
+_NEAR = 0.02
 #: Micro-batches of a pipeline, as multiples of its stages, and with how many a
 #: cut is searched for.
 _MULTIPLES, _ENOUGH = (1, 2, 4, 8), 2
@@ -81,7 +84,8 @@ class Choices:
         wanted: What the user asks for.
 
     Attributes:
-        candidates: The fastest first; of each kind at least the best.
+        candidates: The fastest first; of each kind at least one that is not
+            slower than the best by more than a small share.
         looked_at: How many configurations there are.
         simulated: How many of these were simulated.
     """
@@ -91,7 +95,7 @@ class Choices:
         self.model = StepModel(profile, wanted.batch)
         self.memory = MemoryModel(profile, self.model.costs)
         self.looked_at = self.simulated = 0
-        self._exchanges: dict[Any, float] = {}
+        self._known: dict[str, float] = {}  # the fewest seconds of each kind
         found: list[Candidate] = []
         for stages in divisors(profile.ranks):
             if not wanted.stages or stages in wanted.stages:
@@ -118,9 +122,9 @@ class Choices:
         if batch < count:
             return [_impossible(Configuration(count), f'a batch of {batch} '
                                 f'has no sample for each of {count} ranks')]
-        plain = [Configuration(count, codec=codec, algorithm=algorithm)
-                 for codec, algorithm in self._ways(count)]
-        found = [self._checked(one) for one in plain]
+        found = self._tried([
+            Configuration(count, codec=codec, algorithm=algorithm)
+            for codec, algorithm in self._ways(count)])
         possible = [one for one in found if one.step]
         if count == 1 or not possible:
             return found
@@ -131,9 +135,9 @@ class Choices:
             best = min((one for one in possible
                         if one.configuration.codec == codec),
                        key=lambda one: one.seconds)
-            for overlap in _OVERLAPS[1:]:
-                found.append(self._checked(dataclasses.replace(
-                    best.configuration, overlap=overlap)))
+            found += self._tried([
+                dataclasses.replace(best.configuration, overlap=overlap)
+                for overlap in _OVERLAPS[1:]])
         return found
 
     def _ways(self, replicas: int) -> Iterator[tuple[str, str]]:
@@ -159,23 +163,16 @@ class Choices:
         if not cuts:
             return [_impossible(Configuration(replicas, stages, stages),
                                 reasons[0] if reasons else 'no cut')]
-        found = []
-        for number, cut in enumerate(cuts):
-            plain = Configuration(replicas, stages, cut.micro_batches, cut)
-            ways = (self._ways(replicas) if not number
-                    else [(self.wanted.codecs[0], 'direct')])
-            found += [self._checked(dataclasses.replace(
-                plain, codec=codec, algorithm=algorithm))
-                for codec, algorithm in ways]
-        if replicas > 1 and len(cuts) > 1:
-            best = min(found[:-len(cuts) + 1] or found,
-                       key=lambda one: one.seconds).configuration
-            found = [one for one in found
-                     if one.configuration.cut is cuts[0]]
-            found += [self._checked(dataclasses.replace(
-                best, cut=cut, micro_batches=cut.micro_batches))
-                for cut in cuts[1:]]
-        return found
+        plain = Configuration(replicas, stages, cuts[0].micro_batches,
+                              cuts[0])
+        found = self._tried([
+            dataclasses.replace(plain, codec=codec, algorithm=algorithm)
+            for codec, algorithm in self._ways(replicas)])
+        best = min(found, key=lambda one: one.seconds, default=None)
+        return found + self._tried([
+            dataclasses.replace(best.configuration if best else plain,
+                                cut=cut, micro_batches=cut.micro_batches)
+            for cut in cuts[1:]])
 
     def _cuts(self, stages: int, replicas: int
               ) -> tuple[list[PartitionPlan], list[str]]:
@@ -184,15 +181,17 @@ class Choices:
         reasons: list[str] = []
         share = self.wanted.batch // replicas
         ways = [
-            (self.model.least_seconds(stages, replicas, stages * multiple,
-                                      _CHUNKS.get(schedule, 1)),
+            (self.model.least_of_passes(stages, replicas, stages * multiple,
+                                        _CHUNKS.get(schedule, 1)),
              stages * multiple, schedule)
             for multiple, schedule in itertools.product(
                 _MULTIPLES, _SCHEDULES)
             if stages * multiple <= share and (
                 schedule != 'gpipe' or multiple <= 2)]
-        for bound, micro_batches, schedule in sorted(ways):
-            if len(found) >= _CUTS and bound > sorted(found)[_CUTS - 1][0]:
+        # Without replicas, the seconds of passes say which cut is best.
+        enough = _CUTS if replicas > 1 else 1
+        for least, micro_batches, schedule in sorted(ways):
+            if len(found) >= enough and least > sorted(found)[enough - 1][0]:
                 self.looked_at += 1
                 continue
             try:
@@ -218,8 +217,9 @@ class Choices:
         # live, except with gpipe, which has no more.
         task = CutProblem(
             stages, min(micro_batches, _ENOUGH * stages), schedule,
-            _CHUNKS.get(schedule, 1), self._limit(replicas), 2.0 + self.profile.model.optimizer_arrays,
-            'auto', self._wire(), self.profile.overhead)
+            _CHUNKS.get(schedule, 1), self._limit(replicas),
+            2.0 + self.profile.model.optimizer_arrays, 'auto', self._wire(),
+            self.profile.overhead)
         cut: Cut = best_cut(intervals, task)
         plan = PartitionPlan(
             self.profile.model.order,
@@ -247,9 +247,22 @@ class Choices:
 
     # --- one candidate -------------------------------------------------------
 
-    def _checked(self, configuration: Configuration) -> Candidate:
-        """Predicts memory first, and the step only where it fits."""
-        self.looked_at += 1
+    def _tried(self, configurations: Sequence[Configuration]
+               ) -> list[Candidate]:
+        """Those of the configurations that may be the best of a kind."""
+        found = []
+        for one in configurations:
+            self.looked_at += 1
+            candidate = self._checked(one)
+            if candidate is not None:
+                found.append(candidate)
+        return found
+
+    def _checked(self, configuration: Configuration) -> Candidate | None:
+        """Predicts memory first, and the step only where it fits.
+
+        None: the step is known to be too slow.
+        """
         memory = self.memory.bytes_of(configuration, self.wanted.batch)
         limit = self.wanted.memory
         if limit is not None and max(memory) > limit:
@@ -257,29 +270,49 @@ class Choices:
                 f'needs {said_bytes(max(memory), up=True)} on the fullest '
                 f'rank, {said_bytes(max(memory) - limit, up=True)} too much'))
         try:
+            if self._is_too_slow(configuration):
+                return None
             self.simulated += 1
-            return Candidate(configuration,
-                             self.model.predict(configuration), memory)
+            found = Candidate(configuration,
+                              self.model.predict(configuration), memory)
         except ValueError as error:
             return Candidate(configuration, None, memory, str(error))
+        for kind in ('', *kinds_of(configuration)):
+            self._known[kind] = min(self._known.get(kind, math.inf),
+                                    found.seconds)
+        return found
+
+    def _is_too_slow(self, configuration: Configuration) -> bool:
+        """Whether a configuration is known not to be the best of a kind.
+
+        That is, neither the fastest of all nor faster by more than a small
+        share than what is known of its kinds.
+        """
+        least = self.model.least_seconds(configuration)
+        return least >= self._known.get('', math.inf) and all(
+            least >= (1 - _NEAR) * self._known.get(kind, math.inf)
+            for kind in kinds_of(configuration))
 
 
 def _impossible(configuration: Configuration, reason: str) -> Candidate:
     return Candidate(configuration, None, (), reason)
 
 
+def kinds_of(way: Configuration) -> list[str]:
+    """What a configuration is: layout, codec, algorithm, schedule."""
+    names = [f'{way.stages} x {way.replicas}']
+    if way.replicas > 1:
+        names += [way.codec, way.algorithm, f'overlap={way.overlap!r}']
+    if way.cut is not None:
+        names += [way.cut.schedule, f'{way.micro_batches} micro-batches']
+    return names
+
+
 def kinds(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-    """The best of each kind: layout, codec, algorithm, overlap, schedule."""
+    """The best of each kind, see :func:`kinds_of`."""
     found: dict[str, Candidate] = {}
     for one in candidates:
-        way = one.configuration
-        names = [f'{way.stages} x {way.replicas}']
-        if way.replicas > 1:
-            names += [way.codec, way.algorithm,
-                      f'overlap={way.overlap!r}']
-        if way.cut is not None:
-            names += [way.cut.schedule, f'{way.micro_batches} micro-batches']
-        for name in names:
+        for name in kinds_of(one.configuration):
             if name not in found or one.seconds < found[name].seconds:
                 found[name] = one
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...allreduce.plan import Opcode, Plan
 from ...mpi.placement import divisors
@@ -33,10 +33,11 @@ class FoldedCluster(Cluster):
 
     def route(self, source: int, target: int) -> tuple[Hop, ...]:
         """The links from a rank that has programs to any rank."""
-        return tuple(
-            hop._replace(link=('in', self.stands_in[hop.link[1]]))
-            if hop.link[0] == 'in' else hop     # type: ignore[index]
-            for hop in super().route(source, target))
+        ports: dict[Any, Any] = {
+            ('in', host): ('in', other)
+            for host, other in self.stands_in.items()}
+        return tuple(hop._replace(link=ports.get(hop.link, hop.link))
+                     for hop in super().route(source, target))
 
 
 class Fold(NamedTuple):

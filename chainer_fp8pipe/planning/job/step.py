@@ -15,7 +15,7 @@ from ..partition.partition_plan import ends_of
 from ..schedules.simulator import Costs, add_pipeline
 from .codec_choice import BUCKET_BYTES, seconds_beside
 from .configuration import Configuration
-from .exchanges import Exchange, doubled
+from .exchanges import Exchange, ExchangeTime, doubled
 from .folding import fold
 from .job_profile import Figure, JobProfile
 from .model_costs import ModelCosts, Pass
@@ -23,6 +23,9 @@ from .model_costs import ModelCosts, Pass
 #: Steps that are simulated where one step's exchange goes on in the next: the
 #: second waits for all of the first's, and so do all that follow.
 _STEPS = 2
+#: Of an exchange's figures, which shorter ones have given, the part that is
+#: sure.
+_SURE = 0.98
 #: Seconds in which Python packs and unpacks a message between stages.
 _PACKING = 5e-5
 
@@ -54,6 +57,7 @@ class StepModel:
         self.costs = ModelCosts(profile.model)
         self._slowest = max(profile.speeds, default=1.0)
         self._known: dict[Any, tuple[float, float]] = {}
+        self._exchanges: dict[Any, Exchange] = {}
 
     def predict(self, configuration: Configuration) -> StepPrediction:
         """The step of a configuration.
@@ -75,6 +79,32 @@ class StepModel:
             Figure(sum(parts.values()), self._spread(configuration, parts)),
             parts)
 
+    def least_seconds(self, configuration: Configuration) -> float:
+        """Seconds that the step does not fall below, found quickly.
+
+        Of replicas without overlap, passes and update alone; with overlap,
+        what the busiest link, and a rank with its exchange's thread, need.
+        Of a pipeline, all but the exchange, of which passes hide nothing.
+        """
+        model = self.profile.model
+        beside = (0.0 if configuration.replicas == 1
+                  else self._beside_exchange(configuration))
+        if configuration.cut is not None:
+            return self.seconds_of_passes(configuration) + beside + sum(
+                self._after_pipeline(configuration).values())
+        computes = (self.costs.plain(self.batch / configuration.replicas
+                                     ).seconds
+                    + model.update.value + model.rest.value)
+        least = self._together(computes)
+        if configuration.overlap and configuration.replicas > 1:
+            time = self._exchange_time(configuration)
+            cores = self.profile.cores
+            least = max(least, _SURE * time.link, max(
+                max(cores.single / 2, cores.slowdown(pool, size))
+                for pool, size in Counter(cores.pools).items()
+            ) * (computes + _SURE * time.rank))
+        return least + beside
+
     # --- replicas only -------------------------------------------------------
 
     def _in_a_row(self, configuration: Configuration) -> dict[str, float]:
@@ -91,28 +121,36 @@ class StepModel:
     def _exchange(self, configuration: Configuration) -> float:
         if configuration.replicas == 1:
             return 0.0
-        exchange = Exchange(self.profile, configuration)
-        return (exchange.seconds(range(self.profile.ranks),
-                                 self.profile.model.elements).seconds
-                + self._beside_exchange(configuration,
-                                        len(self.profile.model.parameters),
-                                        self.profile.model.elements))
+        return (self._exchange_time(configuration).seconds
+                + self._beside_exchange(configuration))
 
-    def _beside_exchange(self, configuration: Configuration, tensors: int,
-                         elements: int) -> float:
+    def _exchange_time(self, configuration: Configuration) -> ExchangeTime:
+        """Of all gradients, while no rank computes."""
+        return self.exchange(configuration).seconds(
+            range(self.profile.ranks), self.profile.model.elements)
+
+    def exchange(self, configuration: Configuration) -> Exchange:
+        """The configuration's; the same for equal communicators."""
+        key = (configuration.codec, configuration.algorithm,
+               tuple(sorted(configuration.options.items())))
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(self.profile, configuration)
+        return self._exchanges[key]
+
+    def _beside_exchange(self, configuration: Configuration) -> float:
         """Agreement, waking up, and Python for each tensor and bucket."""
+        model, stages = self.profile.model, configuration.stages
         return seconds_beside(
-            self.profile.codecs[configuration.codec], tensors,
-            max(1, 4 * elements // BUCKET_BYTES))
+            self.profile.codecs[configuration.codec],
+            len(model.parameters) // stages,
+            max(1, 4 * model.elements // stages // BUCKET_BYTES))
 
     def _overlapped(self, configuration: Configuration) -> dict[str, float]:
         """Buckets leave while the backward pass goes on."""
         passes = self.costs.plain(self.batch / configuration.replicas)
         defers = configuration.overlap == 'next_forward'
         run = _OverlapRun(self, configuration, passes, defers)
-        seconds = run.seconds + self._beside_exchange(
-            configuration, len(self.profile.model.parameters),
-            self.profile.model.elements)
+        seconds = run.seconds + self._beside_exchange(configuration)
         model = self.profile.model
         parts = {'forward and backward': self._together(passes.seconds),
                  'update': self._together(model.update.value),
@@ -123,22 +161,23 @@ class StepModel:
     # --- pipelines -----------------------------------------------------------
 
     def _pipeline(self, configuration: Configuration) -> dict[str, float]:
-        cut, model = configuration.cut, self.profile.model
-        assert cut is not None
         computed, passes = self._passes(configuration)
         grid = place(self.profile.network.hosts, configuration.stages).ranks
         whole, _ = (self._pipeline_run(configuration, grid, True)
                     if configuration.replicas > 1 else (computed, passes))
-        elements = self.stage_elements(configuration)
-        update = model.update.value * max(elements) / max(model.elements, 1)
         exchange = whole - computed
         if configuration.replicas > 1:
-            exchange += self._beside_exchange(
-                configuration, len(model.parameters) // configuration.stages,
-                model.elements // configuration.stages)
+            exchange += self._beside_exchange(configuration)
         return {'forward and backward': passes,
                 'waiting for stages': max(computed - passes, 0.0),
-                'exchange': exchange, 'update': self._together(update),
+                'exchange': exchange, **self._after_pipeline(configuration)}
+
+    def _after_pipeline(self, configuration: Configuration
+                        ) -> dict[str, float]:
+        model = self.profile.model
+        share = max(self.stage_elements(configuration)) / max(
+            model.elements, 1)
+        return {'update': self._together(model.update.value * share),
                 'other': self._together(model.rest.value + model.step.value)}
 
     def seconds_of_passes(self, configuration: Configuration) -> float:
@@ -156,8 +195,8 @@ class StepModel:
                 False)
         return self._known[key]
 
-    def least_seconds(self, stages: int, replicas: int, micro_batches: int,
-                      chunks: int) -> float:
+    def least_of_passes(self, stages: int, replicas: int, micro_batches: int,
+                        chunks: int) -> float:
         """Seconds that no pipeline's passes fall below, wherever it is cut.
 
         All cores compute all the time, each a fair share.
@@ -199,7 +238,7 @@ class StepModel:
         crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
         schedule = CutProblem(cut.stages, cut.micro_batches, cut.schedule,
                               cut.chunks).steps()
-        exchange = Exchange(profile, configuration) if exchanges else None
+        exchange = self.exchange(configuration) if exchanges else None
         folded = fold(profile, grid, [exchange.plans(row) for row in grid]
                       if exchange else ())
         engine = Engine(folded.cluster, folded.cores)
@@ -291,7 +330,7 @@ class _OverlapRun:
                        for names in self._figures.buckets]
         self._passes = passes
         self._after = profile.model.update.value + profile.model.rest.value
-        exchange = Exchange(profile, configuration)
+        exchange = model.exchange(configuration)
         everybody = range(self._count)
         folded = fold(profile, [everybody], [exchange.plans(everybody)])
         cluster, cores = doubled(folded.cluster, folded.cores)
