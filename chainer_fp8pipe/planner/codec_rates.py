@@ -99,7 +99,7 @@ def operation_rates(comm: MPI.Comm, name: str, budget: float
     found: list[Mapping[str, float]] = []
     start = time.perf_counter()
     try:
-        bench.seconds()                 # touches the memory
+        raise_together(comm, bench.seconds)     # touches the memory
         while len(found) < _FEWEST or len(found) < _MOST and comm.bcast(
                 time.perf_counter() - start < budget):
             wait_until(comm.Ibarrier().Test)
@@ -183,15 +183,16 @@ class _Bench:
             prescale=executor.prescale(self._codec) if encodes else None,
             decodes=encodes))
         total, before = numpy.zeros(2), self._clock()
-        wall, own = time.perf_counter(), time.thread_time()
+        own = time.thread_time()
         while not bucket.finished:
             executor.advance()
-            last, wall = wall, time.perf_counter()
             began, own = own, time.thread_time()
             found, before = before, self._clock()
-            # Of what other processes had of the core, all sections lose a
-            # part: a sweep does the same to some frames.
-            total += (before - found) * min((own - began) / (wall - last), 1)
+            sections = before - found
+            # The executor's clock is one on the wall: it goes on while other
+            # processes have the core.
+            total += sections * min((own - began) / max(sections.sum(), 1e-9),
+                                    1.0)
         writing, reading = total / SIZE
         return float(writing), float(reading)
 

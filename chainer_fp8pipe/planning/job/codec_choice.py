@@ -10,7 +10,7 @@ from .job_profile import CodecFigures
 #: has so many.
 FEW = 64
 #: What communicators do without being told otherwise.
-FRAME_BYTES, FRAMES_IN_FLIGHT = 3 << 13, 6
+FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
 
 #: Bytes of an element on the wire, by the communicator's name.
 WIRE_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
@@ -64,3 +64,19 @@ def codec_costs(figures: CodecFigures, name: str, algorithm: str,
         wire, SUM_BYTES[form], add=rates['accumulate'],
         add_partial=rates['add_partial'], add_own=rates['accumulate'],
         pack=rates['pack'], mean=rates['mean'], **beside)
+
+
+def seconds_beside(figures: CodecFigures, tensors: int, buckets: int = 1,
+                   known: float = 0.0) -> float:
+    """Seconds of an update beside its exchange, by Python and agreement.
+
+    Args:
+        figures: Of the communicator.
+        tensors: Whose gradients are exchanged.
+        buckets: Into which they are divided.
+        known: What the simulation of an exchange of :data:`FEW` elements
+            takes: so much of an update is in every simulated exchange.
+    """
+    return (max(figures.update.value - known, 0.0)
+            + (tensors - 1) * figures.tensor.value
+            + (buckets - 1) * figures.bucket.value)

@@ -98,11 +98,14 @@ class CodecFigures:
         update: Seconds of the mean of a few elements of one tensor:
             agreement, waking up, Python.
         tensor: Seconds that each further tensor adds.
+        bucket: Seconds that each further bucket adds, into which gradients
+            are divided.
     """
 
     rates: Mapping[str, Figure]
     update: Figure = Figure(0.0)
     tensor: Figure = Figure(0.0)
+    bucket: Figure = Figure(0.0)
 
 
 @dataclass(frozen=True)

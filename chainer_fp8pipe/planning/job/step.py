@@ -13,6 +13,7 @@ from ..engine import Compute, Engine, EngineAction, Program, Receive, Signal
 from ..partition.cuts import CutProblem, chunk_costs
 from ..partition.partition_plan import ends_of
 from ..schedules.simulator import Costs, add_pipeline
+from .codec_choice import BUCKET_BYTES, seconds_beside
 from .configuration import Configuration
 from .exchanges import Exchange, ExchangeTime, doubled
 from .folding import fold
@@ -137,12 +138,12 @@ class StepModel:
         return self._exchanges[key]
 
     def _beside_exchange(self, configuration: Configuration) -> float:
-        """Agreement, waking up, and Python for each tensor."""
-        figures = self.profile.codecs[configuration.codec]
-        tensors = (len(self.profile.model.parameters)
-                   // configuration.stages)
-        return figures.update.value + max(
-            tensors - 1, 0) * figures.tensor.value
+        """Agreement, waking up, and Python for each tensor and bucket."""
+        model, stages = self.profile.model, configuration.stages
+        return seconds_beside(
+            self.profile.codecs[configuration.codec],
+            len(model.parameters) // stages,
+            max(1, 4 * model.elements // stages // BUCKET_BYTES))
 
     def _overlapped(self, configuration: Configuration) -> dict[str, float]:
         """Buckets leave while the backward pass goes on."""

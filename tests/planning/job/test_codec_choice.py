@@ -3,6 +3,7 @@ from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.job.codec_choice import (
     codec_costs,
     form_of_sums,
+    seconds_beside,
 )
 from chainer_fp8pipe.planning.job.job_profile import CodecFigures, Figure
 
@@ -38,3 +39,10 @@ def test_mpi_is_given_wires_that_are_encoded_and_sums_in_them():
 def test_sums_of_fp8_travel_in_float16_by_default():
     assert [form_of_sums(name) for name in ('fp8', 'float16', 'float32')] == [
         'float16', 'float32', 'wire']
+
+
+def test_tensors_and_buckets_add_to_what_is_not_simulated():
+    figures = CodecFigures({}, Figure(10.0), Figure(2.0), Figure(3.0))
+    assert seconds_beside(figures, 1) == 10
+    assert seconds_beside(figures, 5, 3, known=4.0) == 6 + 4 * 2 + 2 * 3
+    assert seconds_beside(figures, 1, known=11.0) == 0
