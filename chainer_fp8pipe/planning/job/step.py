@@ -338,6 +338,7 @@ class _OverlapRun:
         self._segments()
         self._steps = _STEPS if defers else 1
         self._ends: dict[int, list[float]] = {}
+        self._lanes: dict[int, int] = {}        # of each bucket
         ranks = everybody[:folded.period]
         mains = [self._engine.add(rank, self._computes(
             rank, folded.speeds[rank])) for rank in ranks]
@@ -356,7 +357,7 @@ class _OverlapRun:
                 for lane in lanes:
                     self._engine.add(lane.rank, self._end(
                         lane.rank - self._count, step, bucket), lane)
-                self._lanes = len(lanes) // len(ranks)
+                self._lanes[bucket] = len(lanes) // len(ranks)
         self._engine.run()
         self.seconds = self._steady(mains)
 
@@ -444,7 +445,7 @@ class _OverlapRun:
 
     def _arrived(self, rank: int, step: int, bucket: int
                  ) -> Iterator[EngineAction]:
-        for _ in range(self._lanes):
+        for _ in range(self._lanes[bucket]):
             yield Receive(('done', rank, step, bucket))
 
     def _start(self, rank: int, step: int, bucket: int,
