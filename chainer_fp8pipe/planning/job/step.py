@@ -126,8 +126,9 @@ class StepModel:
 
     def _exchange_time(self, configuration: Configuration) -> ExchangeTime:
         """Of all gradients, while no rank computes."""
-        return self.exchange(configuration).seconds(
-            range(self.profile.ranks), self.profile.model.elements)
+        exchange = self.exchange(configuration)
+        return exchange.seconds(exchange.by_hosts(),
+                                self.profile.model.elements)
 
     def exchange(self, configuration: Configuration) -> Exchange:
         """The configuration's; the same for equal communicators."""
@@ -331,7 +332,7 @@ class _OverlapRun:
         self._passes = passes
         self._after = profile.model.update.value + profile.model.rest.value
         exchange = model.exchange(configuration)
-        everybody = range(self._count)
+        everybody = exchange.by_hosts()
         folded = fold(profile, [everybody], [exchange.plans(everybody)])
         cluster, cores = doubled(folded.cluster, folded.cores)
         self._engine = Engine(cluster, cores)
@@ -394,7 +395,7 @@ class _OverlapRun:
             return by_end
         # Of the final ones, that which forward needs first.
         total = sum(self._sizes)
-        whole = exchange.seconds(range(self._count), total).seconds
+        whole = exchange.seconds(exchange.by_hosts(), total).seconds
         slow = max(cores.slowdown(pool, cores.pools.count(pool) // 2)
                    for pool in set(cores.pools))
         order: list[int] = []
