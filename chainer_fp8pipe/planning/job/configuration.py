@@ -5,10 +5,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...pipeline.schedules.schedule import make_schedule
 from ..partition.partition_plan import PartitionPlan, load_plan
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact'}
+#: What a configuration may say.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    'codec': tuple(ACCURACY),
+    'algorithm': ('direct', 'ring', 'torus2d', 'mpi_op'),
+    'overlap': (False, True, 'next_forward')}
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,14 @@ def configuration_of(data: Mapping[str, Any]) -> Configuration:
     found = Configuration(**{**data, 'cut': cut, 'options': options})
     for name in 'replicas', 'stages', 'micro_batches':
         value = getattr(found, name)
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ValueError(f'{name} must be a number of at least 1, not '
                              f'{value!r}')
+    for name, known in _CHOICES.items():
+        value = getattr(found, name)
+        if value not in known:
+            raise ValueError(f'{name} must be one of '
+                             f'{", ".join(map(repr, known))}, not {value!r}')
     if (found.stages > 1) != (cut is not None):
         raise ValueError(f'{found.stages} stages need '
                          + ('a cut' if found.stages > 1 else 'no cut'))
@@ -101,6 +112,8 @@ def configuration_of(data: Mapping[str, Any]) -> Configuration:
             f'the cut is for {cut.stages} stages and {cut.micro_batches} '
             f'micro-batches, the plan for {found.stages} and '
             f'{found.micro_batches}')
+    if cut is not None:         # which must be possible
+        make_schedule(cut.schedule, cut.stages, cut.micro_batches, cut.chunks)
     return found
 
 

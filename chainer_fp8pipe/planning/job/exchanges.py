@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -99,6 +100,17 @@ class Exchange:
         hosts = self._profile.network.hosts
         return plans_of(self._configuration.algorithm, self._options,
                         tuple(hosts[rank] for rank in ranks))
+
+    def by_hosts(self) -> list[int]:
+        """All ranks; host by host where this changes nothing but numbers."""
+        hosts, given = self._profile.network.hosts, self._options
+        ranks, sizes = range(len(hosts)), Counter(hosts)
+        if (len(set(sizes.values())) > 1 or len(sizes) in (1, len(hosts))
+                or {'shape', 'two_level'} & {name for name, _ in given}):
+            return list(ranks)
+        # Plans of two levels are made of nodes, in this order.
+        order = list(sizes)
+        return sorted(ranks, key=lambda rank: order.index(hosts[rank]))
 
     @property
     def frame_bytes(self) -> int:

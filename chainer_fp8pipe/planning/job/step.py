@@ -126,8 +126,9 @@ class StepModel:
 
     def _exchange_time(self, configuration: Configuration) -> ExchangeTime:
         """Of all gradients, while no rank computes."""
-        return self.exchange(configuration).seconds(
-            range(self.profile.ranks), self.profile.model.elements)
+        exchange = self.exchange(configuration)
+        return exchange.seconds(exchange.by_hosts(),
+                                self.profile.model.elements)
 
     def exchange(self, configuration: Configuration) -> Exchange:
         """The configuration's; the same for equal communicators."""
@@ -331,13 +332,14 @@ class _OverlapRun:
         self._passes = passes
         self._after = profile.model.update.value + profile.model.rest.value
         exchange = model.exchange(configuration)
-        everybody = range(self._count)
+        everybody = exchange.by_hosts()
         folded = fold(profile, [everybody], [exchange.plans(everybody)])
         cluster, cores = doubled(folded.cluster, folded.cores)
         self._engine = Engine(cluster, cores)
         self._segments()
         self._steps = _STEPS if defers else 1
         self._ends: dict[int, list[float]] = {}
+        self._lanes: dict[int, int] = {}        # of each bucket
         ranks = everybody[:folded.period]
         mains = [self._engine.add(rank, self._computes(
             rank, folded.speeds[rank])) for rank in ranks]
@@ -356,7 +358,7 @@ class _OverlapRun:
                 for lane in lanes:
                     self._engine.add(lane.rank, self._end(
                         lane.rank - self._count, step, bucket), lane)
-                self._lanes = len(lanes) // len(ranks)
+                self._lanes[bucket] = len(lanes) // len(ranks)
         self._engine.run()
         self.seconds = self._steady(mains)
 
@@ -393,7 +395,7 @@ class _OverlapRun:
             return by_end
         # Of the final ones, that which forward needs first.
         total = sum(self._sizes)
-        whole = exchange.seconds(range(self._count), total).seconds
+        whole = exchange.seconds(exchange.by_hosts(), total).seconds
         slow = max(cores.slowdown(pool, cores.pools.count(pool) // 2)
                    for pool in set(cores.pools))
         order: list[int] = []
@@ -444,7 +446,7 @@ class _OverlapRun:
 
     def _arrived(self, rank: int, step: int, bucket: int
                  ) -> Iterator[EngineAction]:
-        for _ in range(self._lanes):
+        for _ in range(self._lanes[bucket]):
             yield Receive(('done', rank, step, bucket))
 
     def _start(self, rank: int, step: int, bucket: int,

@@ -228,8 +228,9 @@ class _Tables:
         plain = _not_empty(intervals.seconds() + 2 * self._traffic)
         if task.recompute is True:
             plain = plain + forward
-        self._costs = [self._limited(plain, forward, live)
-                       for live in task.live()]
+        tables = {live: self._limited(plain, forward, live)
+                  for live in set(task.live())}
+        self._costs = [tables[live] for live in task.live()]
 
     def candidates(self) -> list[tuple[int, ...]]:
         """Cuts that may be the best."""
@@ -371,7 +372,8 @@ def least_memory(intervals: Intervals, task: CutProblem) -> float:
         return math.inf
     ways = ((False, True) if task.recompute == 'auto'
             else (task.recompute is True,))
-    return task.overhead + task.chunks * _least_maximum([
-        _not_empty(numpy.min([_bytes(intervals, task, live, way)
-                              for way in ways], axis=0))
-        for live in task.live()])
+    tables = {live: _not_empty(numpy.min([
+        _bytes(intervals, task, live, way) for way in ways], axis=0))
+        for live in set(task.live())}
+    return task.overhead + task.chunks * _least_maximum(
+        [tables[live] for live in task.live()])
