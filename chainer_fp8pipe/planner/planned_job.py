@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..planning.sizes import parse_bytes
 from . import own_memory
 from .codec_rates import measure_codecs
 from .links import measure_network
+from .message_costs import measure_local_messages
 from .model_figures import Example, measure_model
 from .plan_file import read_plan
 
@@ -219,6 +221,12 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         max(1, wanted.batch // comm.size // 4), copies)
     say('measuring the links between the ranks')
     network = measure_network(comm)
+    if not network.between_hosts:
+        # Messages of compiled code, which keep a rank busy for less time.
+        local = measure_local_messages(comm)
+        if local is not None:
+            network = dataclasses.replace(
+                network, message_cost=local.message, byte_cost=local.byte)
     say(f'measuring {", ".join(wanted.codecs)} exchanges')
     codecs = measure_codecs(comm, wanted.codecs)
     remarks = (('no pipeline, as the model cannot be cut: '
