@@ -192,13 +192,17 @@ def _checked(data: Any) -> JobPlan:
         raise ValueError(f'a plan of format {data["format"]!r}; this version '
                          f'reads format {_FORMAT}')
     choice = configuration_of(data['choice'])
-    ranks = int(data['ranks'])
+    ranks, batch = data['ranks'], data['batch']
+    for name, value in ('ranks', ranks), ('batch', batch):
+        if type(value) is not int or value < 1:
+            raise ValueError(f'{name} must be a number of at least 1, not '
+                             f'{value!r}')
     if choice.stages * choice.replicas != ranks:
         raise ValueError(f'{choice.stages} stages x {choice.replicas} '
                          f'replicas are not {ranks} ranks')
     predicted = data['predicted']
     return JobPlan(
-        choice, ranks, int(data['batch']), dict(data['model']),
+        choice, ranks, batch, dict(data['model']),
         data['memory_limit'], float(predicted['seconds']),
         float(predicted['spread']), dict(predicted['parts']),
         tuple(predicted['memory']),

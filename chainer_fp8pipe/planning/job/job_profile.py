@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -206,20 +207,27 @@ class JobProfile:
 
         Hosts go on as they began: as many ranks on each, and as many cores.
         """
+        if count == self.ranks:
+            return self
         hosts, pools = self.network.hosts, self.cores.pools
         each = max(hosts.count(host) for host in set(hosts))
         single_host = len(set(hosts)) == 1
         new_hosts = tuple(
             0 if single_host else rank // each for rank in range(count))
-        if len(set(pools)) == 1:
-            full = (self.cores.full or (1.0,))[0]
-            # Twice the ranks on as many cores take twice as long.
-            cores = Cores((0,) * count, self.cores.single,
-                          (max(full * count / len(pools), 1.0),))
-        else:
-            cores = Cores(new_hosts, self.cores.single, (
-                statistics.mean(self.cores.full or (1.0,)),)
-                * len(set(new_hosts)))
+        # The pools of a host's ranks, one after the other.
+        local = [pool for pool, host in zip(pools, hosts, strict=True)
+                 if host == hosts[0]]
+        names = list(dict.fromkeys(local))
+        new_pools = (0,) * count if len(set(pools)) == 1 else tuple(
+            host * len(names) + names.index(local[rank % len(local)])
+            for rank, host in enumerate(new_hosts))
+        # Twice the ranks on as many cores take twice as long.
+        each_full = (statistics.mean(self.cores.full or (1.0,))
+                     * len(set(pools)) / len(pools))
+        sizes = Counter(new_pools)
+        cores = Cores(new_pools, self.cores.single, tuple(
+            max(each_full * sizes[pool], 1.0)
+            for pool in range(max(sizes) + 1)))
         return dataclasses.replace(
             self, network=dataclasses.replace(self.network, hosts=new_hosts),
             cores=cores, speeds=())

@@ -65,8 +65,14 @@ class ModelCosts:
             one, other = getattr(large, name), getattr(small, name)
             if one.shape != other.shape:
                 other = one * (self.figures.few / self.figures.samples)
-            setattr(found, name, numpy.maximum(
-                self._line(one, other, samples), 0.0))
+            line = self._line(one, other, samples)
+            if name in _SUMS:       # of which no call's part is negative
+                line = numpy.maximum(numpy.diff(line, prepend=0.0),
+                                     0.0).cumsum()
+            setattr(found, name, numpy.maximum(line, 0.0))
+        found.weights = numpy.minimum(
+            numpy.diff(found.weights, prepend=0.0),
+            numpy.diff(found.backward, prepend=0.0)).cumsum()
         found.update = large.largest * self.figures.update_temporary
         return found
 
@@ -76,7 +82,9 @@ class ModelCosts:
         large = Intervals(one.calls, one.order, parameters)
         if one.few == one.samples:
             return large, large
-        return large, Intervals(one.calls_few, one.order, parameters)
+        return large, Intervals(
+            one.calls_few, one.order, parameters,
+            one.calls if len(one.calls) == len(one.calls_few) else None)
 
     def _line(self, large: Any, small: Any, samples: float) -> Any:
         """The value at ``samples`` on the line through both."""

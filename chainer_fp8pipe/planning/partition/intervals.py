@@ -28,6 +28,8 @@ class Intervals:
         calls: Of the trace.
         order: Of the parameters.
         parameters: By path.
+        like: As many calls, of the same model; their seconds decide which
+            atoms are joined where there are too many.  None: ``calls``.
 
     Attributes:
         starts: The position of each atom's first call.
@@ -50,10 +52,11 @@ class Intervals:
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
-                 parameters: Mapping[str, Parameter]) -> None:
+                 parameters: Mapping[str, Parameter],
+                 like: Sequence[Call] | None = None) -> None:
         place = positions(calls, order)
         rows = sorted(range(len(calls)), key=lambda number: place[number])
-        atoms = _coarse(_atoms(calls, rows, place), calls)
+        atoms = _coarse(_atoms(calls, rows, place), like or calls)
         self.starts = [place[atom[0]] for atom in atoms]
         self.count = len(atoms)
         inside = [[calls[number] for number in atom] for atom in atoms]
