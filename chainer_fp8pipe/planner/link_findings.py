@@ -54,8 +54,9 @@ def rates_of(size: int, seconds: Iterable[Sequence[float]]) -> list[float]:
     """
     shorts, longs = zip(*seconds, strict=True)
     short = statistics.median(shorts)
-    # The difference is two thirds of the longer time, or more.
-    return [2 * size / max(long - short, 2 * long / 3) for long in longs]
+    # The difference is two thirds of the longer time, or more, but for the
+    # beginning.  If it is much less, all smaller loads were disturbed.
+    return [2 * size / max(long - short, long / 2) for long in longs]
 
 
 def ports(rounds: Iterable[Rates]) -> dict[int, Port]:
