@@ -56,8 +56,8 @@ def main() -> None:
     print(describe())
     print(f'{options.calls} calls, {profile.model.elements:,} parameters, '
           f'{options.hosts} hosts x {options.each} ranks')
-    print(f'{"memory":>10}{"seconds":>10}{"processor":>11}{"looked at":>11}{"simulated":>11}  '
-          'the choice')
+    print(f'{"memory":>10}{"seconds":>10}{"processor":>11}{"looked at":>11}'
+          f'{"simulated":>11}  the choice')
     whole = 4.0 * profile.model.elements
     rows = [_row(profile, memory, options)
             for memory in (None, 2.5 * whole)]
@@ -80,7 +80,8 @@ def _row(profile: JobProfile, memory: float | None,
     seconds = time.perf_counter() - start
     processor = time.process_time() - begin
     print(f'{said_bytes(memory) if memory else "no limit":>10}'
-          f'{seconds:>10.1f}{processor:>11.1f}{choices.looked_at:>11}{choices.simulated:>11}  '
+          f'{seconds:>10.1f}{processor:>11.1f}{choices.looked_at:>11}'
+          f'{choices.simulated:>11}  '
           f'{best.configuration}, {best.seconds * 1e3:.4g} ms', flush=True)
     if options.profile:
         pstats.Stats(watch).sort_stats('cumulative').print_stats(

@@ -3,14 +3,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
 from ..communicators.options import make_options
-from ..pipeline.schedules.schedule import make_schedule
-from ..planning.job.configuration import ACCURACY, Configuration
+from ..planning.job.configuration import Configuration
 from ..planning.job.job_plan import JobPlan, load_job_plan
 
 _REMEDY = ('correct it, or make the plan again: '
@@ -107,19 +105,15 @@ def read_together(comm: MPI.Comm, path: str) -> JobPlan:
 def check_choice(plan: JobPlan) -> None:
     """Raises ValueError if a plan's choice cannot be carried out."""
     choice = plan.choice
-    if choice.codec not in ACCURACY:
-        raise ValueError(f'choice.codec must be one of {", ".join(ACCURACY)}, '
-                         f'not {choice.codec!r}')
     for name in 'algorithm', 'overlap':
         if name in choice.options:
             raise ValueError(f'choice.options has {name!r}, which is '
                              f'choice.{name}')
-    if choice.algorithm == 'aggregator':
-        raise ValueError(
-            "choice.algorithm must not be 'aggregator', as ranks that sum "
-            'for others are no replicas')
-    _say_where('choice.algorithm, overlap and options', lambda: make_options(
-        choice.codec, choice.communicator_options()))
+    try:
+        make_options(choice.codec, choice.communicator_options())
+    except ValueError as error:
+        raise ValueError('choice.algorithm, overlap and options: '
+                         f'{error}') from None
     rows, columns = choice.options.get('shape', (0, 0))
     if (rows, columns) != (0, 0) and rows * columns != choice.replicas:
         raise ValueError(f'choice.options.shape is {rows} x {columns}, but '
@@ -135,20 +129,11 @@ def check_choice(plan: JobPlan) -> None:
 def _check_cut(plan: JobPlan) -> None:
     cut = plan.choice.cut
     assert cut is not None
-    _say_where('choice.cut.schedule', lambda: make_schedule(
-        cut.schedule, cut.stages, cut.micro_batches, cut.chunks))
     for group in cut.order:
         for name in group:
             if name not in plan.model:
                 raise ValueError(f'choice.cut.order has {name}, which is no '
                                  'parameter of the model')
-
-
-def _say_where(where: str, action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except ValueError as error:
-        raise ValueError(f'{where}: {error}') from None
 
 
 def _check_fields(data: dict[str, Any]) -> None:

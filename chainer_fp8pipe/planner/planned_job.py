@@ -1,8 +1,8 @@
 """``plan``: measures a job, chooses how to run it, and sets that up."""
 from __future__ import annotations
 
-import sys
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 

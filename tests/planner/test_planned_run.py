@@ -154,7 +154,7 @@ REFUSED = [
      replicas(1, model=_SHAPES), 'run it without --pipeline and --plan'),
     ('', replicas(2), 'plan.json: the plan is for 2 ranks, and there are 1; '
      'start so many, or make a plan for 1'),
-    ('', replicas(1, codec='fp9'), "choice.codec must be one of"),
+    ('', replicas(1, codec='fp9'), "codec must be one of"),
 ]
 
 
