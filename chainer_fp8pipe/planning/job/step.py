@@ -84,7 +84,7 @@ class StepModel:
 
         Of replicas without overlap, passes and update alone; with overlap,
         what the busiest link, and a rank with its exchange's thread, need.
-        Of a pipeline, all but the exchange, of which passes hide nothing.
+        Of a pipeline, all but the exchange.
         """
         model = self.profile.model
         beside = (0.0 if configuration.replicas == 1
@@ -98,11 +98,13 @@ class StepModel:
         least = self._together(computes)
         if configuration.overlap and configuration.replicas > 1:
             time = self._exchange_time(configuration)
-            cores = self.profile.cores
-            least = max(least, _SURE * time.link, max(
-                max(cores.single / 2, cores.slowdown(pool, size))
-                for pool, size in Counter(cores.pools).items()
-            ) * (computes + _SURE * time.rank))
+            # A rank and its thread both compute, at half of this speed.
+            _, cores = doubled(self.profile.network.cluster(),
+                               self.profile.cores)
+            shared = max(cores.slowdown(pool, size) / 2
+                         for pool, size in Counter(cores.pools).items())
+            least = max(least, _SURE * time.link,
+                        shared * (computes + _SURE * time.rank))
         return least + beside
 
     # --- replicas only -------------------------------------------------------
