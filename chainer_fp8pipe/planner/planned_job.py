@@ -23,11 +23,11 @@ from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
 from ..planning.job.job_profile import JobProfile
 from ..planning.sizes import parse_bytes
 from . import own_memory
-from .codec_rates import measure_codecs
-from .links import measure_network
-from .message_costs import measure_local_messages
+from .codec.codec_rates import measure_codecs
+from .codec.message_costs import measure_local_messages
 from .model_figures import Example, measure_model
-from .plan_file import read_plan
+from .network.links import measure_network
+from .scripts.plan_file import read_plan
 
 
 class PlannedJob:

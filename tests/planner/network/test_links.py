@@ -4,7 +4,7 @@ import math
 from unittest import mock
 
 from chainer_fp8pipe.planner import links
-from chainer_fp8pipe.planner.links import measure_network
+from chainer_fp8pipe.planner.network.links import measure_network
 from chainer_fp8pipe.planning.job.job_profile import Figure, NetworkFigures
 
 import pytest
@@ -17,7 +17,8 @@ LITTLE = 0.5            # seconds
 @contextlib.contextmanager
 def hosts(*numbers):
     """As if ranks were on these hosts."""
-    with mock.patch.object(links, 'nodes_of', lambda comm: list(numbers)):
+    with mock.patch.object(links, 'nodes_of',
+                           return_value=list(numbers)):
         yield
 
 

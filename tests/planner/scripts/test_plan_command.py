@@ -2,7 +2,7 @@
 import os
 import re
 
-from chainer_fp8pipe.planner.plan_file import read_plan
+from chainer_fp8pipe.planner.scripts.plan_file import read_plan
 
 import pytest
 

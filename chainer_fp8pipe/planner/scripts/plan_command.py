@@ -9,9 +9,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..planning.job.configuration import ACCURACY
-from ..planning.sizes import parse_bytes
-from ..training.unmodified import launch, only_rank_0_prints
+from ...planning.job.configuration import ACCURACY
+from ...planning.sizes import parse_bytes
+from ...training.unmodified import launch, only_rank_0_prints
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """

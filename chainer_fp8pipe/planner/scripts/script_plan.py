@@ -14,22 +14,22 @@ from chainermn.optimizers import (
 )
 from mpi4py import MPI
 
-from ..chains import nested
-from ..communicators import create_communicator
-from ..communicators.options import FAMILIES
-from ..intercept.training_objects import Originals
-from ..mpi.broadcast import broadcast_arrays
-from ..planning.job.configuration import ACCURACY
-from ..training.unmodified import (
+from ...chains import nested
+from ...communicators import create_communicator
+from ...communicators.options import FAMILIES
+from ...intercept.training_objects import Originals
+from ...mpi.broadcast import broadcast_arrays
+from ...planning.job.configuration import ACCURACY
+from ...training.unmodified import (
     Refusal,
     check_updater,
     initialise,
     refuse_together,
     refusing,
 )
-from ..training.unmodified.checks import check_loss
-from .model_figures import Example
-from .planned_job import PlannedJob, plan
+from ...training.unmodified.checks import check_loss
+from ..model_figures import Example
+from ..planned_job import PlannedJob, plan
 
 _TITLE = 'a plan'
 
