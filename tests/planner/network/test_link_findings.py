@@ -1,7 +1,7 @@
 import random
 import statistics
 
-from chainer_fp8pipe.planner import link_findings as findings
+from chainer_fp8pipe.planner.network import link_findings as findings
 from chainer_fp8pipe.planner.network.link_findings import Port
 from chainer_fp8pipe.planner.network.link_rounds import ring_rounds
 from chainer_fp8pipe.planning.clock import Clock
