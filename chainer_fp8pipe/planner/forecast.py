@@ -22,8 +22,8 @@ from .codec.codec_rates import measure_codecs
 from .model_figures import Example, measure_model
 from .network.links import measure_network
 
-#: In which codecs are measured.
-_SECONDS = 3.0
+#: In which codecs, and what messages cost, are measured.
+_SECONDS, _OF_LINKS = 3.0, 1.0
 #: Algorithms and options of communicators that the prediction knows, and
 #: options that change no time.
 _ALGORITHMS = 'direct', 'ring', 'torus2d'
@@ -152,7 +152,7 @@ def _measured(comm: MPI.Comm, model: Any, example: Example, optimizer: Any,
     """What :func:`.planned_job.measure` does, in less time."""
     figures, cores, speeds = measure_model(
         comm, model, example, optimizer, max(1, example.samples // 4), True)
-    return JobProfile(measure_network(comm), cores,
+    return JobProfile(measure_network(comm, _OF_LINKS), cores,
                       measure_codecs(comm, codecs, _SECONDS), figures, speeds)
 
 

@@ -144,9 +144,9 @@ def _behind(one: ChunkSeconds, other: ChunkSeconds) -> float:
 def _side_by_side(lanes: Sequence[_Lane], flight: int) -> float:
     """Seconds of as many chunks as there may be, and of the others.
 
-    After the first ones, chunks begin when others end.  Long chains keep them
-    side by side for all that; the share by which they do is read off
-    simulations.
+    After the first ones, chunks begin when others end.  For all that they
+    stay side by side, by a share of which is read off simulations: the longer
+    the chain, and the less of what is busiest is used without.
     """
     count = max(lane.count for lane in lanes)
     flight = min(flight, count)
@@ -154,11 +154,25 @@ def _side_by_side(lanes: Sequence[_Lane], flight: int) -> float:
                        for chunk in lane.chunks(flight)])
     left = max(summed((1, lane.loads(count, flight))
                       for lane in lanes).values())
-    steps = max(lane.full.steps for lane in lanes)
-    share = max(steps - _SHORT, 0) / (steps + _SHORT)
     chunks = max(lane.size for lane in lanes)
     still = max(first * (chunks - flight) / flight - left, 0.0)
-    return first + left + share * still
+    seconds = first + left + still * _share(lanes, flight)
+    if flight < count <= 2 * flight:
+        # The last chunk begins when one of the first ends.
+        ends = first - (2 * flight - count) * sum(
+            lane.full.stagger for lane in lanes)
+        return max(seconds, ends + max(lane.last.alone for lane in lanes))
+    return seconds
+
+
+def _share(lanes: Sequence[_Lane], flight: int) -> float:
+    """By how much later chunks stay side by side, from 0 to 1."""
+    steps = max(lane.full.steps for lane in lanes)
+    load = max(summed((1, lane.full.loads) for lane in lanes).values())
+    alone = max(lane.full.alone for lane in lanes)
+    waiting = alone / (flight * load) if alone < flight * load else 1.0
+    return max((steps - _SHORT) / (steps + _SHORT),
+               waiting ** 2 * steps / (steps + 6))
 
 
 def _together(chunks: Sequence[ChunkSeconds]) -> float:
