@@ -131,23 +131,20 @@ def trunk(together: Sequence[Rates], alone: Sequence[Rates]
     return min(totals, key=_value) if totals else None
 
 
-def burst(rate: float, size: int, seconds: Iterable[Sequence[float]]
-          ) -> float:
+def burst(rate: float, size: int, short: float, long: float) -> float:
     """Bytes that a link passes at once after it was idle: a token bucket.
 
     Args:
         rate: Bytes per second that it passes later.
         size: Bytes of a load.
-        seconds: In each repeat, of a short message and of the load, each
-            after the link was idle.
+        short: Seconds of a short message after the link was idle.
+        long: Seconds of the load after the link was idle.
 
     Returns:
         Bytes; up to ``size``, where the burst is larger.  0 if they are no
         more than the link passes while the short message takes, which is
         what cannot be told from none.
     """
-    # What else the machine does only ever adds to a time.
-    short, long = map(min, zip(*seconds, strict=True))
     found = size - rate * (long - short)
     return found if found > rate * short else 0.0
 

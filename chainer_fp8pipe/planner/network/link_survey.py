@@ -27,11 +27,11 @@ from .timed_messages import (
 )
 
 _LEAST, _MOST = 1 << 16, 1 << 30    # bytes of a load
-_BURST = 1 << 19        # bytes, more than a few of most links' bursts
+_BURST = 1 << 18        # bytes of the first load by which a burst is told
 _ENOUGH = 20e-3         # seconds of a load: clocks and cores disturb by less
 _TOO_LONG = 0.25        # seconds of the slowest message of a load
 _TRIES = 3              # of a load that takes too long
-_MANY_BURSTS = 3        # that a load has at least
+_MANY_BURSTS = 2        # that a load has at least
 _REPEATS = 7
 _PINGS = 15             # of which the fastest counts
 _SMALL = Load(1 << 10, 1)       # less than what links pass at once
@@ -112,25 +112,29 @@ class LinkSurvey:
                     or [math.nan])
         load = self._load(timed)
         found = self._repeat(part / 2, lambda: [
-            *timed(load), *timed(load.times(3))])
+            seconds for one in (load, load.times(3))
+            for seconds in timed(one, _LEAST_IDLE)])
         rates = {message: rates_of(load.size, found[:, message[0]].tolist())
                  for message in messages}
-        # The fastest of each load: nothing else had the core.
-        rate = statistics.median(
-            rates_of(load.size, [found[:, source].min(0).tolist()])[0]
-            for source, _ in messages)
+        # By the fastest of each load: nothing else had the core.
+        best = {source: rates_of(load.size,
+                                 [found[:, source].min(0).tolist()])[0]
+                for source, _ in messages}
 
         def burst_by(size: int, repeats: int) -> float:
             found = self._repeat(part / 2, lambda: [
                 *timed(_SMALL, _LEAST_IDLE), *timed(Load.of(size))], repeats)
+            short, long = numpy.nanmin(found[..., 0]), found[..., 1].min(0)
             return statistics.median(
-                burst(rate, Load.of(size).size, found[:, source].tolist())
-                for source, _ in messages)
+                burst(best[source], Load.of(size).size, float(short),
+                      float(long[source])) for source, _ in messages)
         size = _BURST
         while _MANY_BURSTS * burst_by(size, 2) > size and size < _MOST:
             size *= 2
-        self._burst = burst_by(size, _REPEATS)
-        self._idle = min(max(1.5 * self._burst / rate, _LEAST_IDLE), _IDLE)
+        self._burst = burst_by(size, 2 * _REPEATS)
+        self._idle = min(max(
+            1.5 * self._burst / statistics.median(best.values()),
+            _LEAST_IDLE), _IDLE)
         return rates, self._burst
 
     def rates(self, rounds: Sequence[Round], members: Sequence[int],

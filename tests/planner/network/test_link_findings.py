@@ -54,19 +54,19 @@ def test_a_disturbed_short_load_does_not_make_a_link_fast():
 @given(st.floats(1e6, 1e8), st.floats(1e-6, 1e-4), st.floats(1e5, 1e6))
 def test_the_burst_is_that_of_the_token_bucket(rate, latency, burst):
     times = [seconds_of(size, rate, latency, burst) for size in (1, 4e6)]
-    found = findings.burst(rate, 4e6, [times, [2 * time for time in times]])
+    found = findings.burst(rate, 4e6, *times)
     assert found == pytest.approx(burst, rel=1e-3)
 
 
 def test_a_link_without_a_bucket_has_no_burst():
     times = [seconds_of(size, 1e8, 1e-4) for size in (1, 4e6)]
-    assert findings.burst(1e8, 4e6, [times]) == 0
-    assert findings.burst(1e8, 4e6, [(times[0], 1.1 * times[1])]) == 0
+    assert findings.burst(1e8, 4e6, *times) == 0
+    assert findings.burst(1e8, 4e6, times[0], 1.1 * times[1]) == 0
 
 
 def test_a_load_within_the_burst_gives_its_own_size():
     times = [seconds_of(size, 1e8, 1e-4, 1e7) for size in (1, 4e6)]
-    assert findings.burst(1e8, 4e6, [times]) == pytest.approx(4e6)
+    assert findings.burst(1e8, 4e6, *times) == pytest.approx(4e6)
 
 
 @pytest.mark.parametrize('hosts', [3, 4, 5, 8, 13])

@@ -17,8 +17,7 @@ LITTLE = 0.5            # seconds
 @contextlib.contextmanager
 def hosts(*numbers):
     """As if ranks were on these hosts."""
-    with mock.patch.object(links, 'nodes_of',
-                           return_value=list(numbers)):
+    with mock.patch.object(links, 'nodes_of', return_value=list(numbers)):
         yield
 
 
