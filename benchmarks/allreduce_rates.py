@@ -10,7 +10,7 @@ import os
 import time
 
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.planner.codec_rates import operation_rates
+from chainer_fp8pipe.planner.codec.codec_rates import operation_rates
 from chainer_fp8pipe.planning.job.codec_choice import FRAME_BYTES
 
 import numpy

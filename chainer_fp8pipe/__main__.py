@@ -17,8 +17,8 @@ from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
 from .pipeline.schedules.schedule import SCHEDULES
-from .planner.plan_command import add_plan
-from .planner.planned_run import planned_run
+from .planner.scripts.plan_command import add_plan
+from .planner.scripts.planned_run import planned_run
 from .planning.sizes import parse_bytes
 from .training.unmodified import (
     Options,

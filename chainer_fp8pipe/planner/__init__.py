@@ -1,2 +1,2 @@
-"""Measures a job and carries out what :mod:`~chainer_fp8pipe.planning` chose.
-"""
+"""Measures a job, has :mod:`~chainer_fp8pipe.planning` choose, and carries the
+choice out."""

@@ -18,9 +18,9 @@ from ..planning.job.configuration import ACCURACY, Configuration
 from ..planning.job.job_profile import Figure, JobProfile
 from ..planning.job.step import StepModel, StepPrediction
 from ..planning.partition.calls import Parameter
-from .codec_rates import measure_codecs
-from .links import measure_network
+from .codec.codec_rates import measure_codecs
 from .model_figures import Example, measure_model
+from .network.links import measure_network
 
 #: In which codecs are measured.
 _SECONDS = 3.0

@@ -23,11 +23,14 @@ from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
 from ..planning.job.job_profile import JobProfile
 from ..planning.sizes import parse_bytes
 from . import own_memory
-from .codec_rates import measure_codecs
-from .links import measure_network
-from .message_costs import measure_local_messages
+from .codec.codec_rates import measure_codecs
+from .codec.message_costs import measure_local_messages
 from .model_figures import Example, measure_model
-from .plan_file import read_plan
+from .network.links import measure_network
+from .scripts.plan_file import read_plan
+
+#: Parts of the time for measuring; the rest is for codecs.
+_OF_LINKS, _OF_MESSAGES = 0.55, 0.05
 
 
 class PlannedJob:
@@ -131,6 +134,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
          codecs: Sequence[str] = tuple(ACCURACY),
          stages: Sequence[int] = (), ranks: int | None = None,
+         torus: tuple[int, int] | None = None, budget: float = 16.0,
          show: bool = False) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
@@ -157,6 +161,10 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             the ranks.
         ranks: Plan for so many ranks, as if they were added to these in the
             same way; None: for these.
+        torus: Rows and columns, if the hosts are wired as a torus and
+            numbered row by row; None: around a switch.
+        budget: Seconds in which links and codecs are measured, about; with
+            less time, figures are less certain.
         show: Whether the first rank prints the plan and, on the standard
             error stream, what is being measured.
 
@@ -172,14 +180,15 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     abort_on_exception()
     comm = _mpi(comm)
     found = _checked(comm, model, example, batch, memory, optimizer, codecs,
-                     stages, ranks)
+                     stages, ranks, (torus, budget))
     samples, wanted = found
 
     def say(what: str) -> None:
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(comm, model, samples, wanted, optimizer, say)
+    profile = measure(comm, model, samples, wanted, optimizer, say, torus,
+                      budget)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
@@ -198,7 +207,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
 def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
             optimizer: Any = None,
-            say: Callable[[str], None] = lambda what: None) -> JobProfile:
+            say: Callable[[str], None] = lambda what: None,
+            torus: tuple[int, int] | None = None,
+            budget: float = 16.0) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
@@ -208,6 +219,7 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         wanted: What the user asks for.
         optimizer: That will train the model; None: Adam.
         say: Is told what is being measured.
+        torus, budget: As for :func:`plan`.
     """
     optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
     size = sum(one.size for one in model.params()
@@ -220,15 +232,16 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         comm, model, example, optimizer,
         max(1, wanted.batch // comm.size // 4), copies)
     say('measuring the links between the ranks')
-    network = measure_network(comm)
+    network = measure_network(comm, budget * _OF_LINKS, torus)
     if not network.between_hosts:
         # Messages of compiled code, which keep a rank busy for less time.
-        local = measure_local_messages(comm)
+        local = measure_local_messages(comm, budget * _OF_MESSAGES)
         if local is not None:
             network = dataclasses.replace(
                 network, message_cost=local.message, byte_cost=local.byte)
     say(f'measuring {", ".join(wanted.codecs)} exchanges')
-    codecs = measure_codecs(comm, wanted.codecs)
+    codecs = measure_codecs(comm, wanted.codecs, budget * (
+        1 - _OF_LINKS - _OF_MESSAGES))
     remarks = (('no pipeline, as the model cannot be cut: '
                 + figures.undivided,) if figures.undivided else ())
     overhead = comm.allreduce(own_memory.growth(before), MPI.MAX)
@@ -238,7 +251,7 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
 
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
              memory: Any, optimizer: Any, codecs: Any, stages: Any,
-             ranks: Any) -> tuple[Example, Wanted]:
+             ranks: Any, measuring: tuple[Any, Any]) -> tuple[Example, Wanted]:
     """Checks the arguments, and that they are the same on all ranks."""
     def check() -> tuple[Example, Wanted]:
         if not isinstance(model, chainer.Link):
@@ -257,6 +270,7 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
                                       or value < 1):
                 raise ValueError(f'{name} must be a number of at least 1, '
                                  f'not {value!r}')
+        _check_measuring(*measuring)
         unknown = sorted(set(codecs) - set(ACCURACY))
         if unknown or not codecs:
             raise ValueError(
@@ -273,10 +287,19 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
     found = raise_together(comm, check, error=ValueError)
     agree(comm, Signature({
         'what is asked for': repr(found[1]), 'ranks': repr(ranks),
+        'torus and budget': repr(measuring),
         'the model': repr(shapes_of(model)),
         'the samples of the example': str(found[0].samples)}),
         remedy='Pass the same to plan() on all ranks.')
     return found
+
+
+def _check_measuring(torus: Any, budget: Any) -> None:
+    if not isinstance(budget, (int, float)) or not budget > 0:
+        raise ValueError('budget must be seconds, more than 0, not '
+                         f'{budget!r}')
+    if torus is not None and len(torus) != 2:
+        raise ValueError(f'torus must be rows and columns, not {torus!r}')
 
 
 def _fitting(comm: MPI.Comm, choose: Any) -> Any:

@@ -1,8 +1,10 @@
+import functools
 import json
 
 import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater
-from chainer_fp8pipe.planner.planned_job import PlannedJob, plan
+from chainer_fp8pipe.planner import planned_job
+from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 
 import chainer
@@ -13,6 +15,9 @@ import numpy
 import pytest
 
 from tests.ranks import on_ranks
+
+#: What is measured need not be right here.
+plan = functools.partial(planned_job.plan, budget=0.5)
 
 
 class Net(chainer.Chain):
@@ -128,6 +133,8 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
     refused(comm, r"codecs must be some of .*, not 'fp9'", codecs=['fp9'])
     refused(comm, 'stages=3 does not divide the 2 ranks', stages=[3])
     refused(comm, 'batch must be a number', batch=0)
+    refused(comm, 'budget must be seconds', budget=0)
+    refused(comm, 'torus=.* is no torus of 1 hosts', torus=(2, 2))
     refused(comm, 'is no size', memory='much')
     refused(comm, 'takes a chainer.Link', model=3)
     refused(comm, 'must be a chainer.Optimizer', optimizer='Adam')
@@ -144,4 +151,4 @@ def test_ranks_that_plan_different_jobs_are_told(comm):
 
 
 def test_plan_is_a_public_name():
-    assert chainer_fp8pipe.plan is plan
+    assert chainer_fp8pipe.plan is planned_job.plan

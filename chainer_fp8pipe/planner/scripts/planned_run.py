@@ -11,10 +11,10 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
-from ..communicators import create_communicator
-from ..intercept.training_objects import Originals
-from ..planning.job.job_plan import JobPlan
-from ..training.unmodified import (
+from ...communicators import create_communicator
+from ...intercept.training_objects import Originals
+from ...planning.job.job_plan import JobPlan
+from ...training.unmodified import (
     Options,
     PipelineJob,
     Refusal,
@@ -22,8 +22,8 @@ from ..training.unmodified import (
     launch,
     only_rank_0_prints,
 )
+from ..planned_job import shapes_of
 from .plan_file import read_together
-from .planned_job import shapes_of
 
 #: Of ``run``'s options, what is none of the communicator's or pipeline's.
 _BESIDE = {'script', 'arguments', 'plan', 'call', 'parser'}

@@ -1,7 +1,10 @@
 """Seconds of updates: of few elements, of further tensors and buckets."""
 from chainer_fp8pipe.exchange.buckets import divide
-from chainer_fp8pipe.planner import update_costs
-from chainer_fp8pipe.planner.update_costs import costs_of_few, measure_updates
+from chainer_fp8pipe.planner.codec import update_costs
+from chainer_fp8pipe.planner.codec.update_costs import (
+    costs_of_few,
+    measure_updates,
+)
 from chainer_fp8pipe.planning.job.codec_choice import FEW
 from chainer_fp8pipe.planning.job.job_profile import Figure
 

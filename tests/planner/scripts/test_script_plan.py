@@ -54,8 +54,8 @@ def refusals(tmp_path_factory):
     for folder, (lines, _) in zip(folders, REFUSED, strict=True):
         (folder / 'script.py').write_text(_HEAD + lines)
     return list(zip(run_in_forks(
-        ['plan', '-o', 'plan.json', 'script.py'], folders), folders,
-        strict=True))
+        ['plan', '--seconds', '1', '-o', 'plan.json', 'script.py'], folders),
+        folders,        strict=True))
 
 
 @pytest.mark.parametrize('case', range(len(REFUSED)))
@@ -72,6 +72,6 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
 def test_an_error_of_the_script_is_the_scripts(tmp_path):
     (tmp_path / 'script.py').write_text(
         _HEAD + "raise KeyError('of the script')")
-    done, = run_in_forks(['plan', 'script.py'], [tmp_path])
+    done, = run_in_forks(['plan', '--seconds', '1', 'script.py'], [tmp_path])
     assert done.returncode == 1
     assert "KeyError: 'of the script'" in done.stderr

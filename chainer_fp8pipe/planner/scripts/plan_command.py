@@ -9,9 +9,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..planning.job.configuration import ACCURACY
-from ..planning.sizes import parse_bytes
-from ..training.unmodified import launch, only_rank_0_prints
+from ...planning.job.configuration import ACCURACY
+from ...planning.sizes import parse_bytes
+from ...training.unmodified import launch, only_rank_0_prints
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """
@@ -58,6 +58,12 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         '--ranks', metavar='N', type=_count, help='plan for N ranks, as if '
         'more were added in the same way (default: for these)')
+    parser.add_argument(
+        '--torus', metavar='RxC', type=_torus, help='rows and columns, if '
+        'hosts are wired as a torus, such as 3x4 (default: a switch)')
+    parser.add_argument(
+        '--seconds', metavar='S', type=_seconds, default=16.0,
+        help='for measuring links and codecs (default: 16)')
     parser.add_argument('script', metavar='SCRIPT')
     parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
                         help="the script's own arguments")
@@ -74,7 +80,7 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
         options.parser.error(f'-o: {problem}')
     job = ScriptPlan(comm, options.script, Request(
         options.batch, options.memory, options.codecs, options.ranks,
-        options.output))
+        options.output, options.torus, options.seconds))
 
     def run() -> None:
         # The script would say everything as often as there are ranks.
@@ -119,3 +125,22 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'{text!r} is not 1 or more')
     return int(text)
+
+
+def _torus(text: str) -> tuple[int, int]:
+    rows, cross, columns = text.partition('x')
+    if not (cross and rows.isdigit() and columns.isdigit()
+            and int(rows) * int(columns)):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no torus, such as 3x4')
+    return int(rows), int(columns)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text!r} is no number of seconds')
+    return found

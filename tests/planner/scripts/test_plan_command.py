@@ -2,7 +2,7 @@
 import os
 import re
 
-from chainer_fp8pipe.planner.plan_file import read_plan
+from chainer_fp8pipe.planner.scripts.plan_file import read_plan
 
 import pytest
 
@@ -19,7 +19,8 @@ def run(folder, ranks, command, *arguments):
 
 def test_a_plain_script_is_planned_and_run_as_planned(tmp_path):
     arguments = SCRIPT, '--seed', '1', '--out', 'result'
-    done = run(tmp_path, 2, 'plan', '--codecs', 'float32', '--memory', '1GiB',
+    done = run(tmp_path, 2, 'plan', '--seconds', '1', '--codecs', 'float32',
+               '--memory', '1GiB',
                '-o', 'plan.json', *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('# epoch') == 1
@@ -48,7 +49,8 @@ def test_a_plain_script_is_planned_and_run_as_planned(tmp_path):
 def test_a_chainermn_script_is_planned_with_replicas_and_run(tmp_path):
     (tmp_path / 'train.py').write_text(CHAINERMN)
     arguments = 'train.py', '--epoch', '2'
-    done = run(tmp_path, 2, 'plan', '-o', 'plan.json', *arguments)
+    done = run(tmp_path, 2, 'plan', '--seconds', '1', '-o', 'plan.json',
+               *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count('no pipeline is looked at') == 1
     plan = read_plan(str(tmp_path / 'plan.json'))
@@ -84,7 +86,8 @@ while updater.epoch < 1:
     updater.update()
     chainer.serializers.save_npz('last', optimizer.target)
 ''')
-    done = run(tmp_path, 2, 'plan', '--ranks', '4', '--batch', '20',
+    done = run(tmp_path, 2, 'plan', '--seconds', '1', '--ranks', '4',
+               '--batch', '20',
                '--codecs', 'float32,fp8', '-o', 'plan.json', 'train.py')
     assert done.returncode == 0, done.stderr
     assert 'measuring the model with a batch of 5' in done.stderr
@@ -106,14 +109,14 @@ while updater.epoch < 1:
     (['-o', '.', SCRIPT], '-o: . is a folder'),
     (['missing.py'], 'there is no script missing.py')])
 def test_a_wrong_command_line_is_explained_once(tmp_path, arguments, message):
-    done = run(tmp_path, 2, 'plan', *arguments)
+    done = run(tmp_path, 2, 'plan', '--seconds', '1', *arguments)
     assert done.returncode == 2
     assert done.stderr.count(message) == 1
 
 
 def test_a_job_that_does_not_fit_is_refused_once(tmp_path):
-    done = run(tmp_path, 2, 'plan', '--memory', '10 kB', '--codecs',
-               'float32', SCRIPT)
+    done = run(tmp_path, 2, 'plan', '--seconds', '1', '--memory', '10 kB',
+               '--codecs', 'float32', SCRIPT)
     assert done.returncode == 2
     assert done.stderr.count('no way to run this job fits: ') == 1
     assert 'Traceback' not in done.stderr

@@ -2,8 +2,8 @@
 import math
 import pickle
 
-from chainer_fp8pipe.planner import message_costs
-from chainer_fp8pipe.planner.message_costs import (
+from chainer_fp8pipe.planner.codec import message_costs
+from chainer_fp8pipe.planner.codec.message_costs import (
     _LONG,
     _SHORT,
     _Wire,

@@ -5,8 +5,8 @@ import types
 
 from chainer_fp8pipe.allreduce.plan import Opcode, direct, ring
 from chainer_fp8pipe.allreduce.rank_plan import program
-from chainer_fp8pipe.planner import codec_rates
-from chainer_fp8pipe.planner.codec_rates import (
+from chainer_fp8pipe.planner.codec import codec_rates
+from chainer_fp8pipe.planner.codec.codec_rates import (
     _Bench,
     _rate,
     _to_itself,

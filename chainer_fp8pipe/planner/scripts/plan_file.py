@@ -7,9 +7,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..communicators.options import make_options
-from ..planning.job.configuration import Configuration
-from ..planning.job.job_plan import JobPlan, load_job_plan
+from ...communicators.options import make_options
+from ...planning.job.configuration import Configuration
+from ...planning.job.job_plan import JobPlan, load_job_plan
 
 _REMEDY = ('correct it, or make the plan again: '
            'python -m chainer_fp8pipe plan -o FILE SCRIPT')

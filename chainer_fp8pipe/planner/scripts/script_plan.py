@@ -14,22 +14,22 @@ from chainermn.optimizers import (
 )
 from mpi4py import MPI
 
-from ..chains import nested
-from ..communicators import create_communicator
-from ..communicators.options import FAMILIES
-from ..intercept.training_objects import Originals
-from ..mpi.broadcast import broadcast_arrays
-from ..planning.job.configuration import ACCURACY
-from ..training.unmodified import (
+from ...chains import nested
+from ...communicators import create_communicator
+from ...communicators.options import FAMILIES
+from ...intercept.training_objects import Originals
+from ...mpi.broadcast import broadcast_arrays
+from ...planning.job.configuration import ACCURACY
+from ...training.unmodified import (
     Refusal,
     check_updater,
     initialise,
     refuse_together,
     refusing,
 )
-from ..training.unmodified.checks import check_loss
-from .model_figures import Example
-from .planned_job import PlannedJob, plan
+from ...training.unmodified.checks import check_loss
+from ..model_figures import Example
+from ..planned_job import PlannedJob, plan
 
 _TITLE = 'a plan'
 
@@ -42,6 +42,8 @@ class Request(NamedTuple):
     codecs: tuple[str, ...] = tuple(ACCURACY)
     ranks: int | None = None
     file: str | None = None     # to save the plan in
+    torus: tuple[int, int] | None = None
+    budget: float = 16.0
 
 
 class Planned(SystemExit):
@@ -145,7 +147,9 @@ class ScriptPlan(Originals):
             return plan(model, share, comm, batch=batch,
                         memory=request.memory, optimizer=optimizer,
                         codecs=request.codecs, ranks=request.ranks,
-                        stages=(1,) if self._is_chainermn else (), show=True)
+                        stages=(1,) if self._is_chainermn else (),
+                        torus=request.torus, budget=request.budget,
+                        show=True)
 
     def _optimizer(self) -> Any:
         """The optimizer itself, which has a model that returns its loss."""

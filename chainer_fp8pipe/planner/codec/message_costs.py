@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.bucket import Bucket
-from ..allreduce.executor import Framing, PlanExecutor
-from ..allreduce.plan import direct
-from ..codecs import Cast, Tensors
-from ..mpi.agreement import raise_together
-from ..mpi.waiting import wait_until
-from ..planning.job.job_profile import Figure
-from ..report.stream import EventStream
+from ...allreduce.bucket import Bucket
+from ...allreduce.executor import Framing, PlanExecutor
+from ...allreduce.plan import direct
+from ...codecs import Cast, Tensors
+from ...mpi.agreement import raise_together
+from ...mpi.waiting import wait_until
+from ...planning.job.job_profile import Figure
+from ...report.stream import EventStream
 
 #: Bytes of frames that are compared, and of a rank's wire.
 _SHORT, _LONG, _BYTES = 1 << 13, Framing.frame_bytes, 1 << 23

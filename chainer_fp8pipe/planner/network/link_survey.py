@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from ..planning.job.job_profile import Figure
+from ...planning.job.job_profile import Figure
 from .link_findings import Rates, burst, rates_of
 from .link_rounds import Round, ends
 from .peers import Peers
@@ -34,7 +34,7 @@ _TRIES = 3              # of a load that takes too long
 _MANY_BURSTS = 3        # that a load has at least
 _REPEATS = 7
 _PINGS = 15             # of which the fastest counts
-_SMALL = Load(1 << 14, 1)       # less than what most links pass at once
+_SMALL = Load(1 << 10, 1)       # less than what links pass at once
 _FEW, _MANY, _LONG = Load(1, 4), Load(1, 64), Load(3 << 13, 4)
 _LONGEST_NAP = 20e-3    # seconds
 # Idleness after which a link passes at once what it can.
@@ -115,14 +115,17 @@ class LinkSurvey:
             *timed(load), *timed(load.times(3))])
         rates = {message: rates_of(load.size, found[:, message[0]].tolist())
                  for message in messages}
-        rate = statistics.median(max(values) for values in rates.values())
+        # The fastest of each load: nothing else had the core.
+        rate = statistics.median(
+            rates_of(load.size, [found[:, source].min(0).tolist()])[0]
+            for source, _ in messages)
 
         def burst_by(size: int, repeats: int) -> float:
             found = self._repeat(part / 2, lambda: [
                 *timed(_SMALL, _LEAST_IDLE), *timed(Load.of(size))], repeats)
             return statistics.median(
-                burst(rate, _SMALL.size, Load.of(size).size,
-                      found[:, source].tolist()) for source, _ in messages)
+                burst(rate, Load.of(size).size, found[:, source].tolist())
+                for source, _ in messages)
         size = _BURST
         while _MANY_BURSTS * burst_by(size, 2) > size and size < _MOST:
             size *= 2
@@ -131,10 +134,10 @@ class LinkSurvey:
         return rates, self._burst
 
     def rates(self, rounds: Sequence[Round], members: Sequence[int],
-              part: float, sleeps: bool) -> list[Rates]:
+              part: float, alert: float) -> list[Rates]:
         """Bytes per second of each message in each round.
 
-        ``sleeps`` is as in :func:`~.timed_messages.stream`.
+        ``alert`` is as in :func:`~.timed_messages.stream`.
         """
         slots = max(len(ends(messages, rank)[1])
                     for messages in rounds for rank in members)
@@ -143,8 +146,7 @@ class LinkSurvey:
             seconds: list[float] = []
             if self._is_in(members):
                 time.sleep(self._idle)
-                seconds = stream(self._peers, members, messages, load,
-                                 sleeps)
+                seconds = stream(self._peers, members, messages, load, alert)
             return seconds + [math.nan] * (slots - len(seconds))
         load = self._load(lambda load: timed(rounds[0], load),
                           _MANY_BURSTS * self._burst)

@@ -1,8 +1,8 @@
 """What is wrong with a plan's file is said, with file, field and remedy."""
 import json
 
-from chainer_fp8pipe.planner.plan_file import read_plan, read_together
 from chainer_fp8pipe.planner.planned_job import PlannedJob
+from chainer_fp8pipe.planner.scripts.plan_file import read_plan, read_together
 
 import pytest
 

@@ -10,11 +10,11 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..communicators import create_communicator
-from ..mpi.agreement import raise_together
-from ..mpi.waiting import wait_until
-from ..planning.job.codec_choice import FEW
-from ..planning.job.job_profile import Figure
+from ...communicators import create_communicator
+from ...mpi.agreement import raise_together
+from ...mpi.waiting import wait_until
+from ...planning.job.codec_choice import FEW
+from ...planning.job.job_profile import Figure
 from .cold_caches import CacheFiller
 
 _MORE = 64              # tensors that the second model has more

@@ -4,31 +4,41 @@ Pure functions of what was measured: on all ranks the same result.
 """
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import NamedTuple
 
-from ..planning.job.job_profile import Figure
+from ...planning.job.job_profile import Figure
 from .link_rounds import Message
 
 #: Of one round: by message, its bytes per second in each repeat.
 Rates = Mapping[Message, Sequence[float]]
 
+#: Half of the distance between quartiles to the standard error of a median of
+#: one value, if values are normal: sqrt(pi / 2) / 0.6745.
+_OF_MEDIAN = 1.858
 _SLOW = 0.5             # of the median: what is slower than this is named
 _SHARED = 0.9           # of the rate alone: less in company is for a reason
 _HALF_DUPLEX = 0.65     # of the rate in one direction, with both busy
 
 
 class Port(NamedTuple):
-    """Bytes per second that a rank sends, and that it receives."""
+    """Bytes per second that a rank sends, and receives, in each repeat."""
 
-    out: Figure
-    into: Figure
+    out: Sequence[float]
+    into: Sequence[float]
 
     @property
-    def slower(self) -> Figure:
-        """The figure of the slower direction."""
-        return min(self, key=_value)
+    def slower(self) -> Sequence[float]:
+        """Those of the slower direction."""
+        return min(self, key=statistics.median)
 
 
 def rates_of(size: int, seconds: Iterable[Sequence[float]]) -> list[float]:
@@ -44,8 +54,9 @@ def rates_of(size: int, seconds: Iterable[Sequence[float]]) -> list[float]:
     """
     shorts, longs = zip(*seconds, strict=True)
     short = statistics.median(shorts)
-    # The difference is two thirds of the longer time, or more.
-    return [2 * size / max(long - short, 2 * long / 3) for long in longs]
+    # The difference is two thirds of the longer time, or more, but for the
+    # beginning.  If it is much less, all smaller loads were disturbed.
+    return [2 * size / max(long - short, long / 2) for long in longs]
 
 
 def ports(rounds: Iterable[Rates]) -> dict[int, Port]:
@@ -54,26 +65,41 @@ def ports(rounds: Iterable[Rates]) -> dict[int, Port]:
     In each round the rank has another peer; a slow one slows it down in that
     round only.
     """
-    sides: tuple[dict[int, Figure], dict[int, Figure]] = ({}, {})
+    sides: tuple[dict[int, Sequence[float]], ...] = ({}, {})
     for rates in rounds:
         for message, values in rates.items():
-            figure = Figure.of(values)
             for found, rank in zip(sides, message, strict=True):
-                found[rank] = max(found.get(rank, figure), figure, key=_value)
+                found[rank] = max(found.get(rank, values), values,
+                                  key=statistics.median)
     out, into = sides
     return {rank: Port(out[rank], into[rank])
             for rank in sorted(out) if rank in into}
 
 
-def slowest_port(rounds: Iterable[Rates]) -> Figure:
-    """The rate of the port that the others wait for in an all-reduce."""
-    return min((port.slower for port in ports(rounds).values()), key=_value)
+def slowest(found: Collection[Sequence[float]]) -> Figure:
+    """The least of several rates; or what all have in common.
+
+    The least of many equal rates is less than each of them by chance.  If
+    chance explains the least one, the mean of all is the better estimate.
+
+    Args:
+        found: Of each rate the values in all repeats, which are equally many.
+    """
+    figures = sorted(map(Figure.of, found))
+    median, spread = map(statistics.median, zip(*figures, strict=True))
+    repeats = max(map(len, found))
+    # By how much the least of n medians of normal values is below them all.
+    error = _OF_MEDIAN * spread / math.sqrt(repeats)
+    chance = error * math.sqrt(2 * math.log(len(figures)))
+    if figures[0].value < median * (1 - chance):
+        return figures[0]
+    # Harmonic: seconds are what is measured.
+    return Figure.of(map(statistics.harmonic_mean, zip(*found, strict=True)))
 
 
-def slowest_message(rounds: Iterable[Rates]) -> Figure:
-    """The rate of the slowest message: on a torus, of the slowest link."""
-    return min((Figure.of(values) for rates in rounds
-                for values in rates.values()), key=_value)
+def messages_of(rounds: Iterable[Rates]) -> list[Sequence[float]]:
+    """The values of every message: on a torus, of every link."""
+    return [values for rates in rounds for values in rates.values()]
 
 
 def fastest_message(rates: Rates) -> Message:
@@ -105,28 +131,25 @@ def trunk(together: Sequence[Rates], alone: Sequence[Rates]
     return min(totals, key=_value) if totals else None
 
 
-def burst(rate: float, first: int, size: int,
-          seconds: Iterable[Sequence[float]]) -> float:
+def burst(rate: float, size: int, seconds: Iterable[Sequence[float]]
+          ) -> float:
     """Bytes that a link passes at once after it was idle: a token bucket.
 
     Args:
         rate: Bytes per second that it passes later.
-        first: Bytes of a load that is shorter than most bursts.
-        size: Bytes of a longer load.
-        seconds: In each repeat, of the first load and of the longer one, each
+        size: Bytes of a load.
+        seconds: In each repeat, of a short message and of the load, each
             after the link was idle.
 
     Returns:
         Bytes; up to ``size``, where the burst is larger.  0 if they are no
-        more than the link passes while the first load takes, which is what
-        cannot be told from none.
+        more than the link passes while the short message takes, which is
+        what cannot be told from none.
     """
     # What else the machine does only ever adds to a time.
-    least, longer = map(min, zip(*seconds, strict=True))
-    found = size - rate * (longer - least)
-    if least > first / rate:        # the first load had to wait as well
-        found -= first
-    return found if found > rate * least else 0.0
+    short, long = map(min, zip(*seconds, strict=True))
+    found = size - rate * (long - short)
+    return found if found > rate * short else 0.0
 
 
 def slow_ports(found: Mapping[int, Port], name: Callable[[int], str]
@@ -137,7 +160,8 @@ def slow_ports(found: Mapping[int, Port], name: Callable[[int], str]
         found: Of one rank of each host.
         name: Names the host of a rank.
     """
-    values = {rank: port.slower.value for rank, port in found.items()}
+    values = {rank: statistics.median(port.slower)
+              for rank, port in found.items()}
     median, most = statistics.median(values.values()), max(values.values())
     slow = [rank for rank in values if values[rank] < _SLOW * median]
     typical = f'the median host {said_rate(median)}'
@@ -145,9 +169,9 @@ def slow_ports(found: Mapping[int, Port], name: Callable[[int], str]
         slow = [rank for rank in values if values[rank] < _SLOW * most]
         typical = f'the fastest one {said_rate(most)}'
     return tuple(
-        f'{name(rank)} sends {said_rate(found[rank].out.value)} and receives '
-        f'{said_rate(found[rank].into.value)}, {typical}: check its cable, '
-        'its port, and what else uses them' for rank in slow)
+        f'{name(rank)} sends {_said_median(found[rank].out)} and receives '
+        f'{_said_median(found[rank].into)}, {typical}: check its cable, its '
+        'port, and what else uses them' for rank in slow)
 
 
 def slow_pairs(rounds: Iterable[Rates], found: Mapping[int, Port],
@@ -163,7 +187,8 @@ def slow_pairs(rounds: Iterable[Rates], found: Mapping[int, Port],
     for rates in rounds:
         for (source, target), values in sorted(rates.items()):
             rate = statistics.median(values)
-            able = min(found[source].out.value, found[target].into.value)
+            able = min(map(statistics.median,
+                           (found[source].out, found[target].into)))
             if rate < _SLOW * able:
                 said.append(_pair(source, target, rate, name)
                             + f', though their ports pass {said_rate(able)}: '
@@ -203,18 +228,21 @@ def half_duplex(one_way: Rates, both_ways: Iterable[Rates]
             "busy: check the ports' settings",)
 
 
-def slowest_host(rounds: Iterable[Rates], hosts: Sequence[int]) -> Figure:
-    """The rate between two ranks of a host, of the slowest host.
+def by_host(rounds: Iterable[Rates], hosts: Sequence[int]
+            ) -> list[list[float]]:
+    """The rates between two ranks of a host in each repeat, of each host.
 
     Args:
         rounds: Messages inside hosts.
         hosts: For each rank, the number of its host.
     """
-    by_host: dict[int, list[float]] = {}
+    found: dict[int, list[Sequence[float]]] = {}
     for rates in rounds:
         for (source, _), values in rates.items():
-            by_host.setdefault(hosts[source], []).extend(values)
-    return min(map(Figure.of, by_host.values()), key=_value)
+            found.setdefault(hosts[source], []).append(values)
+    return [[statistics.harmonic_mean(repeat)
+             for repeat in zip(*values, strict=True)]
+            for values in found.values()]
 
 
 def said_sharing(alone: float, together: float) -> tuple[str, ...]:
@@ -248,6 +276,10 @@ def said_rate(rate: float) -> str:
         if rate >= size:
             return f'{rate / size:.3g} {unit}/s'
     return f'{rate / 1e3:.3g} kB/s'
+
+
+def _said_median(values: Sequence[float]) -> str:
+    return said_rate(statistics.median(values))
 
 
 def _pair(source: int, target: int, rate: float,

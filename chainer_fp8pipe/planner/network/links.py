@@ -8,14 +8,15 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..mpi.agreement import check_same
-from ..mpi.groups import nodes_of
-from ..planning.job.job_profile import Figure, NetworkFigures
+from ...mpi.agreement import check_same
+from ...mpi.groups import nodes_of
+from ...planning.job.job_profile import Figure, NetworkFigures
 from . import link_findings as findings
 from . import link_rounds as rounds
 from .link_findings import Rates
 from .link_survey import LinkSurvey
 from .peers import Peers
+from .timed_messages import BETWEEN_HOSTS, INSIDE_HOSTS
 
 # Parts of the budget.  What ends early leaves some of its part.
 _COST_PART, _LATENCY_PART, _BURST_PART = 0.08, 0.04, 0.2
@@ -115,13 +116,14 @@ def _between_hosts(survey: LinkSurvey, ranks: Sequence[Sequence[int]],
     survey.show('bursts of links')
     one_direction, burst = survey.bursts(one_way, speakers, _BURST_PART)
     survey.show('rates of all hosts together')
-    together = survey.rates(everybody, speakers, _TOGETHER_PART, True)
+    together = survey.rates(everybody, speakers, _TOGETHER_PART,
+                            BETWEEN_HOSTS)
     alone: list[Rates] = []
     if not torus and len(speakers) > 2:
         survey.show('rates of single hosts')
         alone = survey.rates(
             [rounds.pair(findings.fastest_message(rates))
-             for rates in together], speakers, _ALONE_PART, True)
+             for rates in together], speakers, _ALONE_PART, BETWEEN_HOSTS)
 
     def name(rank: int) -> str:
         """A host as users know it: by its ranks."""
@@ -137,15 +139,15 @@ def _ports(together: Sequence[Rates], alone: Sequence[Rates],
     """Rate, trunk and remarks by what was measured between hosts."""
     duplex = findings.half_duplex(one_direction, alone or together)
     if not alone:       # each message has a link of its own
-        return {'rate': findings.slowest_message(together),
+        return {'rate': findings.slowest(findings.messages_of(together)),
                 'remarks': duplex + findings.slow_links(together, name)}
     trunk = findings.trunk(together, alone)
     if trunk is not None:
-        rate = findings.slowest_message(alone)
+        rate = findings.slowest(findings.messages_of(alone))
         return {'rate': rate, 'trunk': trunk, 'remarks': (
             *duplex, findings.said_trunk(trunk.value, rate.value))}
     ports = findings.ports(together)
-    return {'rate': findings.slowest_port(together),
+    return {'rate': findings.slowest([port.slower for port in ports.values()]),
             'remarks': duplex + findings.slow_ports(ports, name)
             + findings.slow_pairs(together, ports, name)}
 
@@ -159,9 +161,9 @@ def _inside_hosts(survey: LinkSurvey, hosts: Sequence[int], cost: Figure
     survey.show('ranks of a host')
     latency = survey.latency(local, everybody, _LATENCY_PART, cost)
     alone, = survey.rates([rounds.local_pairs(hosts)], everybody, part / 3,
-                          False)
-    together = survey.rates(local, everybody, part, False)
-    rate = findings.slowest_host(together, hosts)
+                          INSIDE_HOSTS)
+    together = survey.rates(local, everybody, part, INSIDE_HOSTS)
+    rate = findings.slowest(findings.by_host(together, hosts))
     single = statistics.median(map(statistics.median, alone.values()))
     return {'local_latency': latency, 'local_rate': rate,
             'remarks': findings.said_sharing(single, rate.value)}

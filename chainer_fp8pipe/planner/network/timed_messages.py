@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy
 
-from ..mpi.waiting import give_way
+from ...mpi.waiting import BRIEF, give_way
 from .link_rounds import Round, ends
 from .peers import Peers, Pending
 
@@ -23,9 +23,15 @@ _FRAMES = 16            # of a load, unless they were too small or too large
 _UNDER_WAY = 16         # frames at a time
 # Beyond what caches of a core hold: gradients are not in them either.
 _MEMORY = 1 << 23       # bytes of a stream
-_POLLS = 10             # while a frame passes; after a nap
+_POLLS = 10             # after a nap
+_SLEEP = 2e-5           # seconds; Linux makes about 75 us of it
+#: A rank that yields the core gets it back late if other programs want it,
+#: and then a link is idle.
+BETWEEN_HOSTS = 2e-4
+#: Ranks of one host copy messages themselves, and would wait for each other's
+#: sleep.
+INSIDE_HOSTS = BRIEF
 _ALL_HERE = 1e-3        # seconds in which all members know of each other
-_SHORTEST, _LONGEST = 3e-5, 2e-4    # seconds of sleep between polls
 
 
 class Load(NamedTuple):
@@ -51,7 +57,7 @@ class Load(NamedTuple):
 
 
 def stream(peers: Peers, members: Sequence[int], messages: Round,
-           load: Load, sleeps: bool) -> list[float]:
+           load: Load, alert: float) -> list[float]:
     """Sends a load to each target while one comes from each source.
 
     No message waits for another one.
@@ -61,23 +67,25 @@ def stream(peers: Peers, members: Sequence[int], messages: Round,
         members: Those that call this.
         messages: From whom loads go to whom.
         load: The same for all.
-        sleeps: Whether a rank that waits sleeps.  A rank that polls all the
-            time gets the core late, when others want it, and leaves a link
-            idle; ranks of one host, which copy the messages themselves,
-            would keep each other waiting by sleep.
+        alert: Seconds without news for which ranks only yield the core
+            between polls, before they sleep: :data:`BETWEEN_HOSTS` or
+            :data:`INSIDE_HOSTS`.
 
     Returns:
         For each source, the seconds until the whole load was here.
     """
     sends, receives = _lanes(peers, messages, load)
     begin = _begin_together(peers, members)
-    _carry(peers, receives + sends, sleeps)
+    _carry(peers, receives + sends, alert)
     return [lane.end - begin for lane in receives]
 
 
 def answered_stream(peers: Peers, members: Sequence[int], messages: Round,
                     load: Load) -> list[float]:
-    """As :func:`stream` without sleep; a short message answers every load.
+    """As :func:`stream`, but a short message answers every load.
+
+    Ranks always sleep between polls, so that short loads and long ones are
+    noticed equally late.
 
     Returns:
         For each target, the seconds until its answer was here: by one clock.
@@ -85,12 +93,11 @@ def answered_stream(peers: Peers, members: Sequence[int], messages: Round,
     sends, receives = _lanes(peers, messages, load)
     _, answers = _lanes(peers, tuple(
         (target, source) for source, target in messages), Load(1, 1), _ANSWER)
-    peers.sync(members)
-    begin = time.perf_counter()
-    _carry(peers, receives + sends)
+    begin = _begin_together(peers, members)
+    _carry(peers, receives + sends, 0.0)
     byte = numpy.zeros(1, numpy.uint8)
     sent = [peers.sender(_ANSWER)(byte, lane.rank) for lane in receives]
-    _carry(peers, answers)
+    _carry(peers, answers, 0.0)
     peers.wait(sent)
     return [lane.end - begin for lane in answers]
 
@@ -203,12 +210,12 @@ class _Lane:
         """Puts the first frame under way."""
         self._begin_next()
 
-    def advance(self) -> int:
-        """Begins a frame for each that is through; says how many were."""
-        moved = 0
+    def advance(self) -> bool:
+        """Begins frames in place of those that are through; were there any?"""
+        moved = False
         while self._under_way and self._under_way[0].test():
             self._under_way.popleft()
-            moved += 1
+            moved = True
             # One more at a time: ranks that share a core, and begin to send
             # later than others, must not begin much later.
             for _ in range(2):
@@ -246,22 +253,19 @@ def _lanes(peers: Peers, messages: Round, load: Load,
             [_Lane(peers.receiver(tag), rank, load) for rank in sources])
 
 
-def _carry(peers: Peers, lanes: Sequence[_Lane], sleeps: bool = False
-           ) -> None:
+def _carry(peers: Peers, lanes: Sequence[_Lane], alert: float) -> None:
     """Keeps all lanes going until everything is through."""
-    begin, since, frames = time.perf_counter(), time.monotonic(), 0
+    since = time.monotonic()
     for lane in lanes:
         lane.begin()
     while any(math.isnan(lane.end) for lane in lanes):
-        moved = sum(lane.advance() for lane in lanes)
-        if moved:
-            frames += moved
+        # A list: any() alone would stop at the first that moves.
+        if any([lane.advance() for lane in lanes]):
             since = time.monotonic()
             continue
-        rest = (time.perf_counter() - begin) / (frames + 1) / _POLLS
-        if sleeps and rest > _SHORTEST:
-            time.sleep(min(rest, _LONGEST))
-        else:
+        if time.monotonic() < since + alert:
             give_way()
+        else:
+            time.sleep(_SLEEP)
         peers.look(since, lambda: [lane.rank for lane in lanes
                                    if math.isnan(lane.end)])

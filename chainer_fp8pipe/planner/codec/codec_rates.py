@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.bucket import Bucket
-from ..allreduce.executor import Framing, PlanExecutor
-from ..allreduce.plan import Actions, Opcode, Plan, direct, ring
-from ..codecs import Cast, Codec, Fp8Ratio, Tensors
-from ..mpi.agreement import raise_together
-from ..mpi.waiting import wait_until
-from ..planning.job.codec_choice import form_of_sums
-from ..planning.job.job_profile import CodecFigures, Figure
-from ..report.stream import EventStream
+from ...allreduce.bucket import Bucket
+from ...allreduce.executor import Framing, PlanExecutor
+from ...allreduce.plan import Actions, Opcode, Plan, direct, ring
+from ...codecs import Cast, Codec, Fp8Ratio, Tensors
+from ...mpi.agreement import raise_together
+from ...mpi.waiting import wait_until
+from ...planning.job.codec_choice import form_of_sums
+from ...planning.job.job_profile import CodecFigures, Figure
+from ...report.stream import EventStream
 from .cold_caches import CacheFiller
 from .update_costs import measure_updates
 
