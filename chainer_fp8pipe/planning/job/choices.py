@@ -112,8 +112,13 @@ class Choices:
         """
         if self.candidates and self.candidates[0].step:
             return self.candidates[0]
+        # Of each layout, that which needs least.
+        least: dict[int, Candidate] = {}
+        for one in sorted(self.candidates, key=lambda one: max(
+                one.memory, default=0.0)):
+            least.setdefault(one.configuration.stages, one)
         raise DoesNotFit('no way to run this job fits: ' + '; '.join(
-            f'{one.configuration}: {one.reason}' for one in self.candidates))
+            f'{one.configuration}: {one.reason}' for one in least.values()))
 
     # --- replicas only -------------------------------------------------------
 
@@ -197,8 +202,8 @@ class Choices:
             try:
                 plan, seconds = self.cut(stages, replicas, micro_batches,
                                           schedule)
-            except (DoesNotFit, ValueError) as error:
-                reasons.append(str(error).partition('. What')[0])
+            except ValueError as error:
+                reasons.append(self._why_no_cut(error, replicas))
             else:
                 found.append((seconds, len(found), plan))
         if not found and not reasons:
@@ -232,11 +237,30 @@ class Choices:
             cut.predicted, seconds=seconds)), seconds
 
     def _limit(self, replicas: int) -> float | None:
-        """Bytes for the model; what an exchange needs is not there."""
-        if self.wanted.memory is None or replicas == 1:
-            return self.wanted.memory
-        return self.wanted.memory - self.memory.least_exchange(
+        """Bytes for the model; what an exchange needs is not there.
+
+        Raises:
+            DoesNotFit: Nothing is left.
+        """
+        if self.wanted.memory is None:
+            return None
+        limit = self.wanted.memory - self._of_exchange(replicas)
+        if limit <= 0:
+            raise DoesNotFit('no byte is left for the model')
+        return limit
+
+    def _of_exchange(self, replicas: int) -> float:
+        """Bytes that the exchange of a stage's replicas takes at least."""
+        return 0.0 if replicas == 1 else self.memory.least_exchange(
             self.wanted.codecs, replicas)
+
+    def _why_no_cut(self, error: ValueError, replicas: int) -> str:
+        said = str(error).partition('. What')[0]
+        if replicas == 1 or not isinstance(error, DoesNotFit):
+            return said
+        return (f'{said}, beside '
+                f'{said_bytes(self._of_exchange(replicas), up=True)} that '
+                'the exchange of replicas takes')
 
     def _wire(self) -> Wire:
         network = self.profile.network

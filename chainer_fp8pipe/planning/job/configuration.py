@@ -61,8 +61,9 @@ class Configuration:
             again = self.cut is not None and any(self.cut.recompute)
             parts.append(
                 f'{self.stages} stages x {self.replicas}, '
-                f'{self.micro_batches} micro-batches, {self.schedule}'
-                + (', recomputing' if again else ''))
+                f'{self.micro_batches} micro-batches'
+                + f', {self.schedule}' * bool(self.cut)
+                + ', recomputing' * again)
         else:
             parts.append(f'{self.replicas} replicas'
                          if self.replicas > 1 else 'one rank')

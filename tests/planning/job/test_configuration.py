@@ -52,6 +52,7 @@ def test_what_was_saved_is_read_again(way):
                    options={'shape': (2, 3)}),
      '6 replicas, float32 torus2d shape=2x3, waiting in the next forward'),
     (Configuration(1, 2, 4, cut()), '2 stages x 1, 4 micro-batches, 1f1b'),
+    (Configuration(1, 2, 4), '2 stages x 1, 4 micro-batches'),
     (Configuration(3, 2, 4, cut(schedule='gpipe', recompute=True), 'float16'),
      '2 stages x 3, 4 micro-batches, gpipe, recomputing, float16 direct')])
 def test_a_configuration_is_said_in_a_line(way, said):
