@@ -25,7 +25,7 @@ from ..chains.ghost import is_ghost
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
-from ..chains.profiling.core_sharing import measure_cores
+from ..chains.profiling.core_sharing import crowding, measure_cores
 from ..chains.profiling.laps import Laps, clock_of
 from ..chains.tracing.measuring import memory_traced
 from ..chains.tracing.trace import Tracer
@@ -44,6 +44,8 @@ _BUCKET = 1 << 22
 _REPEATS, _FEWEST = 5, 3
 #: The smaller batch has this part of the larger one's samples.
 _SMALLER = 4
+#: A rank that takes so many times as long as the others is slow.
+SLOW = 1.5
 _ELEMENTS = 1 << 22     # of parameters with which an optimizer is timed
 
 
@@ -141,7 +143,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
             else None)))
         calls = [_with(of, times) for of, times
                  in zip(calls, laps, strict=False)]
-        work = _step_of(_copied(model), example.of(few))
+        work = _step_of(_copied(model), example.of(samples))
     else:
         def work() -> None:
             Tracer(model, names).trace(nested.Fresh(
@@ -150,6 +152,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     cores = measure_cores(comm, model.device, work)
     speeds = _speeds(comm, model.device, work)
     parameters = parameters_of(names)
+    crowded = crowding(comm, cores)
     # All at once: updates wait for memory, which ranks of a host share.
     update, arrays, temporary = comm.bcast(_on_first(
         comm, lambda: measure_optimizer(optimizer, parameters,
@@ -162,7 +165,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     figures = ModelFigures(
         samples, calls[0], few, calls[1],
         order_of(calls[0], list(names.parameters)), parameters,
-        divide(bucket_sizes, _BUCKET), update,
+        divide(bucket_sizes, _BUCKET),
+        update._replace(value=update.value / crowded),
         plain=plain[0][:2] if plain else totals[0],
         plain_few=plain[1][:2] if plain else totals[1],
         spread=plain[0].spread if plain else 0.1,
@@ -397,7 +401,9 @@ def _speeds(comm: MPI.Comm, device: Any, work: Callable[[], Any]
         return min(found)
     seconds = comm.allgather(raise_together(comm, timed))
     median = float(numpy.median(seconds))
-    return tuple(one / median for one in seconds)
+    # Ranks that share a core's parts or caches differ by chance.
+    return tuple(one / median if one > SLOW * median else 1.0
+                 for one in seconds)
 
 
 def measure_optimizer(optimizer: Any, parameters: Any, device: Any

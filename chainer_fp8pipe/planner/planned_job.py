@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..chains.names import Names
 from ..chains.partition import partition
+from ..chains.profiling.core_sharing import crowding
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..mpi.agreement import Signature, agree, raise_together
@@ -242,6 +243,11 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     say(f'measuring {", ".join(wanted.codecs)} exchanges')
     codecs = measure_codecs(comm, wanted.codecs, budget * (
         1 - _OF_LINKS - _OF_MESSAGES))
+    crowded = crowding(comm, cores)     # which the engine puts back
+    codecs = {name: dataclasses.replace(one, rates={
+        operation: rate._replace(value=rate.value * crowded)
+        for operation, rate in one.rates.items()})
+        for name, one in codecs.items()}
     remarks = (('no pipeline, as the model cannot be cut: '
                 + figures.undivided,) if figures.undivided else ())
     overhead = comm.allreduce(own_memory.growth(before), MPI.MAX)

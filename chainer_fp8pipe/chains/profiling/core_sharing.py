@@ -58,6 +58,25 @@ def measure_cores(comm: Any, device: Any, work: Callable[[], Any]) -> Cores:
                  tuple(max(factor, 1.0) for factor in full))
 
 
+def crowding(comm: Any, cores: Cores) -> float:
+    """How much longer work takes by processor time where all ranks work.
+
+    They share memory and caches, and the parts of a core that looks like
+    two.  What is measured while all ranks work has that in it already.
+
+    Args:
+        comm: All ranks, mpi4py's.
+        cores: Measured.
+    """
+    every = comm.allgather(_cores())
+    found = []
+    for pool, full in enumerate(cores.full):
+        of = [mine for mine, number in zip(every, cores.pools, strict=True)
+              if number == pool]
+        found.append(full / max(1.0, len(of) / len(set().union(*of))))
+    return max(statistics.mean(found), 1.0) if found else 1.0
+
+
 class _Found(NamedTuple):
     """Seconds of the work; ``processor`` is the processor time alone."""
 
