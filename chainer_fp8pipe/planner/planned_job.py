@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chainer
+import chainer.functions as F
 from mpi4py import MPI
 
 from ..chains.names import Names
@@ -14,6 +16,7 @@ from ..chains.partition import partition
 from ..chains.profiling.core_sharing import crowding
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
+from ..links.divisible.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.abort import abort_on_exception
 from ..mpi.grid import ProcessGrid
@@ -26,6 +29,12 @@ from ..planning.sizes import parse_bytes
 from . import own_memory
 from .codec.codec_rates import measure_codecs
 from .codec.message_costs import measure_local_messages
+from .layer_figures import (
+    check_whole,
+    layer_counts,
+    layer_shapes,
+    measure_layers,
+)
 from .model_figures import Example, measure_model
 from .network.links import measure_network
 from .scripts.plan_file import read_plan
@@ -68,8 +77,10 @@ class PlannedJob:
         Raises:
             ValueError: It is for another one; on all ranks.
         """
+        planned = self.plan.model
         agree(comm, Signature({}), self.plan.problem(
-            self.plan.model if model is None else shapes_of(model), comm.size))
+            planned if model is None else shapes_of(model, planned),
+            comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
         """The grid of stages and replicas; call it on all ranks.
@@ -108,16 +119,22 @@ class PlannedJob:
         Args:
             model: The one that the plan was made with.
             example: One micro-batch; None: of the example of :func:`plan`.
+                A ``Divisible`` needs none.
             comm: All ranks; None: ``MPI.COMM_WORLD``.
             options: Of :func:`chainer_fp8pipe.partition`, beside the plan's.
 
         Returns:
-            The model.
+            The model; of a ``Divisible`` this rank's stage.
+
+        Raises:
+            ValueError: The plan is for another model; on all ranks.
         """
         choice, comm = self.plan.choice, _mpi(comm)
         self.check(comm, model)
         if choice.stages == 1:
             return model
+        if isinstance(model, Divisible):
+            return self._staged(model, comm)
         if example is None:
             if self._example is None:
                 raise ValueError('a plan from a file has no example; pass '
@@ -129,13 +146,22 @@ class PlannedJob:
             'schedule': choice.schedule, 'plan': choice.cut,
             'chunks': choice.cut.chunks if choice.cut else 1, **options})
 
+    def _staged(self, model: Divisible, comm: MPI.Comm) -> Any:
+        cut = self.plan.choice.cut
+        assert cut is not None
+        counts = raise_together(
+            comm, lambda: layer_counts(cut, model.total), error=ValueError)
+        part = model.stage(self.grid(comm), counts, cut.chunks)
+        part.plan = cut         # for PipelineUpdater
+        return part
 
-@without_shapes(always=True)
+
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
          codecs: Sequence[str] = tuple(ACCURACY),
          stages: Sequence[int] = (), ranks: int | None = None,
          torus: tuple[int, int] | None = None, budget: float = 16.0,
+         loss_fun: Callable = F.softmax_cross_entropy,
          show: bool = False) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
@@ -146,9 +172,12 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     only.
 
     Args:
-        model: The whole model, as it is written; it returns its loss.
+        model: The whole model, as it is written; it returns its loss.  Or a
+            ``Divisible``, which is planned layer by layer and need not be
+            built.
         example: A batch of one rank, as the converter gives it: an array, a
-            tuple of arrays or a dictionary.
+            tuple of arrays or a dictionary.  For a ``Divisible`` a tuple, the
+            target last.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's; None:
             ``MPI.COMM_WORLD``.
         batch: Samples of an update, of all ranks together; None: those of
@@ -166,6 +195,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             numbered row by row; None: around a switch.
         budget: Seconds in which links and codecs are measured, about; with
             less time, figures are less certain.
+        loss_fun: Of a ``Divisible``, as for ``PipelineUpdater``:
+            ``loss_fun(*outputs, target)``.
         show: Whether the first rank prints the plan and, on the standard
             error stream, what is being measured.
 
@@ -189,7 +220,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
     profile = measure(comm, model, samples, wanted, optimizer, say, torus,
-                      budget)
+                      budget, loss_fun)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
@@ -209,8 +240,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
             optimizer: Any = None,
             say: Callable[[str], None] = lambda what: None,
-            torus: tuple[int, int] | None = None,
-            budget: float = 16.0) -> JobProfile:
+            torus: tuple[int, int] | None = None, budget: float = 16.0,
+            loss_fun: Callable = F.softmax_cross_entropy) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
@@ -220,18 +251,20 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         wanted: What the user asks for.
         optimizer: That will train the model; None: Adam.
         say: Is told what is being measured.
-        torus, budget: As for :func:`plan`.
+        torus, budget, loss_fun: As for :func:`plan`.
     """
     optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
-    size = sum(one.size for one in model.params()
-               if one._data[0] is not None) * 4.0
+    size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
+                     if shape is not None)
     # A copy with gradients and activations must fit beside the model.
     copies = wanted.memory is None or 5 * size < wanted.memory
     before = own_memory.resident()
     say(f'measuring the model with a batch of {example.samples}')
-    figures, cores, speeds = measure_model(
-        comm, model, example, optimizer,
-        max(1, wanted.batch // comm.size // 4), copies)
+    few = max(1, wanted.batch // comm.size // 4)
+    figures, cores, speeds = (
+        measure_layers(comm, model, example, loss_fun, optimizer, few, copies)
+        if isinstance(model, Divisible) else
+        _measure_calls(model, comm, example, optimizer, few, copies))
     say('measuring the links between the ranks')
     network = measure_network(comm, budget * _OF_LINKS, torus)
     if not network.between_hosts:
@@ -255,6 +288,11 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
                       remarks)
 
 
+@without_shapes(always=True)
+def _measure_calls(model: Any, comm: MPI.Comm, *given: Any) -> Any:
+    return measure_model(comm, model, *given)
+
+
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
              memory: Any, optimizer: Any, codecs: Any, stages: Any,
              ranks: Any, measuring: tuple[Any, Any]) -> tuple[Example, Wanted]:
@@ -265,6 +303,8 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
                             f'{type(model).__name__}')
         if getattr(model, 'partition', None) is not None:
             raise ValueError('this model was cut already; build it anew')
+        if isinstance(model, Divisible):
+            check_whole(model, example)
         if optimizer is not None and not isinstance(
                 optimizer, chainer.Optimizer):
             raise TypeError('optimizer must be a chainer.Optimizer, not '
@@ -325,7 +365,15 @@ def _mpi(comm: Any) -> MPI.Comm:
     return MPI.COMM_WORLD if comm is None else getattr(comm, 'mpi_comm', comm)
 
 
-def shapes_of(model: Any) -> dict[str, Any]:
-    """Of all parameters, by path; None: unknown yet."""
+def shapes_of(model: Any, planned: Mapping[str, Any] | None = None
+              ) -> dict[str, Any]:
+    """Of all parameters, by path; None: unknown yet.
+
+    Args:
+        model: A Chain, or a ``Divisible``, of which nothing is built.
+        planned: What a plan says; of layers that are not built this counts.
+    """
+    if isinstance(model, Divisible):
+        return layer_shapes(model, planned or {})
     return {name: None if one._data[0] is None else one._data[0].shape
             for name, one in Names(model).parameters.items()}

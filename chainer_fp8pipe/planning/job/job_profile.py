@@ -163,10 +163,13 @@ class ModelFigures:
     undivided: str = ''
 
     def elements_of(self, names: Iterable[str]) -> int:
-        """Elements of these parameters, as far as shapes are known."""
+        """Elements of these parameters, as far as shapes are known.
+
+        Names of an order that are no parameters, but layers, have none.
+        """
         return sum(self.parameters[name].nbytes
                    // self.parameters[name].dtype.itemsize
-                   for name in names)
+                   for name in names if name in self.parameters)
 
     @property
     def elements(self) -> int:

@@ -58,14 +58,14 @@ class PipelineUpdater(StandardUpdater):
             with a model that :func:`partition` has cut: ``model(*batch)`` is
             the loss.
         micro_batches: Into how many a batch is cut; default: what a
-            partitioned model was planned for, or 4.
+            planned model was planned for, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
-            ``'zero_bubble'``; default: what a partitioned model was planned
+            ``'zero_bubble'``; default: what a planned model was planned
             for, or ``'1f1b'``.
         recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
             the last'``: which keep their inputs only and run forward twice.
             True and False mean the second and the first.  Default for a
-            model that :func:`partition` has cut: those of its plan.
+            planned model: those of its plan.
         metrics: Name to function of the loss's arguments, reported beside
             it; default: accuracy if the loss is ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
@@ -148,6 +148,8 @@ class PipelineUpdater(StandardUpdater):
         else:
             agree(grid.comm, Signature({}), layout_problem(model, grid),
                   'Make this rank\'s model with Net().stage(comm).')
+            if recompute == 'no stage' and plan is not None:
+                recompute = plan.recompute
             work = LayerWork(model, grid, loss_fun, metrics, loss_weight)
         self._work = work
         if grid.stage_index or iterator is None:
@@ -249,9 +251,10 @@ class PipelineUpdater(StandardUpdater):
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
         super().serialize(serializer)
         iterator = self.get_iterator('main')
-        plan = getattr(self.get_optimizer('main').target, 'plan', None)
-        if plan is not None:
-            serializer('plan', numpy.asarray(json.dumps(plan.as_dict())))
+        model = self.get_optimizer('main').target
+        if isinstance(model, PartitionedChain):
+            serializer('plan', numpy.asarray(json.dumps(
+                model.plan.as_dict())))
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
         if isinstance(iterator, FollowingIterator):
