@@ -41,7 +41,7 @@ def run(seed, options):
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(
             [*mpiexec(options.ranks), sys.executable, _SCRIPT,
-             '--seed', str(seed), '--out', out,
+             '--seed', str(seed), '--out', out, '--link', '0',
              '--communicator', *options.communicator],
             check=True, stdout=subprocess.DEVNULL)
         with open(os.path.join(out, 'summary.json')) as file:

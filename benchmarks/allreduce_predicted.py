@@ -12,6 +12,7 @@ share, and Linux's time slice for so many.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -26,20 +27,19 @@ from chainer_fp8pipe.allreduce.plan import (
     torus2d,
     two_level,
 )
-from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.prediction import total_seconds
 from chainer_fp8pipe.planning.allreduce.simulation import simulate
 from chainer_fp8pipe.planning.cluster import Cluster
+from chainer_fp8pipe.planning.job.codec_choice import FEW, codec_costs
+from chainer_fp8pipe.planning.job.job_profile import CodecFigures, Figure
 
-from allreduce_ranks import FEW, UPDATES
+from allreduce_ranks import UPDATES
 from environment import describe
 
 #: Seconds of a time slice for one core; 8 and more have 4 of them.
 _LINUX = 0.7e-3
 _WANTED = {'cases', 'rows', 'network', 'payload', 'burst', 'workers',
            'message_costs', 'core_rates', 'update_seconds'}
-#: Of partial sums in fp8, by the option.
-_BYTES = {'wire': 1, 'float16': 2, 'float32': 4, 'auto': 2}
 
 
 def main() -> None:
@@ -122,20 +122,15 @@ def _hosts(data, case, ranks):
 
 def _codec(case, rates):
     """What a rank does per second."""
-    rate = rates['float32' if case['bytes'] == 4 else 'fp8']
-    beside = {} if case['kind'] == 'alone' else {
-        'encode': rate['encode'], 'decode': rate['decode'], 'by_frame': True}
-    if case['bytes'] == 4:
-        return CodecCosts(4, 4, add=rate['add'], add_partial=rate['add'],
-                          **beside)
-    form = case['options'].get('partial_sums', 'auto')
-    if form == 'wire':
-        return CodecCosts(1, 1, add=rate['add'], add_partial=rate['add'],
-                          **beside)
-    return CodecCosts(
-        1, _BYTES[form], add=rate['accumulate'],
-        add_partial=rate['add_partial'], add_own=rate['accumulate'],
-        pack=rate['pack'], mean=rate['mean'], **beside)
+    name, options = case['codec'], case['options']
+    figures = CodecFigures({operation: Figure(rate) for operation, rate
+                            in rates[name].items()})
+    costs = codec_costs(figures, name, options['algorithm'],
+                        options.get('partial_sums', 'auto'))
+    if case['kind'] == 'alone':     # of wires that are encoded already
+        return dataclasses.replace(costs, encode=math.inf, decode=math.inf,
+                                   by_frame=False)
+    return costs
 
 
 def _arguments():

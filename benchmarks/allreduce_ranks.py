@@ -24,6 +24,7 @@ from chainer_fp8pipe.communicators.algorithms import (
     make_algorithm,
 )
 from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.planning.job.codec_choice import FEW
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -33,9 +34,6 @@ from mpi4py import MPI
 
 SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
-#: Elements that take no time by themselves, though every block has some: what
-#: an update of them takes is what agreement and waking up take.
-FEW = 64
 #: Whose updates the model predicts, and is given the seconds of few elements.
 UPDATES = 'ours', 'aggregator'
 

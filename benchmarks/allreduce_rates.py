@@ -9,18 +9,14 @@ import functools
 import os
 import time
 
-from chainer_fp8pipe.bench.allreduce import model
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.planner.codec.codec_rates import operation_rates
+from chainer_fp8pipe.planning.job.codec_choice import FRAME_BYTES
 
 import numpy
-from codec_updates import begin
 from mpi4py import MPI
 
-SIZE = 1 << 21          # elements, more than caches hold
-FRAME = 3 << 13         # elements that an exchange takes at a time
-OVERHEAD = 16           # elements of which all time is the interpreter's
-REPEATS = 5
+SECONDS = 2.0           # for the rates of a codec
 SHORT = 1 << 10, 1 << 13        # bytes that no link makes wait, one by one
 APART = 5e-3            # seconds
 MANY = 32               # messages
@@ -30,19 +26,12 @@ PAIRS = 101             # of times that are compared
 def core_rates(comm):
     """Elements per second by codec and operation, of one core.
 
-    All ranks do the same at the same time, frame by frame, as an exchange
-    does; ``comm`` is of ranks that share a machine.
+    All ranks do the same at the same time, as an exchange does; ``comm`` is
+    of ranks that share a machine.
     """
-    link = model(comm, SIZE)
-    rates = {}
-    for codec in (Fp8Ratio(), Cast('float32')):
-        tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
-        begin(codec, tensors, lambda found: comm.Allreduce(
-            MPI.IN_PLACE, found, MPI.MAX))
-        rates[codec.name] = {
-            name: _rate(comm, action)
-            for name, action in _operations(codec, tensors).items()}
-    return rates
+    return {name: {operation: rate.value for operation, rate in
+                   operation_rates(comm, name, SECONDS).items()}
+            for name in ('fp8', 'float32')}
 
 
 def message_costs(comm):
@@ -57,11 +46,11 @@ def message_costs(comm):
     for _ in range(PAIRS):
         many, few, long = (
             _messages_seconds(comm, size, count)
-            for size, count in ((1, MANY), (1, 2), (FRAME, 2)))
+            for size, count in ((1, MANY), (1, 2), (FRAME_BYTES, 2)))
         messages.append(many - few)
         bytes_.append(long - few)
     message = max(float(numpy.median(messages)), 0.0) / ends / (MANY - 2)
-    byte = max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME
+    byte = max(float(numpy.median(bytes_)), 0.0) / ends / 2 / FRAME_BYTES
     alone = min(_ping_pong(comm, size) for size in SHORT)
     return {'message_cost': message, 'byte_cost': byte,
             'latency': max(alone - 2 * message, 0.0)}
@@ -98,60 +87,3 @@ def _messages_seconds(comm, size, count):
     # As an exchange waits: not on a core that another rank needs.
     wait_until(functools.partial(MPI.Request.Testall, requests))
     return comm.allreduce(time.perf_counter() - start, MPI.MAX)
-
-
-def _operations(codec, tensors):
-    wire = numpy.zeros(SIZE, codec.wire_dtype)
-    message = numpy.zeros(FRAME, codec.wire_dtype)
-    total, ones = numpy.zeros(FRAME, 'f4'), numpy.ones(FRAME, 'f4')
-    half = numpy.zeros(FRAME, 'f2')
-
-    def add_partial(part):
-        # As sums in float16 are.
-        values = half[:part.stop - part.start].astype(numpy.float32)
-        values *= numpy.float32(4)
-        ones[:values.size] += values
-
-    def encode_mean(part):
-        codec.encode_mean(tensors, total[:part.stop - part.start], 4,
-                          wire[part], part.start, 'rates', (0, SIZE))
-    return {
-        'encode': lambda part: codec.encode(tensors, wire[part], 1.0,
-                                            part.start),
-        'decode': lambda part: codec.decode(tensors, wire[part], part.start),
-        'add': lambda part: codec.add(message[:part.stop - part.start],
-                                      wire[part]),
-        'accumulate': lambda part: codec.accumulate(
-            wire[part], total[:part.stop - part.start]),
-        'add_partial': add_partial,
-        'pack': lambda part: numpy.multiply(
-            ones[:part.stop - part.start], numpy.float32(0.25),
-            out=half[:part.stop - part.start], casting='same_kind'),
-        'mean': encode_mean}
-
-
-def _rate(comm, action):
-    """Elements per second of a core, without what the interpreter adds.
-
-    An exchange does the same in compiled code.
-    """
-    starts = range(0, SIZE, FRAME)
-    frames = [slice(start, min(start + FRAME, SIZE)) for start in starts]
-    calls = [slice(start, start + OVERHEAD) for start in starts]
-    seconds = []
-    for _ in range(REPEATS + 1):
-        comm.Barrier()
-        seconds.append(_seconds(action, frames) - _seconds(action, calls))
-        # Not on a core where others are still at work.
-        done = comm.Ibarrier()
-        wait_until(done.Test)
-    median = float(numpy.median(seconds[1:]))
-    return SIZE / (comm.allreduce(median) / comm.size)
-
-
-def _seconds(action, parts):
-    """Of this rank on its core; others may have the core in between."""
-    start = time.thread_time()
-    for part in parts:
-        action(part)
-    return time.thread_time() - start

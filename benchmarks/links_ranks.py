@@ -11,7 +11,7 @@ import sys
 import time
 
 from chainer_fp8pipe.mpi.failure.abort import abort_on_exception
-from chainer_fp8pipe.planner.links import measure_network
+from chainer_fp8pipe.planner.network.links import measure_network
 
 from mpi4py import MPI
 

@@ -1,13 +1,13 @@
-"""The command line: ``python -m chainer_fp8pipe run`` and ``bench``."""
+"""The command line: ``python -m chainer_fp8pipe run``, ``plan``, ``bench``."""
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
-import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -16,11 +16,16 @@ from .bench.command import add_bench
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import FAMILIES, make_options, parse_option
-from .intercept.training_objects import creating_communicators, substituting
-from .mpi.failure.abort import abort_on_exception, end_all_ranks
 from .pipeline.schedules.schedule import SCHEDULES
+from .planner.scripts.plan_command import add_plan
+from .planner.scripts.planned_run import planned_run
 from .planning.sizes import parse_bytes
-from .training.unmodified import Options, PipelineJob, Refusal, refuse_all
+from .training.unmodified import (
+    Options,
+    PipelineJob,
+    launch,
+    only_rank_0_prints,
+)
 
 _RUN = """
 Runs an unmodified ChainerMN script:
@@ -46,28 +51,23 @@ save_npz and load_npz stay as they are, and the batch size is that of all
 ranks together.  Of more than N ranks, every N are a replica of the model, and
 share each batch; their gradients are averaged by --communicator (default
 here: float32).
+
+With --plan, either kind of script is run as a plan says, which the command
+"plan" has made on as many ranks:
+
+    mpiexec -n 8 python -m chainer_fp8pipe plan -o plan.json train.py
+    mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
-    parser = _parser()
-    with _only_rank_0_prints(contextlib.redirect_stdout,
-                             contextlib.redirect_stderr):
-        options = parser.parse_args(arguments)
-        if 'script' not in options:
-            options.call(options)
-            return
-        given, pipeline = {}, None
-        try:
-            given = _communicator_options(options)
-            pipeline = _pipeline_options(options)
-        except ValueError as error:
-            parser.error(str(error))
-        if not os.path.isfile(options.script):
-            parser.error(f'there is no script {options.script}')
-    _run(options.script, options.arguments, options.communicator, given,
-         pipeline)
+    with only_rank_0_prints(contextlib.redirect_stdout,
+                            contextlib.redirect_stderr):
+        options = _parser().parse_args(arguments)
+        action = options.call(options)
+    if action is not None:      # which prints on all ranks
+        action()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,10 +76,14 @@ def _parser() -> argparse.ArgumentParser:
         description='Chainer on current Pythons, with fp8 gradients.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
     add_bench(commands)
+    add_plan(commands)
     run = commands.add_parser(
         'run', help='run an unmodified Chainer or ChainerMN script',
         description=_RUN,
         formatter_class=argparse.RawDescriptionHelpFormatter)
+    run.add_argument(
+        '--plan', metavar='FILE', help='do as a plan says, which "plan" has '
+        'made; in place of all other options')
     run.add_argument(
         '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],
         help=f'one of {", ".join([*FAMILIES, *CHAINERMN])}')
@@ -105,7 +109,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument('script', metavar='SCRIPT')
     run.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
                      help="the script's own arguments")
+    run.set_defaults(call=_checked_run, parser=run)
     return parser
+
+
+def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
+    """Checks the arguments of ``run``; what it returns runs the script."""
+    try:
+        if not os.path.isfile(options.script):
+            raise ValueError(f'there is no script {options.script}')
+        if options.plan is not None:
+            return planned_run(options)
+        given = _communicator_options(options)
+        pipeline = _pipeline_options(options)
+    except ValueError as error:
+        options.parser.error(str(error))
+    return functools.partial(_run, options.script, options.arguments,
+                             options.communicator, given, pipeline)
 
 
 def _fields() -> dict[str, dataclasses.Field]:
@@ -169,45 +189,15 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         # The script's options are for the communicator it meant.
         return create_communicator(communicator, mpi_comm, **given)
 
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    abort_on_exception()
-    ranks = MPI.COMM_WORLD.Dup()    # nobody else's
-    try:
-        with creating_communicators(create):
-            if pipeline is None:
-                runpy.run_path(script, run_name='__main__')
-            else:
-                _run_pipeline(script, pipeline, lambda comm:
-                              create_communicator(communicator or 'float32',
-                                                  comm, **given))
-    except Refusal as refusal:
-        refuse_all(ranks, refusal)
-    except SystemExit as exit:
-        if exit.code not in (None, 0) and MPI.COMM_WORLD.size > 1:
-            # The other ranks may be waiting for this one.
-            if isinstance(exit.code, int):
-                end_all_ranks('', exit.code)
-            end_all_ranks(f'{exit.code}\n', 1)
-        raise
-
-
-def _run_pipeline(script: str, options: Options, make: Any) -> None:
-    job = PipelineJob(MPI.COMM_WORLD, options, make)
+    if pipeline is None:
+        launch(script, arguments, 'run', create)
+        return
+    job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
+                      create_communicator(communicator or 'float32', comm,
+                                          **given))
     # The script would say everything as often as there are ranks.
-    with _only_rank_0_prints(contextlib.redirect_stdout), substituting(job):
-        runpy.run_path(script, run_name='__main__')
-        job.finish()
-
-
-@contextlib.contextmanager
-def _only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if MPI.COMM_WORLD.rank:
-            nowhere = stack.enter_context(open(os.devnull, 'w'))
-            for stream in redirect:
-                stack.enter_context(stream(nowhere))
-        yield
+    with only_rank_0_prints(contextlib.redirect_stdout):
+        launch(script, arguments, 'run', create, job)
 
 
 if __name__ == '__main__':

@@ -74,6 +74,10 @@ class Plan:
     summed: int
     gather: tuple[Actions, ...]
 
+    def __hash__(self) -> int:
+        # Of all actions, a hash would take longer than what it saves.
+        return hash((self.name, self.ranks, self.workers, self.blocks))
+
     def actions(self, rank: int) -> Actions:
         """All that ``rank`` does, in this order, with every frame."""
         return (*self.reduced(rank), *self.gather[rank])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class RankPlan:
     contributes: bool
 
 
+@functools.lru_cache(1024)
 def program(plan: Plan, rank: int) -> RankPlan:
     """The part of ``rank``."""
     steps = []

@@ -359,11 +359,15 @@ class Partition:
 
 def check_loss(trace: Trace) -> None:
     """Raises ValueError if a model has not returned its loss."""
-    if not is_scalar(trace.result):
+    check_result(trace.result)
+
+
+def check_result(result: Any) -> None:
+    """Raises ValueError if what a model has returned is no loss."""
+    if not is_scalar(result):
         raise ValueError(
-            'the model returned '
-            f'{type(trace.result).__name__} of shape '
-            f'{getattr(trace.result, "shape", "unknown")}; called with a '
+            f'the model returned {type(result).__name__} of shape '
+            f'{getattr(result, "shape", "unknown")}; called with a '
             'batch, it must return its loss, a scalar variable, as '
             'chainer.links.Classifier does')
 

@@ -158,6 +158,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         """The codec of the first model after its warm-up."""
         return next(iter(self._models)).codec
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether a model's next update travels in float32, to be in fp8 soon.
+        """
+        return any(state.current is not state.codec for state in self._models)
+
     def report(self) -> dict[str, TensorReport]:
         """Reports on every tensor so far, by the parameter's name.
 

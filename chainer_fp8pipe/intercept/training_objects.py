@@ -1,9 +1,9 @@
 """Has another object make what a training script makes.
 
 In a block of :func:`substituting`, these of Chainer 7.8.1 are replaced in all
-threads (see :class:`.Patch`): ``StandardUpdater.__init__``
-(chainer/training/updaters/standard_updater.py, line 80), the same of
-``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, line 121),
+threads (see :class:`.Patch`): ``StandardUpdater.__init__`` and ``update``
+(chainer/training/updaters/standard_updater.py, lines 80 and 230), ``__init__``
+of ``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, 121),
 ``Trainer.__init__``, ``extend`` and ``run`` (chainer/training/trainer.py,
 lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
 (chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
@@ -48,6 +48,9 @@ class Substitute(Protocol):
                      **kwargs: Any) -> None:
         """In place of ``StandardUpdater.__init__``."""
 
+    def update(self, original: Callable, updater: Any) -> None:
+        """In place of ``StandardUpdater.update``."""
+
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
                      **kwargs: Any) -> None:
         """In place of ``Trainer.__init__``."""
@@ -76,12 +79,27 @@ class Substitute(Protocol):
         """In place of ``load_npz`` and ``load_hdf5``."""
 
 
+class Originals:
+    """A :class:`Substitute` that has Chainer do everything.
+
+    For those that replace some of it only.
+    """
+
+    def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    make_updater = update = _original
+    make_trainer = extend = run_trainer = _original
+    make_evaluator = evaluate = save = load = _original
+
+
 @contextlib.contextmanager
 def substituting(substitute: Substitute) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
     with contextlib.ExitStack() as stack:
         for owner, name, act in (
                 (StandardUpdater, '__init__', substitute.make_updater),
+                (StandardUpdater, 'update', substitute.update),
                 (MultiprocessParallelUpdater, '__init__',
                  substitute.make_updater),
                 (chainer.training.Trainer, '__init__',

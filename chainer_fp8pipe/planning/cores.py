@@ -6,7 +6,10 @@ sharing).
 """
 from __future__ import annotations
 
+import collections
+import functools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,7 +39,12 @@ class Cores:
     def slowdown(self, pool: int, busy: int) -> float:
         """How many times as long a computation takes of ``busy`` at a time."""
         full = self.full[pool] if self.full else 1.0
-        return max(self.single, full * busy / self.pools.count(pool))
+        return max(self.single, full * busy / self._sizes[pool])
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[int, int]:
+        """How many ranks each pool has."""
+        return collections.Counter(self.pools)
 
 
 class Computing(Protocol):

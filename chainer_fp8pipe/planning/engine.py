@@ -67,6 +67,16 @@ class Receive(NamedTuple):
     label: Any = None
 
 
+class Signal(NamedTuple):
+    """Wakes a program of any rank that receives the key, at once.
+
+    So programs of one rank, or a rank and its exchange's thread, tell each
+    other how far they are; it is no message and takes no time.
+    """
+
+    key: Hashable
+
+
 class Flush(NamedTuple):
     """Waits until all that the program sent has left the rank.
 
@@ -83,7 +93,7 @@ class Span(NamedTuple):
     end: float
 
 
-EngineAction = Compute | Send | Receive | Flush
+EngineAction = Compute | Send | Receive | Signal | Flush
 #: Instead of an action: before the first one, and after a send that blocks.
 _BEGIN, _SENDING = object(), object()
 
@@ -240,6 +250,9 @@ class Engine:
         """Goes to the next action; sends before that one leave now."""
         for action in program.actions:
             program.action = action
+            if type(action) is Signal:
+                self._clock.at(self._clock.now, self._arrive, action.key)
+                continue
             if type(action) is not Send:
                 return
             self._send(program, action)
@@ -269,20 +282,19 @@ class Engine:
         else:
             _, left = self._network.send(
                 program.rank, action.target, action.size, self._arrive,
-                action.target, action.key)
+                action.key)
             program.left = max(program.left, (left, ticket))
 
-    def _arrive(self, target: int, key: Hashable) -> None:
+    def _arrive(self, key: Hashable) -> None:
         self._arrived[key] = self._arrived.get(key, 0) + 1
         program = self._waiting.pop(key, None)
         if program is not None:
-            self._ranks[target].ready.append(program)
-            self.go_on(target)
+            self._resume(program)
 
     def _arrive_blocking(self, program: Program, action: Send) -> None:
         if action.label is not None:
             self.spans.append(Span(program.rank, action.label,
                                    program.send_began, self._clock.now))
-        self._arrive(action.target, action.key)
+        self._arrive(action.key)
         program.action = _BEGIN
         self._resume(program)

@@ -29,12 +29,14 @@ import chainer
 import chainer.links as L
 import chainermn
 import numpy
+from chainer.dataset import concat_examples
 from chainer.training import Trainer, extensions
 from chainer.training.updaters import StandardUpdater
 from data import load
 from model import ConvNet
 from mpi4py import MPI
-from report import plot_curves, print_table, summarise
+from prediction import predict
+from report import plot_curves, print_prediction, print_table, summarise
 
 
 def parse(arguments=None):
@@ -75,6 +77,11 @@ def parse(arguments=None):
         '--device', default='@numpy', metavar='NAME',
         help='where every rank trains, as chainer.get_device names it: '
         '@cupy:0 is the first GPU, for all ranks (default: @numpy)')
+    parser.add_argument(
+        '--link', type=float, default=1.0, metavar='GBIT',
+        help='predict what an update would take with each rank on a host of '
+        'its own, and links of so many Gbit/s (default: 1; 0: no prediction; '
+        'there is none for GPUs)')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
     with only_rank_0_prints():
@@ -84,6 +91,8 @@ def parse(arguments=None):
         for name in ('epoch', 'batchsize'):
             if getattr(options, name) < 1:
                 parser.error(f'--{name} must be at least 1')
+        if not 0 <= options.link < math.inf:
+            parser.error('--link must be a number of Gbit/s, or 0')
     return options
 
 
@@ -175,6 +184,16 @@ def train(options, name, datasets):
         return summarise(name, json.load(file))
 
 
+def predict_updates(options, train_set):
+    """What :func:`prediction.predict` says of the runs; on all ranks."""
+    return predict(
+        MPI.COMM_WORLD,
+        {text: name_and_options(text) for text in options.communicator},
+        L.Classifier(ConvNet(train_set[0][0].shape[0])),
+        concat_examples(train_set[:options.batchsize]),
+        chainer.optimizers.MomentumSGD(options.lr), options.link)
+
+
 def prepare_directory(out, go_on):
     """Whether there is a snapshot to go on from; rank 0 decides.
 
@@ -194,15 +213,21 @@ def prepare_directory(out, go_on):
 
 def create_communicator(options, text, updates):
     """The communicator, with the float32 warm-up if it is an fp8 one."""
-    name, _, given = text.partition(':')
-    extra = {}
+    name, given = name_and_options(text)
     if name.startswith('fp8'):
-        extra['warmup'] = (updates // 20 if options.warmup is None
-                           else options.warmup)
+        given.setdefault('warmup', updates // 20 if options.warmup is None
+                         else options.warmup)
+    return chainer_fp8pipe.create_communicator(name, **given)
+
+
+def name_and_options(text):
+    """A communicator's name, and its options behind a colon."""
+    name, _, given = text.partition(':')
+    options = {}
     for part in filter(None, given.split(',')):
         option, _, value = part.partition('=')
-        extra[option] = parse_option(name, option, value)
-    return chainer_fp8pipe.create_communicator(name, **extra)
+        options[option] = parse_option(name, option, value)
+    return name, options
 
 
 def cosine_decay(start, updates):
@@ -239,9 +264,16 @@ def main():
     comm = chainer_fp8pipe.create_communicator('float32')
     datasets = [chainermn.scatter_dataset(dataset, comm)
                 for dataset in datasets]
+    predicted, large = {}, None
+    if options.link and options.device == '@numpy':
+        predicted, large = predict_updates(options, datasets[0])
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
-        print_table(runs)
+        for run in runs:
+            run['predicted'] = predicted.get(run['name'])
+        print_table(runs, hosts=MPI.COMM_WORLD.size if predicted else None)
+        if large:
+            print_prediction(MPI.COMM_WORLD.size, options.link, large)
         with open(os.path.join(options.out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
         plot_curves(runs, os.path.join(options.out, 'curves.png'))

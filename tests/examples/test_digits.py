@@ -21,8 +21,12 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 SCRIPT = os.path.join(_ROOT, 'examples', 'digits', 'train_digits.py')
 
 
+# Measures nothing for a prediction, which takes seconds.
+WITHOUT = '--link', '0'
+
+
 def run(*arguments, ranks=2):
-    return run_script(ranks, SCRIPT, *arguments, timeout=300)
+    return run_script(ranks, SCRIPT, *WITHOUT, *arguments, timeout=300)
 
 
 def arrays(path):
@@ -34,6 +38,7 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
     done = run('--epoch', '2', '--warmup', '10', '--root', digits(), '--out',
                tmp_path)
     assert done.returncode == 0, done.stderr
+    assert 'PREDICTED' not in done.stdout
     table = done.stdout[done.stdout.index('communicator'):]
     for name in ('float32', 'fp8', 'fp8_paper'):
         assert f'\n{name} ' in table
@@ -50,7 +55,31 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
         runs['float32']['losses'][0], rel=0.1)
 
 
-INTERRUPTED = '--communicator', 'fp8', '--epoch', '2', '--warmup', '10'
+def test_updates_are_predicted_for_a_rank_per_host(tmp_path):
+    write_mnist(tmp_path, False)
+    names = 'float32', 'fp8', 'fp8:algorithm=ring', 'fp8_paper', 'naive'
+    done = run('--dataset', 'mnist', '--root', tmp_path, '--out',
+               tmp_path / 'out', '--epoch', '1', '--link', '1e-5',
+               '--communicator', *names)
+    assert done.returncode == 0, done.stderr
+    assert 'updates on 2 hosts with 1e-05 Gbit/s' in done.stdout
+    # Of 60,554 elements, half to the other host and half back; fp8 saves
+    # three quarters of the time where nothing else counts.
+    rows = {line.split()[0]: line.split()[-1]
+            for line in done.stdout.splitlines()
+            if line.split()[:1] and line.split()[0] in names}
+    whole = 1000 * 4 * 60554 / (1e4 / 8 * 0.95)
+    assert float(rows['float32']) == pytest.approx(whole, rel=0.01)
+    for name in 'fp8', 'fp8:algorithm=ring':
+        assert float(rows[name]) == pytest.approx(whole / 4, rel=0.02)
+    assert rows['fp8_paper'] == rows['naive'] == '-'
+    assert done.stdout.count('PREDICTED') == 3
+    runs = json.loads((tmp_path / 'out' / 'summary.json').read_text())
+    assert runs[0]['predicted'] == pytest.approx(whole, rel=0.01)
+
+
+INTERRUPTED = (*WITHOUT, '--communicator', 'fp8', '--epoch', '2',
+               '--warmup', '10')
 
 
 @pytest.fixture(scope='module')
@@ -197,6 +226,7 @@ def test_a_damaged_file_is_named(tmp_path):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--dataset', 'mnist'], '--dataset mnist needs --root DIR'),
     (['--epoch', '0'], '--epoch must be at least 1'),
+    (['--link', '-1'], '--link must be a number of Gbit/s, or 0'),
     (['--communicator', 'fp9'], "no communicator is called 'fp9'"),
 ])
 def test_wrong_arguments_are_explained(arguments, message):

@@ -1,5 +1,6 @@
 """What a script makes for its training is made by another in a block."""
 from chainer_fp8pipe.intercept.training_objects import (
+    Originals,
     creating_communicators,
     substituting,
 )
@@ -41,7 +42,8 @@ def train(out):
     npz.load_npz(f'{out}/model', model)
 
 
-PLACES = [(StandardUpdater, '__init__'), (Evaluator, '__init__'),
+PLACES = [(StandardUpdater, '__init__'), (StandardUpdater, 'update'),
+          (Evaluator, '__init__'),
           (Evaluator, 'evaluate'), (chainer.training.Trainer, '__init__'),
           (chainer.training.Trainer, 'extend'),
           (chainer.training.Trainer, 'run'), (npz, 'save_npz'),
@@ -57,11 +59,17 @@ def test_the_substitute_is_asked_in_the_block_only(tmp_path):
     # To save to a name, Chainer saves to a file.
     assert notes.asked == [
         'make_updater', 'make_trainer', 'make_evaluator', 'extend',
-        'evaluate', 'run_trainer', 'save', 'save', 'load']
+        'evaluate', 'run_trainer', 'update', 'save', 'save', 'load']
     notes.asked.clear()
     train(tmp_path)
     assert not notes.asked
     assert [vars(owner)[name] for owner, name in PLACES] == ORIGINALS
+
+
+def test_originals_change_nothing(tmp_path):
+    with substituting(Originals()):
+        train(tmp_path)
+    assert (tmp_path / 'model').exists()
 
 
 def test_somebody_elses_function_is_the_original_and_comes_back(

@@ -87,7 +87,7 @@ class Plan:
         return Step(
             f'Digits on {ranks} ranks', 'The digits example, all ranks on '
             'one GPU.', self._ranks(
-                ranks, 'examples/digits/train_digits.py',
+                ranks, 'examples/digits/train_digits.py', '--link', '0',
                 *self._example(f'digits-{ranks}', 4)), 90,
             shown=from_line('communicator '), missing=self._pictures())
 

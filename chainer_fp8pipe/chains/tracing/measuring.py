@@ -76,7 +76,7 @@ class CallMeasurement:
         node, whole = self._node, isinstance(self._node, WholeCall)
         with preserved():
             state = numpy.random.get_state()
-            with _memory_traced():
+            with memory_traced():
                 outs, kept, temporary = self._weigh()
             # Whether a whole function draws may depend on data.
             draws = (_has_moved(state) or whole
@@ -175,7 +175,8 @@ class CallMeasurement:
 
 
 @contextlib.contextmanager
-def _memory_traced() -> Iterator[None]:
+def memory_traced() -> Iterator[None]:
+    """A block in which ``tracemalloc`` counts what is allocated."""
     tracing = tracemalloc.is_tracing()
     if not tracing:
         tracemalloc.start(1)

@@ -1,35 +1,46 @@
 """What an all-reduce asks of a rank, for any number of ranks.
 
 Plans of thousands of ranks are too large to be written down.  In the plans
-here all ranks do the same, though: the demand of one rank says all.
+here all ranks do the same, though: the demand of one rank says all.  The
+aggregators of :func:`aggregator_demand` are the exception.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from fractions import Fraction
 
-from .traffic import NO_TRAFFIC, MessageForm, Traffic
-
-#: Traffic by dimension of the network and form of the message.
-Flows = Mapping[tuple[int, MessageForm], Traffic]
+from .traffic import MessageForm
 
 
 @dataclass(frozen=True)
-class Half:
-    """What a rank does in the reduce-scatter, or in the all-gather.
+class Phase:
+    """Steps that are alike, each of which waits for the one before.
 
     Attributes:
-        flows: Messages that leave the rank; as many reach the rank.
-        own: Elements of the rank's own contribution that are added to
-            sums, as a share of the vector.
-        encoded: Elements whose mean the rank encodes, as a share of the
-            vector; also where there is one contribution only.
+        steps: How many.
+        messages: That leave a rank in a step, before the rank receives.
+        share: Of the vector, in each message.
+        form: What the messages carry.
+        received: Messages that reach a rank in a step.
+        dimension: Of the network.
+        own: Elements of the rank's own contribution that are added to sums in
+            a step, as a share of the vector.
+        fresh: Gradients are first needed here: contributions that are sent,
+            and what is ``own``.
+        mean: Elements whose mean the rank encodes after the steps, as a share
+            of the vector; also where there is one contribution only.
     """
 
-    flows: Flows = field(default_factory=dict)
+    steps: int
+    messages: int
+    share: Fraction
+    form: MessageForm
+    received: int
+    dimension: int = 0
     own: Fraction = Fraction(0)
-    encoded: Fraction = Fraction(0)
+    fresh: bool = False
+    mean: Fraction = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -38,39 +49,57 @@ class Demand:
 
     Attributes:
         blocks: Into how many the vector is cut.
-        steps: Messages in the longest chain, half of them in either half.
         reduce: What a rank does in the reduce-scatter.
         gather: What a rank does in the all-gather.
+        served: Other ranks, the aggregators, sum for all.  What leaves one of
+            the one side reaches one of the other: ``messages`` are of the
+            side that sends, ``received`` of the other.
     """
 
     blocks: int
-    steps: int
-    reduce: Half
-    gather: Half
+    reduce: tuple[Phase, ...]
+    gather: tuple[Phase, ...]
+    served: bool = False
 
     @property
-    def halves(self) -> tuple[Half, Half]:
-        """The reduce-scatter and the all-gather."""
-        return self.reduce, self.gather
+    def steps(self) -> int:
+        """Messages in the longest chain."""
+        return sum(phase.steps for phase in (*self.reduce, *self.gather))
 
 
 def ring_demand(ranks: int, dimension: int = 0) -> Demand:
     """What :func:`~.plan.ring` needs, by formula."""
     share = Fraction(1, ranks)
-    reduce = _flows(dimension, {MessageForm.CONTRIBUTION: min(ranks - 1, 1),
-                                MessageForm.PARTIAL: max(ranks - 2, 0)}, share)
-    gather = _flows(dimension, {MessageForm.RESULT: ranks - 1}, share)
-    return Demand(ranks, 2 * (ranks - 1),
-                  Half(reduce, (ranks - 1) * share, share), Half(gather))
+    first = min(ranks - 1, 1)
+    return Demand(
+        ranks,
+        (Phase(first, 1, share, MessageForm.CONTRIBUTION, 1, dimension, share,
+               True),
+         Phase(ranks - 1 - first, 1, share, MessageForm.PARTIAL, 1, dimension,
+               share, True, share)),
+        (Phase(ranks - 1, 1, share, MessageForm.RESULT, 1, dimension),))
 
 
 def direct_demand(ranks: int) -> Demand:
     """What :func:`~.plan.direct` needs, by formula."""
     share = Fraction(1, ranks)
-    reduce = _flows(0, {MessageForm.CONTRIBUTION: ranks - 1}, share)
-    gather = _flows(0, {MessageForm.RESULT: ranks - 1}, share)
-    return Demand(ranks, 2 * (ranks > 1),
-                  Half(reduce, share * (ranks > 1), share), Half(gather))
+    steps, others = min(ranks - 1, 1), ranks - 1
+    return Demand(
+        ranks,
+        (Phase(steps, others, share, MessageForm.CONTRIBUTION, others,
+               own=share, fresh=True, mean=share),),
+        (Phase(steps, others, share, MessageForm.RESULT, others),))
+
+
+def aggregator_demand(workers: int, aggregators: int) -> Demand:
+    """What :func:`~.plan.aggregator` needs, by formula."""
+    share = Fraction(1, aggregators)
+    return Demand(
+        aggregators,
+        (Phase(1, aggregators, share, MessageForm.CONTRIBUTION, workers,
+               fresh=True, mean=share),),
+        (Phase(1, workers, share, MessageForm.RESULT, aggregators),),
+        served=True)
 
 
 def compose_demand(inner: Demand, outer: Demand,
@@ -85,17 +114,26 @@ def compose_demand(inner: Demand, outer: Demand,
     share = Fraction(1, inner.blocks)
     sums = not encode_between and inner.blocks > 1
 
-    def scaled(half: Half) -> Half:
-        """Half of the outer plan, which adds up sums if none is encoded."""
-        return Half(_scaled(half.flows, share, sums),
-                    half.own * share * (not sums), half.encoded * share)
+    def scaled(phase: Phase) -> Phase:
+        """The phase for a share of the vector.
+
+        If none is encoded, contributions are sums, of which the rank's own is
+        there before.
+        """
+        form = (MessageForm.PARTIAL if sums
+                and phase.form is MessageForm.CONTRIBUTION else phase.form)
+        return dataclasses.replace(
+            phase, share=phase.share * share, form=form,
+            own=phase.own * share * (not sums), mean=phase.mean * share,
+            fresh=phase.fresh and inner.blocks == 1 and not encode_between)
 
     within = inner.reduce
     if not encode_between:
-        within = Half(within.flows, within.own)
-    return Demand(inner.blocks * outer.blocks, inner.steps + outer.steps,
-                  _both(within, scaled(outer.reduce)),
-                  _both(inner.gather, scaled(outer.gather)))
+        within = tuple(dataclasses.replace(phase, mean=Fraction(0))
+                       for phase in within)
+    return Demand(inner.blocks * outer.blocks,
+                  (*within, *map(scaled, outer.reduce)),
+                  (*map(scaled, outer.gather), *inner.gather))
 
 
 def torus2d_demand(rows: int, columns: int) -> tuple[Demand, Demand]:
@@ -105,28 +143,3 @@ def torus2d_demand(rows: int, columns: int) -> tuple[Demand, Demand]:
                               ring_demand(second, 1 - dimension), False)
 
     return half(columns, rows, 0), half(rows, columns, 1)
-
-
-def _flows(dimension: int, counts: Mapping[MessageForm, int], share: Fraction
-           ) -> Flows:
-    return {(dimension, form): Traffic(count, count * share)
-            for form, count in counts.items() if count}
-
-
-def _scaled(flows: Flows, share: Fraction, sums: bool) -> Flows:
-    """The flows for a share of the vector; contributions become sums."""
-    total: dict[tuple[int, MessageForm], Traffic] = {}
-    for (dimension, form), traffic in flows.items():
-        if sums and form is MessageForm.CONTRIBUTION:
-            form = MessageForm.PARTIAL
-        before = total.get((dimension, form), NO_TRAFFIC)
-        total[dimension, form] = before.and_(
-            traffic._replace(elements=traffic.elements * share))
-    return total
-
-
-def _both(one: Half, other: Half) -> Half:
-    flows = {key: one.flows.get(key, NO_TRAFFIC).and_(
-        other.flows.get(key, NO_TRAFFIC))
-        for key in (*one.flows, *other.flows)}
-    return Half(flows, one.own + other.own, one.encoded + other.encoded)

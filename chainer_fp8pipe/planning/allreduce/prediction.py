@@ -1,30 +1,37 @@
 """Predicts the time of an all-reduce on a cluster of any size.
 
-A chunk that is alone goes through the whole plan in the time of its longest
-chain of messages.  The next one follows a step behind it, as soon as the
-busiest link or rank of that step is free.  The frames in flight limit how many
-are under way, and no link or rank is busy for longer than all the time::
+The time is the longest of three:
 
-    alone   = steps * latency + seconds on links and in ranks
-    stagger = seconds on the busiest link, or in a rank, for one step
-    load    = seconds on the busiest link, or in a rank, for all steps
-    chains  = (1 + rounds) * alone + more * stagger
-    time    = max(chains, chunks * load + (alone - load) / steps)
+* the load of the busiest link or rank, and until it begins;
+* chains: a chunk that is alone goes through the whole plan in the time of its
+  longest chain of messages (:mod:`.chunk_seconds`), and the frames in flight
+  limit how many are under way::
 
-where ``chunks - 1`` is ``rounds`` times the frames in flight and ``more``.
+      chains = (1 + rounds) * alone + more * stagger
+
+  where ``chunks - 1`` is ``rounds`` times the frames in flight and ``more``;
+* as many chunks as may be in flight go side by side, phase by phase.  In one
+  phase links or ranks are busiest, in another all chunks wait::
+
+      together = sum over phases of max(alone, loads of all chunks) + means
+
+  The other chunks take the load of what is busiest, and on long chains more.
+
 :mod:`.simulation` knows each message, and is what this is tested against.
 """
 from __future__ import annotations
 
-import collections
+import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 from ..cluster import Cluster
+from .chunk_seconds import RANK, SERVER, ChunkSeconds, Loads, summed
 from .codec_costs import CodecCosts
-from .demand import Demand, Half
+from .demand import Demand
 from .simulation import Timing
-from .traffic import MessageForm, Traffic
+
+#: Steps of a chain on which chunks do not stay side by side.
+_SHORT = 4
 
 
 def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
@@ -39,7 +46,7 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
         demands: Of plans that run side by side, each on an equal share of
             the vector.
         cluster: Every rank has a host of its own, even if ``hosts`` is
-            empty.
+            empty; aggregators are in the switch if any host is.
         codec: Bytes and rates of the elements.
         elements: Of the vector.
         frame_bytes: Bytes of a frame on the wire.
@@ -50,23 +57,17 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
     """
     if len(set(cluster.hosts)) < len(cluster.hosts):
         raise ValueError('ranks that share a host must be simulated')
-    frame = max(1, frame_bytes // codec.wire_bytes)
     if not elements:
         return Timing(0.0, 0.0, 0.0)
-    share = elements / len(demands)
-    lanes = [_Lane(need, cluster, codec, share, frame) for need in demands]
-    chunks = max(lane.chunks for lane in lanes)
-    alone = max(lane.alone for lane in lanes)
-    links = max(sum(lane.links[dimension] for lane in lanes)
-                for dimension in (0, 1))
-    rank = sum(lane.rank for lane in lanes)
-    load = max(links, rank)
-    rounds, more = divmod(chunks - 1, frames_in_flight)
-    chains = (1 + rounds) * alone + more * max(lane.stagger for lane in lanes)
-    steps = max(need.steps for need in demands)
-    seconds = max(chains, chunks * load
-                  + max(alone - load, 0.0) / max(steps, 1))
-    return Timing(seconds, chunks * links, chunks * rank)
+    frame = max(1, frame_bytes // codec.wire_bytes)
+    lanes = [_Lane(need, cluster, codec, elements / len(demands), frame)
+             for need in demands]
+    loads = summed((1, lane.loads(lane.count)) for lane in lanes)
+    seconds = max(_busiest(lanes, loads), _chains(lanes, frames_in_flight))
+    if not any(need.served for need in demands):
+        seconds = max(seconds, _side_by_side(lanes, frames_in_flight))
+    ranks = max(loads.pop(name, 0.0) for name in (RANK, SERVER))
+    return Timing(seconds, max(loads.values()), ranks)
 
 
 def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
@@ -81,63 +82,119 @@ def total_seconds(timing: Timing, codec: CodecCosts, elements: int) -> float:
 
 
 class _Lane:
-    """A plan's chunk of full size.
+    """A plan's chunks, of which the last one may be smaller.
 
     Attributes:
-        chunks: How many there are; the last one may be a part.
-        alone: Seconds of one chunk, the others not being there.
-        stagger: Seconds by which the next chunk is behind.
-        links: For how long a chunk keeps each link of a rank busy.
-        rank: For how long a chunk keeps a rank busy.
+        size: Of all chunks, in full ones.
+        count: How many there are.
+        full: The first one.
+        last: The last one.
     """
 
     def __init__(self, need: Demand, cluster: Cluster, codec: CodecCosts,
                  elements: float, frame: int) -> None:
-        self._cluster, self._codec = cluster, codec
-        self.chunks = max(1.0, elements / need.blocks / frame)
-        self._elements = elements / self.chunks
-        self.links: dict[int, float] = collections.defaultdict(float)
-        first, last = (self._shared(self._elements * seconds)
-                       for seconds in (codec.first, codec.last))
-        self.rank = self.alone = first + last
-        self.alone += need.steps * cluster.latency
-        self.stagger = 0.0
-        for half in need.halves:
-            busy, on_link = self._busy(half), 0.0
-            for (dimension, form), traffic in half.flows.items():
-                seconds = self._bytes(form, traffic) / cluster.rate
-                self.links[dimension if cluster.torus else 0] += seconds
-                on_link += seconds
-            self.rank += busy
-            self.stagger = max(self.stagger, max(on_link, busy)
-                               / max(need.steps / 2, 1))
-            # Of the messages of one step, one crosses the link while the rank
-            # is busy with another.
-            messages = sum(traffic.messages for traffic in half.flows.values())
-            serial = min(1.0, need.steps / 2 / messages) if messages else 1.0
-            self.alone += max(on_link, busy) + serial * min(on_link, busy)
+        longest = elements / need.blocks
+        self.size = longest / frame
+        self.count = max(math.ceil(self.size - 1e-9), 1)
+        rest = longest - (self.count - 1) * frame
+        self.full, self.last = (
+            ChunkSeconds(need, cluster, codec, block * need.blocks)
+            for block in (min(longest, frame), rest))
 
-    def _busy(self, half: Half) -> float:
-        """Seconds for which a rank is busy in one half of the plan."""
-        cluster, codec = self._cluster, self._codec
-        seconds = (self._of(half.own) / codec.add_own
-                   + self._of(half.encoded) / codec.mean)
-        for (_, form), traffic in half.flows.items():
-            elements = self._of(traffic.elements)
-            seconds += 2 * (traffic.messages * cluster.message_cost
-                            + self._bytes(form, traffic) * cluster.byte_cost)
-            if form is MessageForm.PARTIAL:
-                seconds += elements / codec.pack + elements / codec.add_partial
-            elif form is MessageForm.CONTRIBUTION:
-                seconds += elements / codec.add
-        return self._shared(seconds)
+    def chunks(self, stop: int) -> list[ChunkSeconds]:
+        """The first ones."""
+        full = min(stop, self.count - 1)
+        return [self.full] * full + [self.last] * (stop >= self.count)
 
-    def _shared(self, seconds: float) -> float:
-        """Seconds become more where ranks have to share cores."""
-        return seconds * max(1.0, self._cluster.sharing / self._cluster.cores)
+    def loads(self, stop: int, start: int = 0) -> Loads:
+        """What the chunks from one to another keep busy."""
+        full = max(min(stop, self.count - 1) - start, 0)
+        return summed([(full, self.full.loads),
+                       (start < self.count <= stop, self.last.loads)])
 
-    def _bytes(self, form: MessageForm, traffic: Traffic) -> float:
-        return self._of(traffic.elements) * self._codec.bytes_of(form)
+    def chains(self, flight: int) -> float:
+        """Seconds of the longest chain of messages."""
+        rounds, more = divmod(self.count - 1, flight)
+        if not more:
+            return rounds * self.full.alone + self.last.alone
+        return ((1 + rounds) * self.full.alone
+                + (more - 1) * self.full.stagger + self.last.stagger)
 
-    def _of(self, share: Fraction) -> float:
-        return float(share) * self._elements
+
+def _busiest(lanes: Sequence[_Lane], loads: Loads) -> float:
+    """Seconds in which the busiest link or rank begins and does its work."""
+    begin = max((lane.full.alone - max(lane.full.loads.values()))
+                / max(lane.full.steps, 1) for lane in lanes)
+    return max(loads.values()) + max(begin, 0.0)
+
+
+def _chains(lanes: Sequence[_Lane], flight: int) -> float:
+    """Seconds of the longest chains; a plan's are behind another plan's."""
+    return max(lane.chains(flight) for lane in lanes) + sum(
+        _behind(lanes[0].full, lane.full) for lane in lanes[1:])
+
+
+def _behind(one: ChunkSeconds, other: ChunkSeconds) -> float:
+    """Seconds that a step waits for a link or rank that both need."""
+    return max(busy for first, phase in zip(one.phases, other.phases,
+                                            strict=True)
+               for key, busy in phase.loads.items() if key in first.loads)
+
+
+def _side_by_side(lanes: Sequence[_Lane], flight: int) -> float:
+    """Seconds of as many chunks as there may be, and of the others.
+
+    After the first ones, chunks begin when others end.  Long chains keep them
+    side by side for all that; the share by which they do is read off
+    simulations.
+    """
+    count = max(lane.count for lane in lanes)
+    flight = min(flight, count)
+    first = _together([chunk for lane in lanes
+                       for chunk in lane.chunks(flight)])
+    left = max(summed((1, lane.loads(count, flight))
+                      for lane in lanes).values())
+    steps = max(lane.full.steps for lane in lanes)
+    share = max(steps - _SHORT, 0) / (steps + _SHORT)
+    chunks = max(lane.size for lane in lanes)
+    still = max(first * (chunks - flight) / flight - left, 0.0)
+    return first + left + share * still
+
+
+def _together(chunks: Sequence[ChunkSeconds]) -> float:
+    """Seconds of chunks that go through their phases side by side.
+
+    Chunks that wait for the same link or rank are behind each other by a part
+    of a step.  Meanwhile those ahead encode their means, begin the next phase
+    if that needs something else, or decode.
+    """
+    seconds = sum(chunk.encoding for chunk in chunks)
+    ahead = (len(chunks) - 1) / len(chunks)
+    before: Loads = {}
+    free = 0.0
+    for phases in zip(*(chunk.phases for chunk in chunks), strict=True):
+        steps = max(*(phase.steps for phase in phases), 1)
+        step = summed((phase.steps / steps, phase.loads) for phase in phases)
+        alone = max(phase.steps * phase.alone / steps for phase in phases)
+        busiest = max(step.values())
+        seconds += steps * max(alone, busiest)
+        means = [phase.means for phase in phases]
+        if busiest > alone:
+            seconds -= ahead * _overlap(before, step)
+            free = ahead * (busiest - step[RANK])
+            before = summed([(1, step), (1, {RANK: sum(means)})])
+        else:
+            free, before = 0.0, {}
+        hidden = min(free, sum(means) - max(means))
+        seconds += sum(means) - hidden
+        free -= hidden
+    decoding = [chunk.decoding for chunk in chunks]
+    return seconds + max(sum(decoding) - free, max(decoding))
+
+
+def _overlap(one: Loads, other: Loads) -> float:
+    """Seconds for which two steps go on at the same time at most."""
+    first, second = (max(loads.values(), default=0.0)
+                     for loads in (one, other))
+    both = summed([(1, one), (1, other)])
+    return first + second - max(first, second, *both.values())

@@ -6,12 +6,14 @@ when all its steps are through and what it sent has left.
 """
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...allreduce.frames import Frames, piece_bounds
 from ...allreduce.plan import Opcode, Plan
-from ...allreduce.rank_plan import RankPlan, Step, program
+from ...allreduce.rank_plan import Step, program
 from ..cluster import Cluster
 from ..engine import (
     Compute,
@@ -77,7 +79,8 @@ def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
 def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
                  elements: int, *, frame_bytes: int, frames_in_flight: int,
                  ranks: Sequence[int] | None = None,
-                 after: Sequence[Program] | None = None) -> list[Program]:
+                 after: Sequence[Program] | None = None,
+                 period: int | None = None) -> list[Program]:
     """Gives ranks of an engine the programs of an all-reduce.
 
     Args:
@@ -90,11 +93,19 @@ def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
         ranks: The engine's rank for each rank of the plans; default: equal.
         after: For each of these ranks a program that must have ended before;
             None: the exchange begins at once.
+        period: Only so many of the first ranks get programs, as rank r of
+            each plan does what rank ``r % period`` does at the same time; a
+            message to rank r arrives there.  Elements are rounded up, so
+            that all blocks are equal.  None: all ranks get programs.
 
     Returns:
         All programs.
     """
     ranks = range(plans[0].ranks) if ranks is None else ranks
+    period = period or len(ranks)
+    if period < len(ranks):
+        whole = len(plans) * math.lcm(*(plan.blocks for plan in plans))
+        elements = -(-elements // whole) * whole
     bounds = piece_bounds(0, elements, len(plans))
     frame = max(1, frame_bytes // costs.codec.wire_bytes)
     added = []
@@ -102,12 +113,13 @@ def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
         frames = Frames(bounds[number], bounds[number + 1], plan.blocks,
                         frame)
         exchange = object()         # tells its messages from all others
-        for place, rank in enumerate(ranks):
-            lane = _RankLane(exchange, ranks, place, program(plan, place),
-                             frames, costs)
+        for place, rank in enumerate(ranks[:period]):
+            lane = _RankLane(exchange, ranks, place, plan, frames, costs,
+                             period)
             added += [engine.add(rank, lane.actions(),
                                  after[place] if after else None)
-                      for _ in range(frames_in_flight)]
+                      for _ in range(max(1, min(frames_in_flight,
+                                                frames.chunks)))]
     return added
 
 
@@ -119,66 +131,92 @@ class _RankLane:
     """
 
     def __init__(self, exchange: object, ranks: Sequence[int], place: int,
-                 part: RankPlan, frames: Frames, costs: StepCosts) -> None:
+                 plan: Plan, frames: Frames, costs: StepCosts, period: int
+                 ) -> None:
         self._exchange, self._ranks, self._place = exchange, ranks, place
-        self._part, self._frames, self._costs = part, frames, costs
-        self._encoded = _first_needed(part)
+        self._part, self._frames, self._costs = (
+            program(plan, place), frames, costs)
+        self._period = period
+        self._encoded = _first_needed(plan, place)
         self._waiting = iter(range(frames.chunks))
-        self._known: dict[tuple[Sequence[int], int], int] = {}
+        self._whole: list[_TimedStep] = []
 
     def actions(self) -> Iterator[EngineAction]:
+        last = self._frames.chunks - 1
         for chunk in self._waiting:
-            for position, step in enumerate(self._part.steps):
-                yield from self._step(position, step, chunk)
+            # All chunks but the last one have the same elements.
+            if chunk == last:
+                steps = self._timed(chunk)
+            else:
+                steps = self._whole = self._whole or self._timed(chunk)
+            for step, sender, before, within, send in steps:
+                if before:
+                    yield before
+                if sender is not None:
+                    yield Receive((self._exchange, chunk, sender,
+                                   self._place), step)
+                if within:
+                    yield within
+                if send:
+                    target, size, ends = send
+                    yield Send(target, size, (self._exchange, chunk, *ends))
             yield Flush()
 
-    def _step(self, position: int, step: Step, chunk: int
-              ) -> Iterator[EngineAction]:
+    def _timed(self, chunk: int) -> list[_TimedStep]:
+        parts = (self._frames.part(block, chunk)
+                 for block in range(len(self._frames.bounds) - 1))
+        counts = [part.stop - part.start for part in parts]
+        return [self._step(position, step, counts)
+                for position, step in enumerate(self._part.steps)]
+
+    def _step(self, position: int, step: Step, counts: Sequence[int]
+              ) -> _TimedStep:
         kind, peer, start, stop = step.action
-        elements = self._count(range(start, stop), chunk)
+        codec, elements = self._costs.codec, sum(counts[start:stop])
         # Encoded while the message that the contribution is added to is
         # still on its way.
-        before = self._encoding(position, chunk)
-        if before:
-            yield Compute(before)
-        if elements and kind in _RECEIVES:
-            yield Receive((self._exchange, chunk, peer, self._place), step)
+        before = codec.first * self._part.contributes * sum(
+            counts[block] for block in self._encoded[position])
         within = self._costs.seconds(step, elements, self._part.contributes)
         if position == len(self._part.steps) - 1:
-            within += self._decoding(chunk)
-        if within:
-            yield Compute(within)
-        if elements and kind in _SENDS:
-            yield Send(self._ranks[peer],
-                       elements * self._costs.codec.bytes_of(form_of(step)),
-                       (self._exchange, chunk, self._place, peer))
+            within += codec.last * self._part.contributes * sum(counts)
+        return _TimedStep(
+            step, peer if elements and kind in _RECEIVES else None,
+            Compute(before) if before else None,
+            Compute(within) if within else None,
+            (self._ranks[peer], elements * codec.bytes_of(form_of(step)),
+             self._ends(peer)) if elements and kind in _SENDS else None)
 
-    def _encoding(self, position: int, chunk: int) -> float:
-        """Seconds for the rank's own blocks that no earlier step needs."""
-        first = self._costs.codec.first
-        return first and first * self._part.contributes * self._count(
-            self._encoded[position], chunk)
-
-    def _decoding(self, chunk: int) -> float:
-        last = self._costs.codec.last
-        return last and last * self._part.contributes * self._count(
-            range(len(self._frames.bounds) - 1), chunk)
-
-    def _count(self, blocks: Sequence[int], chunk: int) -> int:
-        """Elements of the blocks in a chunk."""
-        found = self._known.get((blocks, chunk))
-        if found is None:
-            parts = (self._frames.part(block, chunk) for block in blocks)
-            found = sum(part.stop - part.start for part in parts)
-            self._known[blocks, chunk] = found
-        return found
+    def _ends(self, peer: int) -> tuple[int, int]:
+        """Sender and receiver, as the rank that has programs sees them."""
+        receiver = peer % self._period
+        return (self._place + receiver - peer) % len(self._ranks), receiver
 
 
-def _first_needed(part: RankPlan) -> list[tuple[int, ...]]:
-    """For each step, the blocks whose contribution it is first to need."""
+class _TimedStep(NamedTuple):
+    """A step of a chunk, with how long its parts take.
+
+    Attributes:
+        step: Of the plan.
+        sender: Whose message the step waits for, if not None.
+        before: Encoding, before that.
+        within: What follows the message, or precedes the one that is sent.
+        send: Rank, bytes, and sender and receiver of what is sent.
+    """
+
+    step: Step
+    sender: int | None
+    before: Compute | None
+    within: Compute | None
+    send: tuple[int, float, tuple[int, int]] | None
+
+
+@functools.lru_cache(1024)
+def _first_needed(plan: Plan, place: int) -> list[tuple[int, ...]]:
+    """For each step of a rank, the blocks that it is first to encode."""
     encoded: set[int] = set()
     found = []
-    for (kind, _, start, stop), _, fresh in part.steps:
+    for (kind, _, start, stop), _, fresh in program(plan, place).steps:
         needs = kind is Opcode.SEND_PARTIAL or (
             fresh and kind in (Opcode.RECEIVE_PARTIAL, Opcode.ENCODE))
         found.append(tuple(block for block in range(start, stop)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -98,51 +99,79 @@ class CodecFigures:
         update: Seconds of the mean of a few elements of one tensor:
             agreement, waking up, Python.
         tensor: Seconds that each further tensor adds.
+        bucket: Seconds that each further bucket adds, into which gradients
+            are divided.
     """
 
     rates: Mapping[str, Figure]
     update: Figure = Figure(0.0)
     tensor: Figure = Figure(0.0)
+    bucket: Figure = Figure(0.0)
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model's calls and what an update takes beside them.
+    """The model's calls for two sizes of a batch, and what else takes time.
+
+    Seconds of calls are those of the processor, of a rank that computes
+    alone, in training.
 
     Attributes:
-        calls: Of a trace with ``samples``; seconds of processor time of a
-            rank that computes alone, in training.
-        fixed: The part of the seconds that does not grow with the samples.
-        samples: Of the example.
+        samples: Of the larger batch.
+        calls: Of a trace with so many samples.
+        few: Samples of the smaller batch; equal to ``samples`` if only one
+            was measured.
+        calls_few: Of a trace with these.
         order: The model's parameters in groups, in the order of first use.
         parameters: By path.
+        buckets: Paths of the parameters whose gradients travel together, in
+            the order in which they are sent.
         update: Seconds in which the optimizer updates all parameters.
         rest: Seconds of an update beside passes, exchange and optimizer.
-        ghost: Seconds in which a stage passes by one call that another stage
-            makes.
-        whole: Seconds of processor time of a whole forward and backward
-            pass, as it was measured.
+        plain: Seconds of a whole forward and backward pass of ``samples`` by
+            plain Chainer, as replicas without a pipeline run the model.
+        plain_few: The same of the smaller batch.
+        spread: Relative spread of these.
+        ghost: Seconds in which a stage passes by a call of another stage.
+        step: Seconds that a step of a pipeline takes beside its passes.
+        micro_batch: Seconds that each of its micro-batches adds.
         optimizer_arrays: Arrays of a parameter's size that the optimizer
             keeps.
-        gradient_bytes: Bytes of an element of gradients: 4.
+        update_temporary: Bytes that an update of a parameter takes for a
+            while, as a multiple of the parameter's.
+        undivided: Why the model cannot be cut, so that ``calls`` are made
+            up, one for each layer; '': it can.
     """
 
-    calls: tuple[Call, ...]
-    fixed: float
     samples: int
+    calls: tuple[Call, ...]
+    few: int
+    calls_few: tuple[Call, ...]
     order: tuple[tuple[str, ...], ...]
     parameters: Mapping[str, Parameter]
+    buckets: tuple[tuple[str, ...], ...]
     update: Figure
     rest: Figure = Figure(0.0)
-    ghost: Figure = Figure(0.0)
-    whole: Figure = Figure(0.0)
+    plain: tuple[float, float] = (0.0, 0.0)
+    plain_few: tuple[float, float] = (0.0, 0.0)
+    spread: float = 0.0
+    ghost: Figure = Figure(8e-6)
+    step: Figure = Figure(0.0)
+    micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
+    update_temporary: float = 0.0
+    undivided: str = ''
+
+    def elements_of(self, names: Iterable[str]) -> int:
+        """Elements of these parameters, as far as shapes are known."""
+        return sum(self.parameters[name].nbytes
+                   // self.parameters[name].dtype.itemsize
+                   for name in names)
 
     @property
     def elements(self) -> int:
-        """Elements of all parameters whose shape is known."""
-        return sum(one.nbytes // one.dtype.itemsize
-                   for one in self.parameters.values())
+        """Elements of all parameters."""
+        return self.elements_of(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -178,20 +207,27 @@ class JobProfile:
 
         Hosts go on as they began: as many ranks on each, and as many cores.
         """
+        if count == self.ranks:
+            return self
         hosts, pools = self.network.hosts, self.cores.pools
         each = max(hosts.count(host) for host in set(hosts))
         single_host = len(set(hosts)) == 1
         new_hosts = tuple(
             0 if single_host else rank // each for rank in range(count))
-        if len(set(pools)) == 1:
-            full = (self.cores.full or (1.0,))[0]
-            # Twice the ranks on as many cores take twice as long.
-            cores = Cores((0,) * count, self.cores.single,
-                          (max(full * count / len(pools), 1.0),))
-        else:
-            cores = Cores(new_hosts, self.cores.single, (
-                statistics.mean(self.cores.full or (1.0,)),)
-                * len(set(new_hosts)))
+        # The pools of a host's ranks, one after the other.
+        local = [pool for pool, host in zip(pools, hosts, strict=True)
+                 if host == hosts[0]]
+        names = list(dict.fromkeys(local))
+        new_pools = (0,) * count if len(set(pools)) == 1 else tuple(
+            host * len(names) + names.index(local[rank % len(local)])
+            for rank, host in enumerate(new_hosts))
+        # Twice the ranks on as many cores take twice as long.
+        each_full = (statistics.mean(self.cores.full or (1.0,))
+                     * len(set(pools)) / len(pools))
+        sizes = Counter(new_pools)
+        cores = Cores(new_pools, self.cores.single, tuple(
+            max(each_full * sizes[pool], 1.0)
+            for pool in range(max(sizes) + 1)))
         return dataclasses.replace(
             self, network=dataclasses.replace(self.network, hosts=new_hosts),
             cores=cores, speeds=())

@@ -14,12 +14,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
 from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
-from ..schedules.simulator import Costs, Link, simulate
+from ..schedules.simulator import Costs, Link, step_time
 from ..sizes import said_bytes
 from .intervals import Intervals
 from .partition_plan import Predicted
@@ -95,13 +95,21 @@ class CutProblem:
         A micro-batch is live from its forward pass to the end of its
         backward pass.
         """
-        now, most = [0] * self.parts, [0] * self.parts
-        for actions in self.steps().actions:
-            for kind, _, chunk in actions:
-                now[chunk] += kind is Kind.FORWARD
-                most[chunk] = max(most[chunk], now[chunk])
-                now[chunk] -= kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
-        return most
+        return list(_live(self.schedule, self.stages, self.micro_batches,
+                          self.chunks))
+
+
+@functools.lru_cache(maxsize=16)
+def _live(*schedule: Any) -> tuple[int, ...]:
+    """See :meth:`CutProblem.live`."""
+    steps = _schedule(*schedule)
+    now, most = ([0] * (steps.last_chunk + 1) for _ in range(2))
+    for actions in steps.actions:
+        for kind, _, chunk in actions:
+            now[chunk] += kind is Kind.FORWARD
+            most[chunk] = max(most[chunk], now[chunk])
+            now[chunk] -= kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    return tuple(most)
 
 
 @dataclass(frozen=True)
@@ -137,35 +145,49 @@ def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     return min(found, key=lambda cut: cut.predicted.seconds)
 
 
-def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int]
-            ) -> Cut:
+def evaluate(intervals: Intervals, task: CutProblem, ends: Sequence[int],
+             recompute: Sequence[bool] | None = None) -> Cut:
     """Predicts the step, the memory and the messages of a cut.
 
     Args:
         intervals: Of the model.
         task: With as many chunks as there are ends.
         ends: Index after the last atom of each chunk.
+        recompute: Which chunks run forward twice; None: as the task says.
+    """
+    again, memory = rank_bytes(intervals, task, ends, recompute)
+    costs = chunk_costs(intervals, ends, again, task.defers)
+    crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
+    seconds = step_time(task.steps(), costs, Link(
+        task.wire.latency, task.wire.bandwidth, crossing))
+    return Cut(tuple(ends), again, Predicted(
+        seconds, tuple(map(sum, costs)), memory, tuple(crossing)))
+
+
+def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
+               recompute: Sequence[bool] | None = None
+               ) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+    """Which chunks run forward twice, and the bytes of each rank.
+
+    The arguments are those of :func:`evaluate`.
     """
     starts = [0, *ends[:-1]]
-    again, memory = [], [0.0] * task.stages
+    again: list[bool] = []
+    parts: list[list[_Bytes]] = [[] for _ in range(task.stages)]
     for chunk, (start, end, live) in enumerate(zip(
             starts, ends, task.live(), strict=True)):
         plain, short = (
-            float(_bytes(intervals, task, live, recomputes, start, end))
+            _parts(intervals, task, live, recomputes, start, end)
             for recomputes in (False, True))
-        repeat = not intervals.once[start, end] and (
-            task.recompute is True or (
-                task.recompute == 'auto' and task.memory is not None
-                and plain > _share(task)))
+        repeat = recompute[chunk] if recompute else (
+            not intervals.once[start, end] and (
+                task.recompute is True or (
+                    task.recompute == 'auto' and task.memory is not None
+                    and plain.most > _share(task))))
         again.append(repeat)
-        memory[chunk % task.stages] += short if repeat else plain
-    costs = chunk_costs(intervals, ends, again, task.defers)
-    crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
-    line = simulate(task.steps(), costs, Link(
-        task.wire.latency, task.wire.bandwidth, crossing))
-    return Cut(tuple(ends), tuple(again), Predicted(
-        line.step_time, tuple(map(sum, costs)),
-        tuple(task.overhead + used for used in memory), tuple(crossing)))
+        parts[chunk % task.stages].append(short if repeat else plain)
+    return tuple(again), tuple(task.overhead + _of_rank(chunks)
+                               for chunks in parts)
 
 
 def chunk_costs(intervals: Intervals, ends: Sequence[int],
@@ -206,8 +228,9 @@ class _Tables:
         plain = _not_empty(intervals.seconds() + 2 * self._traffic)
         if task.recompute is True:
             plain = plain + forward
-        self._costs = [self._limited(plain, forward, live)
-                       for live in task.live()]
+        tables = {live: self._limited(plain, forward, live)
+                  for live in set(task.live())}
+        self._costs = [tables[live] for live in task.live()]
 
     def candidates(self) -> list[tuple[int, ...]]:
         """Cuts that may be the best."""
@@ -255,20 +278,52 @@ def _share(task: CutProblem) -> float:
     return (task.memory - task.overhead) / task.chunks
 
 
+class _Bytes(NamedTuple):
+    """What a chunk needs.
+
+    Attributes:
+        fixed: Parameters, gradients, optimizer's state.
+        passes: Activations, messages, temporary arrays.
+        update: Temporary arrays of the optimizer, when nothing of the passes
+            is left.
+    """
+
+    fixed: Any
+    passes: Any
+    update: Any
+
+    @property
+    def most(self) -> Any:
+        """All at the worst moment."""
+        return self.fixed + numpy.maximum(self.passes, self.update)
+
+
+def _of_rank(chunks: Sequence[_Bytes]) -> float:
+    """The bytes of the chunks of a rank."""
+    fixed, passes, updates = zip(*chunks, strict=True)
+    # One parameter is updated after the other.
+    return float(sum(fixed) + max(sum(passes), *updates))
+
+
 def _bytes(intervals: Intervals, task: CutProblem, live: int,
-           recomputes: bool, start: Any = None, end: Any = None) -> Any:
-    """Bytes of an interval as a chunk; by default a table of all intervals."""
-    if start is None:
-        start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    fixed = (intervals.parameters[start, end] * task.copies
-             + intervals.temporary[start, end] + 2 * (
-                 intervals.crossing[start] + intervals.crossing[end]))
+           recomputes: bool) -> Any:
+    """A table of the bytes of all intervals as chunks."""
+    start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
+    return _parts(intervals, task, live, recomputes, start, end).most
+
+
+def _parts(intervals: Intervals, task: CutProblem, live: int,
+           recomputes: bool, start: Any, end: Any) -> _Bytes:
     inputs, kept = intervals.crossing[start], intervals.kept[start, end]
     if task.defers:
         kept = kept + intervals.deferred[start, end]
         recomputes = False
     again = recomputes & ~intervals.once[start, end]
-    return fixed + live * inputs + numpy.where(again, 1, live) * kept
+    passes = (intervals.temporary[start, end] + 2 * (
+        intervals.crossing[start] + intervals.crossing[end])
+        + live * inputs + numpy.where(again, 1, live) * kept)
+    return _Bytes(intervals.parameters[start, end] * task.copies, passes,
+                  intervals.update[start, end])
 
 
 def _not_empty(table: numpy.ndarray) -> numpy.ndarray:
@@ -317,7 +372,8 @@ def least_memory(intervals: Intervals, task: CutProblem) -> float:
         return math.inf
     ways = ((False, True) if task.recompute == 'auto'
             else (task.recompute is True,))
-    return task.overhead + task.chunks * _least_maximum([
-        _not_empty(numpy.min([_bytes(intervals, task, live, way)
-                              for way in ways], axis=0))
-        for live in task.live()])
+    tables = {live: _not_empty(numpy.min([
+        _bytes(intervals, task, live, way) for way in ways], axis=0))
+        for live in set(task.live())}
+    return task.overhead + task.chunks * _least_maximum(
+        [tables[live] for live in task.live()])

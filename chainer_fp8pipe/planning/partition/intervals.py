@@ -28,6 +28,8 @@ class Intervals:
         calls: Of the trace.
         order: Of the parameters.
         parameters: By path.
+        like: As many calls, of the same model; their seconds decide which
+            atoms are joined where there are too many.  None: ``calls``.
 
     Attributes:
         starts: The position of each atom's first call.
@@ -40,6 +42,9 @@ class Intervals:
         deferred: Table of the bytes kept for gradients of weights, where
             these are put off.
         temporary: Table of the bytes of the largest temporary arrays.
+        update: Table of the bytes of the largest temporary arrays while an
+            optimizer updates parameters; 0 unless somebody knows better.
+        largest: Table of the bytes of the largest parameter.
         once: bool table: whether an interval must not run forward twice.
         crossing: Bytes that go from before each atom to the atom or beyond,
             float64[atoms + 1].
@@ -47,10 +52,11 @@ class Intervals:
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
-                 parameters: Mapping[str, Parameter]) -> None:
+                 parameters: Mapping[str, Parameter],
+                 like: Sequence[Call] | None = None) -> None:
         place = positions(calls, order)
         rows = sorted(range(len(calls)), key=lambda number: place[number])
-        atoms = _coarse(_atoms(calls, rows, place), calls)
+        atoms = _coarse(_atoms(calls, rows, place), like or calls)
         self.starts = [place[atom[0]] for atom in atoms]
         self.count = len(atoms)
         inside = [[calls[number] for number in atom] for atom in atoms]
@@ -65,6 +71,11 @@ class Intervals:
         self.once = _between(sums(lambda call: call.once)) > 0
         self.temporary = _maxima([max(call.temporary for call in atom)
                                   for atom in inside])
+        self.largest = _maxima([max(
+            (parameters[name].nbytes for call in atom
+             for name in call.parameters if name in parameters), default=0)
+            for atom in inside])
+        self.update = numpy.zeros_like(self.largest)
         self.parameters = self._unions(
             [[(name, parameters[name].nbytes) for call in atom
               for name in call.parameters if name in parameters]

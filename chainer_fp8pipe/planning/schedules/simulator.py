@@ -125,6 +125,89 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
     return Timeline(tuple(events), step_time, idle_share(events))
 
 
+def step_time(schedule: Schedule, costs: Sequence[Costs], link: Link
+              ) -> float:
+    """The seconds of :func:`simulate`, found in a tenth of the time.
+
+    Ranks that share nothing need no clock: each goes on until it waits for a
+    message that has not been sent.
+
+    Args:
+        schedule: As for :func:`simulate`.
+        costs: One per chunk of the whole model.
+        link: Between ranks.
+
+    Raises:
+        ScheduleError: The ranks wait for each other forever.
+        ValueError: As :func:`simulate`.
+    """
+    _check_lengths(schedule, costs, link.message_bytes)
+    run = _Unclocked(schedule, costs, link)
+    if not run.is_through():
+        simulate(schedule, costs, link)         # says who waits for whom
+    return max(run.now)
+
+
+class _Unclocked:
+    """A step of ranks that disturb each other in no way.
+
+    Attributes:
+        now: Of each rank, when all that it did so far was through.
+    """
+
+    def __init__(self, schedule: Schedule, costs: Sequence[Costs], link: Link
+                 ) -> None:
+        self.now = [0.0] * schedule.stages
+        self._seconds = [{kind: sum(seconds for _, seconds in parts)
+                          for kind, parts in _passes(cost).items()}
+                         for cost in costs]
+        self._link = link
+        self._on_link = [size / link.bandwidth
+                         for size in link.message_bytes]
+        self._free: dict[tuple[int, int], float] = {}
+        self._arrived: dict[tuple[bool, int, int], float] = {}
+        self._waiting: dict[tuple[bool, int, int], int] = {}
+        self._left = [iter(actions) for actions in schedule.actions]
+
+    def is_through(self) -> bool:
+        """Has all ranks go as far as they can; says if to the end."""
+        ready = list(range(len(self.now)))
+        while ready:
+            self._go_on(ready.pop(), ready)
+        return not self._waiting
+
+    def _go_on(self, rank: int, ready: list[int]) -> None:
+        now, stages = self.now[rank], len(self.now)
+        for action in self._left[rank]:
+            kind, micro_batch, chunk = action
+            if kind in _RECEIVES:
+                key = (kind is Kind.RECEIVE_ACTIVATION, action.boundary,
+                       micro_batch)
+                if key not in self._arrived:
+                    self._waiting[key] = rank
+                    break
+                now = max(now, self._arrived.pop(key))
+            elif kind in _SENDS:
+                forward = kind is Kind.SEND_ACTIVATION
+                key = forward, action.boundary, micro_batch
+                pair = rank, (rank + (1 if forward else -1)) % stages
+                free = max(now, self._free.get(pair, 0.0)
+                           ) + self._on_link[action.boundary]
+                self._free[pair] = free
+                there = self._arrived[key] = free + self._link.latency
+                if not self._link.overlapped:
+                    now = there
+                if key in self._waiting:
+                    # Where the rank stopped, it has its message now.
+                    other = self._waiting.pop(key)
+                    self.now[other] = max(self.now[other],
+                                          self._arrived.pop(key))
+                    ready.append(other)
+            else:
+                now += self._seconds[chunk][kind]
+        self.now[rank] = now
+
+
 def shared_step(schedule: Schedule, costs: Sequence[Costs], link: Link,
                 ranks: Sequence[Sequence[int]], cores: Cores) -> float:
     """Seconds of a step of several pipelines whose ranks share cores.
@@ -176,10 +259,8 @@ def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],
             that of micro-batches, or of bytes not that of boundaries.
     """
     sizes = [1.0] * schedule.micro_batches if sizes is None else sizes
-    _same_length('costs', costs, 'chunks', schedule.last_chunk + 1)
+    _check_lengths(schedule, costs, message_bytes)
     _same_length('sizes', sizes, 'micro-batches', schedule.micro_batches)
-    _same_length('link.message_bytes', message_bytes, 'boundaries',
-                 schedule.last_chunk)
     ranks = range(schedule.stages) if ranks is None else ranks
     pipeline = object()         # tells its messages from all others
     passes = [_passes(cost) for cost in costs]
@@ -235,6 +316,13 @@ def _passes(cost: Costs) -> dict[Kind, list[tuple[str, float]]]:
                                  + cost.backward_weight)],
         Kind.BACKWARD_INPUT: [*again, ('backward', cost.backward_input)],
         Kind.BACKWARD_WEIGHT: [('backward_weight', cost.backward_weight)]}
+
+
+def _check_lengths(schedule: Schedule, costs: Sequence[Costs],
+                   message_bytes: Sequence[float]) -> None:
+    _same_length('costs', costs, 'chunks', schedule.last_chunk + 1)
+    _same_length('link.message_bytes', message_bytes, 'boundaries',
+                 schedule.last_chunk)
 
 
 def _same_length(name: str, values: Sequence[object], what: str,

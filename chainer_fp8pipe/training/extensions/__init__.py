@@ -5,8 +5,9 @@ from .follow_epochs import FollowEpochs
 from .model_file import save_whole_model
 from .moving_average import MovingAverage
 from .pipeline_timeline import PipelineTimeline
+from .predicted_time import PredictedTime
 from .snapshot import Snapshot, find_snapshots, resume
 
 __all__ = ['CommunicationReport', 'CompressionReport', 'FollowEpochs',
-           'MovingAverage', 'PipelineTimeline', 'Snapshot', 'find_snapshots',
-           'resume', 'save_whole_model']
+           'MovingAverage', 'PipelineTimeline', 'PredictedTime', 'Snapshot',
+           'find_snapshots', 'resume', 'save_whole_model']

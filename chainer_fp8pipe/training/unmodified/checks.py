@@ -1,4 +1,4 @@
-"""Checks that a script can be trained as a pipeline.
+"""Checks that a script can be trained as a pipeline, or as replicas.
 
 Every ``ValueError`` names, in one line, the obstacle in the script and the
 remedy.
@@ -30,7 +30,7 @@ def the_iterator(given: Any) -> Any:
         names = ', '.join(kind.__name__ for kind in _ITERATORS)
         raise ValueError(
             f'the training data come from a {type(iterator).__name__}; '
-            f'pipelines of unmodified scripts take {names}')
+            f'unmodified scripts are trained with {names}')
     return iterator
 
 
@@ -41,13 +41,13 @@ def the_optimizer(given: Any, replicas: int) -> Any:
                               _DoubleBufferingOptimizer)):
         raise ValueError(
             "the script's optimizer is ChainerMN's multi-node optimizer; run "
-            'it without --pipeline, or leave create_multi_node_optimizer out '
-            'and give --communicator')
+            'it without --pipeline and --plan, or leave '
+            'create_multi_node_optimizer out and give --communicator')
     if not isinstance(optimizer, chainer.GradientMethod):
         raise ValueError(
-            f'the optimizer is a {type(optimizer).__name__}; only '
-            'optimizers of one gradient (chainer.GradientMethod) can train a '
-            'pipeline')
+            f'the optimizer is a {type(optimizer).__name__}; several ranks '
+            'can train with optimizers of one gradient only '
+            '(chainer.GradientMethod)')
     if optimizer.target is None:
         raise ValueError('the optimizer has no model; call '
                          'optimizer.setup(model) before making the updater')
@@ -83,7 +83,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
         raise ValueError(
             f'a batch of {batch_size} cannot be cut into {micro_batches} '
             f'micro-batches for each of {replicas} replicas; lower '
-            '--micro-batches or raise the batch size')
+            '--micro-batches (or make a plan for this batch size), or raise '
+            'the batch size')
     return found
 
 
@@ -92,6 +93,7 @@ def _only(given: Any, what: str) -> Any:
         return given
     if list(given) != ['main']:
         raise ValueError(
-            f'the updater has {len(given)} {what} ({", ".join(given)}); a '
-            'pipeline trains one model with one optimizer and one iterator')
+            f'the updater has {len(given)} {what} ({", ".join(given)}); '
+            'what is trained over ranks is one model, with one optimizer and '
+            'one iterator')
     return given['main']

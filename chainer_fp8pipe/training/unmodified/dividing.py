@@ -20,7 +20,12 @@ class DividingIterator(chainer.dataset.Iterator):
 
     Else it is the script's iterator.  ``comm`` has the replicas' ranks that
     read, of which this is the first.
+
+    Attributes:
+        whole: Samples of the last batch, of all replicas.
     """
+
+    whole = 0
 
     def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
         self._iterator, self._comm = iterator, comm
@@ -30,7 +35,8 @@ class DividingIterator(chainer.dataset.Iterator):
         problem: Exception | None = None
         try:
             batch = self._iterator.next()
-            ends = [len(batch) * replica // self._comm.size
+            self.whole = len(batch)
+            ends = [self.whole * replica // self._comm.size
                     for replica in range(self._comm.size + 1)]
             parts = [batch[start:end] for start, end in pairwise(ends)]
         except Exception as error:  # the replicas wait for their parts
@@ -39,7 +45,8 @@ class DividingIterator(chainer.dataset.Iterator):
         said = (None if problem is None else
                 f'{type(problem).__name__}: {problem}')
         ended = isinstance(problem, StopIteration)
-        own = self._comm.scatter([(part, now, said, ended) for part in parts])
+        own = self._comm.scatter([(part, self.whole, now, said, ended)
+                                  for part in parts])
         if problem is not None:
             raise problem
         return own[0]
@@ -60,14 +67,20 @@ class DividingIterator(chainer.dataset.Iterator):
 
 
 class ReceivingIterator(FollowingIterator):
-    """Receives this replica's samples from the first replica's rank."""
+    """Receives this replica's samples from the first replica's rank.
+
+    Attributes:
+        whole: Samples of the last batch, of all replicas.
+    """
+
+    whole = 0
 
     def __init__(self, comm: MPI.Comm) -> None:
         super().__init__()
         self._comm = comm
 
     def __next__(self) -> list:
-        samples, now, problem, ended = self._comm.scatter(None)
+        samples, self.whole, now, problem, ended = self._comm.scatter(None)
         self.follow(now)
         if ended:
             raise StopIteration

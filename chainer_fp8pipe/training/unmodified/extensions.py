@@ -29,8 +29,8 @@ def adapted(extension: Any, job: Any) -> Any:
     ``job`` is the :class:`.PipelineJob`.
     """
     if isinstance(extension, _NEED_THE_WHOLE_MODEL):
-        job.warn(f'{type(extension).__name__} needs the whole model on one '
-                 'rank; it is left out of the pipeline')
+        job.warn(f'{type(extension).__name__} needs the whole model and '
+                 'batch on one rank; it is left out')
         return None
     if isinstance(extension, _snapshot._Snapshot):
         return _whole(extension, job)
@@ -71,8 +71,8 @@ def _whole(extension: Any, job: Any) -> WholeSnapshot:
             'a snapshot of the trainer is written by another function than '
             'save_npz; leave savefun out of extensions.snapshot()')
     if extension._snapshot_on_error:
-        job.warn('snapshot_on_error=True is of no use where other ranks have '
-                 'parts of the model: no snapshot is taken after an error')
+        job.warn('snapshot_on_error=True is of no use where other ranks take '
+                 'part: no snapshot is taken after an error')
     extension.__class__ = WholeSnapshot
     extension.job = job
     return extension

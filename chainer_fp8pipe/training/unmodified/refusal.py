@@ -1,4 +1,4 @@
-"""Ends all ranks with one line on why a script cannot be a pipeline."""
+"""Ends all ranks with one line on why a script cannot be trained so."""
 from __future__ import annotations
 
 import contextlib
@@ -18,19 +18,20 @@ _CODE = 2
 
 
 class Refusal(SystemExit):
-    """The script does something that a pipeline cannot do.
+    """The script does something that the command cannot do with it.
 
     Not an ``Exception``, which a script might catch and go on.
     """
 
 
-def refuse_all(comm: MPI.Comm, refusal: Refusal) -> NoReturn:
+def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     """Prints why, once, and ends this rank with the exit code 2.
 
     Call it on the ranks that refuse.  If some do not, these are ended, too.
-    ``comm`` has all ranks, and is used for nothing else.
+    ``comm`` has all ranks, and is used for nothing else; ``command`` is
+    named before the reason.
     """
-    text = f'chainer_fp8pipe run: {refusal.code}\n'
+    text = f'chainer_fp8pipe {command}: {refusal.code}\n'
     request = comm.Ibarrier()
     end = time.monotonic() + _PATIENCE
     while not request.Test():

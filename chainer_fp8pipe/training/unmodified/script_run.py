@@ -15,9 +15,12 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from ...chains.partition import partition
+from ...intercept.training_objects import Originals
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
+from ...planning.partition.partition_plan import PartitionPlan
 from ..updaters.pipeline_updater import PipelineUpdater
+from ..updaters.replica_updater import ReplicaUpdater
 from . import checks, files
 from .dividing import DividingIterator, ReceivingIterator
 from .extensions import adapted, follow_rank_0
@@ -28,12 +31,20 @@ class Options(NamedTuple):
     """How a model is divided."""
 
     pipeline: int           # ranks of one pipeline
-    micro_batches: int      # into which each replica's batch is cut
-    memory: str | None      # a rank may use, such as '2 GiB'; None: no limit
-    schedule: str           # as for PipelineUpdater
+    micro_batches: int = 1  # into which each replica's batch is cut
+    memory: str | None = None   # a rank may use, '2 GiB'; None: no limit
+    schedule: str = '1f1b'  # as for PipelineUpdater
+    cut: PartitionPlan | None = None    # None: the best is searched for
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of each rank."""
+        if self.cut is not None:
+            return self.cut.chunks
+        return 2 if self.schedule == 'interleaved' else 1
 
 
-class PipelineJob:
+class PipelineJob(Originals):
     """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
 
     A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
@@ -42,16 +53,24 @@ class PipelineJob:
 
     Args:
         comm: All ranks.
-        options: From the command line.
+        options: How to divide the model.
         make_communicator: Makes the replicas' communicator of mpi4py's.
+        check_model: Raises Refusal about a model that is not the expected
+            one.
     """
 
+    #: What messages say that the script becomes.
+    title = 'a pipeline'
+
     def __init__(self, comm: MPI.Comm, options: Options,
-                 make_communicator: Callable[[MPI.Comm], Any]) -> None:
+                 make_communicator: Callable[[MPI.Comm], Any],
+                 check_model: Callable[[Any], None] = lambda model: None
+                 ) -> None:
         self.comm, self._options = comm, options
         self._make_communicator = make_communicator
+        self._check_model = check_model
         # None until the script has made an updater:
-        self.updater: PipelineUpdater | None = None
+        self.updater: Any = None
         self.grid: Any = None
 
     @property
@@ -64,27 +83,21 @@ class PipelineJob:
         if self.updater is None:
             raise Refusal(
                 'the script has made no chainer.training.StandardUpdater, so '
-                'there was nothing to train as a pipeline')
+                f'there was nothing to train as {self.title}')
 
     # --- what the script makes ----------------------------------------------
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        if isinstance(updater, PipelineUpdater):    # it is being made here
-            original(updater, *args, **kwargs)
+        if isinstance(updater, (PipelineUpdater, ReplicaUpdater)):
+            original(updater, *args, **kwargs)      # it is being made here
             return
-        if type(updater) is not StandardUpdater:
-            raise Refusal(
-                f'the script trains with a {type(updater).__name__}; a '
-                'pipeline needs chainer.training.updaters.StandardUpdater '
-                'itself')
-        if self.updater is not None:
-            raise Refusal('the script makes a second updater; a pipeline '
-                          'trains one model with one updater')
+        check_updater(updater, self.updater, self.title)
         bound = inspect.signature(original).bind(updater, *args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
         given.update(given.pop('kwargs'))
+        del given['self']
         self._build(updater, given)
 
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
@@ -92,7 +105,7 @@ class PipelineJob:
         updater = args[0] if args else kwargs.get('updater')
         if updater is not self.updater or updater is None:
             raise Refusal(
-                f'the Trainer gets a {type(updater).__name__}; a pipeline '
+                f'the Trainer gets a {type(updater).__name__}; {self.title} '
                 'needs chainer.training.updaters.StandardUpdater')
         original(trainer, *args, **kwargs)
         trainer.out = self.comm.bcast(trainer.out)
@@ -137,39 +150,25 @@ class PipelineJob:
 
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
         options, comm = self._options, self.comm
-        replicas = comm.size // options.pipeline
-
-        def check() -> tuple[Any, Any, int]:
-            iterator = checks.the_iterator(given['iterator'])
-            optimizer = checks.the_optimizer(given['optimizer'], replicas)
-            checks.check_loss(given['loss_func'], optimizer.target)
-            return iterator, optimizer, checks.samples_of(
-                iterator.batch_size, options.micro_batches, replicas)
-        iterator, optimizer, samples = refuse_together(comm, check)
+        iterator, optimizer, samples = self._checked(given)
         model = optimizer.target
-        device = given['device']
-        if device is not None:
-            device = chainer.get_device(device)
-            model.to_device(device)
-        input_device = given.get('input_device')
-        input_device = (device if input_device is None
-                        else chainer.get_device(input_device))
+        device, input_device = self._devices(given, model)
         self.grid = ProcessGrid(comm, pipeline=options.pipeline)
+        self._check_model(model)
         with refusing():
             partition(
                 model, self._example(iterator, samples, given['converter'],
                                      input_device),
                 self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule,
-                chunks=2 if options.schedule == 'interleaved' else 1,
-                optimizer_arrays=_arrays_of(optimizer))
+                schedule=options.schedule, chunks=options.chunks,
+                optimizer_arrays=_arrays_of(optimizer), plan=options.cut)
         if comm.rank == 0:
             print(model, file=sys.stderr)
         # The optimizer needs no second setup, which would drop its hooks:
         # each rank's parameters are those that it was set up with, with
         # their update rules, and the model names no others now.
-        if replicas > 1:
+        if self.grid.replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
                 optimizer, self._make_communicator(self.grid.data))
             iterator = self._divided(iterator)
@@ -185,6 +184,30 @@ class PipelineJob:
         if updater.loss_scale is not None:
             optimizer.set_loss_scale(updater.loss_scale)
         self.updater = updater
+
+    def _checked(self, given: dict[str, Any]) -> tuple[Any, Any, int]:
+        """Iterator, optimizer, and samples of a micro-batch."""
+        options = self._options
+        replicas = self.comm.size // options.pipeline
+
+        def check() -> tuple[Any, Any, int]:
+            iterator = checks.the_iterator(given['iterator'])
+            optimizer = checks.the_optimizer(given['optimizer'], replicas)
+            checks.check_loss(given['loss_func'], optimizer.target)
+            return iterator, optimizer, checks.samples_of(
+                iterator.batch_size, options.micro_batches, replicas)
+        return refuse_together(self.comm, check)
+
+    def _devices(self, given: dict[str, Any], model: Any
+                 ) -> tuple[Any, Any]:
+        """Of the model, which is moved there, and of its inputs."""
+        device = given['device']
+        if device is not None:
+            device = chainer.get_device(device)
+            model.to_device(device)
+        input_device = given.get('input_device')
+        return device, (device if input_device is None
+                        else chainer.get_device(input_device))
 
     def _example(self, iterator: Any, samples: int, converter: Callable,
                  device: Any) -> Any:
@@ -229,6 +252,17 @@ class PipelineJob:
                     'pipeline evaluates the model that it trains')
             return self.updater.evaluate(*args, **kwargs)
         return evaluate
+
+
+def check_updater(updater: Any, before: Any, title: str) -> None:
+    """Raises Refusal about any but a script's only ``StandardUpdater``."""
+    if type(updater) is not StandardUpdater:
+        raise Refusal(
+            f'the script trains with a {type(updater).__name__}; {title} '
+            'needs chainer.training.updaters.StandardUpdater itself')
+    if before is not None:
+        raise Refusal(f'the script makes a second updater; {title} is of one '
+                      'model with one updater')
 
 
 def _arrays_of(optimizer: Any) -> int:

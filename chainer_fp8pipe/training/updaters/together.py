@@ -175,10 +175,8 @@ class Together:
         if outcome[0]:
             self._break(scope, error)
         if outcome[1]:      # once for a name
-            known[:] = dict.fromkeys(
-                name for names in scope.allgather([*known, *mine])
-                for name in names)
-        return _summed(scope, known, mine)
+            learn_names(scope, known, mine)
+        return summed(scope, known, mine)
 
     def _break(self, scope: MPI.Comm, error: BaseException | None) -> None:
         """Raises on all ranks what went wrong on some."""
@@ -204,7 +202,13 @@ class Together:
             :self._grid.replica_index])
 
 
-def _summed(scope: MPI.Comm, names: list[str], mine: Sums) -> Sums:
+def learn_names(scope: MPI.Comm, known: list[str], mine: Sums) -> None:
+    """Adds all ranks' names to those that all ranks know."""
+    known[:] = dict.fromkeys(
+        name for names in scope.allgather([*known, *mine]) for name in names)
+
+
+def summed(scope: MPI.Comm, names: list[str], mine: Sums) -> Sums:
     """Sums over all ranks, of the names that one of them has."""
     numbers = numpy.array([(*mine.get(name, (0., 0.)), name in mine)
                            for name in names], numpy.float64)

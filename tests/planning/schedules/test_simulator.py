@@ -1,13 +1,20 @@
 """Simulated steps take what equations, hand and graphs say."""
+import dataclasses
 from fractions import Fraction
 
+from chainer_fp8pipe.pipeline.schedules.actions import ScheduleError
 from chainer_fp8pipe.pipeline.schedules.schedule import (
     SCHEDULES,
     Kind,
     forward_schedule,
     make_schedule,
 )
-from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
+from chainer_fp8pipe.planning.schedules.simulator import (
+    Costs,
+    Link,
+    simulate,
+    step_time,
+)
 
 import pytest
 from hypothesis import given, settings
@@ -95,6 +102,31 @@ def test_unequal_chunks_take_the_longest_path_through_the_graph(
     work = micro_batches * sum(sum(cost[:3]) for cost in costs)
     assert timeline.idle_share == pytest.approx(
         1 - work / (stages * timeline.step_time), abs=1e-9)
+
+
+@quick
+@given(st.sampled_from(SCHEDULES), st.integers(1, 5), st.integers(1, 9),
+       st.booleans(), st.data())
+def test_the_seconds_alone_are_those_of_the_whole_timeline(
+        name, stages, micro_batches, overlapped, data):
+    chunks = (data.draw(st.integers(1, 3)) if name in (
+        'interleaved', 'zero_bubble') else 1)
+    schedule = make_schedule(name, stages, micro_batches, chunks)
+    costs = [Costs(*(data.draw(HALVES) for _ in range(4)))
+             for _ in range(stages * chunks)]
+    link = Link(data.draw(HALVES), data.draw(HALVES),
+                [data.draw(HALVES) for _ in costs[1:]], overlapped)
+    assert step_time(schedule, costs, link) == pytest.approx(
+        simulate(schedule, costs, link).step_time)
+
+
+def test_the_seconds_of_ranks_that_wait_for_each_other_are_an_error():
+    schedule = make_schedule('1f1b', 2, 1)
+    backwards = dataclasses.replace(schedule, actions=(
+        schedule.actions[0][::-1], schedule.actions[1]))
+    with pytest.raises(ScheduleError, match='comes to a deadlock'):
+        step_time(backwards, [Costs(1.0, 1.0, 0.0)] * 2,
+                  Link(0.0, 1.0, [0.0]))
 
 
 @quick

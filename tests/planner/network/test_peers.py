@@ -1,8 +1,8 @@
 import itertools
 from types import SimpleNamespace
 
-from chainer_fp8pipe.planner import peers as module
-from chainer_fp8pipe.planner.peers import Peers
+from chainer_fp8pipe.planner.network import peers as module
+from chainer_fp8pipe.planner.network.peers import Peers
 
 import numpy
 import pytest

@@ -2,15 +2,15 @@ import io
 import sys
 from unittest import mock
 
-from chainer_fp8pipe.planner.link_rounds import (
+from chainer_fp8pipe.planner.network.link_rounds import (
     local_rounds,
     one_way,
     ring_rounds,
     torus_rounds,
 )
-from chainer_fp8pipe.planner.link_survey import LinkSurvey
-from chainer_fp8pipe.planner.peers import Peers
-from chainer_fp8pipe.planner.timed_messages import INSIDE_HOSTS
+from chainer_fp8pipe.planner.network.link_survey import LinkSurvey
+from chainer_fp8pipe.planner.network.peers import Peers
+from chainer_fp8pipe.planner.network.timed_messages import INSIDE_HOSTS
 
 import pytest
 

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import numpy
 from mpi4py import MPI
 
-from ..mpi.forever import keep_forever
-from ..mpi.waiting import wait_until
+from ...mpi.forever import keep_forever
+from ...mpi.waiting import wait_until
 from .link_rounds import shifts
 
 # Tags of messages; every MPI allows them.

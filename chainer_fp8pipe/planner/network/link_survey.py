@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from ..planning.job.job_profile import Figure
+from ...planning.job.job_profile import Figure
 from .link_findings import Rates, burst, rates_of
 from .link_rounds import Round, ends
 from .peers import Peers

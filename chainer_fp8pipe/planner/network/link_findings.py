@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from typing import NamedTuple
 
-from ..planning.job.job_profile import Figure
+from ...planning.job.job_profile import Figure
 from .link_rounds import Message
 
 #: Of one round: by message, its bytes per second in each repeat.

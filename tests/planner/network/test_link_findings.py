@@ -1,9 +1,9 @@
 import random
 import statistics
 
-from chainer_fp8pipe.planner import link_findings as findings
-from chainer_fp8pipe.planner.link_findings import Port
-from chainer_fp8pipe.planner.link_rounds import ring_rounds
+from chainer_fp8pipe.planner.network import link_findings as findings
+from chainer_fp8pipe.planner.network.link_findings import Port
+from chainer_fp8pipe.planner.network.link_rounds import ring_rounds
 from chainer_fp8pipe.planning.clock import Clock
 from chainer_fp8pipe.planning.cluster import Cluster
 from chainer_fp8pipe.planning.job.job_profile import Figure

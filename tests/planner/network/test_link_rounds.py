@@ -1,6 +1,6 @@
 from collections import Counter
 
-from chainer_fp8pipe.planner.link_rounds import (
+from chainer_fp8pipe.planner.network.link_rounds import (
     ends,
     local_pairs,
     local_rounds,

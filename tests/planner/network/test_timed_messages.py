@@ -1,8 +1,8 @@
 import math
 
-from chainer_fp8pipe.planner.link_rounds import ring_rounds
-from chainer_fp8pipe.planner.peers import Peers
-from chainer_fp8pipe.planner.timed_messages import (
+from chainer_fp8pipe.planner.network.link_rounds import ring_rounds
+from chainer_fp8pipe.planner.network.peers import Peers
+from chainer_fp8pipe.planner.network.timed_messages import (
     BETWEEN_HOSTS,
     INSIDE_HOSTS,
     Load,

@@ -3,8 +3,8 @@ import dataclasses
 import math
 from unittest import mock
 
-from chainer_fp8pipe.planner import links
-from chainer_fp8pipe.planner.links import measure_network
+from chainer_fp8pipe.planner.network import links
+from chainer_fp8pipe.planner.network.links import measure_network
 from chainer_fp8pipe.planning.job.job_profile import Figure, NetworkFigures
 
 import pytest

@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..mpi.agreement import check_same
-from ..mpi.groups import nodes_of
-from ..planning.job.job_profile import Figure, NetworkFigures
+from ...mpi.agreement import check_same
+from ...mpi.groups import nodes_of
+from ...planning.job.job_profile import Figure, NetworkFigures
 from . import link_findings as findings
 from . import link_rounds as rounds
 from .link_findings import Rates

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy
 
-from ..mpi.waiting import BRIEF, give_way
+from ...mpi.waiting import BRIEF, give_way
 from .link_rounds import Round, ends
 from .peers import Peers, Pending
 

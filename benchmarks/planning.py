@@ -1,0 +1,166 @@
+"""Predicted steps beside measured ones, on jobs that nothing was fitted to.
+
+    python benchmarks/planning.py --json planning.json
+    python benchmarks/planning.py --only star --rounds 1
+
+A job is a model, a network and a number of ranks.  In each, the planner
+measures what it measures for users, chooses, and predicts; then the choice and
+configurations drawn by chance (stages, replicas, micro-batches, schedule,
+codec, algorithm, overlap) are trained in, each of them twice.  The second time
+against the first is the noise floor: what a perfect prediction would show.
+The regret is the time of the choice over that of the fastest measured.
+
+Star, two-level and torus are virtual networks of this machine (network
+namespaces, see benchmarks/network: root and iproute2); without root only the
+jobs in shared memory run.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+from environment import RANKS, describe, write_json
+from network import NetworkError, Star, Torus
+
+_RANKS = pathlib.Path(__file__).with_name('planning_ranks.py')
+
+
+class Job(NamedTuple):
+    """A model on some ranks."""
+
+    model: str
+    network: str        # memory, star, two-level or torus
+    ranks: int
+    rate: float = 0.0   # bit/s of a link
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        rate = f' {self.rate / 1e6:g} Mbit/s' if self.rate else ''
+        return f'{self.model}, {self.network}{rate}, {self.ranks} ranks'
+
+
+JOBS = [
+    Job('mlp', 'memory', 2), Job('language', 'memory', 2),
+    Job('resnet50', 'memory', 2), Job('encoder', 'memory', 4),
+    Job('convolutions', 'memory', 4),
+    Job('mlp', 'star', 4, 500e6), Job('language', 'star', 4, 1e9),
+    Job('wide', 'star', 3, 100e6), Job('resnet50', 'star', 2, 500e6),
+    Job('recurrent', 'star', 8, 1e9),
+    Job('encoder', 'two-level', 4, 100e6),
+    Job('convolutions', 'two-level', 8, 500e6),
+    Job('mlp', 'torus', 9, 500e6), Job('wide', 'memory', 2),
+    Job('recurrent', 'star', 4, 100e6),
+]
+
+
+def main() -> None:
+    options = _arguments()
+    print(describe(), flush=True)
+    print(f'\n{"job, and a configuration of it":<64}{"predicted":>9}'
+          f'{"measured":>9}{"ratio":>7}  [ms]', flush=True)
+    jobs = []
+    for number, job in enumerate(JOBS):
+        if options.only and not any(part in job.name
+                                    for part in options.only.split('|')):
+            continue
+        try:
+            found = _run(job, number, options)
+        except NetworkError as error:
+            print(f'{job.name}: left out: {error}', flush=True)
+            continue
+        if found:
+            jobs.append(found)
+            if options.json:
+                write_json(options.json, {'jobs': jobs})
+    if not jobs:
+        sys.exit('no job was run')
+    _summary(jobs)
+
+
+def _run(job, number, options):
+    with tempfile.TemporaryDirectory() as folder:
+        specification = pathlib.Path(folder, 'job.json')
+        result = pathlib.Path(folder, 'result.json')
+        specification.write_text(json.dumps({
+            **job._asdict(), 'name': job.name, 'seed': number,
+            'configurations': options.configurations,
+            'rounds': options.rounds, 'pinned': job.network != 'memory'}))
+        command = [sys.executable, str(_RANKS), str(specification),
+                   str(result)]
+        code = _start(job, command)
+        if code or not result.exists():
+            print(f'{job.name}: the ranks ended with exit code {code}',
+                  flush=True)
+            return None
+        return json.loads(result.read_text())
+
+
+def _start(job, command):
+    if job.network == 'memory':
+        mpiexec = pathlib.Path(sys.executable).with_name('mpiexec')
+        return subprocess.run(
+            [str(mpiexec), '-n', str(job.ranks), *command],
+            env={**os.environ, **RANKS}, timeout=1200).returncode
+    each = 2 if job.network == 'two-level' else 1
+    network = (Torus(3, 3, job.rate) if job.network == 'torus'
+               else Star(job.ranks // each, job.rate))
+    with network:
+        return network.run(command, ranks_per_host=each, env=RANKS,
+                           timeout=1200).returncode
+
+
+def _summary(jobs):
+    errors, noise, regrets = [], [], []
+    for job in jobs:
+        times = [statistics.median(row['seconds'][0]) for row in job['rows']]
+        for row, seconds in zip(job['rows'], times, strict=True):
+            errors.append(abs(row['predicted'] / seconds - 1))
+            if len(row['seconds']) > 1:
+                noise.append(abs(
+                    statistics.median(row['seconds'][1]) / seconds - 1))
+        # Of all rounds, so that luck in one decides less.
+        means = [statistics.median(sum(row['seconds'], []))
+                 for row in job['rows']]
+        regrets.append(means[0] / min(means) - 1)
+    print(f'\n{len(errors)} configurations of {len(jobs)} jobs')
+    for name, values in (('error of the prediction', errors),
+                         ('noise: measured twice', noise)):
+        if values:
+            print(f'{name:<26}median {100 * statistics.median(values):5.1f} '
+                  f'%   95th percentile {100 * _percentile(values, 95):5.1f} '
+                  f'%   largest {100 * max(values):5.1f} %')
+    print(f'{"regret of the choice":<26}median '
+          f'{100 * statistics.median(regrets):5.1f} %   largest '
+          f'{100 * max(regrets):5.1f} %')
+
+
+def _percentile(values, percent):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--only', metavar='TEXT', help='jobs whose names '
+                        'have this in them; several with |')
+    parser.add_argument('--configurations', type=int, default=6, metavar='N',
+                        help='of each job (default: 6)')
+    parser.add_argument('--rounds', type=int, default=2, metavar='N',
+                        help='how often each is measured (default: 2)')
+    parser.add_argument('--json', metavar='FILE',
+                        help='write the raw data there')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

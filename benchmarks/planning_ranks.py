@@ -1,0 +1,243 @@
+"""What the ranks of the planning benchmark do: started by mpiexec.
+
+    python planning_ranks.py SPECIFICATION.json RESULT.json
+
+Measures the job, draws configurations, predicts a step of each, and then
+trains in each of them, twice.
+"""
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import time
+
+import chainer_fp8pipe  # noqa: F401, before chainer
+from chainer_fp8pipe import PipelineUpdater
+from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.planner.model_figures import Example
+from chainer_fp8pipe.planner.planned_job import PlannedJob, measure
+from chainer_fp8pipe.planning.job.choices import Choices, Wanted
+from chainer_fp8pipe.planning.job.configuration import Configuration
+from chainer_fp8pipe.planning.job.job_plan import JobPlan
+from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+
+import chainer
+import chainermn
+import numpy
+from mpi4py import MPI
+from planning_models import NETS
+
+#: Updates before the first that is timed: the order of buckets is learnt in
+#: these.
+WARM_UP = 7
+BLOCKS, SECONDS = 5, 1.5
+
+
+def main(specification: str, result: str) -> None:
+    with open(specification) as file:
+        job = json.load(file)
+    comm = MPI.COMM_WORLD
+    if job['pinned']:
+        _keep_to_own_cores(comm)
+    net = NETS[job['model']]
+    batch = net.samples * comm.size
+    example = example_of(net)
+    wanted = Wanted(batch)
+    start = time.perf_counter()
+    profile = measure(comm, make_model(net), example, wanted, net.optimizer())
+    measuring = time.perf_counter() - start
+    rows = []
+    if comm.rank == 0:
+        start = time.perf_counter()
+        choices = Choices(profile, wanted)
+        searching = time.perf_counter() - start
+        best = choices.best.configuration
+        chosen = drawn(choices, job['seed'], job['configurations'])
+        rows = [{'label': str(one), 'choice': one.as_dict(),
+                 'best': one == best, **_predicted(choices, one, batch)}
+                for one in chosen]
+        print(f'{job["name"]}: measured in {measuring:.1f} s, searched in '
+              f'{searching:.1f} s; chosen: {best}', flush=True)
+    rows = comm.bcast(rows)
+    for row in rows:
+        row['seconds'] = []
+    for _ in range(job['rounds']):
+        for row in rows:
+            row['seconds'].append(_measured(comm, net, batch, row['choice']))
+    if comm.rank == 0:
+        for row in rows:
+            _show(row)
+        with open(result, 'w') as file:
+            json.dump({**job, 'ranks': comm.size, 'measuring': measuring,
+                       'searching': searching, 'rows': rows}, file)
+
+
+def _show(row):
+    first = statistics.median(row['seconds'][0])
+    print(f'  {row["label"]:<62}{row["predicted"] * 1e3:>9.4g}'
+          f'{first * 1e3:>9.4g}{row["predicted"] / first:>7.2f}', flush=True)
+
+
+def _predicted(choices, configuration, batch):
+    step = choices.model.predict(configuration)
+    return {'predicted': step.seconds.value, 'spread': step.seconds.spread,
+            'parts': dict(step.parts),
+            'memory': list(choices.memory.bytes_of(configuration, batch))}
+
+
+def drawn(choices, seed, count):
+    """The choice, and others by chance."""
+    generator = random.Random(seed)
+    found = [choices.best.configuration]
+    makers = [_replicas_only]
+    if choices.profile.ranks > 1:
+        makers.append(_pipeline)
+    tries = 0
+    while len(found) < count and tries < 200:
+        tries += 1
+        one = makers[len(found) % len(makers)](choices, generator)
+        if one is not None and one not in found:
+            found.append(one)
+    return found
+
+
+def _replicas_only(choices, generator):
+    return Configuration(
+        choices.profile.ranks, codec=generator.choice(
+            ['fp8', 'fp8', 'float16', 'float32', 'float32']),
+        algorithm=generator.choice(['direct', 'direct', 'ring', 'torus2d']
+                                   if choices.profile.ranks > 3 else
+                                   ['direct']),
+        overlap=generator.choice([False, False, True, 'next_forward']))
+
+
+def _pipeline(choices, generator):
+    ranks = choices.profile.ranks
+    stages = generator.choice([number for number in range(2, ranks + 1)
+                               if ranks % number == 0])
+    share = choices.wanted.batch * stages // ranks
+    micro_batches = generator.choice([
+        number for number in (2, 3, 4, 6, 8, 12, 16)
+        if stages <= number <= share] or [stages])
+    schedule = generator.choice(['1f1b', 'gpipe', 'zero_bubble',
+                                 'interleaved'])
+    try:
+        cut, _ = choices.cut(stages, ranks // stages, micro_batches, schedule)
+    except (DoesNotFit, ValueError):
+        return None
+    return Configuration(
+        ranks // stages, stages, micro_batches, cut,
+        codec=generator.choice(['fp8', 'float32']))
+
+
+# --- training ----------------------------------------------------------------
+
+class _Repeating(chainer.dataset.Iterator):
+    epoch, is_new_epoch = 0, False
+    epoch_detail, previous_epoch_detail = 0.0, 0.0
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __next__(self):
+        return self.batch
+    next = __next__
+
+
+@chainer.dataset.converter()
+def _as_it_is(batch, device):
+    return batch
+
+
+def _measured(comm, net, batch, choice):
+    """Seconds of a step: means of some blocks of steps, the slowest rank's."""
+    updater, communicator = updater_of(comm, net, choice, batch)
+    wait_until(comm.Ibarrier().Test)
+    for _ in range(WARM_UP):
+        updater.update()
+    start = time.perf_counter()
+    updater.update()
+    one = comm.allreduce(time.perf_counter() - start, MPI.MAX)
+    steps = max(2, min(50, round(SECONDS / BLOCKS / one)))
+    found = []
+    for _ in range(BLOCKS):
+        wait_until(comm.Ibarrier().Test)
+        start = time.perf_counter()
+        for _ in range(steps):
+            updater.update()
+        found.append(comm.allreduce(time.perf_counter() - start, MPI.MAX)
+                     / steps)
+    if communicator:
+        communicator.finalize()
+    del updater
+    gc.collect()
+    return found
+
+
+def updater_of(comm, net, choice, batch):
+    """An updater as a plan with this choice sets one up; the communicator.
+
+    Args:
+        comm: All ranks.
+        net: The model.
+        choice: Content of a configuration.
+        batch: Samples of all ranks.
+    """
+    example = example_of(net)
+    data = JobPlan(Configuration(comm.size), comm.size, batch).as_dict()
+    planned = PlannedJob({**data, 'choice': choice}, example)
+    choice = planned.plan.choice
+    model = make_model(net)
+    communicator = None
+    optimizer = net.optimizer()
+    if choice.replicas > 1:
+        warm_up = {'warmup': 0} if choice.codec == 'fp8' else {}
+        communicator = planned.communicator(comm, **warm_up)
+    if choice.stages > 1:
+        model = _partitioned(planned, model, example)
+    if communicator:
+        optimizer = chainermn.create_multi_node_optimizer(optimizer,
+                                                          communicator)
+    optimizer.setup(model)
+    iterator = _Repeating(example.of(batch // choice.replicas))
+    if choice.stages > 1:
+        return PipelineUpdater(
+            iterator, optimizer, planned.grid(comm),
+            micro_batches=choice.micro_batches, schedule=choice.schedule,
+            converter=_as_it_is), communicator
+    return chainer.training.updaters.StandardUpdater(
+        iterator, optimizer, converter=_as_it_is), communicator
+
+
+def _partitioned(planned, model, example):
+    choice = planned.plan.choice
+    samples = planned.plan.batch // choice.replicas
+    return chainer_fp8pipe.partition(
+        model, example.of(max(1, samples // choice.micro_batches)),
+        planned.grid(), micro_batches=choice.micro_batches,
+        schedule=choice.schedule, plan=choice.cut,
+        chunks=choice.cut.chunks)
+
+
+def example_of(net):
+    return Example(net.batch(numpy.random.RandomState(1), net.samples))
+
+
+def make_model(net):
+    numpy.random.seed(3)
+    return net.make()
+
+
+def _keep_to_own_cores(comm):
+    """Hosts share this machine's cores evenly, and none moves to another's."""
+    if hasattr(os, 'sched_setaffinity'):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Measures codecs, and what an exchange takes beside the wire."""

@@ -1,0 +1,1 @@
+"""Measures the links between ranks."""

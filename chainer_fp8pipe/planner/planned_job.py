@@ -1,0 +1,325 @@
+"""``plan``: measures a job, chooses how to run it, and sets that up."""
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chainer
+from mpi4py import MPI
+
+from ..chains.names import Names
+from ..chains.partition import partition
+from ..chains.valueless_parameters import without_shapes
+from ..communicators import create_communicator
+from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.abort import abort_on_exception
+from ..mpi.grid import ProcessGrid
+from ..mpi.once import once
+from ..planning.job.choices import Choices, Wanted
+from ..planning.job.configuration import ACCURACY
+from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
+from ..planning.job.job_profile import JobProfile
+from ..planning.sizes import parse_bytes
+from . import own_memory
+from .codec.codec_rates import measure_codecs
+from .codec.message_costs import measure_local_messages
+from .model_figures import Example, measure_model
+from .network.links import measure_network
+from .scripts.plan_file import read_plan
+
+#: Parts of the time for measuring; the rest is for codecs.
+_OF_LINKS, _OF_MESSAGES = 0.55, 0.05
+
+
+class PlannedJob:
+    """A plan, and what it sets up: communicator, grid, partition.
+
+    Args:
+        plan: A :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan`, the
+            path of a file that one was saved in, or its content.
+        example: For :meth:`partition`; None: given there.
+
+    Raises:
+        ValueError: There is no such file, or it is no plan that can be
+            carried out; the message names file, field and remedy.
+
+    Attributes:
+        plan: The plan.
+    """
+
+    def __init__(self, plan: Any, example: Any = None) -> None:
+        self.plan: JobPlan = (read_plan(plan) if isinstance(plan, str)
+                              else load_job_plan(plan))
+        self._example = example
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+    def save(self, path: str) -> None:
+        """Writes the plan to a JSON file, which can be edited."""
+        self.plan.save(path)
+
+    def check(self, comm: MPI.Comm, model: Any = None) -> None:
+        """Raises an error unless the plan is for this job and model.
+
+        Raises:
+            ValueError: It is for another one; on all ranks.
+        """
+        agree(comm, Signature({}), self.plan.problem(
+            self.plan.model if model is None else shapes_of(model), comm.size))
+
+    def grid(self, comm: Any = None) -> ProcessGrid:
+        """The grid of stages and replicas; call it on all ranks.
+
+        Args:
+            comm: All ranks; None: ``MPI.COMM_WORLD``.
+        """
+        comm = _mpi(comm)
+        self.check(comm)
+        return once(comm, f'grid of {self.plan.choice.stages} stages',
+                    lambda: ProcessGrid(
+                        comm, pipeline=self.plan.choice.stages))
+
+    def communicator(self, comm: Any = None, **options: Any) -> Any:
+        """The communicator of the replicas; call it on all ranks.
+
+        Args:
+            comm: All ranks; None: ``MPI.COMM_WORLD``.
+            options: Of :func:`create_communicator`, beside the plan's.
+        """
+        choice, comm = self.plan.choice, _mpi(comm)
+        if choice.stages > 1:
+            comm = self.grid(comm).data
+        else:
+            self.check(comm)
+        return create_communicator(choice.codec, comm, **{
+            **choice.communicator_options(), **options})
+
+    def partition(self, model: Any, example: Any = None, comm: Any = None,
+                  **options: Any) -> Any:
+        """Cuts the model as planned; without stages it stays whole.
+
+        Call it on all ranks; train with
+        ``PipelineUpdater(..., plan.grid(comm))``.
+
+        Args:
+            model: The one that the plan was made with.
+            example: One micro-batch; None: of the example of :func:`plan`.
+            comm: All ranks; None: ``MPI.COMM_WORLD``.
+            options: Of :func:`chainer_fp8pipe.partition`, beside the plan's.
+
+        Returns:
+            The model.
+        """
+        choice, comm = self.plan.choice, _mpi(comm)
+        self.check(comm, model)
+        if choice.stages == 1:
+            return model
+        if example is None:
+            if self._example is None:
+                raise ValueError('a plan from a file has no example; pass '
+                                 'partition(model, example)')
+            example = self._example.of(max(1, round(
+                self.plan.batch / choice.replicas / choice.micro_batches)))
+        return partition(model, example, self.grid(comm), **{
+            'micro_batches': choice.micro_batches,
+            'schedule': choice.schedule, 'plan': choice.cut,
+            'chunks': choice.cut.chunks if choice.cut else 1, **options})
+
+
+@without_shapes(always=True)
+def plan(model: Any, example: Any, comm: Any = None, *,
+         batch: int | None = None, memory: Any = None, optimizer: Any = None,
+         codecs: Sequence[str] = tuple(ACCURACY),
+         stages: Sequence[int] = (), ranks: int | None = None,
+         torus: tuple[int, int] | None = None, budget: float = 16.0,
+         show: bool = False) -> PlannedJob:
+    """Finds the fastest way to train a model on these ranks.
+
+    Measures links, codecs and the model (some 20 seconds), predicts a step of
+    every way to run the job, and takes the fastest that fits into memory.
+    Call it on all ranks; the model stays as it is.  A model that
+    :func:`chainer_fp8pipe.partition` cannot cut is planned with replicas
+    only.
+
+    Args:
+        model: The whole model, as it is written; it returns its loss.
+        example: A batch of one rank, as the converter gives it: an array, a
+            tuple of arrays or a dictionary.
+        comm: All ranks: a communicator of mpi4py's or ChainerMN's; None:
+            ``MPI.COMM_WORLD``.
+        batch: Samples of an update, of all ranks together; None: those of
+            the example, times the ranks.
+        memory: What a rank may use beyond the interpreter: bytes, or a text
+            such as ``'2 GiB'``; None: no limit.
+        optimizer: That will train the model, set up or not; None: Adam.
+        codecs: Communicators that may be chosen; ``('float32',)``: exact
+            ones only.
+        stages: Numbers of stages that may be chosen; (): all that divide
+            the ranks.
+        ranks: Plan for so many ranks, as if they were added to these in the
+            same way; None: for these.
+        torus: Rows and columns, if the hosts are wired as a torus and
+            numbered row by row; None: around a switch.
+        budget: Seconds in which links and codecs are measured, about; with
+            less time, figures are less certain.
+        show: Whether the first rank prints the plan and, on the standard
+            error stream, what is being measured.
+
+    Returns:
+        The plan, the same on all ranks.
+
+    Raises:
+        DoesNotFit: No way fits into the memory; on all ranks.
+        ValueError: An argument is wrong, or ranks have other models; on all
+            ranks.
+        RuntimeError: A link between two ranks does not answer.
+    """
+    abort_on_exception()
+    comm = _mpi(comm)
+    found = _checked(comm, model, example, batch, memory, optimizer, codecs,
+                     stages, ranks, (torus, budget))
+    samples, wanted = found
+
+    def say(what: str) -> None:
+        if show and comm.rank == 0:
+            print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
+                  flush=True)
+    profile = measure(comm, model, samples, wanted, optimizer, say, torus,
+                      budget)
+    if profile.model.undivided:
+        if wanted.stages and 1 not in wanted.stages:
+            raise ValueError(profile.model.undivided)
+        wanted = wanted._replace(stages=(1,))
+    if ranks is not None:
+        profile = profile.for_ranks(ranks)
+
+    def choose() -> dict[str, Any] | None:
+        return (plan_of(Choices(profile, wanted)).as_dict()
+                if comm.rank == 0 else None)
+    made = PlannedJob(comm.bcast(_fitting(comm, choose)), samples)
+    if show and comm.rank == 0:
+        print(made, flush=True)
+    return made
+
+
+def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
+            optimizer: Any = None,
+            say: Callable[[str], None] = lambda what: None,
+            torus: tuple[int, int] | None = None,
+            budget: float = 16.0) -> JobProfile:
+    """All that is measured of a job; call it on all ranks.
+
+    Args:
+        comm: All ranks.
+        model: The whole model.
+        example: Samples of one rank.
+        wanted: What the user asks for.
+        optimizer: That will train the model; None: Adam.
+        say: Is told what is being measured.
+        torus, budget: As for :func:`plan`.
+    """
+    optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
+    size = sum(one.size for one in model.params()
+               if one._data[0] is not None) * 4.0
+    # A copy with gradients and activations must fit beside the model.
+    copies = wanted.memory is None or 5 * size < wanted.memory
+    before = own_memory.resident()
+    say(f'measuring the model with a batch of {example.samples}')
+    figures, cores, speeds = measure_model(
+        comm, model, example, optimizer,
+        max(1, wanted.batch // comm.size // 4), copies)
+    say('measuring the links between the ranks')
+    network = measure_network(comm, budget * _OF_LINKS, torus)
+    if not network.between_hosts:
+        # Messages of compiled code, which keep a rank busy for less time.
+        local = measure_local_messages(comm, budget * _OF_MESSAGES)
+        if local is not None:
+            network = dataclasses.replace(
+                network, message_cost=local.message, byte_cost=local.byte)
+    say(f'measuring {", ".join(wanted.codecs)} exchanges')
+    codecs = measure_codecs(comm, wanted.codecs, budget * (
+        1 - _OF_LINKS - _OF_MESSAGES))
+    remarks = (('no pipeline, as the model cannot be cut: '
+                + figures.undivided,) if figures.undivided else ())
+    overhead = comm.allreduce(own_memory.growth(before), MPI.MAX)
+    return JobProfile(network, cores, codecs, figures, speeds, overhead,
+                      remarks)
+
+
+def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
+             memory: Any, optimizer: Any, codecs: Any, stages: Any,
+             ranks: Any, measuring: tuple[Any, Any]) -> tuple[Example, Wanted]:
+    """Checks the arguments, and that they are the same on all ranks."""
+    def check() -> tuple[Example, Wanted]:
+        if not isinstance(model, chainer.Link):
+            raise TypeError('plan() takes a chainer.Link, not '
+                            f'{type(model).__name__}')
+        if getattr(model, 'partition', None) is not None:
+            raise ValueError('this model was cut already; build it anew')
+        if optimizer is not None and not isinstance(
+                optimizer, chainer.Optimizer):
+            raise TypeError('optimizer must be a chainer.Optimizer, not '
+                            f'{type(optimizer).__name__}')
+        samples = Example(example)
+        count = comm.size if ranks is None else ranks
+        for name, value in ('ranks', count), ('batch', batch):
+            if value is not None and (not isinstance(value, int)
+                                      or value < 1):
+                raise ValueError(f'{name} must be a number of at least 1, '
+                                 f'not {value!r}')
+        _check_measuring(*measuring)
+        unknown = sorted(set(codecs) - set(ACCURACY))
+        if unknown or not codecs:
+            raise ValueError(
+                f'codecs must be some of {", ".join(ACCURACY)}, not '
+                f'{", ".join(map(repr, unknown)) or "none"}')
+        wrong = [one for one in stages if not isinstance(one, int)
+                 or one < 1 or count % one]
+        if wrong:
+            raise ValueError(f'stages={wrong[0]!r} does not divide the '
+                             f'{count} ranks')
+        return samples, Wanted(
+            batch or samples.samples * count, parse_bytes(memory),
+            tuple(codecs), tuple(stages))
+    found = raise_together(comm, check, error=ValueError)
+    agree(comm, Signature({
+        'what is asked for': repr(found[1]), 'ranks': repr(ranks),
+        'torus and budget': repr(measuring),
+        'the model': repr(shapes_of(model)),
+        'the samples of the example': str(found[0].samples)}),
+        remedy='Pass the same to plan() on all ranks.')
+    return found
+
+
+def _check_measuring(torus: Any, budget: Any) -> None:
+    if not isinstance(budget, (int, float)) or not budget > 0:
+        raise ValueError('budget must be seconds, more than 0, not '
+                         f'{budget!r}')
+    if torus is not None and len(torus) != 2:
+        raise ValueError(f'torus must be rows and columns, not {torus!r}')
+
+
+def _fitting(comm: MPI.Comm, choose: Any) -> Any:
+    """What the first rank finds; its error, of its class, on all ranks."""
+    found: Any = None
+    try:
+        found = choose()
+    except Exception as error:
+        found = error
+    found = comm.bcast(found)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _mpi(comm: Any) -> MPI.Comm:
+    return MPI.COMM_WORLD if comm is None else getattr(comm, 'mpi_comm', comm)
+
+
+def shapes_of(model: Any) -> dict[str, Any]:
+    """Of all parameters, by path; None: unknown yet."""
+    return {name: None if one._data[0] is None else one._data[0].shape
+            for name, one in Names(model).parameters.items()}

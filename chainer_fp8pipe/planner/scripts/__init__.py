@@ -1,0 +1,1 @@
+"""Plans unmodified scripts, and runs them as planned: the command line."""

@@ -1,0 +1,145 @@
+"""What a rank's training step goes into: the parts that a plan predicts."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy
+
+from ...report.stream import EventStream
+
+#: As :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan` names them.
+PASSES, STAGES, EXCHANGE, UPDATE, OTHER = PARTS = (
+    'forward and backward', 'waiting for stages', 'exchange', 'update',
+    'other')
+
+_NAME = 'PredictedTime'
+_SECTIONS = {
+    PASSES: ('forward', 'recompute', 'backward', 'backward_weight'),
+    STAGES: ('send', 'receive'),
+    EXCHANGE: ('encode', 'exchange', 'decode'),
+    UPDATE: ('update',)}
+
+
+class StepParts:
+    """Divides the time from one lap to the next; the first one begins now.
+
+    By the sections of a pipeline's stream.
+
+    Args:
+        stream: Of the rank's updater or communicator.
+        clock: Gives seconds.
+    """
+
+    def __init__(self, stream: EventStream, clock: Callable[[], float]
+                 ) -> None:
+        self._stream, self._clock = stream, clock
+        self._last = self._spent()
+
+    def lap(self) -> numpy.ndarray:
+        """Ends a lap; the next one begins.
+
+        Returns:
+            Seconds, float64[6]: of the lap, and of each of :data:`PARTS`.
+        """
+        last, self._last = self._last, self._spent()
+        whole, *parts = self._last - last
+        return numpy.array([whole, *parts, whole - sum(parts)])
+
+    def end(self) -> None:
+        """No lap will follow."""
+
+    def _spent(self) -> numpy.ndarray:
+        """The time, and seconds so far of all parts but the last one."""
+        seconds = self._stream.seconds
+        return numpy.array([self._clock(), *(
+            sum(seconds.get(name, 0.0) for name in sections)
+            for sections in _SECTIONS.values())])
+
+
+class ReplicaParts(StepParts):
+    """The same where no pipeline writes down passes and updates.
+
+    Passes last from the model's first call to the optimizer's update, but for
+    the exchange; hooks of both tell when that is.  Where the loss function
+    does not call the model itself, what comes before passes counts as passes.
+
+    Args:
+        stream: Of the communicator.
+        clock: Gives seconds.
+        optimizer: That updates the model, not ChainerMN's around it.
+    """
+
+    def __init__(self, stream: EventStream, clock: Callable[[], float],
+                 optimizer: Any) -> None:
+        self._began: float | None = None
+        self._update_began = self._passes = self._update = 0.0
+        self._optimizer = optimizer
+        self._hooks = {'pre': _Mark(self._before_update),
+                       'post': _Mark(self._after_update)}
+        super().__init__(stream, clock)
+        optimizer.target.add_hook(_Calls(self._before_call), _NAME)
+        for timing, hook in self._hooks.items():
+            optimizer.add_hook(hook, f'{_NAME} {timing}', timing)
+        # The other hooks are a part of the update.
+        optimizer._hookable._pre_update_hooks.move_to_end(
+            f'{_NAME} pre', last=False)
+
+    def lap(self) -> numpy.ndarray:
+        self._began = None
+        return super().lap()
+
+    def end(self) -> None:
+        self._optimizer.target.delete_hook(_NAME)
+        for timing in self._hooks:
+            self._optimizer.remove_hook(f'{_NAME} {timing}')
+
+    def _spent(self) -> numpy.ndarray:
+        now, _, _, exchange, _ = super()._spent()
+        return numpy.array([now, self._passes - exchange, 0.0, exchange,
+                            self._update])
+
+    def _before_call(self) -> None:
+        if self._began is None:
+            self._began = self._clock()
+
+    def _before_update(self) -> None:
+        self._update_began = self._clock()
+        began = self._last[0] if self._began is None else self._began
+        self._passes += self._update_began - began
+
+    def _after_update(self) -> None:
+        self._update += self._clock() - self._update_began
+
+
+class _Mark:
+    """An optimizer's hook that tells when it is called."""
+
+    call_for_each_param = False
+    #: So an update may begin before its gradients are there.
+    reads_gradients = False
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def __call__(self, optimizer: Any) -> None:
+        self._tell()
+
+
+class _Calls(chainer.LinkHook):
+    """Tells when a model is called in training."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def forward_preprocess(self, args: Any) -> None:
+        if chainer.config.train:
+            self._tell()
+
+    def __deepcopy__(self, memo: Any) -> _Calls:
+        return _Calls(_nobody)      # a copy of the model is not what trains
+
+
+def _nobody() -> None:
+    """Is told in vain."""

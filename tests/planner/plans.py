@@ -1,0 +1,27 @@
+"""Plans as they are measured nowhere, for tests of what becomes of them."""
+from chainer_fp8pipe.planning.job.configuration import Configuration
+from chainer_fp8pipe.planning.job.job_plan import JobPlan
+from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
+from chainer_fp8pipe.planning.partition.positions import Position
+
+#: Of ``train_digits_serially.py``'s model.
+SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
+          '/predictor/l2/W': (32, 32), '/predictor/l2/b': (32,),
+          '/predictor/l3/W': (10, 32), '/predictor/l3/b': (10,)}
+
+
+def replicas(ranks=2, batch=60, model=SHAPES, **choice):
+    """A plan without stages."""
+    return JobPlan(Configuration(ranks, **choice), ranks, batch, model,
+                   memory=(1e6,))
+
+
+def stages(ranks=2, batch=60, micro_batches=3, **choice):
+    """A plan of two stages for ``train_digits_serially.py``."""
+    cut = PartitionPlan(
+        tuple((f'/predictor/{layer}/W', f'/predictor/{layer}/b')
+              for layer in ('l1', 'l2', 'l3')),
+        (Position(1, 0),), 2, (False, True), micro_batches, '1f1b')
+    return JobPlan(
+        Configuration(ranks // 2, 2, micro_batches, cut, **choice), ranks,
+        batch, SHAPES, memory=(1e6, 1e6))

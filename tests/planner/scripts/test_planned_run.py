@@ -1,0 +1,200 @@
+"""``run --plan``: scripts are trained as a plan says, which was made by hand.
+"""
+import os
+
+import pytest
+
+from tests.forks import run_in_forks
+from tests.planner.plans import replicas, stages
+from tests.ranks import run_script
+from tests.test_main import SCRIPT as CHAINERMN
+from tests.test_run_pipeline import SCRIPT, check_files, check_log, log_of
+
+
+def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
+    """``run --plan`` on so many ranks, in a folder with the plan."""
+    if plan is not None:
+        plan.save(str(folder / 'plan.json'))
+        before = ['--plan', 'plan.json', *before]
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before, script,
+                      *arguments, cwd=folder)
+
+
+@pytest.fixture(scope='module')
+def serial(tmp_path_factory):
+    """A folder in which the script has run alone, with its arguments."""
+    folders = {}
+
+    def folder(*arguments):
+        if arguments not in folders:
+            folders[arguments] = tmp_path_factory.mktemp('serial')
+            done = run(folders[arguments], 1, *arguments)
+            assert done.returncode == 0, done.stderr
+        return folders[arguments]
+    return folder
+
+
+@pytest.mark.parametrize(('ranks', 'plan'), [
+    (2, replicas(2, overlap='next_forward')),
+    # A batch of 50 is not of equally many samples for each.
+    (3, replicas(3, algorithm='ring')),
+    (1, replicas(1)), (2, stages(2)), (4, stages(4, algorithm='direct'))])
+def test_the_log_and_the_files_are_those_of_a_serial_run(
+        tmp_path, serial, ranks, plan):
+    arguments = '--seed', '1', '--hooks', '--batchsize', '50'
+    done = run(tmp_path, ranks, *arguments, plan=plan)
+    assert done.returncode == 0, done.stderr
+    expected = serial(*arguments)
+    check_log(log_of(tmp_path), log_of(expected))
+    check_files(tmp_path, expected)
+    assert set(os.listdir(tmp_path / 'result')) == {
+        *os.listdir(expected / 'result')} - {'cg.dot', 'cg.png'}
+    for text in '# epoch: 2', 'epoch       main/loss', '# done':
+        assert done.stdout.count(text) == 1, text
+    assert done.stderr.count(f'run: as planned: {plan.choice}') == 1
+
+
+def test_the_cut_is_that_of_the_plan(tmp_path):
+    done = run(tmp_path, 2, plan=stages(2))
+    assert done.returncode == 0, done.stderr
+    first, second = (line for line in done.stderr.splitlines()
+                     if '/W' in line and line[0] in '01')
+    assert first.endswith('/predictor/l1/W')
+    assert second.endswith('/predictor/l2/W (again)')
+    assert '1f1b with 3 micro-batches' in done.stderr
+
+
+def test_replicas_go_on_from_a_snapshot(tmp_path, serial):
+    arguments = '--seed', '1', '--batchsize', '50', '--snapshot'
+    expected = log_of(serial(*arguments, '--epoch', '3'))
+    plan = replicas(2)
+    done = run(tmp_path, 2, *arguments, '--epoch', '1', plan=plan)
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path, 2, *arguments, '--epoch', '3', '--autoload',
+               plan=plan)
+    assert done.returncode == 0, done.stderr
+    check_log(log_of(tmp_path), expected)
+
+
+def test_a_chainermn_script_gets_the_communicator_of_the_plan(tmp_path):
+    (tmp_path / 'train.py').write_text(CHAINERMN)
+    shapes = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
+              '/predictor/l2/W': (10, 32), '/predictor/l2/b': (10,)}
+    done = run(tmp_path, 2, '--epoch', '1', script='train.py', plan=replicas(
+        2, model=shapes, codec='fp8', overlap=True, options={'warmup': 7}))
+    assert done.returncode == 0, done.stderr
+    assert "overlap=True" in done.stdout
+    assert 'warmup=7' in done.stdout
+    # Both ranks print, as they do without a plan.
+    assert {line.split()[1] for line in done.stdout.splitlines()
+            if line.startswith('weights')} == {'0', '1'}
+
+
+_HEAD = '''
+import chainer, chainermn, numpy as np
+import chainer.functions as F
+import chainer.links as L
+from chainer import training
+data = [(np.full(3, n, 'f') / 16, np.int32(n % 2)) for n in range(16)]
+class Net(L.Classifier):
+    def forward(self, x, t):
+        y = self.predictor(x)
+        if float(y.array.max()) > 1e9:  # no pipeline can do that
+            y = y * 0
+        return F.softmax_cross_entropy(F.dropout(y), t)
+model = Net(L.Linear(3, 2))
+optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+iterator = chainer.iterators.SerialIterator(data, 6)
+'''
+_SHAPES = {'/predictor/W': (2, 3), '/predictor/b': (2,)}
+
+
+def test_a_loop_of_updates_trains_a_model_that_looks_at_values(tmp_path):
+    """All ranks end with the same parameters, and draw other masks."""
+    (tmp_path / 'train.py').write_text(_HEAD + '''
+import sys
+np.random.seed(0)
+updater = training.StandardUpdater(iterator, optimizer)
+while updater.epoch < 2:
+    updater.update()
+sys.stderr.write('%d updates, W %r, draws %r\\n' % (
+    updater.iteration, model.predictor.W.array.tolist(), np.random.rand()))
+''')
+    done = run(tmp_path, 2, script='train.py', plan=replicas(
+        2, model=_SHAPES))
+    assert done.returncode == 0, done.stderr
+    first, second = (line.partition(', draws ')
+                     for line in done.stderr.splitlines() if 'draws' in line)
+    assert first[0] == second[0]
+    assert first[0].startswith('6 updates')
+    assert first[2] != second[2]
+
+
+# --- what is refused --------------------------------------------------------
+
+REFUSED = [
+    ('print(1)', replicas(1, model=_SHAPES), 'nothing to train as a replica'),
+    ('training.StandardUpdater(iterator, optimizer)',
+     replicas(1), 'plan.json: the plan was made for another model: parameter '
+     '/predictor/l1/W is only in the plan; make the plan again'),
+    ('optimizer.setup(Net(L.Linear(4, 2)))\n'
+     'training.StandardUpdater(iterator, optimizer)',
+     replicas(1, model=_SHAPES), 'parameter /predictor/W has shape (2, 4), '
+     'in the plan (2, 3)'),
+    ('training.StandardUpdater(iterator, optimizer)\n'
+     'training.StandardUpdater(iterator, optimizer)',
+     replicas(1, model=_SHAPES), 'makes a second updater'),
+    ("comm = chainermn.create_communicator('naive')\n"
+     'training.StandardUpdater(iterator, chainermn.'
+     'create_multi_node_optimizer(optimizer, comm))', replicas(1),
+     'the plan was made for another model'),
+    ('from chainer_fp8pipe import create_communicator\n'
+     'training.StandardUpdater(iterator, chainermn.'
+     "create_multi_node_optimizer(optimizer, create_communicator('fp8')))",
+     replicas(1, model=_SHAPES), 'run it without --pipeline and --plan'),
+    ('', replicas(2), 'plan.json: the plan is for 2 ranks, and there are 1; '
+     'start so many, or make a plan for 1'),
+    ('', replicas(1, codec='fp9'), "codec must be one of"),
+]
+
+
+@pytest.fixture(scope='module')
+def refusals(tmp_path_factory):
+    """What is said to each script of REFUSED with its plan."""
+    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
+    for folder, (lines, plan, _) in zip(folders, REFUSED, strict=True):
+        (folder / 'script.py').write_text(_HEAD + lines)
+        plan.save(str(folder / 'plan.json'))
+    return run_in_forks(['run', '--plan', 'plan.json', 'script.py'], folders)
+
+
+@pytest.mark.parametrize('case', range(len(REFUSED)))
+def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
+    done = refusals[case]
+    assert done.returncode == 2, done.stderr
+    assert REFUSED[case][2] in done.stderr.splitlines()[-1]
+    assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize(('before', 'message'), [
+    (['--communicator', 'fp8'], '--communicator does not go with --plan'),
+    (['--micro-batches', '2'], '--micro-batches does not go with --plan'),
+    (['--warmup', '2'], 'or edit "choice" in plan.json')])
+def test_other_options_do_not_go_with_a_plan(tmp_path, before, message):
+    done = run(tmp_path, 2, plan=replicas(2), before=before)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1
+
+
+def test_all_ranks_end_where_a_plan_is_missing(tmp_path):
+    done = run(tmp_path, 2, before=['--plan', 'no.json'])
+    assert done.returncode == 2
+    assert done.stderr.count('no.json cannot be read (No such file') == 1
+
+
+def test_a_chainermn_script_has_no_stages(tmp_path):
+    (tmp_path / 'train.py').write_text(CHAINERMN)
+    done = run(tmp_path, 2, script='train.py', plan=stages(2))
+    assert done.returncode == 2
+    assert done.stderr.count('but plan.json has 2 stages; make a plan of '
+                             'this script') == 1

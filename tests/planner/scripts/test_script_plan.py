@@ -1,0 +1,77 @@
+"""Which scripts ``plan`` takes, and what it says to the others."""
+import pytest
+
+from tests.forks import run_in_forks
+
+_HEAD = '''
+import chainer, chainermn, numpy as np, os
+import chainer.functions as F
+import chainer.links as L
+from chainer import training
+data = [(np.full(3, n, 'f') / 16, np.int32(n % 2)) for n in range(16)]
+model = L.Classifier(L.Linear(3, 2))
+optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+iterator = chainer.iterators.SerialIterator(data, 6)
+def train(iterator=iterator, optimizer=optimizer, **given):
+    updater = training.StandardUpdater(iterator, optimizer, **given)
+    training.Trainer(updater, (4, 'iteration'), out='result').run()
+    os.mkdir('went on')
+'''
+
+REFUSED = [
+    ('print(1)', 'has made no chainer.training.StandardUpdater'),
+    ('training.StandardUpdater(iterator, optimizer)',
+     'has ended without training'),
+    ('training.StandardUpdater(iterator, optimizer)\ntrain()',
+     'makes a second updater; a plan is of one model'),
+    ('training.updaters.ParallelUpdater(iterator, optimizer, devices={})',
+     'trains with a ParallelUpdater; a plan needs'),
+    ('class Mine(training.StandardUpdater): pass\n'
+     'Mine(iterator, optimizer).update()', 'trains with a Mine'),
+    ('class Mine(training.Updater):\n'
+     '    def get_all_optimizers(self): return {}\n'
+     '    def connect_trainer(self, trainer): pass\n'
+     'training.Trainer(Mine()).run()', 'the Trainer has a Mine'),
+    ("train(optimizer={'a': optimizer, 'b': optimizer})",
+     'has 2 optimizers (a, b)'),
+    ('training.StandardUpdater(iterator, chainer.optimizers.SGD()).update()',
+     'call optimizer.setup(model) before training'),
+    ('train(loss_func=lambda x, t: F.sum(x))',
+     'a loss function of its own, <lambda>'),
+    ('train(converter=lambda batch, device: [x for x, _ in batch] + '
+     '[np.zeros(9)])', 'must all have the samples of one batch'),
+    ('class Net(L.Classifier):\n'
+     '    def forward(self, x, t): return self.predictor(x)\n'
+     'optimizer.setup(Net(model.predictor))\ntrain()',
+     'must return its loss'),
+]
+
+
+@pytest.fixture(scope='module')
+def refusals(tmp_path_factory):
+    """What each script of REFUSED says, and its folder."""
+    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
+    for folder, (lines, _) in zip(folders, REFUSED, strict=True):
+        (folder / 'script.py').write_text(_HEAD + lines)
+    return list(zip(run_in_forks(
+        ['plan', '--seconds', '1', '-o', 'plan.json', 'script.py'], folders),
+        folders,        strict=True))
+
+
+@pytest.mark.parametrize('case', range(len(REFUSED)))
+def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
+    done, folder = refusals[case]
+    assert done.returncode == 2, done.stderr
+    assert REFUSED[case][1] in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith('chainer_fp8pipe plan: ')
+    assert 'Traceback' not in done.stderr
+    assert not (folder / 'plan.json').exists()
+    assert not (folder / 'went on').exists()
+
+
+def test_an_error_of_the_script_is_the_scripts(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        _HEAD + "raise KeyError('of the script')")
+    done, = run_in_forks(['plan', '--seconds', '1', 'script.py'], [tmp_path])
+    assert done.returncode == 1
+    assert "KeyError: 'of the script'" in done.stderr

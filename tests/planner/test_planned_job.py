@@ -1,0 +1,154 @@
+import functools
+import json
+
+import chainer_fp8pipe
+from chainer_fp8pipe import PipelineUpdater
+from chainer_fp8pipe.planner import planned_job
+from chainer_fp8pipe.planner.planned_job import PlannedJob
+from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+#: What is measured need not be right here.
+plan = functools.partial(planned_job.plan, budget=0.5)
+
+
+class Net(chainer.Chain):
+    def __init__(self, units=16):
+        super().__init__()
+        with self.init_scope():
+            self.fc1 = L.Linear(6, units)
+            self.fc2 = L.Linear(units, units)
+            self.fc3 = L.Linear(units, 3)
+
+    def forward(self, x, t):
+        h = F.relu(self.fc2(F.relu(self.fc1(x))))
+        return F.softmax_cross_entropy(self.fc3(h), t)
+
+
+def batch(samples=8, seed=0):
+    generator = numpy.random.RandomState(seed)
+    return (generator.rand(samples, 6).astype('f'),
+            generator.randint(0, 3, samples).astype('i'))
+
+
+def make(units=16):
+    numpy.random.seed(3)
+    return Net(units)
+
+
+def pairs(samples):
+    return list(zip(*batch(samples), strict=True))
+
+
+def refused(comm, words, error=ValueError, **options):
+    given = {'model': make(), 'example': batch(), 'comm': comm, **options}
+    with pytest.raises(error, match=words) as found:
+        plan(**given)
+    texts = comm.allgather(str(found.value))
+    assert len(set(texts)) == 1
+
+
+@on_ranks(2)
+def test_a_planned_pipeline_trains_as_one_process_does(comm):
+    planned = plan(make(), batch(), comm, stages=(2,), batch=8,
+                   optimizer=chainer.optimizers.SGD(.1))
+    choice = planned.plan.choice
+    assert (choice.stages, choice.replicas) == (2, 1)
+    model, plain = planned.partition(make(), comm=comm), make()
+    optimizer = chainer.optimizers.SGD(.1).setup(model)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(pairs(8), 8, shuffle=False),
+        optimizer, planned.grid(comm))
+    updater.update()
+    serial = chainer.optimizers.SGD(.1).setup(plain)
+    serial.update(plain, *batch())
+    expected = dict(plain.namedparams())
+    for name, parameter in model.namedparams():
+        numpy.testing.assert_allclose(
+            parameter.array, expected[name].array, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2)
+def test_planned_replicas_average_their_gradients(comm):
+    planned = plan(make(), batch(), comm, stages=(1,), codecs=('float32',))
+    choice = planned.plan.choice
+    assert (choice.stages, choice.replicas, choice.codec) == (
+        1, 2, 'float32')
+    model = make()
+    assert planned.partition(model, comm=comm) is model
+    communicator = planned.communicator(comm)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.1), communicator).setup(model)
+    optimizer.update(model, *batch(seed=comm.rank))     # broadcasts
+    optimizer.update(model, *batch(seed=comm.rank))
+    plain = make()
+    serial = chainer.optimizers.SGD(.1).setup(plain)
+    serial.update(plain, *(numpy.concatenate(arrays) for arrays in zip(
+        batch(seed=0), batch(seed=1), strict=True)))
+    for (_, mine), (_, expected) in zip(
+            model.namedparams(), plain.namedparams(), strict=True):
+        numpy.testing.assert_allclose(mine.array, expected.array, rtol=1e-5,
+                                      atol=1e-6)
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_all_ranks_get_one_plan_which_survives_its_file(comm):
+    planned = plan(make(), batch(), comm)
+    text = json.dumps(planned.plan.as_dict())
+    assert comm.allgather(text) == [text] * 2
+    again = PlannedJob(json.loads(text))
+    assert again.plan == planned.plan
+    assert str(again) == str(planned)
+    assert 'why not' in str(planned)
+
+
+@on_ranks(1, 2)
+def test_a_plan_for_more_ranks_is_made_from_these(comm):
+    planned = plan(make(), batch(), comm, ranks=4)
+    choice = planned.plan.choice
+    assert choice.stages * choice.replicas == planned.plan.ranks == 4
+    assert planned.plan.batch == 32
+    with pytest.raises(ValueError, match='is for 4 ranks, and there are'):
+        planned.communicator(comm)
+
+
+@on_ranks(2)
+def test_a_plan_is_refused_for_another_model(comm):
+    planned = plan(make(), batch(), comm, stages=(2,))
+    with pytest.raises(ValueError, match=r'/fc1/W has shape \(20, 6\)'):
+        planned.partition(make(20), comm=comm)
+
+
+@on_ranks(2)
+def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
+    refused(comm, r"codecs must be some of .*, not 'fp9'", codecs=['fp9'])
+    refused(comm, 'stages=3 does not divide the 2 ranks', stages=[3])
+    refused(comm, 'batch must be a number', batch=0)
+    refused(comm, 'budget must be seconds', budget=0)
+    refused(comm, 'torus=.* is no torus of 1 hosts', torus=(2, 2))
+    refused(comm, 'is no size', memory='much')
+    refused(comm, 'takes a chainer.Link', model=3)
+    refused(comm, 'must be a chainer.Optimizer', optimizer='Adam')
+    refused(comm, 'first axis', example=(numpy.zeros((4, 6), 'f'),
+                                         numpy.zeros(3, 'i')))
+    refused(comm, 'no way to run this job fits', DoesNotFit, memory='1 kB')
+
+
+@on_ranks(2)
+def test_ranks_that_plan_different_jobs_are_told(comm):
+    refused(comm, 'what is asked for is .* on rank 0 but .* on rank 1',
+            batch=8 * (1 + comm.rank))
+    refused(comm, 'the model is', model=make(16 + comm.rank))
+
+
+def test_plan_is_a_public_name():
+    assert chainer_fp8pipe.plan is planned_job.plan
