@@ -82,7 +82,7 @@ class Example:
             cut(nested.array_of(leaf)) for leaf in self._leaves])
 
 
-class _InSitu(NamedTuple):
+class InSitu(NamedTuple):
     """Seconds of a batch in training, of the processor."""
 
     forward: float
@@ -134,45 +134,74 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         if not in_situ:
             raise
         undivided, calls = str(error), []
-    plain: list[_InSitu] = []
+    plain: list[InSitu] = []
     step = micro = Figure(0.0)
     if in_situ:
         first = comm.rank == 0
-        plain, laps, step, micro = comm.bcast(_on_first(comm, lambda: (
+        plain, laps, step, micro = comm.bcast(on_first(comm, lambda: (
             _measured(model, example, sizes, not undivided) if first
             else None)))
         calls = [_with(of, times) for of, times
                  in zip(calls, laps, strict=False)]
-        work = _step_of(_copied(model), example.of(samples))
+        work = step_of(_copied(model), example.of(samples))
     else:
         def work() -> None:
             Tracer(model, names).trace(nested.Fresh(
                 functools.partial(_spread_out, model), (example.of(few),),
                 {}))
-    cores = measure_cores(comm, model.device, work)
-    speeds = _speeds(comm, model.device, work)
     parameters = parameters_of(names)
+    calls = calls or [_made_up(names, parameters)] * 2
+    return with_ranks(comm, ModelFigures(
+        samples, calls[0], few, calls[1],
+        order_of(calls[0], list(names.parameters)), parameters, (),
+        Figure(0.0), **of_passes(calls, plain), step=step, micro_batch=micro,
+        undivided=undivided), work, optimizer, model.device)
+
+
+def of_passes(calls: Sequence[Sequence[Call]], plain: Sequence[InSitu]
+              ) -> dict[str, Any]:
+    """Fields of :class:`.ModelFigures` about plain passes of both sizes.
+
+    Args:
+        calls: Of both sizes.
+        plain: What was measured; none: the sums of calls must do.
+    """
+    found = [one[:2] for one in plain] or [
+        (sum(call.forward for call in of), sum(call.backward for call in of))
+        for of in calls]
+    return {'plain': found[0], 'plain_few': found[1],
+            'spread': plain[0].spread if plain else 0.1}
+
+
+def with_ranks(comm: MPI.Comm, figures: ModelFigures,
+               work: Callable[[], Any], optimizer: Any, device: Any
+               ) -> tuple[ModelFigures, Cores, tuple[float, ...]]:
+    """Has all ranks work, and adds what an optimizer takes.
+
+    Args:
+        comm: All ranks; call it on all.
+        figures: Without buckets and optimizer.
+        work: Of a rank, some tenths of a second.
+        optimizer: That will train the model.
+        device: Chainer's, on which ranks compute.
+
+    Returns:
+        As :func:`measure_model`.
+    """
+    cores = measure_cores(comm, device, work)
+    speeds = _speeds(comm, device, work)
+    parameters = figures.parameters
     crowded = crowding(comm, cores)
     # All at once: updates wait for memory, which ranks of a host share.
-    update, arrays, temporary = comm.bcast(_on_first(
-        comm, lambda: measure_optimizer(optimizer, parameters,
-                                        model.device)))
-    bucket_sizes = {name: one.nbytes // one.dtype.itemsize
-                    for name, one in parameters.items() if one.nbytes}
-    calls = calls or [_made_up(names, parameters)] * 2
-    totals = [(sum(call.forward for call in of),
-               sum(call.backward for call in of)) for of in calls]
-    figures = ModelFigures(
-        samples, calls[0], few, calls[1],
-        order_of(calls[0], list(names.parameters)), parameters,
-        divide(bucket_sizes, _BUCKET),
-        update._replace(value=update.value / crowded),
-        plain=plain[0][:2] if plain else totals[0],
-        plain_few=plain[1][:2] if plain else totals[1],
-        spread=plain[0].spread if plain else 0.1,
-        step=step, micro_batch=micro, optimizer_arrays=arrays,
-        update_temporary=temporary, undivided=undivided)
-    return comm.bcast(figures), cores, speeds
+    update, arrays, temporary = comm.bcast(on_first(
+        comm, lambda: measure_optimizer(optimizer, parameters, device)))
+    buckets = divide({name: one.nbytes // one.dtype.itemsize
+                      for name, one in parameters.items() if one.nbytes},
+                     _BUCKET)
+    return comm.bcast(dataclasses.replace(
+        figures, buckets=buckets,
+        update=update._replace(value=update.value / crowded),
+        optimizer_arrays=arrays, update_temporary=temporary)), cores, speeds
 
 
 def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
@@ -228,7 +257,8 @@ def _spread_out(model: Any, batch: Any) -> Any:
     return call_with(model, batch)
 
 
-def _on_first(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+def on_first(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+    """What the action returns; its error is a ValueError on all ranks."""
     return raise_together(comm, action, error=ValueError)
 
 
@@ -243,14 +273,15 @@ def _measured(model: Any, example: Example, sizes: Sequence[int],
               divisible: bool) -> Any:
     """Plain passes and the laps of calls at both sizes; two overheads."""
     found = _copied(model)
-    plain = [_plain(found, example.of(size)) for size in sizes]
+    plain = [plain_passes(found, example.of(size)) for size in sizes]
     if not divisible:
         return plain, [], Figure(0.0), Figure(0.0)
     laps, steps = _as_one_stage(found, example, sizes)
     return plain, laps, *steps
 
 
-def _step_of(model: Any, batch: Any) -> Callable[[], None]:
+def step_of(model: Any, batch: Any) -> Callable[[], None]:
+    """A pass forward and back, for :func:`with_ranks`."""
     def work() -> None:
         with preserved():
             loss = call_with(model, batch)
@@ -259,7 +290,7 @@ def _step_of(model: Any, batch: Any) -> Callable[[], None]:
     return work
 
 
-def _plain(model: Any, batch: Any) -> _InSitu:
+def plain_passes(model: Any, batch: Any) -> InSitu:
     """A pass as an optimizer's ``update(lossfun, ...)`` makes it."""
     now = clock_of(model.device)
     forward: list[float] = []
@@ -282,10 +313,10 @@ def _plain(model: Any, batch: Any) -> _InSitu:
     whole = Figure.of([one + other for one, other in zip(
         forward[1:], backward[1:], strict=True)])
     share = Figure.of(forward[1:]).value, Figure.of(backward[1:]).value
-    return _InSitu(*share, whole.spread)
+    return InSitu(*share, whole.spread)
 
 
-class _Repeating(chainer.dataset.Iterator):
+class Repeating(chainer.dataset.Iterator):
     """Gives one batch again and again."""
 
     epoch, is_new_epoch = 0, False
@@ -300,7 +331,8 @@ class _Repeating(chainer.dataset.Iterator):
 
 
 @chainer.dataset.converter()
-def _as_it_is(batch: Any, device: Any) -> Any:
+def as_it_is(batch: Any, device: Any) -> Any:
+    """A converter for batches of :class:`Repeating`."""
     return batch
 
 
@@ -328,9 +360,9 @@ def _updater(model: Any, batch: Any, micro_batches: int, comm: MPI.Comm
     optimizer = chainer.optimizers.SGD(0.0)
     optimizer.setup(model)
     model.partition.optimizer = None
-    return PipelineUpdater(_Repeating(batch), optimizer, comm,
+    return PipelineUpdater(Repeating(batch), optimizer, comm,
                            micro_batches=micro_batches, schedule='1f1b',
-                           converter=_as_it_is, device=model.device)
+                           converter=as_it_is, device=model.device)
 
 
 def _laps(model: Any, batch: Any, comm: MPI.Comm
