@@ -463,7 +463,7 @@ class _OneByOne:
                      for index, (output, wants) in enumerate(zip(
                          one.outputs, one.wants, strict=True))},
             forward=one.forward, backward=one.backward,
-            deferrable=one.deferrable, kept=one.kept,
+            deferrable=one.deferrable if names else 0.0, kept=one.kept,
             retained=(*(source for source, kept in zip(
                 inputs, one.inputs_kept, strict=False) if kept),
                 *(Source(number, index) for index, kept

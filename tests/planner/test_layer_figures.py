@@ -40,6 +40,17 @@ plan = functools.partial(planned_job.plan, budget=0.3)
 layer_figures._WORK, layer_figures._ENOUGH = 0.01, 0.1
 
 
+@functools.cache
+def _planned(ranks):
+    return plan(Plain(), dataset(12), MPI.COMM_WORLD, batch=12,
+                stages=(ranks,)).plan
+
+
+def planned_stages(comm):
+    """A plan of as many stages as ranks, made once for all tests."""
+    return PlannedJob(_planned(comm.size))
+
+
 def measure(model, batch, loss_fun=F.softmax_cross_entropy, few=2,
             copies=True, comm=MPI.COMM_SELF):
     figures, _, _ = measure_layers(
@@ -93,7 +104,7 @@ def test_planned_stages_train_as_one_process_does(comm, network):
 
 @on_ranks(2)
 def test_a_plan_keeps_its_counts_in_its_file_and_they_can_be_edited(comm):
-    planned = plan(Plain(), dataset(12), comm, batch=12, stages=(2,))
+    planned = planned_stages(comm)
     data = json.loads(json.dumps(planned.plan.as_dict()))
     cut = data['choice']['cut']
     chunks = len(cut['cuts']) + 1
@@ -111,7 +122,7 @@ def test_a_plan_keeps_its_counts_in_its_file_and_they_can_be_edited(comm):
 
 @on_ranks(2)
 def test_what_a_plan_recomputes_a_stage_does(comm):
-    planned = plan(Plain(), dataset(12), comm, batch=12, stages=(2,))
+    planned = planned_stages(comm)
     choice = planned.plan.choice
     again = (True,) * len(choice.cut.recompute)
     planned.plan = dataclasses.replace(planned.plan, choice=(
@@ -134,7 +145,7 @@ def test_without_stages_a_model_stays_whole(comm):
 
 @on_ranks(2)
 def test_a_plan_is_for_one_model(comm):
-    planned = plan(Plain(), dataset(8), comm, stages=(2,))
+    planned = planned_stages(comm)
     other = Divisible(*[L.Linear(8, 8) for _ in range(7)])
     with pytest.raises(ValueError, match='made for another model'):
         planned.partition(other, comm=comm)
@@ -276,6 +287,7 @@ def test_gradients_of_weights_can_wait_where_they_are_separate():
     assert .1 < calls[2].deferrable < .9
     # The first layer's input needs no gradient: almost all can wait.
     assert calls[0].deferrable > calls[2].deferrable
+    assert calls[1].deferrable == 0
 
 
 def test_layers_that_must_not_run_twice_say_so():
