@@ -1,6 +1,6 @@
 """Whether stages with different numbers of replicas would be faster.
 
-``choose_grid`` gives every stage as many replicas.  Here the best of these
+A plan gives every stage as many replicas.  Here the best of these
 layouts is compared with the best of all: any number of stages, any number of
 replicas of each, as many ranks together.  Nothing is run but the calls, alone,
 for their times; both kinds are searched and simulated in the same way:

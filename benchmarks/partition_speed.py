@@ -1,12 +1,12 @@
 """Steps of partitioned models beside other ways to train them."""
 from __future__ import annotations
 
-import sys
-
 import chainer_fp8pipe
 from chainer_fp8pipe import Divisible, ProcessGrid
-from chainer_fp8pipe.chains.partition import predict_layouts
-from chainer_fp8pipe.planning.partition.layouts import GRADIENT_BYTES, table
+from chainer_fp8pipe.planner.model_figures import Example
+from chainer_fp8pipe.planner.planned_job import measure
+from chainer_fp8pipe.planning.job.choices import Choices, Wanted
+from chainer_fp8pipe.planning.job.configuration import Configuration
 
 import chainer
 import chainer.functions as F
@@ -305,20 +305,23 @@ def hybrid(comm, job, rows):
 
 
 def _expected(comm, model, batch, parts):
-    """Seconds of each way as ``choose_grid`` predicts them."""
-    found = {one.stages: one for one in predict_layouts(
-        model, part(batch, parts), comm, micro_batches=parts,
-        optimizer_arrays=0)}
-    if comm.rank == 0:
-        sys.stderr.write(table(list(found.values())) + '\n')
-    # The same calls and links; gradients have more bytes.
-    larger = GRADIENT_BYTES['float32'] / GRADIENT_BYTES['fp8'] - 1
+    """Seconds of each way as the planner predicts them."""
+    wanted = Wanted(len(batch[0]))
+    choices = Choices(measure(
+        comm, model, Example(_share(batch, comm.rank, comm.size)), wanted,
+        chainer.optimizers.SGD(1e-4)), wanted)
+
+    def seconds(replicas=1, stages=1, codec='float32'):
+        share = parts // replicas if stages > 1 else 1
+        cut = (choices.cut(stages, replicas, share, '1f1b')[0]
+               if stages > 1 else None)
+        return choices.model.predict(Configuration(
+            replicas, stages, share, cut, codec)).seconds.value
     return {
-        'data parallel, fp8': found[1].seconds,
-        'data parallel, float32': (
-            found[1].seconds + larger * found[1].exchange),
-        'pipeline of 4': found[4].seconds,
-        '2 x 2, fp8 between replicas': found[2].seconds}
+        'data parallel, fp8': seconds(comm.size, codec='fp8'),
+        'data parallel, float32': seconds(comm.size),
+        f'pipeline of {comm.size}': seconds(stages=comm.size),
+        '2 x 2, fp8 between replicas': seconds(2, 2, 'fp8')}
 
 
 def _share(batch, number, count):

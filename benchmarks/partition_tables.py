@@ -274,7 +274,7 @@ def speed(rows):
 
 
 def hybrid(rows):
-    """Steps on the network, beside those that ``choose_grid`` predicts."""
+    """Steps on the network, beside those that the planner predicts."""
     print('\n4 hosts                        predicted [ms]   median [ms]   '
           '    spread [ms]   speed-up over the first')
     first = statistics.median(rows[0]['times'])

@@ -20,7 +20,6 @@ _HOMES = {
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
     'batch_arrays': 'chainer_fp8pipe.images',
     'atomic': 'chainer_fp8pipe.chains.tracing.whole_call',
-    'choose_grid': 'chainer_fp8pipe.chains.partition',
     'create_communicator': 'chainer_fp8pipe.communicators',
     'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',
     'deferred': 'chainer_fp8pipe.chains.valueless_parameters',

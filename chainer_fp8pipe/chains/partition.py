@@ -11,17 +11,10 @@ import numpy
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.abort import abort_on_exception
 from ..mpi.grid import ProcessGrid
-from ..mpi.link_speed import measure_exchange, measure_links
+from ..mpi.link_speed import measure_links
 from ..mpi.once import once
 from ..pipeline.schedules.schedule import make_schedule
 from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
-from ..planning.partition.layouts import (
-    GRADIENT_BYTES,
-    GridLayout,
-    JobRanks,
-    layouts,
-    table,
-)
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of
 from ..planning.partition.search import search
@@ -32,7 +25,6 @@ from .names import Names, parameters_of
 from .nested import Fresh
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .profiling.core_sharing import measure_cores
 from .profiling.replanning import Adapter
 from .staged_trace import StagedTrace
 from .tracing.trace import Tracer
@@ -140,90 +132,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     return model
 
 
-@without_shapes(always=True)
-def choose_grid(model: Any, example: Any, comm: Any, *, memory: Any = None,
-                micro_batches: int = 4, schedule: str = '1f1b',
-                recompute: Any = 'auto', optimizer_arrays: int = 2,
-                codec: str = 'fp8', show: bool = True) -> ProcessGrid:
-    """Stages and replicas that are expected to be fastest.
-
-    Call it on all ranks, with the model that :func:`partition` will get; the
-    model stays whole.  Times of calls and speeds of links are measured, and
-    how much longer calls take while all ranks compute, as ranks may share
-    cores: some seconds for 500 calls.  The first rank prints a table of all
-    factorisations of the ranks.
-
-    Args:
-        model, example, memory, schedule, recompute, optimizer_arrays: As for
-            :func:`partition`.
-        comm: All ranks: a communicator of mpi4py's or ChainerMN's.
-        micro_batches: Of a whole batch; replicas divide them among
-            themselves.
-        codec: Between replicas: ``'fp8'``, ``'float16'`` or ``'float32'``.
-        show: Whether to print the table.
-
-    Returns:
-        A grid for :func:`partition` and :class:`PipelineUpdater`.
-
-    Raises:
-        DoesNotFit: No layout fits into the memory; on all ranks.
-        ValueError: An argument is wrong, or ranks have other models; on all
-            ranks.
-    """
-    abort_on_exception()
-    found = predict_layouts(
-        model, example, comm, memory=memory, micro_batches=micro_batches,
-        schedule=schedule, recompute=recompute,
-        optimizer_arrays=optimizer_arrays, codec=codec)
-    best = found[0]
-    if show and _grid(comm).comm.rank == 0:
-        print(table(found))
-    if best.seconds is None:
-        raise DoesNotFit(f'no layout of {best.stages * best.replicas} ranks: '
-                         f'{best.reason}')
-    return ProcessGrid(comm, pipeline=best.stages)
-
-
-def predict_layouts(model: Any, example: Any, comm: Any, *,
-                    memory: Any = None, micro_batches: int = 4,
-                    schedule: str = '1f1b', recompute: Any = 'auto',
-                    optimizer_arrays: int = 2, codec: str = 'fp8'
-                    ) -> list[GridLayout]:
-    """All factorisations of the ranks, the fastest first.
-
-    See :func:`choose_grid` for arguments and errors.
-    """
-    whole = _grid(comm)
-    limit = _agreed(whole.comm, 'choose_grid', model, memory, recompute, {
-        'micro_batches': micro_batches, 'schedule': schedule,
-        'optimizer_arrays': optimizer_arrays, 'codec': codec})
-    call = Fresh(model, *_arguments(example))
-    names, _, trace = _traced(model, call, whole)
-    task = CutProblem(whole.stages, micro_batches, schedule, 1, limit,
-                      _COPIES + optimizer_arrays, recompute,
-                      _wire(whole.comm), _OVERHEAD)
-    ranks = _ranks(model, names, call, whole, codec)
-    return whole.comm.bcast(_together(whole.comm, lambda: layouts(
-        trace.calls, order_of(trace.calls, list(names.parameters)),
-        parameters_of(names), task, ranks)
-        if whole.comm.rank == 0 else None))
-
-
-def _ranks(model: Any, names: Names, call: Any, whole: ProcessGrid,
-           codec: str) -> JobRanks:
-    """How much ranks slow each other down, as measured."""
-    def work() -> None:
-        # A new tracer knows no figures, so each kind of call is run.
-        with chainer.using_config('train', True), \
-                chainer.using_config('enable_backprop', True):
-            Tracer(model, names).trace(call)
-    cores = measure_cores(whole.comm, model.device, work)
-    speed = measure_exchange(whole.comm)
-    return JobRanks(whole.placement.nodes, cores,
-                    Wire(speed.latency, speed.bandwidth),
-                    GRADIENT_BYTES[codec])
-
-
 def _wire(comm: Any) -> Wire:
     """The links between stages, as measured."""
     speed = measure_links(comm)
@@ -276,8 +184,8 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0,
-                   codec: Any = 'fp8') -> None:
+                   optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0
+                   ) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
@@ -286,9 +194,6 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
         if not isinstance(value, int) or value < 0:
             raise ValueError(f'{name} must be a number of at least 0, '
                              f'not {value!r}')
-    if codec not in GRADIENT_BYTES:
-        raise ValueError(f'codec must be one of {", ".join(GRADIENT_BYTES)}, '
-                         f'not {codec!r}')
     # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
 

@@ -39,44 +39,11 @@ def measure_links(comm: MPI.Comm) -> LinkSpeed:
             times = numpy.maximum(times, [
                 _round_trip(comm, peer, lower, size) / 2
                 for size in (_SMALL, _LARGE)])
-    return _slowest(comm, times)
-
-
-def measure_exchange(comm: MPI.Comm) -> LinkSpeed:
-    """All ranks send to the next one at once; call it on all ranks.
-
-    Replicas that average gradients do so: every link is busy both ways, and
-    so is the common network.  All ranks get the same result.  On links of
-    1 Gbit/s this takes 0.1 s.
-    """
-    times = numpy.zeros(2)
-    if comm.size > 1:
-        times[:] = [_shift(comm, size) for size in (_SMALL, _LARGE)]
-    return _slowest(comm, times)
-
-
-def _slowest(comm: MPI.Comm, times: numpy.ndarray) -> LinkSpeed:
-    """The speed by the slowest rank's seconds for both sizes."""
     comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
     short, long = times.tolist()
     if not long:
         return LinkSpeed(0.0, float('inf'))
     return LinkSpeed(short, (_LARGE - _SMALL) / max(long - short, 1e-9))
-
-
-def _shift(comm: MPI.Comm, size: int) -> float:
-    """Seconds until a rank has sent to the next one and heard the other."""
-    data, heard = numpy.zeros((2, size), numpy.uint8)
-    best = float('inf')
-    for _ in range(_ROUNDS):
-        _barrier(comm)
-        start = time.perf_counter()
-        requests = [comm.Irecv(heard, (comm.rank - 1) % comm.size),
-                    comm.Isend(data, (comm.rank + 1) % comm.size)]
-        for request in requests:
-            wait_until(request.Test)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def _barrier(comm: MPI.Comm) -> None:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
 from ...report.events import Event, idle_share
 from ..cluster import Cluster
-from ..cores import Cores
 from ..deadlock import Deadlock
 from ..engine import Compute, Engine, EngineAction, Program, Receive, Send
 
@@ -206,32 +205,6 @@ class _Unclocked:
             else:
                 now += self._seconds[chunk][kind]
         self.now[rank] = now
-
-
-def shared_step(schedule: Schedule, costs: Sequence[Costs], link: Link,
-                ranks: Sequence[Sequence[int]], cores: Cores) -> float:
-    """Seconds of a step of several pipelines whose ranks share cores.
-
-    Ranks that compute slow down those on the same cores, so a schedule with
-    idle ranks loses less than one without.
-
-    Args:
-        schedule: Of each pipeline.
-        costs: Processor time, one per chunk of the whole model.
-        link: From each rank to each other one.
-        ranks: ``ranks[stage][replica]`` is the rank there.
-        cores: Of the ranks.
-
-    Raises:
-        ScheduleError: The ranks wait for each other forever.
-    """
-    engine = Engine(Cluster.pairs(len(cores.pools), link.bandwidth,
-                                  link.latency), cores)
-    programs = [program for column in zip(*ranks, strict=True)
-                for program in add_pipeline(
-                    engine, schedule, costs, link.message_bytes,
-                    ranks=column, overlapped=link.overlapped)]
-    return _run(engine, schedule, programs)
 
 
 def add_pipeline(engine: Engine, schedule: Schedule, costs: Sequence[Costs],

@@ -7,7 +7,6 @@ import warnings
 from chainer_fp8pipe import (
     PipelineUpdater,
     atomic,
-    choose_grid,
     deferred,
     partition,
 )
@@ -184,32 +183,6 @@ def test_a_plan_that_the_first_rank_has_not_is_refused(comm):
             plan=plan if comm.rank else None)
 
 
-@on_ranks(2)
-def test_a_grid_is_chosen_from_the_same_options(comm):
-    for options, match in (
-            ({'micro_batches': '4'}, "micro_batches is '4'"),
-            ({'codec': 'fp9'}, "codec must be one of .*, not 'fp9'"),
-            ({'schedule': '2f2b'}, "no schedule '2f2b'"),
-            ({'micro_batches': 4 + comm.rank}, 'Pass the same to choose_')):
-        with pytest.raises(ValueError, match=match):
-            choose_grid(Net(), (X[:4],), comm, **options)
-
-
-@on_ranks(2)
-def test_a_grid_that_fails_on_the_first_rank_fails_on_all(comm):
-    module = sys.modules['chainer_fp8pipe.chains.partition']
-    before, module.layouts = module.layouts, fails_always
-    try:
-        with pytest.raises(ValueError, match='rank 0: ArithmeticError: oh'):
-            choose_grid(Net(), (X[:4],), comm)
-    finally:
-        module.layouts = before
-
-
-def fails_always(*_):
-    raise ArithmeticError('oh')
-
-
 @pytest.mark.parametrize('deferring', [True, False])
 @on_ranks(2)
 def test_initial_values_that_one_rank_cannot_draw_fail_on_all(comm,
@@ -238,13 +211,12 @@ def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
 
 @on_ranks(2)
 def test_after_a_cut_an_error_ends_all_ranks(comm):
-    for act in cut, lambda comm: choose_grid(Net(), (X[:4],), comm):
-        before, sys.excepthook = sys.excepthook, sys.__excepthook__
-        try:
-            act(comm)
-            assert sys.excepthook is not sys.__excepthook__
-        finally:
-            sys.excepthook = before
+    before, sys.excepthook = sys.excepthook, sys.__excepthook__
+    try:
+        cut(comm)
+        assert sys.excepthook is not sys.__excepthook__
+    finally:
+        sys.excepthook = before
 
 
 @on_ranks(2)

@@ -1,10 +1,5 @@
 """Initial values that a link gives its parameters in its first forward."""
-from chainer_fp8pipe import (
-    PipelineUpdater,
-    choose_grid,
-    deferred,
-    partition,
-)
+from chainer_fp8pipe import PipelineUpdater, deferred, partition, plan
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 
 import chainer
@@ -75,17 +70,17 @@ def test_a_model_that_was_not_cut_gets_its_shapes_as_ever(comm, wrong):
 
 @pytest.mark.parametrize('deferring', [False, True])
 @on_ranks(2)
-def test_to_choose_a_grid_leaves_a_model_without_its_shapes(comm, deferring):
+def test_to_plan_leaves_a_model_without_its_shapes(comm, deferring):
     if deferring:
         with deferred():
             model = _lazy()
     else:
         model = _lazy()
     shapeless = _shapeless(model)
-    grid = choose_grid(model, (X, T), comm, micro_batches=2, show=False)
+    planned = plan(model, (X, T), comm, stages=(2,), budget=.5, show=False)
     _is_whole(model, shapeless)
     # And what it is for.
-    partition(_lazy(), (X, T), grid, micro_batches=2)
+    planned.partition(_lazy(), comm=comm)
 
 
 def _shapeless(model):
