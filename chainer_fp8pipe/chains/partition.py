@@ -14,7 +14,7 @@ from ..mpi.grid import ProcessGrid
 from ..mpi.link_speed import measure_links
 from ..mpi.once import once
 from ..pipeline.schedules.schedule import make_schedule
-from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
+from ..planning.partition.cuts import CutProblem, Wire
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of
 from ..planning.partition.search import search

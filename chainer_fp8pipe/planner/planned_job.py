@@ -29,12 +29,8 @@ from ..planning.sizes import parse_bytes
 from . import own_memory
 from .codec.codec_rates import measure_codecs
 from .codec.message_costs import measure_local_messages
-from .layer_figures import (
-    check_whole,
-    layer_counts,
-    layer_shapes,
-    measure_layers,
-)
+from .layers.layer_figures import check_whole, measure_layers
+from .layers.layer_slots import layer_counts, layer_shapes
 from .model_figures import Example, measure_model
 from .network.links import measure_network
 from .scripts.plan_file import read_plan

@@ -4,6 +4,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
+
 @on_ranks(2, 3)
 def test_all_ranks_hear_of_the_slowest_link(comm):
     speed = measure_links(comm)

@@ -18,7 +18,7 @@ SCHEDULES = st.sampled_from(['gpipe', '1f1b', 'zero_bubble'])
 
 
 def shared_step(schedule, costs, link, replicas, cores):
-    """Seconds of a step of several pipelines, whose ranks go stage by stage."""
+    """Seconds of a step of pipelines, whose ranks go stage by stage."""
     engine = Engine(Cluster.pairs(len(cores.pools), link.bandwidth,
                                   link.latency), cores)
     programs = [program for replica in range(replicas)

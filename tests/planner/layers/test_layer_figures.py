@@ -4,11 +4,16 @@ import functools
 import json
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
-from chainer_fp8pipe.planner import layer_figures, planned_job
-from chainer_fp8pipe.planner.layer_figures import (
+from chainer_fp8pipe.planner import planned_job
+from chainer_fp8pipe.planner.layers import (
+    layer_figures,
+    layer_passes,
+    layers_alone,
+)
+from chainer_fp8pipe.planner.layers.layer_figures import measure_layers
+from chainer_fp8pipe.planner.layers.layer_slots import (
     layer_counts,
     layer_shapes,
-    measure_layers,
 )
 from chainer_fp8pipe.planner.model_figures import Example
 from chainer_fp8pipe.planner.planned_job import PlannedJob
@@ -37,7 +42,7 @@ from tests.training.updaters.test_pipeline_updater import close, update
 
 #: What is measured need not be right here.
 plan = functools.partial(planned_job.plan, budget=0.3)
-layer_figures._WORK, layer_figures._ENOUGH = 0.01, 0.1
+layer_figures._WORK, layer_passes._ENOUGH = 0.01, 0.1
 
 
 @functools.cache
@@ -352,4 +357,4 @@ def test_arrays_without_weak_references_are_taken_to_be_kept():
     class Slotted:
         __slots__ = ()
     thing = Slotted()
-    assert layer_figures._reference(thing)() is thing
+    assert layers_alone._reference(thing)() is thing

@@ -1,0 +1,214 @@
+"""Times a ``Divisible`` layer by layer, and weighs what each layer keeps.
+
+Each layer is a call of the plan, so that search, steps and memory are those of
+any other model.  Layers run as in a stage
+(:mod:`~chainer_fp8pipe.pipeline.chunk`): first one by one, a copy in memory at
+a time, which says what they keep; then, where there is room for a copy of the
+model and all layers are built, all of them in training, for times with Python,
+graph and caches.
+"""
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import chainer.functions as F
+from mpi4py import MPI
+
+from ...chains.profiling.laps import clock_of
+from ...links.divisible.divisible import Divisible
+from ...pipeline.block import Arrays
+from ...pipeline.layer_block import as_tuple
+from ...pipeline.loss import LossHead
+from ...pipeline.randomness import preserved
+from ...planning.cores import Cores
+from ...planning.job.job_profile import Figure, ModelFigures
+from ...planning.partition.calls import Call, Parameter
+from ...planning.partition.positions import order_of
+from ...training.updaters.pipeline_updater import PipelineUpdater
+from ..model_figures import (
+    Example,
+    InSitu,
+    Repeating,
+    as_it_is,
+    of_passes,
+    on_first,
+    plain_passes,
+    step_of,
+    with_ranks,
+)
+from .layer_passes import FEWEST, LayerPasses, made_up_gradients
+from .layer_slots import is_unbuilt, own_layer
+from .layers_alone import Heaviest, LayersAlone
+
+#: Seconds in which all ranks work at a time.
+_WORK = 0.1
+
+
+def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
+                   loss_fun: Callable, optimizer: Any, micro_batch: int,
+                   copies: bool
+                   ) -> tuple[ModelFigures, Cores, tuple[float, ...]]:
+    """Times a model's layers; call it on all ranks, which have equal ones.
+
+    The first rank measures while the others wait; then all work at once.
+
+    Args:
+        comm: All ranks.
+        model: The whole model; it stays as it is, and builds nothing.
+        example: Samples of one rank: inputs of the first layer, and the
+            target last.
+        loss_fun: ``loss_fun(*outputs, target)``.
+        optimizer: That will train the model; its class and hyperparameters
+            count.
+        micro_batch: Samples of a small micro-batch.
+        copies: Whether there is memory for a copy of the model.
+
+    Returns:
+        As :func:`.measure_model`.  Parameters are named as by the whole
+        model; group i of the order is layer i, and begins with its number.
+
+    Raises:
+        ValueError: A layer or the loss has failed; on all ranks.
+    """
+    samples = example.samples
+    few = min(max(1, micro_batch), samples)
+    if few == samples and samples > 1:
+        few = max(1, samples // 4)
+    batches = [example.of(size) for size in (samples, few)]
+    device = chainer.backend.get_device_from_array(*batches[0])
+    built = not any(is_unbuilt(slot) for _, slot in model.numbered_slots())
+    in_situ = copies and built
+    found: _Found = comm.bcast(on_first(comm, lambda: (
+        _found(model, batches, loss_fun, device, in_situ)
+        if comm.rank == 0 else None)))
+    work = (_work_of(model, found.longest, device) if not in_situ else
+            step_of(_WithLoss(copy.deepcopy(model), loss_fun, device),
+                    batches[0]))
+    return with_ranks(comm, ModelFigures(
+        samples, found.calls[0], few, found.calls[1],
+        order_of(found.calls[0]), found.parameters, (), Figure(0.0),
+        **of_passes(found.calls, found.plain), ghost=Figure(0.0),
+        step=found.step, micro_batch=found.micro_batch), work, optimizer,
+        device)
+
+
+def check_whole(model: Divisible, example: Any) -> None:
+    """Raises ValueError unless all layers, inputs and a target are there."""
+    if model.bounds != ((0, model.total),) or model.layout is not None:
+        raise ValueError(f'{model!r} is a part already; plan the whole model')
+    if not model.total:
+        raise ValueError(f'{model!r} has no layer')
+    if not isinstance(example, tuple) or len(example) < 2:
+        raise ValueError('the example of a Divisible must be a tuple: arrays '
+                         'for the first layer, and the target last')
+
+
+class _Found(NamedTuple):
+    calls: list[tuple[Call, ...]]           # of both sizes
+    parameters: dict[str, Parameter]
+    longest: Heaviest
+    plain: list[InSitu]
+    step: Figure
+    micro_batch: Figure
+
+
+def _found(model: Divisible, batches: Sequence[Arrays], loss_fun: Callable,
+           device: Any, in_situ: bool) -> _Found:
+    head = LossHead(loss_fun, {'accuracy': F.accuracy}
+                    if loss_fun is F.softmax_cross_entropy else {}, None)
+    with preserved(), chainer.using_device(device), \
+            chainer.using_config('train', True), \
+            chainer.using_config('enable_backprop', True):
+        calls, parameters, longest = LayersAlone(model, device).measured(
+            batches, head)
+        if not in_situ:
+            return _Found(calls, parameters, longest, [], Figure(0.0),
+                          Figure(0.0))
+        whole = copy.deepcopy(model)
+        whole.to_device(device)
+        run = LayerPasses(whole.pieces[0], model.seed, device)
+        laps = [run.laps(batch, head) for batch in batches]
+        calls = [tuple(
+            dataclasses.replace(call, forward=forward, backward=backward)
+            for call, (forward, backward) in zip(of, times, strict=True))
+            for of, times in zip(calls, laps, strict=True)]
+        plain = [plain_passes(_WithLoss(whole, loss_fun, device), batch)
+                 for batch in batches]
+        step, micro = _overheads(
+            whole, batches[1], loss_fun, sum(map(sum, laps[1])), device)
+    return _Found(calls, parameters, longest, plain, step, micro)
+
+
+def _overheads(model: Divisible, batch: Arrays, loss_fun: Callable,
+               seconds: float, device: Any) -> tuple[Figure, Figure]:
+    """Seconds of a step, and of a micro-batch, beside their layers.
+
+    Args:
+        model: A copy, which is trained by nothing.
+        batch: Of one micro-batch.
+        loss_fun: ``loss_fun(*outputs, target)``.
+        seconds: Of a micro-batch in the layers and the loss.
+        device: Chainer's.
+    """
+    now = clock_of(device)
+    times = []
+    alone = MPI.COMM_SELF.Dup()
+    try:
+        part = model.stage(alone)
+        for count in 1, 4:
+            updater = PipelineUpdater(
+                Repeating(Example(batch).of(count * len(batch[-1]))),
+                chainer.optimizers.SGD(0.0).setup(part), alone,
+                micro_batches=count, schedule='1f1b', loss_fun=loss_fun,
+                converter=as_it_is, device=device)
+            updater.update()
+            found = []
+            for _ in range(FEWEST + 2):
+                start = now()
+                updater.update()
+                found.append(now() - start - count * seconds)
+            times.append(found)
+    finally:
+        alone.Free()
+    micro = Figure.of([max(four - one, 0.0) / 3
+                       for one, four in zip(*times, strict=True)])
+    return (Figure.of([max(one - micro.value, 0.0) for one in times[0]]),
+            micro)
+
+
+class _WithLoss(chainer.Chain):
+    """A model that returns its loss, as plain Chainer trains it."""
+
+    def __init__(self, layers: Divisible, loss_fun: Callable, device: Any
+                 ) -> None:
+        super().__init__()
+        self._loss_fun = loss_fun
+        with self.init_scope():
+            self.layers = layers
+        self.to_device(device)
+
+    def forward(self, *arrays: Any) -> chainer.Variable:
+        *inputs, target = arrays
+        return self._loss_fun(*as_tuple(self.layers(*inputs)), target)
+
+
+def _work_of(model: Divisible, longest: Heaviest, device: Any
+             ) -> Callable[[], None]:
+    """Passes of one layer, some of them."""
+    slot = dict(model.numbered_slots())[longest.number]
+    layer = own_layer(slot, model.seed, longest.number, device)
+    run = LayerPasses([(longest.number, layer)], model.seed, device)
+    inputs = tuple(map(device.send, longest.inputs))
+    times = min(1000, math.ceil(_WORK / max(longest.seconds, 1e-9)))
+
+    def work() -> None:
+        with preserved(), chainer.using_device(device):
+            for _ in range(times):
+                outputs, _ = run.forward(inputs, longest.wanted)
+                run.backward(made_up_gradients(outputs))
+    return work
