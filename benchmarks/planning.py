@@ -8,6 +8,9 @@ measures what it measures for users, chooses, and predicts; then the choice and
 configurations drawn by chance (stages, replicas, micro-batches, schedule,
 codec, algorithm, overlap) are trained in, each of them twice.  The second time
 against the first is the noise floor: what a perfect prediction would show.
+As the machine's speed drifts between the planner's measurements and the
+training, the ratio is given once more, ``paced``: the prediction, had passes
+of the plain model taken as long as they do just before and after the training.
 The regret is the time of the choice over that of the fastest measured.
 
 Star, two-level and torus are virtual networks of this machine (network
@@ -65,7 +68,7 @@ def main() -> None:
     options = _arguments()
     print(describe(), flush=True)
     print(f'\n{"job, and a configuration of it":<64}{"predicted":>9}'
-          f'{"measured":>9}{"ratio":>7}  [ms]', flush=True)
+          f'{"measured":>9}{"ratio":>7}{"paced":>7}  [ms]', flush=True)
     jobs = []
     for number, job in enumerate(JOBS):
         if options.only and not any(part in job.name
@@ -118,28 +121,41 @@ def _start(job, command):
 
 
 def _summary(jobs):
-    errors, noise, regrets = [], [], []
+    rows = [row for job in jobs for row in job['rows']]
+    medians = [[statistics.median(one) for one in row['seconds']]
+               for row in rows]
+    # The noise of steps at the pace of the moment, too.
+    paced = [[seconds / pace for seconds, pace in zip(
+        times, row['pace'], strict=True)]
+        for row, times in zip(rows, medians, strict=True)]
+    regrets = []
     for job in jobs:
-        times = [statistics.median(row['seconds'][0]) for row in job['rows']]
-        for row, seconds in zip(job['rows'], times, strict=True):
-            errors.append(abs(row['predicted'] / seconds - 1))
-            if len(row['seconds']) > 1:
-                noise.append(abs(
-                    statistics.median(row['seconds'][1]) / seconds - 1))
         # Of all rounds, so that luck in one decides less.
         means = [statistics.median(sum(row['seconds'], []))
                  for row in job['rows']]
         regrets.append(means[0] / min(means) - 1)
-    print(f'\n{len(errors)} configurations of {len(jobs)} jobs')
-    for name, values in (('error of the prediction', errors),
-                         ('noise: measured twice', noise)):
+    print(f'\n{len(rows)} configurations of {len(jobs)} jobs')
+    for name, values in (
+            ('error of the prediction', [
+                abs(row['predicted'] / times[0] - 1)
+                for row, times in zip(rows, medians, strict=True)]),
+            ('noise: measured twice', _twice(medians)),
+            ('error at the pace of the moment', [
+                abs(row['predicted_now'][0] / times[0] - 1)
+                for row, times in zip(rows, medians, strict=True)]),
+            ('noise, in passes of the moment', _twice(paced))):
         if values:
-            print(f'{name:<26}median {100 * statistics.median(values):5.1f} '
+            print(f'{name:<34}median {100 * statistics.median(values):5.1f} '
                   f'%   95th percentile {100 * _percentile(values, 95):5.1f} '
                   f'%   largest {100 * max(values):5.1f} %')
-    print(f'{"regret of the choice":<26}median '
+    print(f'{"regret of the choice":<34}median '
           f'{100 * statistics.median(regrets):5.1f} %   largest '
           f'{100 * max(regrets):5.1f} %')
+
+
+def _twice(times):
+    return [abs(several[1] / several[0] - 1) for several in times
+            if len(several) > 1]
 
 
 def _percentile(values, percent):

@@ -3,10 +3,13 @@
     python planning_ranks.py SPECIFICATION.json RESULT.json
 
 Measures the job, draws configurations, predicts a step of each, and then
-trains in each of them, twice.
+trains in each of them, twice.  Before and after each time, all ranks pass
+their own models forward and back: how fast the machine is now, as such
+machines are not equally fast for long.
 """
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -18,11 +21,12 @@ import time
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe import PipelineUpdater
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.planner.model_figures import Example
+from chainer_fp8pipe.planner.model_figures import Example, step_of
 from chainer_fp8pipe.planner.planned_job import PlannedJob, measure
 from chainer_fp8pipe.planning.job.choices import Choices, Wanted
 from chainer_fp8pipe.planning.job.configuration import Configuration
 from chainer_fp8pipe.planning.job.job_plan import JobPlan
+from chainer_fp8pipe.planning.job.step import StepModel
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 
 import chainer
@@ -35,6 +39,8 @@ from planning_models import NETS
 #: these.
 WARM_UP = 7
 BLOCKS, SECONDS = 5, 1.5
+#: For each look at the machine's speed.
+PACE_SECONDS = 0.4
 
 
 def main(specification: str, result: str) -> None:
@@ -63,13 +69,19 @@ def main(specification: str, result: str) -> None:
         print(f'{job["name"]}: measured in {measuring:.1f} s, searched in '
               f'{searching:.1f} s; chosen: {best}', flush=True)
     rows = comm.bcast(rows)
+    pace = Pace(comm, net)
     for row in rows:
-        row['seconds'] = []
+        row['seconds'], row['pace'] = [], []
     for _ in range(job['rounds']):
         for row in rows:
+            before = pace.now()
             row['seconds'].append(_measured(comm, net, batch, row['choice']))
+            row['pace'].append((before + pace.now()) / 2)
     if comm.rank == 0:
-        for row in rows:
+        for row, one in zip(rows, chosen, strict=True):
+            row['predicted_now'] = [
+                _at_pace(choices, one, batch, net.samples, seconds)
+                for seconds in row['pace']]
             _show(row)
         with open(result, 'w') as file:
             json.dump({**job, 'ranks': comm.size, 'measuring': measuring,
@@ -77,9 +89,10 @@ def main(specification: str, result: str) -> None:
 
 
 def _show(row):
-    first = statistics.median(row['seconds'][0])
+    first, now = statistics.median(row['seconds'][0]), row['predicted_now'][0]
     print(f'  {row["label"]:<62}{row["predicted"] * 1e3:>9.4g}'
-          f'{first * 1e3:>9.4g}{row["predicted"] / first:>7.2f}', flush=True)
+          f'{first * 1e3:>9.4g}{row["predicted"] / first:>7.2f}'
+          f'{now / first:>7.2f}', flush=True)
 
 
 def _predicted(choices, configuration, batch):
@@ -87,6 +100,18 @@ def _predicted(choices, configuration, batch):
     return {'predicted': step.seconds.value, 'spread': step.seconds.spread,
             'parts': dict(step.parts),
             'memory': list(choices.memory.bytes_of(configuration, batch))}
+
+
+def _at_pace(choices, configuration, batch, samples, seconds):
+    """The prediction if a pass of all ranks takes so many seconds."""
+    profile = choices.profile
+    alone = Configuration(profile.ranks)
+    expected = choices.model.predict(alone).parts['forward and backward']
+    cores, factor = profile.cores, seconds / expected
+    return StepModel(dataclasses.replace(profile, cores=dataclasses.replace(
+        cores, single=cores.single * factor, full=tuple(
+            one * factor for one in cores.full))), batch
+        ).predict(configuration).seconds.value
 
 
 def drawn(choices, seed, count):
@@ -176,6 +201,34 @@ def _measured(comm, net, batch, choice):
     del updater
     gc.collect()
     return found
+
+
+class Pace:
+    """How fast all ranks pass their own copies of a model now.
+
+    Args:
+        comm: All ranks.
+        net: The model.
+    """
+
+    def __init__(self, comm, net):
+        self._comm = comm
+        self._model = make_model(net)
+        self._work = step_of(self._model, example_of(net).of(net.samples))
+
+    def now(self):
+        """Seconds of a pass, which all ranks begin together, on the last."""
+        comm, found = self._comm, []
+        begin = time.perf_counter()
+        while len(found) < 3 or comm.bcast(
+                time.perf_counter() - begin < PACE_SECONDS):
+            wait_until(comm.Ibarrier().Test)
+            start = time.perf_counter()
+            self._work()
+            found.append(time.perf_counter() - start)
+        self._model.cleargrads()
+        return statistics.median(map(max, zip(*comm.allgather(found[1:]),
+                                              strict=True)))
 
 
 def updater_of(comm, net, choice, batch):

@@ -21,6 +21,7 @@ from ..planning.partition.calls import Parameter
 from .codec.codec_rates import measure_codecs
 from .model_figures import Example, measure_model
 from .network.links import measure_network
+from .planned_job import profile_of
 
 #: In which codecs, and what messages cost, are measured.
 _SECONDS, _OF_LINKS = 3.0, 1.0
@@ -150,10 +151,12 @@ def _few_ranks(comm: MPI.Comm) -> MPI.Comm | None:
 def _measured(comm: MPI.Comm, model: Any, example: Example, optimizer: Any,
               codecs: Sequence[str]) -> JobProfile:
     """What :func:`.planned_job.measure` does, in less time."""
-    figures, cores, speeds = measure_model(
+    figures, sharing = measure_model(
         comm, model, example, optimizer, max(1, example.samples // 4), True)
-    return JobProfile(measure_network(comm, _OF_LINKS), cores,
-                      measure_codecs(comm, codecs, _SECONDS), figures, speeds)
+    network = measure_network(comm, _OF_LINKS)
+    rates = measure_codecs(comm, codecs, _SECONDS)
+    sharing.visit()
+    return profile_of(network, rates, figures, sharing)
 
 
 def _cores() -> set[int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,27 +24,26 @@ from ..chains.ghost import is_ghost
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
-from ..chains.profiling.core_sharing import crowding, measure_cores
 from ..chains.profiling.laps import Laps, clock_of
 from ..chains.tracing.measuring import memory_traced
 from ..chains.tracing.trace import Tracer
 from ..exchange.buckets import divide
 from ..mpi.agreement import Signature, agree, raise_together
 from ..pipeline.randomness import preserved
-from ..planning.cores import Cores
 from ..planning.job.job_profile import Figure, ModelFigures
 from ..planning.partition.calls import Call
 from ..planning.partition.positions import order_of
 from ..training.updaters.pipeline_updater import PipelineUpdater
+from .codec.cold_caches import CacheFiller
+from .core_sharing import CoreSharing
+from .turns import Work, in_turns
 
 #: Elements of a bucket of gradients, in bytes of float32; the default of
 #: communicators.
 _BUCKET = 1 << 22
-_REPEATS, _FEWEST = 5, 3
+_REPEATS = 5
 #: The smaller batch has this part of the larger one's samples.
 _SMALLER = 4
-#: A rank that takes so many times as long as the others is slow.
-SLOW = 1.5
 _ELEMENTS = 1 << 22     # of parameters with which an optimizer is timed
 
 
@@ -99,7 +97,7 @@ def call_with(model: Any, batch: Any) -> Any:
 
 def measure_model(comm: MPI.Comm, model: Any, example: Example,
                   optimizer: Any, micro_batch: int, copies: bool
-                  ) -> tuple[ModelFigures, Cores, tuple[float, ...]]:
+                  ) -> tuple[ModelFigures, CoreSharing]:
     """Times a model; call it on all ranks, which must have equal ones.
 
     The first rank takes times while the others wait; then all train at once,
@@ -115,8 +113,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         copies: Whether there is memory for a copy of the model.
 
     Returns:
-        The figures, how much ranks slow each other down, and how many times
-        as long as the median each rank takes for the same.
+        The figures, of which the update is that of all ranks at once; and
+        how much ranks slow each other down, after a first visit.
     """
     names = Names(model)
     samples = example.samples
@@ -143,7 +141,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
             else None)))
         calls = [_with(of, times) for of, times
                  in zip(calls, laps, strict=False)]
-        work = step_of(_copied(model), example.of(samples))
+        work = step_of(copy.deepcopy(model), example.of(samples))
     else:
         def work() -> None:
             Tracer(model, names).trace(nested.Fresh(
@@ -175,23 +173,22 @@ def of_passes(calls: Sequence[Sequence[Call]], plain: Sequence[InSitu]
 
 def with_ranks(comm: MPI.Comm, figures: ModelFigures,
                work: Callable[[], Any], optimizer: Any, device: Any
-               ) -> tuple[ModelFigures, Cores, tuple[float, ...]]:
-    """Has all ranks work, and adds what an optimizer takes.
+               ) -> tuple[ModelFigures, CoreSharing]:
+    """Has all ranks work for the first time, and adds what an optimizer takes.
 
     Args:
         comm: All ranks; call it on all.
         figures: Without buckets and optimizer.
-        work: Of a rank, some tenths of a second.
+        work: A pass of a rank.
         optimizer: That will train the model.
         device: Chainer's, on which ranks compute.
 
     Returns:
         As :func:`measure_model`.
     """
-    cores = measure_cores(comm, device, work)
-    speeds = _speeds(comm, device, work)
+    sharing = CoreSharing(comm, device, work)
+    sharing.visit()
     parameters = figures.parameters
-    crowded = crowding(comm, cores)
     # All at once: updates wait for memory, which ranks of a host share.
     update, arrays, temporary = comm.bcast(on_first(
         comm, lambda: measure_optimizer(optimizer, parameters, device)))
@@ -199,9 +196,8 @@ def with_ranks(comm: MPI.Comm, figures: ModelFigures,
                       for name, one in parameters.items() if one.nbytes},
                      _BUCKET)
     return comm.bcast(dataclasses.replace(
-        figures, buckets=buckets,
-        update=update._replace(value=update.value / crowded),
-        optimizer_arrays=arrays, update_temporary=temporary)), cores, speeds
+        figures, buckets=buckets, update=update, optimizer_arrays=arrays,
+        update_temporary=temporary)), sharing
 
 
 def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
@@ -264,20 +260,47 @@ def on_first(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
 
 # --- in training -------------------------------------------------------------
 
-def _copied(model: Any) -> Any:
-    """A copy, without what the model's gradients hold."""
-    return copy.deepcopy(model)
-
-
 def _measured(model: Any, example: Example, sizes: Sequence[int],
               divisible: bool) -> Any:
     """Plain passes and the laps of calls at both sizes; two overheads."""
-    found = _copied(model)
-    plain = [plain_passes(found, example.of(size)) for size in sizes]
+    plain = copy.deepcopy(model)
+    works = [plain_pass(plain, example.of(size)) for size in sizes]
     if not divisible:
-        return plain, [], Figure(0.0), Figure(0.0)
-    laps, steps = _as_one_stage(found, example, sizes)
-    return plain, laps, *steps
+        return in_situ(in_turns(works)), [], Figure(0.0), Figure(0.0)
+    alone = MPI.COMM_SELF.Dup()
+    try:
+        staged = partition(copy.deepcopy(model), example.of(sizes[1]), alone,
+                           micro_batches=1, profile=0)
+        steps = [_Steps(staged, example.of(size * count), count, alone)
+                 for size, count in ((sizes[0], 1), (sizes[1], 1),
+                                     (sizes[1], 4))]
+        found = in_turns([*works, *steps])
+    finally:
+        alone.Free()
+    return (in_situ(found[:2]), [
+        one.laps(of) for one, of in zip(steps[::2], found[2::2], strict=True)],
+        *overheads(*(one.beside_calls(of) for one, of in zip(
+            steps[1:], found[3:], strict=True))))
+
+
+def in_situ(found: Sequence[numpy.ndarray]) -> list[InSitu]:
+    """Medians of plain passes, float64[rounds, 2], for each size."""
+    return [InSitu(float(forward), float(backward),
+                   Figure.of(one.sum(axis=1).tolist()).spread)
+            for one in found for forward, backward in [
+                numpy.median(one, axis=0)]]
+
+
+def overheads(one: numpy.ndarray, four: numpy.ndarray
+              ) -> tuple[Figure, Figure]:
+    """Seconds of a step, and of a micro-batch, beside their calls.
+
+    Args:
+        one: Seconds of steps beside the calls, with one micro-batch.
+        four: The same with four.
+    """
+    each = Figure.of(numpy.maximum(four - one, 0.0) / 3)
+    return (Figure.of(numpy.maximum(one - each.value, 0.0)), each)
 
 
 def step_of(model: Any, batch: Any) -> Callable[[], None]:
@@ -290,15 +313,11 @@ def step_of(model: Any, batch: Any) -> Callable[[], None]:
     return work
 
 
-def plain_passes(model: Any, batch: Any) -> InSitu:
-    """A pass as an optimizer's ``update(lossfun, ...)`` makes it."""
+def plain_pass(model: Any, batch: Any) -> Work:
+    """A pass as an optimizer's ``update(lossfun, ...)`` makes it, timed."""
     now = clock_of(model.device)
-    forward: list[float] = []
-    backward: list[float] = []
-    begin = time.perf_counter()
-    while len(forward) < _FEWEST + 1 or (
-            len(forward) < 4 * _REPEATS
-            and time.perf_counter() - begin < 1.0):
+
+    def work() -> tuple[float, float]:
         with preserved():
             start = now()
             loss = call_with(model, batch)
@@ -306,14 +325,8 @@ def plain_passes(model: Any, batch: Any) -> InSitu:
             check_result(loss)
             model.cleargrads()
             loss.backward()
-            end = now()
-            del loss
-        forward.append(middle - start)
-        backward.append(end - middle)
-    whole = Figure.of([one + other for one, other in zip(
-        forward[1:], backward[1:], strict=True)])
-    share = Figure.of(forward[1:]).value, Figure.of(backward[1:]).value
-    return InSitu(*share, whole.spread)
+            return middle - start, now() - middle
+    return work
 
 
 class Repeating(chainer.dataset.Iterator):
@@ -336,73 +349,50 @@ def as_it_is(batch: Any, device: Any) -> Any:
     return batch
 
 
-def _as_one_stage(model: Any, example: Example, sizes: Sequence[int]
-                  ) -> tuple[list[dict], tuple[Figure, Figure]]:
-    """Laps of a pipeline of one stage, and what a step takes beside them.
+class _Steps:
+    """Steps of a pipeline of one stage: the whole, and the laps of calls.
 
-    Returns:
-        Seconds of each call by its number, at both sizes; seconds of a step
-        and of a micro-batch beside the calls.
+    Args:
+        model: Partitioned.
+        batch: Of a step.
+        micro_batches: Of a step.
+        comm: Of this rank.
     """
-    alone = MPI.COMM_SELF.Dup()
-    try:
-        partition(model, example.of(sizes[1]), alone, micro_batches=1,
-                  profile=0)
-        laps = [_laps(model, example.of(size), alone) for size in sizes]
-        step, micro = _overheads(model, example, sizes[1], alone)
-    finally:
-        alone.Free()
-    return laps, (step, micro)
 
+    def __init__(self, model: Any, batch: Any, micro_batches: int,
+                 comm: MPI.Comm) -> None:
+        optimizer = chainer.optimizers.SGD(0.0)
+        optimizer.setup(model)
+        model.partition.optimizer = None
+        self._updater = PipelineUpdater(
+            Repeating(batch), optimizer, comm, micro_batches=micro_batches,
+            schedule='1f1b', converter=as_it_is, device=model.device)
+        self._model, self._count = model, micro_batches
+        self._now = clock_of(model.device)
+        self._numbers: list[int] = []
 
-def _updater(model: Any, batch: Any, micro_batches: int, comm: MPI.Comm
-             ) -> PipelineUpdater:
-    optimizer = chainer.optimizers.SGD(0.0)
-    optimizer.setup(model)
-    model.partition.optimizer = None
-    return PipelineUpdater(Repeating(batch), optimizer, comm,
-                           micro_batches=micro_batches, schedule='1f1b',
-                           converter=as_it_is, device=model.device)
-
-
-def _laps(model: Any, batch: Any, comm: MPI.Comm
-          ) -> dict[int, tuple[float, float]]:
-    updater = _updater(model, batch, 1, comm)
-    passes = model.partition.passes
-    updater.update()
-    passes.laps = laps = Laps(model.device)
-    begin, done = time.perf_counter(), 0
-    while done < _FEWEST or (done < 4 * _REPEATS
-                             and time.perf_counter() - begin < 1.0):
-        updater.update()
-        done += 1
-    passes.laps = None
-    return laps.medians()
-
-
-def _overheads(model: Any, example: Example, samples: int, comm: MPI.Comm
-               ) -> tuple[Figure, Figure]:
-    """Seconds of a step, and of a micro-batch, beside their calls."""
-    now = clock_of(model.device)
-    times = []
-    for count in 1, 4:
-        updater = _updater(model, example.of(samples * count), count, comm)
-        updater.update()
-        passes = model.partition.passes
-        passes.laps = laps = Laps(model.device)
-        found = []
-        for _ in range(_REPEATS):
-            start = now()
-            updater.update()
-            found.append(now() - start)
+    def __call__(self) -> list[float]:
+        """The whole step, then each call's forward and backward lap."""
+        passes = self._model.partition.passes
+        passes.laps = laps = Laps(self._model.device)
+        start = self._now()
+        self._updater.update()
+        whole = self._now() - start
         passes.laps = None
-        calls = sum(map(sum, laps.medians().values()))
-        times.append([seconds - count * calls for seconds in found])
-    micro = [max(four - one, 0.0) / 3
-             for one, four in zip(*times, strict=True)]
-    each = Figure.of(micro)
-    return (Figure.of([max(one - each.value, 0.0) for one in times[0]]),
-            each)
+        medians = laps.medians()
+        self._numbers = sorted(medians)
+        return [whole, *(lap for number in self._numbers
+                         for lap in medians[number])]
+
+    def laps(self, found: numpy.ndarray) -> dict[int, tuple[float, float]]:
+        """Seconds of each call, by number."""
+        medians = numpy.median(found[:, 1:], axis=0).tolist()
+        return dict(zip(self._numbers, zip(medians[::2], medians[1::2],
+                                           strict=True), strict=True))
+
+    def beside_calls(self, found: numpy.ndarray) -> numpy.ndarray:
+        """Seconds of each step beside its calls."""
+        return found[:, 0] - self._count * found[:, 1:].sum(axis=1)
 
 
 def _with(calls: Sequence[Call], times: dict[int, tuple[float, float]]
@@ -414,36 +404,15 @@ def _with(calls: Sequence[Call], times: dict[int, tuple[float, float]]
         if number in times else call for number, call in enumerate(calls))
 
 
-# --- ranks and optimizer -----------------------------------------------------
-
-def _speeds(comm: MPI.Comm, device: Any, work: Callable[[], Any]
-            ) -> tuple[float, ...]:
-    """How many times as long as the median each rank takes.
-
-    Processor time, so that ranks that share cores are no reason.
-    """
-    now = clock_of(device)
-
-    def timed() -> float:
-        found = []
-        for _ in range(_FEWEST):
-            start = now()
-            work()
-            found.append(now() - start)
-        return min(found)
-    seconds = comm.allgather(raise_together(comm, timed))
-    median = float(numpy.median(seconds))
-    # Ranks that share a core's parts or caches differ by chance.
-    return tuple(one / median if one > SLOW * median else 1.0
-                 for one in seconds)
-
+# --- the optimizer --------------------------------------------------------
 
 def measure_optimizer(optimizer: Any, parameters: Any, device: Any
                       ) -> tuple[Figure, int, float]:
     """Seconds of an update of all parameters, and what it keeps.
 
     A copy of the optimizer updates parameters of the same shapes, as many as
-    there is room for; the rest is reckoned.
+    there is room for; the rest is reckoned.  They come from memory, as after
+    a pass and an exchange.
 
     Args:
         optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
@@ -473,9 +442,10 @@ def measure_optimizer(optimizer: Any, parameters: Any, device: Any
     clone.setup(link)
     for parameter in link.params():
         parameter.grad = parameter.array * 1e-3
-    now = clock_of(device)
+    now, filler = clock_of(device), CacheFiller()
     found = []
     for _ in range(_REPEATS + 1):
+        filler.fill()
         start = now()
         clone.update()
         found.append((now() - start) * total / done)

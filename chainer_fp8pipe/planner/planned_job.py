@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 from ..chains.names import Names
 from ..chains.partition import partition
-from ..chains.profiling.core_sharing import crowding
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..links.divisible.divisible import Divisible
@@ -24,11 +23,17 @@ from ..mpi.once import once
 from ..planning.job.choices import Choices, Wanted
 from ..planning.job.configuration import ACCURACY
 from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
-from ..planning.job.job_profile import JobProfile
+from ..planning.job.job_profile import (
+    CodecFigures,
+    JobProfile,
+    ModelFigures,
+    NetworkFigures,
+)
 from ..planning.sizes import parse_bytes
 from . import own_memory
 from .codec.codec_rates import measure_codecs
 from .codec.message_costs import measure_local_messages
+from .core_sharing import CoreSharing
 from .layers.layer_figures import check_whole, measure_layers
 from .layers.layer_slots import layer_counts, layer_shapes
 from .model_figures import Example, measure_model
@@ -252,12 +257,12 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
     size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
                      if shape is not None)
-    # A copy with gradients and activations must fit beside the model.
-    copies = wanted.memory is None or 5 * size < wanted.memory
+    # Two copies with gradients and activations must fit beside the model.
+    copies = wanted.memory is None or 7 * size < wanted.memory
     before = own_memory.resident()
     say(f'measuring the model with a batch of {example.samples}')
     few = max(1, wanted.batch // comm.size // 4)
-    figures, cores, speeds = (
+    figures, sharing = (
         measure_layers(comm, model, example, loss_fun, optimizer, few, copies)
         if isinstance(model, Divisible) else
         _measure_calls(model, comm, example, optimizer, few, copies))
@@ -269,19 +274,38 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         if local is not None:
             network = dataclasses.replace(
                 network, message_cost=local.message, byte_cost=local.byte)
+    sharing.visit()
     say(f'measuring {", ".join(wanted.codecs)} exchanges')
     codecs = measure_codecs(comm, wanted.codecs, budget * (
         1 - _OF_LINKS - _OF_MESSAGES))
-    crowded = crowding(comm, cores)     # which the engine puts back
-    codecs = {name: dataclasses.replace(one, rates={
-        operation: rate._replace(value=rate.value * crowded)
-        for operation, rate in one.rates.items()})
-        for name, one in codecs.items()}
-    remarks = (('no pipeline, as the model cannot be cut: '
-                + figures.undivided,) if figures.undivided else ())
-    overhead = comm.allreduce(own_memory.growth(before), MPI.MAX)
-    return JobProfile(network, cores, codecs, figures, speeds, overhead,
-                      remarks)
+    sharing.visit()
+    sharing.forget_work()
+    profile = profile_of(network, codecs, figures, sharing)
+    return dataclasses.replace(
+        profile, overhead=comm.allreduce(own_memory.growth(before), MPI.MAX))
+
+
+def profile_of(network: NetworkFigures, codecs: Mapping[str, CodecFigures],
+               figures: ModelFigures, sharing: CoreSharing) -> JobProfile:
+    """A profile of figures that were found one after the other.
+
+    Args:
+        network: Of the links.
+        codecs: By name, measured while all ranks work.
+        figures: Of a rank alone, but for the update, of all ranks at once.
+        sharing: After its last visit.
+    """
+    crowded = sharing.crowding      # which the engine puts back
+    return JobProfile(
+        network, sharing.cores, {
+            name: dataclasses.replace(one, rates={
+                operation: rate._replace(value=rate.value * crowded)
+                for operation, rate in one.rates.items()})
+            for name, one in codecs.items()},
+        figures.slower(sharing.drift, 1 / crowded), sharing.speeds,
+        straggling=sharing.straggling,
+        remarks=('no pipeline, as the model cannot be cut: '
+                 + figures.undivided,) if figures.undivided else ())
 
 
 @without_shapes(always=True)

@@ -93,7 +93,7 @@ def test_a_measured_model_stays_as_it_was(comm):
     numpy.random.seed(7)
     model = Net()
     before, state = content(model), numpy.random.get_state()[1].copy()
-    figures, cores, speeds = measure_model(
+    figures, sharing = measure_model(
         comm, model, Example(batch()), chainer.optimizers.Adam(), 2, True)
     numpy.testing.assert_array_equal(numpy.random.get_state()[1], state)
     for name, value in content(model).items():
@@ -105,12 +105,12 @@ def test_a_measured_model_stays_as_it_was(comm):
     assert sorted(sum(figures.buckets, ())) == sorted(figures.parameters)
     assert min(*figures.plain, *figures.plain_few) > 0
     assert all(call.forward >= 0 for call in figures.calls)
-    assert len(cores.pools) == len(speeds) == comm.size
+    assert len(sharing.cores.pools) == len(sharing.speeds) == comm.size
 
 
 @on_ranks(2)
 def test_a_model_that_reads_values_is_measured_as_a_whole(comm):
-    figures, _, _ = measure_model(
+    figures, _ = measure_model(
         comm, Net(reads=True), Example(batch()), chainer.optimizers.SGD(), 2,
         True)
     assert 'GhostError' in figures.undivided
@@ -120,7 +120,7 @@ def test_a_model_that_reads_values_is_measured_as_a_whole(comm):
 
 @on_ranks(2)
 def test_without_room_for_a_copy_single_calls_are_timed(comm):
-    figures, _, _ = measure_model(
+    figures, _ = measure_model(
         comm, Net(), Example(batch()), chainer.optimizers.SGD(), 2, False)
     assert figures.plain == (
         sum(call.forward for call in figures.calls),

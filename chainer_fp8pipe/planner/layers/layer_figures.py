@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
 import chainer.functions as F
+import numpy
 from mpi4py import MPI
 
 from ...chains.profiling.laps import clock_of
@@ -25,23 +27,26 @@ from ...pipeline.block import Arrays
 from ...pipeline.layer_block import as_tuple
 from ...pipeline.loss import LossHead
 from ...pipeline.randomness import preserved
-from ...planning.cores import Cores
 from ...planning.job.job_profile import Figure, ModelFigures
 from ...planning.partition.calls import Call, Parameter
 from ...planning.partition.positions import order_of
 from ...training.updaters.pipeline_updater import PipelineUpdater
+from ..core_sharing import CoreSharing
 from ..model_figures import (
     Example,
     InSitu,
     Repeating,
     as_it_is,
+    in_situ,
     of_passes,
     on_first,
-    plain_passes,
+    overheads,
+    plain_pass,
     step_of,
     with_ranks,
 )
-from .layer_passes import FEWEST, LayerPasses, made_up_gradients
+from ..turns import Work, in_turns
+from .layer_passes import LayerPasses, made_up_gradients
 from .layer_slots import is_unbuilt, own_layer
 from .layers_alone import Heaviest, LayersAlone
 
@@ -52,7 +57,7 @@ _WORK = 0.1
 def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
                    loss_fun: Callable, optimizer: Any, micro_batch: int,
                    copies: bool
-                   ) -> tuple[ModelFigures, Cores, tuple[float, ...]]:
+                   ) -> tuple[ModelFigures, CoreSharing]:
     """Times a model's layers; call it on all ranks, which have equal ones.
 
     The first rank measures while the others wait; then all work at once.
@@ -82,11 +87,11 @@ def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
     batches = [example.of(size) for size in (samples, few)]
     device = chainer.backend.get_device_from_array(*batches[0])
     built = not any(is_unbuilt(slot) for _, slot in model.numbered_slots())
-    in_situ = copies and built
+    in_training = copies and built
     found: _Found = comm.bcast(on_first(comm, lambda: (
-        _found(model, batches, loss_fun, device, in_situ)
+        _found(model, batches, loss_fun, device, in_training)
         if comm.rank == 0 else None)))
-    work = (_work_of(model, found.longest, device) if not in_situ else
+    work = (_work_of(model, found.longest, device) if not in_training else
             step_of(_WithLoss(copy.deepcopy(model), loss_fun, device),
                     batches[0]))
     return with_ranks(comm, ModelFigures(
@@ -118,7 +123,7 @@ class _Found(NamedTuple):
 
 
 def _found(model: Divisible, batches: Sequence[Arrays], loss_fun: Callable,
-           device: Any, in_situ: bool) -> _Found:
+           device: Any, in_training: bool) -> _Found:
     head = LossHead(loss_fun, {'accuracy': F.accuracy}
                     if loss_fun is F.softmax_cross_entropy else {}, None)
     with preserved(), chainer.using_device(device), \
@@ -126,59 +131,71 @@ def _found(model: Divisible, batches: Sequence[Arrays], loss_fun: Callable,
             chainer.using_config('enable_backprop', True):
         calls, parameters, longest = LayersAlone(model, device).measured(
             batches, head)
-        if not in_situ:
+        if not in_training:
             return _Found(calls, parameters, longest, [], Figure(0.0),
                           Figure(0.0))
         whole = copy.deepcopy(model)
         whole.to_device(device)
-        run = LayerPasses(whole.pieces[0], model.seed, device)
-        laps = [run.laps(batch, head) for batch in batches]
-        calls = [tuple(
-            dataclasses.replace(call, forward=forward, backward=backward)
-            for call, (forward, backward) in zip(of, times, strict=True))
-            for of, times in zip(calls, laps, strict=True)]
-        plain = [plain_passes(_WithLoss(whole, loss_fun, device), batch)
-                 for batch in batches]
-        step, micro = _overheads(
-            whole, batches[1], loss_fun, sum(map(sum, laps[1])), device)
-    return _Found(calls, parameters, longest, plain, step, micro)
+        return _in_training(_Found(calls, parameters, longest, [], Figure(0.0),
+                                   Figure(0.0)), whole, batches, loss_fun,
+                            head, device)
 
 
-def _overheads(model: Divisible, batch: Arrays, loss_fun: Callable,
-               seconds: float, device: Any) -> tuple[Figure, Figure]:
-    """Seconds of a step, and of a micro-batch, beside their layers.
+def _in_training(found: _Found, model: Divisible, batches: Sequence[Arrays],
+                 loss_fun: Callable, head: LossHead, device: Any) -> _Found:
+    """What was found layer by layer, with the times of training.
 
     Args:
+        found: Layer by layer.
         model: A copy, which is trained by nothing.
-        batch: Of one micro-batch.
+        batches: Of both sizes.
         loss_fun: ``loss_fun(*outputs, target)``.
-        seconds: Of a micro-batch in the layers and the loss.
+        head: With this function.
         device: Chainer's.
     """
-    now = clock_of(device)
-    times = []
+    run = LayerPasses(model.pieces[0], model.seed, device)
+    few = Example(batches[1])
     alone = MPI.COMM_SELF.Dup()
     try:
         part = model.stage(alone)
-        for count in 1, 4:
-            updater = PipelineUpdater(
-                Repeating(Example(batch).of(count * len(batch[-1]))),
-                chainer.optimizers.SGD(0.0).setup(part), alone,
-                micro_batches=count, schedule='1f1b', loss_fun=loss_fun,
-                converter=as_it_is, device=device)
-            updater.update()
-            found = []
-            for _ in range(FEWEST + 2):
-                start = now()
-                updater.update()
-                found.append(now() - start - count * seconds)
-            times.append(found)
+        large, small, laps, laps_few, one, four = in_turns([
+            *(plain_pass(_WithLoss(model, loss_fun, device), batch)
+              for batch in batches),
+            *(functools.partial(run.laps, batch, head) for batch in batches),
+            *(_step(part, few.of(count * few.samples), count, loss_fun,
+                    device, alone) for count in (1, 4))])
     finally:
         alone.Free()
-    micro = Figure.of([max(four - one, 0.0) / 3
-                       for one, four in zip(*times, strict=True)])
-    return (Figure.of([max(one - micro.value, 0.0) for one in times[0]]),
-            micro)
+    step, micro = overheads(*(
+        times[:, 0] - count * laps_few.sum(axis=1)
+        for count, times in ((1, one), (4, four))))
+    return found._replace(
+        calls=[tuple(map(_with_times, of, numpy.median(times, axis=0
+                                                       ).reshape(-1, 2)))
+               for of, times in zip(found.calls, (laps, laps_few),
+                                    strict=True)],
+        plain=in_situ([large, small]), step=step, micro_batch=micro)
+
+
+def _with_times(call: Call, times: numpy.ndarray) -> Call:
+    forward, backward = times.tolist()
+    return dataclasses.replace(call, forward=forward, backward=backward)
+
+
+def _step(part: Any, batch: Any, micro_batches: int, loss_fun: Callable,
+          device: Any, comm: MPI.Comm) -> Work:
+    """A step of a pipeline of one stage, timed."""
+    now = clock_of(device)
+    updater = PipelineUpdater(
+        Repeating(batch), chainer.optimizers.SGD(0.0).setup(part), comm,
+        micro_batches=micro_batches, schedule='1f1b', loss_fun=loss_fun,
+        converter=as_it_is, device=device)
+
+    def work() -> tuple[float]:
+        start = now()
+        updater.update()
+        return (now() - start,)
+    return work
 
 
 class _WithLoss(chainer.Chain):

@@ -1,8 +1,6 @@
 """Passes of layers, timed one by one as a stage runs them."""
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +16,6 @@ from ...pipeline.layers import Layer, blame
 from ...pipeline.loss import LossHead
 from ...pipeline.randomness import Place
 
-#: Repeats.
-FEWEST, _MOST = 3, 20
-_ENOUGH = 1.0           # seconds in which passes are repeated
 #: Of the one micro-batch.
 PLACE = Place(0, 0, 0, 0)
 
@@ -88,22 +83,13 @@ class LayerPasses:
         self._sums.forget()
         return found[::-1]
 
-    def laps(self, batch: Arrays, head: LossHead
-             ) -> list[tuple[float, float]]:
-        """Medians of each layer's seconds in training, and the loss's."""
-        found: list[list[tuple[float, float]]] = []
-        begin = time.perf_counter()
-        while len(found) <= FEWEST or (
-                len(found) <= _MOST
-                and time.perf_counter() - begin < _ENOUGH):
-            outputs, forward = self.forward(batch[:-1], None)
-            loss, gradients = loss_laps(head, outputs, batch[-1], self._now)
-            found.append([*zip(forward, self.backward(gradients),
-                               strict=True), loss])
-        return [(statistics.median(forward), statistics.median(backward))
-                for forward, backward in (
-                    zip(*times, strict=True)
-                    for times in zip(*found[1:], strict=True))]
+    def laps(self, batch: Arrays, head: LossHead) -> list[float]:
+        """Seconds of each layer forward and backward, then the loss's."""
+        outputs, forward = self.forward(batch[:-1], None)
+        loss, gradients = loss_laps(head, outputs, batch[-1], self._now)
+        return [seconds for both in zip(forward, self.backward(gradients),
+                                        strict=True)
+                for seconds in both] + list(loss)
 
 
 def loss_laps(head: LossHead, outputs: Arrays, target: Any,

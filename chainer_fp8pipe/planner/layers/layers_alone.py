@@ -17,7 +17,6 @@ from ...pipeline.chunk import why_once
 from ...pipeline.loss import LossHead
 from ...planning.partition.calls import Call, Parameter, Source, Value
 from .layer_passes import (
-    FEWEST,
     PLACE,
     LayerPasses,
     loss_laps,
@@ -32,6 +31,7 @@ from .layer_slots import (
     shared_things,
 )
 
+_REPEATS = 3
 #: Small objects of Python's count as nothing.
 _SMALL = 1 << 14
 
@@ -155,7 +155,7 @@ def _measured(run: LayerPasses, inputs: Arrays, wanted: tuple[bool, ...] | None
     outputs = tuple(output.copy() for output in outputs)
     weight = _weighed(run, inputs, wanted)
     times = []
-    for _ in range(FEWEST):
+    for _ in range(_REPEATS):
         made, forward = run.forward(inputs, wanted)
         backward, = run.backward(made_up_gradients(made))
         made, _ = run.forward(inputs, wanted)
@@ -202,7 +202,7 @@ def _call_of_loss(head: LossHead, outputs: Arrays, target: Any,
                   calls: Sequence[Call], now: Callable[[], float]) -> Call:
     """The loss, which stays with the last layer."""
     times = [loss_laps(head, outputs, target, now)[0]
-             for _ in range(FEWEST + 1)]
+             for _ in range(_REPEATS + 1)]
     with memory_traced():
         start, _ = tracemalloc.get_traced_memory()
         head.begin([target], [1.0], 1.0, None)

@@ -176,6 +176,29 @@ class ModelFigures:
         """Elements of all parameters."""
         return self.elements_of(self.parameters)
 
+    def slower(self, passes: float, updates: float) -> ModelFigures:
+        """The figures of a slower processor.
+
+        Args:
+            passes: How many times as long all passes take.
+            updates: How many times as long an update takes.
+        """
+        def times(figure: Figure, factor: float = passes) -> Figure:
+            return figure._replace(value=figure.value * factor)
+
+        def calls(of: Iterable[Call]) -> tuple[Call, ...]:
+            return tuple(dataclasses.replace(
+                call, forward=call.forward * passes,
+                backward=call.backward * passes) for call in of)
+        forward, backward = self.plain
+        forward_few, backward_few = self.plain_few
+        return dataclasses.replace(
+            self, calls=calls(self.calls), calls_few=calls(self.calls_few),
+            plain=(forward * passes, backward * passes),
+            plain_few=(forward_few * passes, backward_few * passes),
+            step=times(self.step), micro_batch=times(self.micro_batch),
+            update=times(self.update, updates))
+
 
 @dataclass(frozen=True)
 class JobProfile:
@@ -188,6 +211,8 @@ class JobProfile:
         model: The model.
         speeds: For each rank, how many times as long as the median it takes
             for the same computation; empty: all alike.
+        straggling: How many times as long as the mean the rank takes that is
+            last, another one each time.
         overhead: Bytes of each rank beyond the interpreter's, whatever the
             rank computes.
     """
@@ -199,6 +224,7 @@ class JobProfile:
     speeds: tuple[float, ...] = ()
     overhead: float = 16e6
     remarks: tuple[str, ...] = field(default=())
+    straggling: float = 1.0
 
     @property
     def ranks(self) -> int:
@@ -233,7 +259,7 @@ class JobProfile:
             for pool in range(max(sizes) + 1)))
         return dataclasses.replace(
             self, network=dataclasses.replace(self.network, hosts=new_hosts),
-            cores=cores, speeds=())
+            cores=cores, speeds=(), straggling=self._straggling_of(count))
 
     def on(self, hosts: int, rate: float, latency: float = 50e-6
            ) -> JobProfile:
@@ -249,6 +275,22 @@ class JobProfile:
         each: Any = tuple(range(hosts))
         return dataclasses.replace(
             self, speeds=(), cores=Cores(each, self.cores.single),
+            straggling=self._straggling_of(hosts),
             network=dataclasses.replace(
                 self.network, hosts=each, latency=Figure(latency),
                 rate=Figure(rate), trunk=None, torus=None, remarks=()))
+
+    def _straggling_of(self, count: int) -> float:
+        """Of so many ranks, if each is late by chance and on its own.
+
+        The largest of n normal deviates is some z(n) standard deviations
+        above the mean; z after Blom, Statistical Estimates and Transformed
+        Beta-Variables, 1958.
+        """
+        def largest(ranks: int) -> float:
+            return statistics.NormalDist().inv_cdf(
+                (ranks - 0.375) / (ranks + 0.25))
+        if self.ranks == 1 or count == 1:
+            return 1.0
+        return 1 + (self.straggling - 1) * largest(count) / largest(
+            self.ranks)

@@ -55,7 +55,9 @@ class StepModel:
     def __init__(self, profile: JobProfile, batch: int) -> None:
         self.profile, self.batch = profile, batch
         self.costs = ModelCosts(profile.model)
-        self._slowest = max(profile.speeds, default=1.0)
+        # All wait for the rank that comes last.
+        self._slowest = (max(profile.speeds, default=1.0)
+                         * profile.straggling)
         self._known: dict[Any, tuple[float, float]] = {}
         self._exchanges: dict[Any, Exchange] = {}
 
@@ -211,8 +213,8 @@ class StepModel:
         ends_meet = 2 * (parts - 1) / parts
         fixed = ghosts + model.micro_batch.value + 2 * _PACKING * ends_meet
         work = float(intervals.forward[-1] + intervals.backward[-1])
-        return micro_batches * (work / stages + chunks * fixed
-                                ) / self._per_rank()
+        return (self.profile.straggling * micro_batches
+                * (work / stages + chunks * fixed) / self._per_rank())
 
     def _per_rank(self) -> float:
         """Seconds of the processor that a rank gets per second, on average.
@@ -284,10 +286,12 @@ class StepModel:
         found = []
         for chunk, cost in enumerate(costs):
             ends_meet = (chunk > 0) + (chunk + 1 < len(ends))
-            found.append(cost._replace(
+            whole = cost._replace(
                 forward=(cost.forward + ghosts + _PACKING * ends_meet
                          + self.profile.model.micro_batch.value),
-                backward_input=cost.backward_input + _PACKING * ends_meet))
+                backward_input=cost.backward_input + _PACKING * ends_meet)
+            found.append(Costs(*(seconds * self.profile.straggling
+                                 for seconds in whole)))
         return found
 
     # --- cores and spread ----------------------------------------------------
@@ -344,7 +348,8 @@ class _OverlapRun:
         self._lanes: dict[int, int] = {}        # of each bucket
         ranks = everybody[:folded.period]
         mains = [self._engine.add(rank, self._computes(
-            rank, folded.speeds[rank])) for rank in ranks]
+            rank, folded.speeds[rank] * profile.straggling))
+            for rank in ranks]
         order = self._order(exchange, cores)
         chunks = max(4, 96 // max(len(order), 1))
         for step in range(self._steps):

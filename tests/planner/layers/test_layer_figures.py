@@ -4,12 +4,8 @@ import functools
 import json
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
-from chainer_fp8pipe.planner import planned_job
-from chainer_fp8pipe.planner.layers import (
-    layer_figures,
-    layer_passes,
-    layers_alone,
-)
+from chainer_fp8pipe.planner import planned_job, turns
+from chainer_fp8pipe.planner.layers import layer_figures, layers_alone
 from chainer_fp8pipe.planner.layers.layer_figures import measure_layers
 from chainer_fp8pipe.planner.layers.layer_slots import (
     layer_counts,
@@ -42,7 +38,7 @@ from tests.training.updaters.test_pipeline_updater import close, update
 
 #: What is measured need not be right here.
 plan = functools.partial(planned_job.plan, budget=0.3)
-layer_figures._WORK, layer_passes._ENOUGH = 0.01, 0.1
+layer_figures._WORK, turns._ENOUGH = 0.01, 0.1
 
 
 @functools.cache
@@ -58,7 +54,7 @@ def planned_stages(comm):
 
 def measure(model, batch, loss_fun=F.softmax_cross_entropy, few=2,
             copies=True, comm=MPI.COMM_SELF):
-    figures, _, _ = measure_layers(
+    figures, _ = measure_layers(
         comm, model, Example(batch), loss_fun, chainer.optimizers.SGD(), few,
         copies)
     return figures

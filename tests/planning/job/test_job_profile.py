@@ -1,4 +1,5 @@
 """What was measured of a job, and the same job with other ranks."""
+import dataclasses
 import pickle
 
 from chainer_fp8pipe.planning.cores import Cores
@@ -128,3 +129,23 @@ def test_a_profile_can_be_sent_to_other_ranks():
     again = pickle.loads(pickle.dumps(profile))
     assert (again.network, again.cores) == (profile.network, profile.cores)
     assert again.model.elements == profile.model.elements
+
+
+@given(st.integers(2, 64), st.integers(2, 4096), st.floats(1.0, 1.5))
+def test_the_last_of_more_ranks_is_later(few, many, straggling):
+    profile = dataclasses.replace(job(MODEL, range(few)),
+                                  straggling=straggling)
+    there = profile.for_ranks(many).straggling
+    assert (there >= straggling) == (many >= few or straggling == 1.0)
+    assert profile.for_ranks(many).for_ranks(few).straggling == (
+        pytest.approx(straggling))
+    assert profile.for_ranks(1).straggling == 1.0
+
+
+def test_the_last_rank_is_as_late_as_the_largest_deviate():
+    generator = numpy.random.default_rng(0)
+    two, eight = (generator.normal(size=(10000, ranks)).max(axis=1).mean()
+                  for ranks in (2, 8))
+    found = dataclasses.replace(job(MODEL, range(2)), straggling=1.1
+                                ).for_ranks(8)
+    assert (found.straggling - 1) / .1 == pytest.approx(eight / two, rel=.06)
