@@ -58,7 +58,9 @@ class CoreSharing:
         """Makes some passes; call it on all ranks.
 
         First one rank of each pool of cores works, while the others wait as
-        they wait in a pipeline; then all do, who begin each pass together.
+        they wait in a pipeline: anew for each pass, as a wait that has just
+        begun looks for messages more often.  Then all do, who begin each pass
+        together.
 
         Raises:
             RuntimeError: The work has failed on a rank; on all ranks.
@@ -69,10 +71,9 @@ class CoreSharing:
         if not self._alone:         # gets memory, and imports
             raise_together(self._comm, self._timed)
         first = self._pools.index(self._pools[self._comm.rank])
-        self._alone.append(self._comm.allgather(raise_together(
-            self._comm, lambda: self._passes_alone()
-            if self._comm.rank == first else [])))
-        together = self._comm.allgather(self._passes_together())
+        self._alone.append(self._comm.allgather(self._passes(
+            self._comm.rank == first)))
+        together = self._comm.allgather(self._passes(True))
         self._together = [
             before + found for before, found in zip(
                 self._together or [[]] * len(together), together,
@@ -157,22 +158,15 @@ class CoreSharing:
         return [[one.wall for one in passes] for passes, number in zip(
             self._together, self._pools, strict=True) if number == pool]
 
-    def _passes_alone(self) -> list[_Pass]:
-        found: list[_Pass] = []
-        begin = time.perf_counter()
-        while len(found) < _FEWEST or (
-                len(found) < _MOST
-                and time.perf_counter() - begin < _ENOUGH):
-            found.append(self._timed())
-        return found
-
-    def _passes_together(self) -> list[_Pass]:
+    def _passes(self, works: bool) -> list[_Pass]:
+        """Passes that all ranks begin together, which work or wait."""
         comm, found = self._comm, list[_Pass]()
         begin = time.perf_counter()
         while len(found) < _FEWEST or len(found) < _MOST and comm.bcast(
                 time.perf_counter() - begin < _ENOUGH):
             wait_until(comm.Ibarrier().Test)
-            found.append(raise_together(comm, self._timed))
+            found.append(raise_together(
+                comm, self._timed if works else lambda: _Pass(0.0, 0.0)))
         return found
 
     def _timed(self) -> _Pass:

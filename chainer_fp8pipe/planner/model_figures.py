@@ -70,6 +70,12 @@ class Example:
         if not self.samples:
             raise ValueError('the example has no sample')
 
+    @property
+    def sample_bytes(self) -> float:
+        """Of a sample."""
+        return sum(nested.array_of(leaf).nbytes
+                   for leaf in self._leaves) / self.samples
+
     def of(self, samples: int) -> Any:
         """A batch of so many samples; repeated where there are fewer."""
         def cut(array: Any) -> Any:
@@ -153,7 +159,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         samples, calls[0], few, calls[1],
         order_of(calls[0], list(names.parameters)), parameters, (),
         Figure(0.0), **of_passes(calls, plain), step=step, micro_batch=micro,
-        undivided=undivided), work, optimizer, model.device)
+        sample_bytes=example.sample_bytes, undivided=undivided), work,
+        optimizer, model.device)
 
 
 def of_passes(calls: Sequence[Sequence[Call]], plain: Sequence[InSitu]

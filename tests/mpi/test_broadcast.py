@@ -34,12 +34,16 @@ def test_an_empty_list_of_arrays_is_broadcast(comm):
                             [] if comm.rank == 0 else None) == (3, [])
 
 
-@on_ranks(2)
-def test_large_arrays_arrive_whole(comm):
-    big = numpy.arange(1 << 19, dtype='d')
-    _, (found,) = broadcast_arrays(comm, None,
-                                   [big] if comm.rank == 0 else None)
+@pytest.mark.parametrize('elements', [1 << 13, (1 << 13) + 1, 100_003,
+                                      (1 << 21) + 5])
+@on_ranks(2, 3, 4)
+def test_large_arrays_arrive_whole(comm, elements):
+    """In one frame, in some, and in larger ones, the last of them shorter."""
+    big = numpy.arange(elements, dtype='d')
+    _, (small, found) = broadcast_arrays(
+        comm, None, [big[:3], big] if comm.rank == 0 else None)
     numpy.testing.assert_array_equal(found, big)
+    numpy.testing.assert_array_equal(small, big[:3])
 
 
 @pytest.mark.parametrize('changed', [0, 1])

@@ -139,6 +139,7 @@ class ModelFigures:
             keeps.
         update_temporary: Bytes that an update of a parameter takes for a
             while, as a multiple of the parameter's.
+        sample_bytes: Of a sample of the batch, which all stages get.
         undivided: Why the model cannot be cut, so that ``calls`` are made
             up, one for each layer; '': it can.
     """
@@ -160,6 +161,7 @@ class ModelFigures:
     micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
     update_temporary: float = 0.0
+    sample_bytes: float = 0.0
     undivided: str = ''
 
     def elements_of(self, names: Iterable[str]) -> int:

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from ...mpi.placement import place
 from ..cores import Cores
-from ..engine import Compute, Engine, EngineAction, Program, Receive, Signal
+from ..engine import (
+    Compute,
+    Engine,
+    EngineAction,
+    Program,
+    Receive,
+    Send,
+    Signal,
+)
 from ..partition.cuts import CutProblem, chunk_costs
 from ..partition.partition_plan import ends_of
 from ..schedules.simulator import Costs, add_pipeline
@@ -26,6 +34,8 @@ _STEPS = 2
 #: Of an exchange's figures, which shorter ones have given, the part that is
 #: sure.
 _SURE = 0.98
+#: Bytes of a frame of a batch that stages hand on; frames in a simulation.
+_FRAME_BYTES, _FRAMES = 1 << 16, 16
 #: Seconds in which Python packs and unpacks a message between stages.
 _PACKING = 5e-5
 
@@ -60,6 +70,8 @@ class StepModel:
                          * profile.straggling)
         self._known: dict[Any, tuple[float, float]] = {}
         self._exchanges: dict[Any, Exchange] = {}
+        self._updates: dict[Any, float] = {}
+        self._shared: dict[Any, float] = {}
 
     def predict(self, configuration: Configuration) -> StepPrediction:
         """The step of a configuration.
@@ -180,10 +192,61 @@ class StepModel:
     def _after_pipeline(self, configuration: Configuration
                         ) -> dict[str, float]:
         model = self.profile.model
-        share = max(self.stage_elements(configuration)) / max(
-            model.elements, 1)
-        return {'update': self._together(model.update.value * share),
-                'other': self._together(model.rest.value + model.step.value)}
+        return {'update': self._pipelines_update(configuration),
+                'other': (self._together(model.rest.value + model.step.value)
+                          + self._sharing(configuration))}
+
+    def _sharing(self, configuration: Configuration) -> float:
+        """Seconds in which a batch comes from the first stage to all.
+
+        Each stage hands frames on to the next one
+        (:mod:`~chainer_fp8pipe.mpi.broadcast`).
+        """
+        profile, stages = self.profile, configuration.stages
+        size = (profile.model.sample_bytes * self.batch
+                / configuration.replicas)
+        key = stages, configuration.replicas
+        if key not in self._shared and size:
+            grid = place(profile.network.hosts, stages).ranks
+            folded = fold(profile, grid)
+            engine = Engine(folded.cluster, folded.cores)
+            frames = min(_FRAMES, -(-int(size) // _FRAME_BYTES))
+
+            def hand_on(column: Sequence[int], stage: int
+                        ) -> Iterator[EngineAction]:
+                for frame in range(frames):
+                    if stage:
+                        yield Receive((column[stage], frame))
+                    if stage + 1 < stages:
+                        after = column[stage + 1]
+                        yield Send(after, size / frames, (after, frame))
+            for column in list(zip(*grid, strict=True))[:folded.period]:
+                for stage, rank in enumerate(column):
+                    engine.add(rank, hand_on(column, stage))
+            engine.run()
+            self._shared[key] = engine.seconds
+        return self._shared.get(key, 0.0)
+
+    def _pipelines_update(self, configuration: Configuration) -> float:
+        """Seconds until all stages have updated their parameters.
+
+        Those with fewer leave the cores to the others.
+        """
+        profile = self.profile
+        elements = self.stage_elements(configuration)
+        key = tuple(elements), configuration.replicas
+        if key not in self._updates:
+            grid = place(profile.network.hosts, configuration.stages).ranks
+            folded = fold(profile, grid)
+            engine = Engine(folded.cluster, folded.cores)
+            each = (profile.model.update.value * self._slowest
+                    / max(profile.model.elements, 1))
+            added = [engine.add(rank, [Compute(each * of)])
+                     for row, of in zip(grid, elements, strict=True)
+                     for rank in row[:folded.period]]
+            engine.run()
+            self._updates[key] = max(program.ended for program in added)
+        return self._updates[key]
 
     def seconds_of_passes(self, configuration: Configuration) -> float:
         """Seconds of a pipeline's passes, without exchange and update."""
