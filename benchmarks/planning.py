@@ -2,6 +2,7 @@
 
     python benchmarks/planning.py --json planning.json
     python benchmarks/planning.py --only star --rounds 1
+    python benchmarks/planning.py --from 2 --only '4 ranks'
 
 A job is a model, a network and a number of ranks.  In each, the planner
 measures what it measures for users, chooses, and predicts; then the choice and
@@ -11,7 +12,8 @@ against the first is the noise floor: what a perfect prediction would show.
 As the machine's speed drifts between the planner's measurements and the
 training, the ratio is given once more, ``paced``: the prediction, had passes
 of the plain model taken as long as they do just before and after the training.
-The regret is the time of the choice over that of the fastest measured.
+The regret is the time of the choice over that of the fastest measured.  With
+``--from N`` the planner measures with N ranks, and predicts for all of a job.
 
 Star, two-level and torus are virtual networks of this machine (network
 namespaces, see benchmarks/network: root and iproute2); without root only the
@@ -90,15 +92,18 @@ def main() -> None:
 
 def _run(job, number, options):
     with tempfile.TemporaryDirectory() as folder:
-        specification = pathlib.Path(folder, 'job.json')
         result = pathlib.Path(folder, 'result.json')
-        specification.write_text(json.dumps({
-            **job._asdict(), 'name': job.name, 'seed': number,
-            'configurations': options.configurations,
-            'rounds': options.rounds, 'pinned': job.network != 'memory'}))
-        command = [sys.executable, str(_RANKS), str(specification),
-                   str(result)]
-        code = _start(job, command)
+        said = {**job._asdict(), 'name': job.name, 'seed': number,
+                'configurations': options.configurations,
+                'rounds': options.rounds, 'pinned': job.network != 'memory',
+                'profile': '', 'only_measure': False}
+        code = 0
+        if options.measure_with:
+            profile = str(pathlib.Path(folder, 'profile'))
+            code = _start(job._replace(ranks=options.measure_with),
+                          {**said, 'only_measure': True}, profile)
+            said['profile'] = profile
+        code = code or _start(job, said, str(result))
         if code or not result.exists():
             print(f'{job.name}: the ranks ended with exit code {code}',
                   flush=True)
@@ -106,7 +111,11 @@ def _run(job, number, options):
         return json.loads(result.read_text())
 
 
-def _start(job, command):
+def _start(job, said, result):
+    """Runs the ranks; their exit code."""
+    specification = f'{result}.specification'
+    pathlib.Path(specification).write_text(json.dumps(said))
+    command = [sys.executable, str(_RANKS), specification, result]
     if job.network == 'memory':
         mpiexec = pathlib.Path(sys.executable).with_name('mpiexec')
         return subprocess.run(
@@ -173,6 +182,9 @@ def _arguments():
                         help='of each job (default: 6)')
     parser.add_argument('--rounds', type=int, default=2, metavar='N',
                         help='how often each is measured (default: 2)')
+    parser.add_argument('--from', type=int, default=0, metavar='N',
+                        dest='measure_with', help='ranks with which the '
+                        'planner measures (default: all)')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw data there')
     return parser.parse_args()

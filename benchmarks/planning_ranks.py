@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import json
 import os
+import pickle
 import random
 import statistics
 import sys
@@ -51,11 +52,15 @@ def main(specification: str, result: str) -> None:
         _keep_to_own_cores(comm)
     net = NETS[job['model']]
     batch = net.samples * comm.size
-    example = example_of(net)
     wanted = Wanted(batch)
     start = time.perf_counter()
-    profile = measure(comm, make_model(net), example, wanted, net.optimizer())
+    profile = _profile(comm, job, net, wanted)
     measuring = time.perf_counter() - start
+    if job['only_measure']:
+        if comm.rank == 0:
+            with open(result, 'wb') as file:
+                pickle.dump(profile, file)
+        return
     rows = []
     if comm.rank == 0:
         start = time.perf_counter()
@@ -86,6 +91,15 @@ def main(specification: str, result: str) -> None:
         with open(result, 'w') as file:
             json.dump({**job, 'ranks': comm.size, 'measuring': measuring,
                        'searching': searching, 'rows': rows}, file)
+
+
+def _profile(comm, job, net, wanted):
+    """What the planner measures here, or has measured with fewer ranks."""
+    if not job['profile']:
+        return measure(comm, make_model(net), example_of(net), wanted,
+                       net.optimizer())
+    with open(job['profile'], 'rb') as file:
+        return pickle.load(file).for_ranks(comm.size)
 
 
 def _show(row):
