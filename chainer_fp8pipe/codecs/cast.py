@@ -7,7 +7,14 @@ import numpy
 
 from .codec import Codec
 from .staging import download, output, upload
-from .tensors import FLOAT32, Compiled, Tensors, array_module, compile_tensors
+from .tensors import (
+    FLOAT16,
+    FLOAT32,
+    Compiled,
+    Tensors,
+    array_module,
+    compile_tensors,
+)
 
 
 class Cast(Codec):
@@ -66,8 +73,8 @@ class Cast(Codec):
         return nonfinite
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        return (compile_tensors(FLOAT32, tensors)
-                if self.name == 'float32' else None)
+        return compile_tensors(
+            FLOAT32 if self.name == 'float32' else FLOAT16, tensors)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return _all_finite(wire)

@@ -16,7 +16,7 @@ import numpy
 from . import _places
 
 #: Numbers of codecs.
-IN_PYTHON, FLOAT32, FP8, RELAY = range(4)
+IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16 = range(5)
 
 _OUT = 4                # column of `tensors`
 _BLAMED, _NONFINITE = 2, 3      # of `findings`

@@ -1,4 +1,4 @@
-/* IEEE halves, in which sums of fp8 values may travel.
+/* IEEE halves, in which gradients, and sums of fp8 values, may travel.
  *
  * Plain C, like e5m2.h: not every compiler has halves, or vector code for
  * them.  A half is an E5M2 number with 8 more bits of mantissa.
@@ -9,14 +9,17 @@
 
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
 
-/* The half next to x, ties to even.  Finite x must not be beyond 57344. */
+#define HALF_INFINITY 0x7C00 /* also the mask of the exponent */
+#define HALF_NAN 0x7E00
+#define HALF_BEYOND 0x47800000 /* 65536, whose half would be infinite */
+
+/* The half next to x, ties to even; from 65520 on it is infinite. */
 E5M2_FUNCTION unsigned int half_encode(float x)
 {
     int magnitude = e5m2_magnitude(x);
     unsigned int half =
-        e5m2_round(e5m2_min(magnitude, E5M2_F32_MAX), 10) >> 16;
-    half = magnitude >= E5M2_F32_INFINITY ? 0x7C00 : half;
-    half = magnitude > E5M2_F32_INFINITY ? 0x7E00 : half;
+        e5m2_round(e5m2_min(magnitude, HALF_BEYOND), 10) >> 16;
+    half = magnitude > E5M2_F32_INFINITY ? HALF_NAN : half;
     return half | (e5m2_bits(x) & E5M2_F32_SIGN) >> 16;
 }
 
@@ -46,6 +49,40 @@ CLONES static void half_accumulate_scaled(const u16 *halves, float scale,
     INDEPENDENT
     for (size_t i = 0; i < n; ++i)
         total[i] = e5m2_one_nan(total[i] + half_decode(halves[i]) * scale);
+}
+
+/* Halves as floats. */
+CLONES static void half_decode_all(const u16 *halves, f32 *out, size_t n)
+{
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i)
+        out[i] = half_decode(halves[i]);
+}
+
+/* Sums of halves, rounded to halves. */
+CLONES static void half_add(const u16 *halves, u16 *total, size_t n)
+{
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i)
+        total[i] = (u16)half_encode(half_decode(total[i])
+                                    + half_decode(halves[i]));
+}
+
+/* Means of sums, rounded to halves. */
+CLONES static void half_mean(const f32 *total, float count, u16 *halves,
+                             size_t n)
+{
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i)
+        halves[i] = (u16)half_encode(total[i] / count);
+}
+
+CLONES static int all_finite_halves(const u16 *halves, size_t n)
+{
+    u16 found = 0;
+    for (size_t i = 0; i < n; ++i)
+        found |= (u16)((halves[i] & HALF_INFINITY) == HALF_INFINITY);
+    return !found;
 }
 
 #endif

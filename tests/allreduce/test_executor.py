@@ -153,6 +153,9 @@ def test_work_returns_when_time_is_over_or_somebody_interrupts_it(comm):
 def test_an_error_of_a_codec_in_python_is_raised_and_leaves_the_executor(
         comm):
     class Broken(Cast):
+        def compiled(self, *arguments):
+            return None
+
         def encode(self, *arguments):
             raise ZeroDivisionError('broken')
     made = planned('direct', comm)

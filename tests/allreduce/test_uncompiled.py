@@ -20,6 +20,7 @@ from .helpers import begin_on, plans, tensors_of
 SIZES = [1000, 0, 3, 2037]
 OF_CODECS = {
     'float32': lambda: Cast('float32'),
+    'float16': lambda: Cast('float16'),
     'nearest': lambda: Fp8Ratio(period=1),
     'truncate': lambda: Fp8Ratio(period=1, rounding='truncate'),
     'no feedback': lambda: Fp8Ratio(period=1, error_feedback=False),
@@ -118,17 +119,44 @@ def check_bits(comm, name, form, codec, kind):
 
 def bits(array):
     """Of a number that is not one, only that it is none."""
-    if array.dtype == numpy.float32:
-        array = numpy.where(numpy.isnan(array), numpy.float32('nan'), array)
+    if array.dtype.kind == 'f':
+        array = numpy.where(numpy.isnan(array), array.dtype.type('nan'),
+                            array)
     return array.reshape(-1).view(numpy.uint8)
 
 
 @on_ranks(2)
 def test_codecs_without_compiled_code_work_all_the_same(comm):
-    for codec in (lambda: Cast('float16'),
-                  lambda: Fp8Ratio(rounding='stochastic')):
-        _, job = results(comm, 'direct', 'float32', codec, 'normal', False)
-        assert not job.compiled
+    _, job = results(comm, 'direct', 'float32', lambda: Fp8Ratio(
+        rounding='stochastic'), 'normal', False)
+    assert not job.compiled
+
+
+@on_ranks(1, 2)
+def test_every_half_and_all_that_lies_between_two_is_rounded_as_by_numpy(
+        comm):
+    """Both ranks have the same gradient, which is its own mean then."""
+    halves = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.float16)
+    exact = halves[numpy.isfinite(halves)].astype(numpy.float32)
+    steps = numpy.sort(exact)
+    ties = (steps[1:] + steps[:-1]) / 2
+    values = numpy.concatenate([
+        exact, ties, *(numpy.nextafter(ties, numpy.float32(away)) for away
+                       in (-numpy.inf, numpy.inf)),
+        numpy.float32([65519.996, 65520, 65535, 65536, 1e30, 1e-8, 2e-8, 3e-8,
+                       1e-45, -1e-45, 0.0, -0.0])])
+    tensors = Tensors(['/x'], [values.copy()], [numpy.ones_like(values)])
+    codec = Cast('float16')
+    wire = numpy.zeros(values.size, numpy.float16)
+    made = PlanExecutor(comm, plans('direct', comm.size), EventStream(),
+                        Framing(1 << 14, 3, 'float32'))
+    job = made.submit(Bucket(codec, tensors, wire, 0, values.size, 1.0,
+                             decodes=True))
+    made.run()
+    assert job.compiled
+    with numpy.errstate(over='ignore'):
+        expected = values.astype(numpy.float16).astype(numpy.float32)
+    numpy.testing.assert_array_equal(tensors.gradients[0], expected)
 
 
 @on_ranks(1)

@@ -14,7 +14,7 @@
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
 
-enum { IN_PYTHON, FLOAT32, FP8, RELAY }; /* codecs */
+enum { IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16 }; /* codecs */
 
 typedef struct {
     int64_t start, stop; /* in the fused vector */
@@ -128,6 +128,11 @@ static u8 *codes_of_wire(const Job *job, int64_t place)
     return (u8 *)job->wire + place;
 }
 
+static u16 *halves_of_wire(const Job *job, int64_t place)
+{
+    return (u16 *)job->wire + place;
+}
+
 static void encode_ratios(const Job *job, Range range)
 {
     const Random none = {0};
@@ -161,6 +166,16 @@ static void encode_floats(const Job *job, Range range)
     }
 }
 
+static void encode_halves(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        u16 *out = halves_of_wire(job, place);
+        half_encode_scaled(t->gradient + at, job->prescale, out, (size_t)n);
+        if (!all_finite_halves(out, (size_t)n))
+            job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
+    }
+}
+
 static void decode_ratios(const Job *job, Range range)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
@@ -179,6 +194,16 @@ static void decode_floats(const Job *job, Range range)
         memcpy(t->out + at, values, (size_t)n * sizeof(f32));
         job->findings[t - job->tensors].nonfinite +=
             !all_finite_floats(values, (size_t)n);
+    }
+}
+
+static void decode_halves(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        const u16 *halves = halves_of_wire(job, place);
+        half_decode_all(halves, t->out + at, (size_t)n);
+        job->findings[t - job->tensors].nonfinite +=
+            !all_finite_halves(halves, (size_t)n);
     }
 }
 
@@ -246,8 +271,12 @@ static void encode_plain_mean(const Job *job, f32 *total, Range range,
 static void encode_mean(const Job *job, f32 *total, Range range, int count,
                         f32 *const *residuals)
 {
-    (job->codec == FP8 ? encode_ratio_mean : encode_plain_mean)(
-        job, total, range, count, residuals);
+    if (job->codec == FLOAT16)
+        half_mean(total, (float)count, halves_of_wire(job, range.start),
+                  (size_t)(range.stop - range.start));
+    else
+        (job->codec == FP8 ? encode_ratio_mean : encode_plain_mean)(
+            job, total, range, count, residuals);
 }
 
 #endif

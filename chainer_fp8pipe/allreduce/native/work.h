@@ -51,6 +51,8 @@ static int encode_part(Shared *shared, const Job *job, Range part)
         encode_ratios(job, part);
     else if (job->codec == FLOAT32)
         encode_floats(job, part);
+    else if (job->codec == FLOAT16)
+        encode_halves(job, part);
     else
         result = in_python(shared, job, "encode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -69,6 +71,8 @@ static int decode_part(Shared *shared, const Job *job, Range part)
         decode_ratios(job, part);
     else if (job->codec == FLOAT32)
         decode_floats(job, part);
+    else if (job->codec == FLOAT16)
+        decode_halves(job, part);
     else
         result = in_python(shared, job, "decode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -81,6 +85,15 @@ static f32 *total_of(const Chunk *chunk, int block)
     return chunk->total + chunk->places[block];
 }
 
+/* Adds contributions as they travel, n of them, to sums. */
+static void accumulate(const Job *job, const void *wire, f32 *total, size_t n)
+{
+    if (job->codec == FLOAT16)
+        half_accumulate_scaled(wire, 1.0f, total, n);
+    else
+        long_accumulate(wire, total, n);
+}
+
 /* Begins the sums of a step with this rank's own contribution. */
 static void begin_sums(const Chunk *chunk, const Step *step)
 {
@@ -90,7 +103,8 @@ static void begin_sums(const Chunk *chunk, const Step *step)
         f32 *total = total_of(chunk, block);
         memset(total, 0, n * sizeof *total);
         if (chunk->lane->contributes)
-            long_accumulate(codes_of_wire(chunk->job, part.start), total, n);
+            accumulate(chunk->job, chunk->job->wire + (size_t)part.start
+                           * chunk->job->itemsize, total, n);
     }
 }
 
@@ -106,11 +120,13 @@ static void add_in_wire(const Chunk *chunk, const Step *step,
         if (step->fresh && !chunk->lane->contributes)
             memcpy(job->wire + (size_t)part.start * job->itemsize, data,
                    n * job->itemsize);
-        else if (job->codec != FLOAT32)
-            long_add((const u8 *)data, codes, codes, n, job->rounding, none);
-        else
+        else if (job->codec == FLOAT32)
             add_floats((const f32 *)data, floats_of_wire(job, part.start),
                        n);
+        else if (job->codec == FLOAT16)
+            half_add((const u16 *)data, halves_of_wire(job, part.start), n);
+        else
+            long_add((const u8 *)data, codes, codes, n, job->rounding, none);
         data += n * job->itemsize;
     }
 }
@@ -140,8 +156,8 @@ static int add_message(Shared *shared, const Chunk *chunk, const Step *step,
         add_floats((const f32 *)data, total_of(chunk, step->start),
                    size / sizeof(f32));
     else
-        long_accumulate((const u8 *)data, total_of(chunk, step->start),
-                        size);
+        accumulate(job, data, total_of(chunk, step->start),
+                   size / job->itemsize);
     shared->decoding += now() - since;
     return result;
 }
