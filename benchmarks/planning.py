@@ -58,7 +58,7 @@ JOBS = [
     Job('convolutions', 'memory', 4),
     Job('mlp', 'star', 4, 500e6), Job('language', 'star', 4, 1e9),
     Job('wide', 'star', 3, 100e6), Job('resnet50', 'star', 2, 500e6),
-    Job('recurrent', 'star', 8, 1e9),
+    Job('recurrent', 'star', 2, 1e9),
     Job('encoder', 'two-level', 4, 100e6),
     Job('convolutions', 'two-level', 8, 500e6),
     Job('mlp', 'torus', 9, 500e6), Job('wide', 'memory', 2),
