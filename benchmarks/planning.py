@@ -37,6 +37,10 @@ from network import NetworkError, Star, Torus
 _RANKS = pathlib.Path(__file__).with_name('planning_ranks.py')
 
 
+#: Rows and columns.
+_TORUS = 3, 3
+
+
 class Job(NamedTuple):
     """A model on some ranks."""
 
@@ -96,7 +100,8 @@ def _run(job, number, options):
         said = {**job._asdict(), 'name': job.name, 'seed': number,
                 'configurations': options.configurations,
                 'rounds': options.rounds, 'pinned': job.network != 'memory',
-                'profile': '', 'only_measure': False}
+                'profile': '', 'only_measure': False,
+                'torus': _TORUS if job.network == 'torus' else ()}
         code = 0
         if options.measure_with:
             profile = str(pathlib.Path(folder, 'profile'))
@@ -122,7 +127,7 @@ def _start(job, said, result):
             [str(mpiexec), '-n', str(job.ranks), *command],
             env={**os.environ, **RANKS}, timeout=1200).returncode
     each = 2 if job.network == 'two-level' else 1
-    network = (Torus(3, 3, job.rate) if job.network == 'torus'
+    network = (Torus(*_TORUS, job.rate) if job.network == 'torus'
                else Star(job.ranks // each, job.rate))
     with network:
         return network.run(command, ranks_per_host=each, env=RANKS,

@@ -97,7 +97,7 @@ def _profile(comm, job, net, wanted):
     """What the planner measures here, or has measured with fewer ranks."""
     if not job['profile']:
         return measure(comm, make_model(net), example_of(net), wanted,
-                       net.optimizer())
+                       net.optimizer(), torus=tuple(job['torus']) or None)
     with open(job['profile'], 'rb') as file:
         return pickle.load(file).for_ranks(comm.size)
 
