@@ -274,7 +274,8 @@ class StepModel:
             self.batch / (replicas * micro_batches))
         ghosts = model.ghost.value * len(model.calls) * (1 - 1 / parts)
         ends_meet = 2 * (parts - 1) / parts
-        fixed = ghosts + model.micro_batch.value + 2 * _PACKING * ends_meet
+        fixed = (ghosts + model.micro_batch.value / chunks
+                 + 2 * _PACKING * ends_meet)
         work = float(intervals.forward[-1] + intervals.backward[-1])
         return (self.profile.straggling * micro_batches
                 * (work / stages + chunks * fixed) / self._per_rank())
@@ -302,7 +303,7 @@ class StepModel:
         ends = ends_of(cut.cuts, intervals.starts)
         costs = self._with_ghosts(chunk_costs(
             intervals, ends, cut.recompute, cut.schedule == 'zero_bubble'),
-            ends)
+            ends, cut.chunks)
         crossing = [float(intervals.crossing[end]) for end in ends[:-1]]
         schedule = CutProblem(cut.stages, cut.micro_batches, cut.schedule,
                               cut.chunks).steps()
@@ -340,9 +341,12 @@ class StepModel:
             names[chunk % cut.stages].append(name)
         return [self.profile.model.elements_of(of) for of in names]
 
-    def _with_ghosts(self, costs: Sequence[Costs], ends: Sequence[int]
-                     ) -> list[Costs]:
-        """Adds messages, and passing by the calls of other stages."""
+    def _with_ghosts(self, costs: Sequence[Costs], ends: Sequence[int],
+                     chunks: int) -> list[Costs]:
+        """Adds messages, and passing by the calls of other stages.
+
+        What a micro-batch adds, each rank pays once, whatever its chunks.
+        """
         calls = len(self.profile.model.calls)
         ghosts = self.profile.model.ghost.value * calls * (
             1 - 1 / len(ends))
@@ -351,7 +355,7 @@ class StepModel:
             ends_meet = (chunk > 0) + (chunk + 1 < len(ends))
             whole = cost._replace(
                 forward=(cost.forward + ghosts + _PACKING * ends_meet
-                         + self.profile.model.micro_batch.value),
+                         + self.profile.model.micro_batch.value / chunks),
                 backward_input=cost.backward_input + _PACKING * ends_meet)
             found.append(Costs(*(seconds * self.profile.straggling
                                  for seconds in whole)))
