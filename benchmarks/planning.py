@@ -75,23 +75,44 @@ def main() -> None:
     print(describe(), flush=True)
     print(f'\n{"job, and a configuration of it":<64}{"predicted":>9}'
           f'{"measured":>9}{"ratio":>7}{"paced":>7}  [ms]', flush=True)
+    known = _known(options) if options.keep else {}
     jobs = []
     for number, job in enumerate(JOBS):
         if options.only and not any(part in job.name
                                     for part in options.only.split('|')):
             continue
         try:
-            found = _run(job, number, options)
+            found = known.get(job.name) or _run(job, number, options)
         except NetworkError as error:
             print(f'{job.name}: left out: {error}', flush=True)
             continue
         if found:
+            _show(found)
             jobs.append(found)
             if options.json:
                 write_json(options.json, {'jobs': jobs})
     if not jobs:
         sys.exit('no job was run')
     _summary(jobs)
+
+
+def _known(options):
+    """Jobs of an earlier run, by name."""
+    path = pathlib.Path(options.json)
+    return {job['name']: job for job in json.loads(path.read_text())['jobs']
+            } if path.exists() else {}
+
+
+def _show(job):
+    print(f'{job["name"]}: measured in {job["measuring"]:.1f} s, searched in '
+          f'{job["searching"]:.1f} s', flush=True)
+    for row in job['rows']:
+        first, now = (statistics.median(row['seconds'][0]),
+                      row['predicted_now'][0])
+        label = row['label'] + ', chosen' * row['best']
+        print(f'  {label:<62}{row["predicted"] * 1e3:>9.4g}'
+              f'{first * 1e3:>9.4g}{row["predicted"] / first:>7.2f}'
+              f'{now / first:>7.2f}', flush=True)
 
 
 def _run(job, number, options):
@@ -192,7 +213,12 @@ def _arguments():
                         'planner measures (default: all)')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw data there')
-    return parser.parse_args()
+    parser.add_argument('--keep', action='store_true', help='run only the '
+                        'jobs that the file of --json has not')
+    options = parser.parse_args()
+    if options.keep and not options.json:
+        parser.error('--keep needs --json')
+    return options
 
 
 if __name__ == '__main__':

@@ -71,8 +71,6 @@ def main(specification: str, result: str) -> None:
         rows = [{'label': str(one), 'choice': one.as_dict(),
                  'best': one == best, **_predicted(choices, one, batch)}
                 for one in chosen]
-        print(f'{job["name"]}: measured in {measuring:.1f} s, searched in '
-              f'{searching:.1f} s; chosen: {best}', flush=True)
     rows = comm.bcast(rows)
     pace = Pace(comm, net)
     for row in rows:
@@ -87,7 +85,6 @@ def main(specification: str, result: str) -> None:
             row['predicted_now'] = [
                 _at_pace(choices, one, batch, net.samples, seconds)
                 for seconds in row['pace']]
-            _show(row)
         with open(result, 'w') as file:
             json.dump({**job, 'ranks': comm.size, 'measuring': measuring,
                        'searching': searching, 'rows': rows}, file)
@@ -100,13 +97,6 @@ def _profile(comm, job, net, wanted):
                        net.optimizer(), torus=tuple(job['torus']) or None)
     with open(job['profile'], 'rb') as file:
         return pickle.load(file).for_ranks(comm.size)
-
-
-def _show(row):
-    first, now = statistics.median(row['seconds'][0]), row['predicted_now'][0]
-    print(f'  {row["label"]:<62}{row["predicted"] * 1e3:>9.4g}'
-          f'{first * 1e3:>9.4g}{row["predicted"] / first:>7.2f}'
-          f'{now / first:>7.2f}', flush=True)
 
 
 def _predicted(choices, configuration, batch):
