@@ -31,6 +31,7 @@ import sys
 import tempfile
 from typing import NamedTuple
 
+import numpy
 from environment import RANKS, describe, write_json
 from network import NetworkError, Star, Torus
 
@@ -66,7 +67,6 @@ JOBS = [
     Job('encoder', 'two-level', 4, 100e6),
     Job('convolutions', 'two-level', 8, 500e6),
     Job('mlp', 'torus', 9, 500e6), Job('wide', 'memory', 2),
-    Job('recurrent', 'star', 4, 100e6),
 ]
 
 
@@ -94,6 +94,8 @@ def main() -> None:
     if not jobs:
         sys.exit('no job was run')
     _summary(jobs)
+    if options.plot:
+        _plot(jobs, options.plot)
 
 
 def _known(options):
@@ -188,6 +190,37 @@ def _summary(jobs):
           f'{100 * max(regrets):5.1f} %')
 
 
+def _plot(jobs, path):
+    """Draws predictions, at the pace of the moment, beside measurements."""
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    figure, axes = pyplot.subplots(figsize=(6.4, 5.6), layout='constrained')
+    for network, marker in (('memory', 'o'), ('star', 's'),
+                            ('two-level', '^'), ('torus', 'D')):
+        rows = [row for job in jobs if job['network'] == network
+                for row in job['rows']]
+        if rows:
+            axes.loglog(
+                [1e3 * statistics.median(row['seconds'][0]) for row in rows],
+                [1e3 * row['predicted_now'][0] for row in rows], marker,
+                alpha=.75, label='shared memory' if network == 'memory'
+                else network)
+    ends = numpy.array(axes.get_xlim())
+    axes.plot(ends, ends, color='gray', linewidth=1)
+    axes.fill_between(ends, ends / 1.15, ends * 1.15, color='gray', alpha=.2,
+                      label='within 15 %')
+    for axis in axes.xaxis, axes.yaxis:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter('{x:g}'))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set(xlim=ends, ylim=ends, xlabel='measured step [ms]',
+             ylabel='predicted step [ms], at the pace of the moment')
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
 def _twice(times):
     return [abs(several[1] / several[0] - 1) for several in times
             if len(several) > 1]
@@ -213,6 +246,8 @@ def _arguments():
                         'planner measures (default: all)')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw data there')
+    parser.add_argument('--plot', metavar='FILE', help='draw predicted '
+                        'beside measured steps')
     parser.add_argument('--keep', action='store_true', help='run only the '
                         'jobs that the file of --json has not')
     options = parser.parse_args()

@@ -131,6 +131,21 @@ def test_a_profile_can_be_sent_to_other_ranks():
     assert again.model.elements == profile.model.elements
 
 
+def test_all_passes_of_a_slower_processor_take_as_much_longer():
+    model = figures(.01, .02, update=Figure(.1, .2), step=Figure(.3),
+                    micro_batch=Figure(.4))
+    slower = model.slower(2.0, 3.0)
+    assert slower.plain == tuple(2 * one for one in model.plain)
+    assert slower.plain_few == tuple(2 * one for one in model.plain_few)
+    for mine, before in ((slower.calls, model.calls),
+                         (slower.calls_few, model.calls_few)):
+        assert [(call.forward, call.backward) for call in mine] == [
+            (2 * call.forward, 2 * call.backward) for call in before]
+    assert slower.update == (pytest.approx(.3), .2)
+    assert (slower.step.value, slower.micro_batch.value) == (.6, .8)
+    assert slower.parameters is model.parameters
+
+
 @given(st.integers(2, 64), st.integers(2, 4096), st.floats(1.0, 1.5))
 def test_the_last_of_more_ranks_is_later(few, many, straggling):
     profile = dataclasses.replace(job(MODEL, range(few)),

@@ -88,6 +88,12 @@ def test_a_slow_rank_is_waited_for():
     assert seconds(profile) == pytest.approx(1.5 * .423)
 
 
+def test_the_last_rank_of_each_pass_is_waited_for():
+    profile = dataclasses.replace(job(MODEL, range(3)), straggling=1.2)
+    assert seconds(profile) == pytest.approx(1.2 * .423)
+    assert seconds(profile, overlap=True) == pytest.approx(1.2 * .423)
+
+
 @pytest.mark.parametrize('overlap', [False, True, 'next_forward'])
 def test_twice_the_ranks_on_as_many_cores_take_twice_as_long(overlap):
     two = job(MODEL, (0, 0), Cores((0, 0), 1.0, (1.0,)))
@@ -196,6 +202,45 @@ def test_each_part_beside_the_calls_counts_once_for_what_it_is():
         20 + 4 * (.05 + 2 * .01), rel=1e-3)
     assert found.parts['update'] == pytest.approx(.2)
     assert found.parts['other'] == pytest.approx(.03)
+
+
+def test_stages_of_late_ranks_take_longer():
+    profile = job(figures(*[10.0] * 4), (0, 0))
+    way = cut(profile, 2, 4, '1f1b', SAMPLES)
+    late = StepModel(dataclasses.replace(profile, straggling=1.1), SAMPLES)
+    assert late.predict(way).seconds.value == pytest.approx(
+        1.1 * StepModel(profile, SAMPLES).predict(way).seconds.value)
+
+
+def test_chunks_of_a_rank_pay_for_a_micro_batch_once():
+    model = figures(*[10.0] * 4, micro_batch=Figure(.5))
+    profile = job(model, (0, 0))
+    found = StepModel(profile, SAMPLES).predict(
+        cut(profile, 2, 4, 'interleaved', SAMPLES))
+    assert found.parts['forward and backward'] == pytest.approx(
+        20 + 4 * .5, rel=1e-3)
+
+
+def test_stages_with_few_parameters_leave_the_core_to_the_others():
+    model = figures(*[10.0] * 3, parameters=400, update=Figure(.3))
+    profile = job(model, (0, 0), Cores((0, 0), 1.0, (2.0,)))
+    found = StepModel(profile, SAMPLES).predict(
+        cut(profile, 2, 4, '1f1b', SAMPLES))
+    assert found.parts['update'] == pytest.approx(.3)
+    apart = job(model, (0, 1))
+    assert StepModel(apart, SAMPLES).predict(
+        cut(apart, 2, 4, '1f1b', SAMPLES)).parts['update'] == (
+            pytest.approx(.2))
+
+
+@pytest.mark.parametrize(('hosts', 'seconds'), [
+    ((0, 1), .8), ((0, 1, 2), .8 * 17 / 16), ((0, 0, 1), .8)])
+def test_a_batch_is_handed_on_from_stage_to_stage(hosts, seconds):
+    model = figures(*[10.0] * 3, sample_bytes=1e6)
+    profile = job(model, hosts, rate=1e7, local_rate=Figure(math.inf))
+    found = StepModel(profile, SAMPLES).predict(
+        cut(profile, len(hosts), 4, '1f1b', SAMPLES))
+    assert found.parts['other'] == pytest.approx(seconds)
 
 
 def test_replicas_of_a_pipeline_average_what_each_stage_has():
