@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from ..partition.intervals import Intervals
+from ..partition.intervals import HEAP_BYTES, Intervals
 from .job_profile import ModelFigures
 
 _SUMS = 'forward', 'backward', 'weights'
@@ -73,7 +73,12 @@ class ModelCosts:
         found.weights = numpy.minimum(
             numpy.diff(found.weights, prepend=0.0),
             numpy.diff(found.backward, prepend=0.0)).cumsum()
-        found.update = large.largest * self.figures.update_temporary
+        # While the largest parameter is updated, what the largest of those in
+        # the heap has needed is still there.
+        times = self.figures.update_temporary
+        found.update = times * large.largest + numpy.where(
+            large.largest > HEAP_BYTES, numpy.minimum(
+                times * large.largest_in_heap, 2 * HEAP_BYTES), 0)
         return found
 
     @functools.cached_property

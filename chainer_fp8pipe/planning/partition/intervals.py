@@ -17,6 +17,11 @@ from .positions import Order, Position, positions
 _ATOMS = 400
 
 
+#: The allocator (glibc's) keeps what was freed of smaller arrays, and gives
+#: larger ones back to the system; it keeps twice as much at most.
+HEAP_BYTES = 32 << 20
+
+
 class Intervals:
     """Seconds and bytes of all intervals of a trace's atoms.
 
@@ -45,6 +50,8 @@ class Intervals:
         update: Table of the bytes of the largest temporary arrays while an
             optimizer updates parameters; 0 unless somebody knows better.
         largest: Table of the bytes of the largest parameter.
+        largest_in_heap: The same of those that are no larger than
+            :data:`HEAP_BYTES`.
         once: bool table: whether an interval must not run forward twice.
         crossing: Bytes that go from before each atom to the atom or beyond,
             float64[atoms + 1].
@@ -71,10 +78,13 @@ class Intervals:
         self.once = _between(sums(lambda call: call.once)) > 0
         self.temporary = _maxima([max(call.temporary for call in atom)
                                   for atom in inside])
-        self.largest = _maxima([max(
-            (parameters[name].nbytes for call in atom
-             for name in call.parameters if name in parameters), default=0)
-            for atom in inside])
+        sizes = [[parameters[name].nbytes for call in atom
+                  for name in call.parameters if name in parameters]
+                 for atom in inside]
+        self.largest = _maxima([max(of, default=0) for of in sizes])
+        self.largest_in_heap = _maxima([max(
+            (size for size in of if size <= HEAP_BYTES), default=0)
+            for of in sizes])
         self.update = numpy.zeros_like(self.largest)
         self.parameters = self._unions(
             [[(name, parameters[name].nbytes) for call in atom

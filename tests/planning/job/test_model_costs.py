@@ -2,6 +2,7 @@
 import dataclasses
 
 from chainer_fp8pipe.planning.job.model_costs import ModelCosts
+from chainer_fp8pipe.planning.partition.calls import Parameter
 from chainer_fp8pipe.planning.partition.intervals import Intervals
 
 import numpy
@@ -133,3 +134,19 @@ def test_a_plain_pass_takes_some_time_whatever_noise_says(
     model = figures(.01, plain=(large, large), plain_few=(small, small))
     found = ModelCosts(model).plain(samples).seconds
     assert found >= 2 * .5 * large * min(samples / SAMPLES, 1) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(('sizes', 'times', 'expected'), [
+    ((10, 40), 3.0, 3 * 40 + 3 * 10), ((30, 40), 3.0, 3 * 40 + 64),
+    ((10, 30), 3.0, 3 * 30), ((40, 50), 2.0, 2 * 50), ((10, 40), 0.0, 0)])
+def test_the_heap_keeps_what_updates_of_smaller_parameters_have_needed(
+        sizes, times, expected):
+    """Of sizes in MiB, of which those above 32 are given back."""
+    model = figures(.1, .1)
+    parameters = {
+        name: Parameter((size << 18,), numpy.dtype('f')) for name, size
+        in zip(model.parameters, sizes, strict=True)}
+    costs = ModelCosts(dataclasses.replace(
+        model, parameters=parameters, update_temporary=times))
+    found = costs.intervals(8).update
+    assert found[0, -1] == pytest.approx(expected * 2 ** 20)
