@@ -11,6 +11,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import ExchangeOptions, make_options
 from ..mpi.agreement import raise_together
 from ..planning.cores import Cores
@@ -68,7 +69,7 @@ class Forecast:
 
         def measured() -> JobProfile | None:
             return _measured(
-                few, model, example, optimizer or chainer.optimizers.Adam(),
+                model, few, example, optimizer or chainer.optimizers.Adam(),
                 codecs) if few else None
         try:
             # They raise the same, so that the others may wait meanwhile.
@@ -148,7 +149,8 @@ def _few_ranks(comm: MPI.Comm) -> MPI.Comm | None:
     return few if chosen else None
 
 
-def _measured(comm: MPI.Comm, model: Any, example: Example, optimizer: Any,
+@without_shapes(always=True)
+def _measured(model: Any, comm: MPI.Comm, example: Example, optimizer: Any,
               codecs: Sequence[str]) -> JobProfile:
     """What :func:`.planned_job.measure` does, in less time."""
     figures, sharing = measure_model(

@@ -35,7 +35,7 @@ from .codec.codec_rates import measure_codecs
 from .codec.message_costs import measure_local_messages
 from .core_sharing import CoreSharing
 from .layers.layer_figures import check_whole, measure_layers
-from .layers.layer_slots import layer_counts, layer_shapes
+from .layers.layer_shapes import layer_counts, layer_shapes
 from .model_figures import Example, measure_model
 from .network.links import measure_network
 from .scripts.plan_file import read_plan
@@ -254,7 +254,18 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
         say: Is told what is being measured.
         torus, budget, loss_fun: As for :func:`plan`.
     """
-    optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
+    # To ask a Divisible for its parameters would build its layers.
+    act = (_measured if isinstance(model, Divisible)
+           else without_shapes(always=True)(_measured))
+    return act(model, comm, example, wanted, chainer.optimizers.Adam()
+               if optimizer is None else optimizer, say, torus, budget,
+               loss_fun)
+
+
+def _measured(model: Any, comm: MPI.Comm, example: Example, wanted: Wanted,
+              optimizer: Any, say: Callable[[str], None],
+              torus: tuple[int, int] | None, budget: float,
+              loss_fun: Callable) -> JobProfile:
     size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
                      if shape is not None)
     # Two copies with gradients and activations must fit beside the model.
@@ -265,7 +276,7 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     figures, sharing = (
         measure_layers(comm, model, example, loss_fun, optimizer, few, copies)
         if isinstance(model, Divisible) else
-        _measure_calls(model, comm, example, optimizer, few, copies))
+        measure_model(comm, model, example, optimizer, few, copies))
     say('measuring the links between the ranks')
     network = measure_network(comm, budget * _OF_LINKS, torus)
     if not network.between_hosts:
@@ -306,11 +317,6 @@ def profile_of(network: NetworkFigures, codecs: Mapping[str, CodecFigures],
         straggling=sharing.straggling,
         remarks=('no pipeline, as the model cannot be cut: '
                  + figures.undivided,) if figures.undivided else ())
-
-
-@without_shapes(always=True)
-def _measure_calls(model: Any, comm: MPI.Comm, *given: Any) -> Any:
-    return measure_model(comm, model, *given)
 
 
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,

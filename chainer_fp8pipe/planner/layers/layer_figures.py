@@ -47,7 +47,7 @@ from ..model_figures import (
 )
 from ..turns import Work, in_turns
 from .layer_passes import LayerPasses, made_up_gradients
-from .layer_slots import is_unbuilt, own_layer
+from .layer_shapes import is_unbuilt, own_layer
 from .layers_alone import Heaviest, LayersAlone
 
 #: Seconds in which all ranks work at a time.

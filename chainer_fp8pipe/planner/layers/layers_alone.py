@@ -22,7 +22,7 @@ from .layer_passes import (
     loss_laps,
     made_up_gradients,
 )
-from .layer_slots import (
+from .layer_shapes import (
     built,
     is_unbuilt,
     named_parameters,

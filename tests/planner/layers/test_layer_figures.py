@@ -7,7 +7,7 @@ from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
 from chainer_fp8pipe.planner import planned_job, turns
 from chainer_fp8pipe.planner.layers import layer_figures, layers_alone
 from chainer_fp8pipe.planner.layers.layer_figures import measure_layers
-from chainer_fp8pipe.planner.layers.layer_slots import (
+from chainer_fp8pipe.planner.layers.layer_shapes import (
     layer_counts,
     layer_shapes,
 )
