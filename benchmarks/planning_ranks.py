@@ -22,7 +22,12 @@ import time
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe import PipelineUpdater
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.planner.model_figures import Example, step_of
+from chainer_fp8pipe.planner.model_figures import (
+    Example,
+    Repeating,
+    as_it_is,
+    plain_pass,
+)
 from chainer_fp8pipe.planner.planned_job import PlannedJob, measure
 from chainer_fp8pipe.planning.job.choices import Choices, Wanted
 from chainer_fp8pipe.planning.job.configuration import Configuration
@@ -165,23 +170,6 @@ def _pipeline(choices, generator):
 
 # --- training ----------------------------------------------------------------
 
-class _Repeating(chainer.dataset.Iterator):
-    epoch, is_new_epoch = 0, False
-    epoch_detail, previous_epoch_detail = 0.0, 0.0
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __next__(self):
-        return self.batch
-    next = __next__
-
-
-@chainer.dataset.converter()
-def _as_it_is(batch, device):
-    return batch
-
-
 def _measured(comm, net, batch, choice):
     """Seconds of a step: means of some blocks of steps, the slowest rank's."""
     updater, communicator = updater_of(comm, net, choice, batch)
@@ -218,7 +206,7 @@ class Pace:
     def __init__(self, comm, net):
         self._comm = comm
         self._model = make_model(net)
-        self._work = step_of(self._model, example_of(net).of(net.samples))
+        self._work = plain_pass(self._model, example_of(net).of(net.samples))
 
     def now(self):
         """Seconds of a pass, which all ranks begin together, on the last."""
@@ -260,14 +248,14 @@ def updater_of(comm, net, choice, batch):
         optimizer = chainermn.create_multi_node_optimizer(optimizer,
                                                           communicator)
     optimizer.setup(model)
-    iterator = _Repeating(example.of(batch // choice.replicas))
+    iterator = Repeating(example.of(batch // choice.replicas))
     if choice.stages > 1:
         return PipelineUpdater(
             iterator, optimizer, planned.grid(comm),
             micro_batches=choice.micro_batches, schedule=choice.schedule,
-            converter=_as_it_is), communicator
+            converter=as_it_is), communicator
     return chainer.training.updaters.StandardUpdater(
-        iterator, optimizer, converter=_as_it_is), communicator
+        iterator, optimizer, converter=as_it_is), communicator
 
 
 def _partitioned(planned, model, example):

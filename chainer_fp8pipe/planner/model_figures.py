@@ -142,16 +142,16 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     step = micro = Figure(0.0)
     if in_situ:
         first = comm.rank == 0
-        plain, laps, step, micro = comm.bcast(on_first(comm, lambda: (
-            _measured(model, example, sizes, not undivided) if first
-            else None)))
+        plain, laps, step, micro = comm.bcast(raise_together(
+            comm, lambda: _measured(model, example, sizes, not undivided)
+            if first else None, error=ValueError))
         calls = [_with(of, times) for of, times
                  in zip(calls, laps, strict=False)]
-        work = step_of(copy.deepcopy(model), example.of(samples))
+        work = plain_pass(copy.deepcopy(model), example.of(samples))
     else:
-        def work() -> None:
-            Tracer(model, names).trace(nested.Fresh(
-                functools.partial(_spread_out, model), (example.of(few),),
+        def work() -> Any:
+            return Tracer(model, names).trace(nested.Fresh(
+                functools.partial(call_with, model), (example.of(few),),
                 {}))
     parameters = parameters_of(names)
     calls = calls or [_made_up(names, parameters)] * 2
@@ -197,8 +197,9 @@ def with_ranks(comm: MPI.Comm, figures: ModelFigures,
     sharing.visit()
     parameters = figures.parameters
     # All at once: updates wait for memory, which ranks of a host share.
-    update, arrays, temporary = comm.bcast(on_first(
-        comm, lambda: measure_optimizer(optimizer, parameters, device)))
+    update, arrays, temporary = comm.bcast(raise_together(
+        comm, lambda: measure_optimizer(optimizer, parameters, device),
+        error=ValueError))
     buckets = divide({name: one.nbytes // one.dtype.itemsize
                       for name, one in parameters.items() if one.nbytes},
                      _BUCKET)
@@ -220,7 +221,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         if first != (comm.rank == 0):
             return None
         return [tracer.trace(nested.Fresh(
-            functools.partial(_spread_out, model), (example.of(size),), {}),
+            functools.partial(call_with, model), (example.of(size),), {}),
             timed=first) for size in sizes]
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True):
@@ -254,15 +255,6 @@ def _made_up(names: Names, parameters: Any) -> tuple[Call, ...]:
              forward=float(size), backward=2.0 * size)
         for layer, of in layers.items()
         if (size := sum(parameters[name].nbytes for name in of)))
-
-
-def _spread_out(model: Any, batch: Any) -> Any:
-    return call_with(model, batch)
-
-
-def on_first(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
-    """What the action returns; its error is a ValueError on all ranks."""
-    return raise_together(comm, action, error=ValueError)
 
 
 # --- in training -------------------------------------------------------------
@@ -308,16 +300,6 @@ def overheads(one: numpy.ndarray, four: numpy.ndarray
     """
     each = Figure.of(numpy.maximum(four - one, 0.0) / 3)
     return (Figure.of(numpy.maximum(one - each.value, 0.0)), each)
-
-
-def step_of(model: Any, batch: Any) -> Callable[[], None]:
-    """A pass forward and back, for :func:`with_ranks`."""
-    def work() -> None:
-        with preserved():
-            loss = call_with(model, batch)
-            model.cleargrads()
-            loss.backward()
-    return work
 
 
 def plain_pass(model: Any, batch: Any) -> Work:

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from ...chains.profiling.laps import clock_of
 from ...links.divisible.divisible import Divisible
+from ...mpi.agreement import raise_together
 from ...pipeline.block import Arrays
 from ...pipeline.layer_block import as_tuple
 from ...pipeline.loss import LossHead
@@ -39,10 +40,8 @@ from ..model_figures import (
     as_it_is,
     in_situ,
     of_passes,
-    on_first,
     overheads,
     plain_pass,
-    step_of,
     with_ranks,
 )
 from ..turns import Work, in_turns
@@ -88,11 +87,11 @@ def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
     device = chainer.backend.get_device_from_array(*batches[0])
     built = not any(is_unbuilt(slot) for _, slot in model.numbered_slots())
     in_training = copies and built
-    found: _Found = comm.bcast(on_first(comm, lambda: (
-        _found(model, batches, loss_fun, device, in_training)
-        if comm.rank == 0 else None)))
+    found: _Found = comm.bcast(raise_together(
+        comm, lambda: _found(model, batches, loss_fun, device, in_training)
+        if comm.rank == 0 else None, error=ValueError))
     work = (_work_of(model, found.longest, device) if not in_training else
-            step_of(_WithLoss(copy.deepcopy(model), loss_fun, device),
+            plain_pass(_WithLoss(copy.deepcopy(model), loss_fun, device),
                     batches[0]))
     return with_ranks(comm, ModelFigures(
         samples, found.calls[0], few, found.calls[1],
@@ -143,7 +142,7 @@ def _found(model: Divisible, batches: Sequence[Arrays], loss_fun: Callable,
 
 def _in_training(found: _Found, model: Divisible, batches: Sequence[Arrays],
                  loss_fun: Callable, head: LossHead, device: Any) -> _Found:
-    """What was found layer by layer, with the times of training.
+    """Puts seconds of training in the place of those of single layers.
 
     Args:
         found: Layer by layer.
