@@ -1,7 +1,6 @@
 """How many layers each chunk of a model gets: by number, size or time."""
 from __future__ import annotations
 
-import copy
 import functools
 import operator
 import time
@@ -15,7 +14,7 @@ from ...pipeline.layer_block import as_variables
 from ...pipeline.layers import LayerError, layer_name
 from ...planning.even_parts import partition
 from .layer_slots import LayerSlots
-from .lazy import Lazy, initialising
+from .lazy import Lazy, initialising, own_copy
 from .shared_parameters import elements, own_size, sum_of_known
 
 #: The shortest of so many runs counts, after one that is not counted.
@@ -176,13 +175,8 @@ def measure(model: LayerSlots, example: Any,
 def _measured(slot: Any, seed: int, number: int, arrays: tuple,
               timed: bool) -> tuple[tuple, LayerCost]:
     device = chainer.backend.get_device_from_array(*arrays)
-    built = slot.layer if isinstance(slot, Lazy) else slot
-    layer = (slot.make(seed, number) if built is None
-             else copy.deepcopy(built) if isinstance(built, chainer.Link)
-             else built)
+    layer = own_copy(slot, seed, number, device)
     with initialising(seed, number, device.xp), chainer.using_device(device):
-        if isinstance(layer, chainer.Link):
-            layer.to_device(device)
         # The first layer's input needs no gradient.
         outputs, _ = _run(layer, arrays, number > 0, timed, device)
         seconds = min(_run(layer, arrays, number > 0, timed, device)[1]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -110,6 +111,34 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Lazy:
         (2, 3)
     """
     return Lazy(factory, args, kwargs)
+
+
+def built(slot: Any) -> Any:
+    """The layer of a slot; None if it is lazy and was not needed yet."""
+    return slot.layer if isinstance(slot, Lazy) else slot
+
+
+def own_copy(slot: Any, seed: int, index: int, device: Any) -> Any:
+    """A copy of a slot's layer, or another one if it is not built.
+
+    Args:
+        slot: A layer, or a lazy one.
+        seed: Of the model.
+        index: Of the layer in the whole model.
+        device: Chainer's, which the copy is sent to.
+
+    Raises:
+        LayerError: The layer cannot be built.
+    """
+    layer = built(slot)
+    if layer is None:
+        layer = slot.make(seed, index)
+    elif isinstance(layer, chainer.Link):
+        layer = copy.deepcopy(layer)
+    if isinstance(layer, chainer.Link):
+        with initialising(seed, index, device.xp):
+            layer.to_device(device)
+    return layer
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import chainer
 
 from .layer_slots import LayerSlots
-from .lazy import Lazy
+from .lazy import Lazy, built
 from .shared_parameters import own_size
 
 #: Groups of more rows than this show what repeats itself once.
@@ -47,7 +47,7 @@ def rows_of(model: Any, parameters: Sequence[int | None] | None = None
         if size is None:
             size = (parameters[number] if parameters
                     else rows[number].parameters if number in rows else None)
-        layer = slot.layer if isinstance(slot, Lazy) and slot.layer else slot
+        layer = built(slot) or slot
         rows[number] = Row(number, _text(layer), size)
     return tuple(rows[number] for number in sorted(rows))
 

@@ -11,7 +11,7 @@ import chainer
 
 from ...pipeline.layers import Layer, layer_name
 from .layer_slots import LayerSlots
-from .lazy import Lazy
+from .lazy import Lazy, built
 
 
 def check_cut(layers: Iterable[Layer],
@@ -72,11 +72,10 @@ def own_size(slot: Any, seen: set[int],
     # A function may use parameters, but does not hold them.
     if not isinstance(slot, (Lazy, chainer.Link)):
         return 0
-    things = ([slot] if isinstance(slot, Lazy) and slot.layer is None
-              else things_used(slot))
+    things = [slot] if built(slot) is None else things_used(slot)
     found = [thing for thing in things if id(thing) not in seen
              and (isinstance(thing, chainer.Parameter)
-                  or isinstance(thing, Lazy) and thing.layer is None)]
+                  or built(thing) is None)]
     seen.update(map(id, things))
     return sum_of_known(size_of(thing) if isinstance(thing, Lazy)
                         else elements(thing) for thing in found)

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from ...chains.profiling.laps import clock_of
 from ...links.divisible.divisible import Divisible
+from ...links.divisible.lazy import built, own_copy
 from ...mpi.agreement import raise_together
 from ...pipeline.block import Arrays
 from ...pipeline.layer_block import as_tuple
@@ -46,7 +47,6 @@ from ..model_figures import (
 )
 from ..turns import Work, in_turns
 from .layer_passes import LayerPasses, made_up_gradients
-from .layer_shapes import is_unbuilt, own_layer
 from .layers_alone import Heaviest, LayersAlone
 
 #: Seconds in which all ranks work at a time.
@@ -85,8 +85,8 @@ def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
         few = max(1, samples // 4)
     batches = [example.of(size) for size in (samples, few)]
     device = chainer.backend.get_device_from_array(*batches[0])
-    built = not any(is_unbuilt(slot) for _, slot in model.numbered_slots())
-    in_training = copies and built
+    in_training = copies and all(
+        built(slot) is not None for _, slot in model.numbered_slots())
     found: _Found = comm.bcast(raise_together(
         comm, lambda: _found(model, batches, loss_fun, device, in_training)
         if comm.rank == 0 else None, error=ValueError))
@@ -217,7 +217,7 @@ def _work_of(model: Divisible, longest: Heaviest, device: Any
              ) -> Callable[[], None]:
     """Passes of one layer, some of them."""
     slot = dict(model.numbered_slots())[longest.number]
-    layer = own_layer(slot, model.seed, longest.number, device)
+    layer = own_copy(slot, model.seed, longest.number, device)
     run = LayerPasses([(longest.number, layer)], model.seed, device)
     inputs = tuple(map(device.send, longest.inputs))
     times = min(1000, math.ceil(_WORK / max(longest.seconds, 1e-9)))

@@ -1,7 +1,6 @@
-"""Layers of a ``Divisible``: parameters, copies, and what they share."""
+"""Layers of a ``Divisible``: parameters, and what they share."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import chainer
 import numpy
 
 from ...links.divisible.divisible import Divisible
-from ...links.divisible.lazy import Lazy, initialising
+from ...links.divisible.lazy import built
 from ...links.divisible.shared_parameters import things_used
 from ...planning.partition.calls import Parameter
 from ...planning.partition.partition_plan import PartitionPlan
@@ -26,7 +25,7 @@ def layer_shapes(model: Divisible, planned: Mapping[str, Any]
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for number, slot in model.numbered_slots():
-        if is_unbuilt(slot):
+        if built(slot) is None:
             found.update({name: shape for name, shape in planned.items()
                           if name.startswith(f'/{number}/')})
             continue
@@ -58,30 +57,6 @@ def layer_counts(cut: PartitionPlan, layers: int) -> list[int]:
     ends = [*(position.place for position in cut.cuts), layers]
     return [end - start for start, end in zip([0, *ends], ends,
                                               strict=False)]
-
-
-def is_unbuilt(slot: Any) -> bool:
-    """Whether a layer is lazy, and was not needed yet."""
-    return isinstance(slot, Lazy) and slot.layer is None
-
-
-def built(slot: Any) -> Any:
-    """The layer itself."""
-    return slot.layer if isinstance(slot, Lazy) else slot
-
-
-def own_layer(slot: Any, seed: int, number: int, device: Any) -> Any:
-    """A copy of a layer, or one that is built for this."""
-    if is_unbuilt(slot):
-        layer = slot.make(seed, number)
-    else:
-        layer = built(slot)
-        if isinstance(layer, chainer.Link):
-            layer = copy.deepcopy(layer)
-    if isinstance(layer, chainer.Link):
-        with initialising(seed, number, device.xp):
-            layer.to_device(device)
-    return layer
 
 
 def named_parameters(layer: Any) -> list[tuple[str, chainer.Parameter]]:

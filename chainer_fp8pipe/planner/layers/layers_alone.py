@@ -12,6 +12,7 @@ import numpy
 from ...chains.profiling.laps import clock_of
 from ...chains.tracing.measuring import memory_traced
 from ...links.divisible.divisible import Divisible
+from ...links.divisible.lazy import built, own_copy
 from ...pipeline.block import Arrays
 from ...pipeline.chunk import why_once
 from ...pipeline.loss import LossHead
@@ -23,10 +24,7 @@ from .layer_passes import (
     made_up_gradients,
 )
 from .layer_shapes import (
-    built,
-    is_unbuilt,
     named_parameters,
-    own_layer,
     parameter_of,
     shared_things,
 )
@@ -69,7 +67,7 @@ class LayersAlone:
         longest = Heaviest(0, (), None, -1.0)
         slots = self._model.numbered_slots()
         for number, slot in slots:
-            layer = own_layer(slot, self._model.seed, number, self._device)
+            layer = own_copy(slot, self._model.seed, number, self._device)
             run = LayerPasses([(number, layer)], self._model.seed,
                               self._device)
             before = arrays[-1], wanted
@@ -96,9 +94,9 @@ class LayersAlone:
 
         Shapes are those that the layer's copy has found.
         """
-        # What is not built is the same layer where it is the same object.
+        # Lazy slots that are not built share a layer if they are one object.
         owners = ([(slot, path) for path, _ in named_parameters(layer)]
-                  if is_unbuilt(slot) else
+                  if built(slot) is None else
                   [(one, path) for path, one in named_parameters(built(slot))])
         found = []
         for (owner, path), (_, one) in zip(owners, named_parameters(layer),
