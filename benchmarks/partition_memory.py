@@ -1,7 +1,6 @@
 """The largest encoder under a limit, and what its training takes."""
 from __future__ import annotations
 
-import contextlib
 import gc
 
 from chainer_fp8pipe import deferred, partition
@@ -11,6 +10,7 @@ from chainer_fp8pipe.planning.sizes import parse_bytes
 import chainer
 from models.encoder import Encoder
 from partition_sizes import LENGTH, encoder_batch, part, reported, trained
+from process_memory import bytes_in, forget_peak
 
 _PARTS, _SAMPLES = 4, 16
 
@@ -34,8 +34,8 @@ def accepted(comm, job, rows):
 
 def resident(comm, job, rows):
     """Bytes of this rank while it trains, beyond those before."""
-    _forget_peak()
-    before = _resident('VmRSS')
+    forget_peak()
+    before = bytes_in('VmRSS')
     model, batch = _made(job)
     parameters = sum(parameter.size * 4 for parameter in model.params())
     partition(model, part(batch, _PARTS), comm, memory=job['memory'],
@@ -43,11 +43,11 @@ def resident(comm, job, rows):
     optimizer = chainer.optimizers.Adam(1e-6).setup(model)
     update = reported(trained(model, batch, comm, _PARTS, optimizer))
     gc.collect()
-    planning = _resident('VmHWM') - before
-    forgot = _forget_peak()
+    planning = bytes_in('VmHWM') - before
+    forgot = forget_peak()
     for _ in range(job['updates']):
         update()
-    measured = _resident('VmHWM') - before
+    measured = bytes_in('VmHWM') - before
     plan = model.plan
     rows.add({'ranks': comm.size, 'parameters': parameters,
               'limit': parse_bytes(job['memory']),
@@ -80,20 +80,3 @@ def _fits(comm, job, layers):
         del model
         gc.collect()
     return True, ''
-
-
-def _resident(field):
-    with open('/proc/self/status') as file:
-        for line in file:
-            if line.startswith(field + ':'):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError(f'the system does not say {field}')
-
-
-def _forget_peak():
-    """Whether the system begins the peak anew."""
-    with contextlib.suppress(OSError), open(
-            '/proc/self/clear_refs', 'w') as file:
-        file.write('5')
-        return True
-    return False

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import chainer_fp8pipe
 from chainer_fp8pipe import Divisible, ProcessGrid
-from chainer_fp8pipe.planner.model_figures import Example
+from chainer_fp8pipe.planner.example import Example
 from chainer_fp8pipe.planner.planned_job import measure
 from chainer_fp8pipe.planning.job.choices import Choices, Wanted
 from chainer_fp8pipe.planning.job.configuration import Configuration
@@ -308,7 +308,7 @@ def _expected(comm, model, batch, parts):
     """Seconds of each way as the planner predicts them."""
     wanted = Wanted(len(batch[0]))
     choices = Choices(measure(
-        comm, model, Example(_share(batch, comm.rank, comm.size)), wanted,
+        model, Example(_share(batch, comm.rank, comm.size)), comm, wanted,
         chainer.optimizers.SGD(1e-4)), wanted)
 
     def seconds(replicas=1, stages=1, codec='float32'):

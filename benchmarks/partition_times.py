@@ -1,6 +1,7 @@
 """Processor time of stages, and of calls that a rank does not do."""
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 
@@ -98,11 +99,11 @@ def ghosts(comm, job, rows):
         for _ in range(job['rounds']):
             step.append(_timed(update))
             with preserved():
-                rehearsal.append(_timed(
-                    lambda: part_of.rehearsed('train', form)))  # noqa: B023
+                rehearsal.append(_timed(functools.partial(
+                    part_of.rehearsed, 'train', form)))
                 passes.begin('train', [program], [form.call])
-                ghost.append(_timed(
-                    lambda: passes.run(0, 1, {}, _PLACE)))  # noqa: B023
+                ghost.append(_timed(functools.partial(
+                    passes.run, 0, 1, {}, _PLACE)))
         rows.add({'model': name, 'calls': len(program.trace.calls),
                   'micro_batches': _PARTS, 'step': step, 'ghost': ghost,
                   'rehearsal': rehearsal}, name)

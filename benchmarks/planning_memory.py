@@ -5,12 +5,12 @@
 For each model and number of ranks: one run measures the job and predicts the
 memory of configurations that are drawn by chance; then each of them trains in
 fresh processes, whose peak beyond that before the model was built is what the
-kernel says (VmHWM, begun anew after some updates).
+kernel says (VmHWM, begun anew after the first update, which gets the model
+from the first rank; the second and the third are those that take most).
 """
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import os
@@ -30,8 +30,9 @@ from environment import describe, write_json
 from mpi4py import MPI
 from planning_models import NETS
 from planning_ranks import drawn, example_of, make_model, updater_of
+from process_memory import bytes_in, forget_peak
 
-_UPDATES = 4
+_UPDATES = 6
 
 
 class Job(NamedTuple):
@@ -119,11 +120,12 @@ def _predict(comm, net, job):
     from chainer_fp8pipe.planning.job.choices import Choices, Wanted
     batch = net.samples * comm.size
     wanted = Wanted(batch)
-    profile = measure(comm, make_model(net), example_of(net), wanted,
+    profile = measure(make_model(net), example_of(net), comm, wanted,
                       net.optimizer())
     if comm.rank:
         return None
-    print(f'overhead {profile.overhead / 1e6:.1f} MB')
+    print(f'overhead {profile.overhead / 1e6:.1f} MB, heap '
+          f'{100 * profile.model.heap:.0f} % beyond the arrays of a pass')
     choices = Choices(profile, wanted)
     return [{'label': str(one), 'choice': one.as_dict(),
              'memory': list(choices.memory.bytes_of(one, batch))}
@@ -133,16 +135,15 @@ def _predict(comm, net, job):
 def _train(comm, net, job):
     """Bytes of each rank while it trains, beyond those before."""
     _warm_up(comm)
-    before = _resident('VmRSS')
+    before = bytes_in('VmRSS')
     updater, communicator = updater_of(comm, net, job['choice'],
                                        net.samples * comm.size)
-    for _ in range(_UPDATES):
-        updater.update()
+    updater.update()
     gc.collect()
-    _forget_peak()
+    forget_peak()
     for _ in range(_UPDATES):
         updater.update()
-    measured = _resident('VmHWM') - before
+    measured = bytes_in('VmHWM') - before
     if communicator:
         communicator.finalize()
     return comm.allgather(measured)
@@ -155,20 +156,6 @@ def _warm_up(comm):
     matrix @ matrix
     wait_until(comm.Ibarrier().Test)
     random.random()
-
-
-def _resident(field):
-    with open('/proc/self/status') as file:
-        for line in file:
-            if line.startswith(field + ':'):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError(f'the system does not say {field}')
-
-
-def _forget_peak():
-    with contextlib.suppress(OSError), open(
-            '/proc/self/clear_refs', 'w') as file:
-        file.write('5')
 
 
 def _arguments():

@@ -22,13 +22,9 @@ import time
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe import PipelineUpdater
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.planner.model_figures import (
-    Example,
-    Repeating,
-    as_it_is,
-    plain_pass,
-)
+from chainer_fp8pipe.planner.example import Example, Repeating, as_it_is
 from chainer_fp8pipe.planner.planned_job import PlannedJob, measure
+from chainer_fp8pipe.planner.training_passes import plain_pass
 from chainer_fp8pipe.planning.job.choices import Choices, Wanted
 from chainer_fp8pipe.planning.job.configuration import Configuration
 from chainer_fp8pipe.planning.job.job_plan import JobPlan
@@ -98,7 +94,7 @@ def main(specification: str, result: str) -> None:
 def _profile(comm, job, net, wanted):
     """What the planner measures here, or has measured with fewer ranks."""
     if not job['profile']:
-        return measure(comm, make_model(net), example_of(net), wanted,
+        return measure(make_model(net), example_of(net), comm, wanted,
                        net.optimizer(), torus=tuple(job['torus']) or None)
     with open(job['profile'], 'rb') as file:
         return pickle.load(file).for_ranks(comm.size)

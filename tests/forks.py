@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.ranks import end_with_parent, environment
 
@@ -30,6 +32,16 @@ for folder in folders:
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
 '''
+
+
+def script_folders(tmp_path_factory: pytest.TempPathFactory,
+                   scripts: Iterable[str]) -> list[Path]:
+    """A new folder for each script, which is its ``script.py``."""
+    folders = []
+    for script in scripts:
+        folders.append(tmp_path_factory.mktemp('script'))
+        (folders[-1] / 'script.py').write_text(script)
+    return folders
 
 
 def run_in_forks(arguments: Sequence[str], folders: Sequence[Path],

@@ -7,11 +7,16 @@ import chainer
 import numpy as np
 import pytest
 
-from tests.forks import run_in_forks
+from tests.digits_runs import (
+    SCRIPT,
+    SerialRuns,
+    check_files,
+    check_log,
+    log_of,
+)
+from tests.forks import run_in_forks, script_folders
 from tests.ranks import run_script
 from tests.train_digits_serially import MLP
-
-SCRIPT = os.path.join(os.path.dirname(__file__), 'train_digits_serially.py')
 
 
 def run(folder, ranks, *arguments, before=(), script=SCRIPT):
@@ -24,42 +29,10 @@ def run_pipeline(folder, ranks, *arguments, stages=2, options=(), **others):
         '--pipeline', stages, '--micro-batches', '3', *options], **others)
 
 
-def log_of(folder, out='result'):
-    """The rows of LogReport's file, without times."""
-    with open(folder / out / 'log') as file:
-        return [{key: value for key, value in row.items()
-                 if key != 'elapsed_time'} for row in json.load(file)]
-
-
-def check_log(found, expected, tolerance=1e-5):
-    assert [sorted(row) for row in found] == [sorted(row) for row in expected]
-    for row, other in zip(found, expected, strict=True):
-        assert row == pytest.approx(other, rel=tolerance)
-
-
-def check_files(folder, expected):
-    """What save_npz wrote for model, part of the model and optimizer."""
-    for name in 'whole', 'predictor', 'optimizer':
-        with np.load(folder / 'result' / f'{name}.npz') as found, \
-                np.load(expected / 'result' / f'{name}.npz') as other:
-            assert sorted(found) == sorted(other)
-            for key in found:
-                np.testing.assert_allclose(found[key], other[key], rtol=1e-4,
-                                           atol=1e-6)
-
-
 @pytest.fixture(scope='module')
 def serial(tmp_path_factory):
     """A folder in which the script has run alone, with its arguments."""
-    folders = {}
-
-    def folder(*arguments):
-        if arguments not in folders:
-            folders[arguments] = tmp_path_factory.mktemp('serial')
-            done = run(folders[arguments], 1, *arguments)
-            assert done.returncode == 0, done.stderr
-        return folders[arguments]
-    return folder
+    return SerialRuns(tmp_path_factory)
 
 
 @pytest.mark.parametrize(('ranks', 'stages', 'options', 'drawn'), [
@@ -221,11 +194,10 @@ REFUSED = [
 @pytest.fixture(scope='module')
 def refusals(tmp_path_factory):
     """What each script of REFUSED says."""
-    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
-    for folder, (lines, _) in zip(folders, REFUSED, strict=True):
-        (folder / 'script.py').write_text(_HEAD + lines)
-    return run_in_forks(['run', '--pipeline', '1', '--micro-batches', '3',
-                         'script.py'], folders)
+    return run_in_forks(
+        ['run', '--pipeline', '1', '--micro-batches', '3', 'script.py'],
+        script_folders(tmp_path_factory,
+                       [_HEAD + lines for lines, _ in REFUSED]))
 
 
 @pytest.mark.parametrize('case', range(len(REFUSED)))

@@ -175,7 +175,7 @@ def _is_given(plan: Any, comm: Any) -> bool:
 def _check_model(model: Any) -> None:
     if isinstance(model, PartitionedChain):
         raise ValueError('this model was cut already; build it anew')
-    if hasattr(model, 'pieces'):
+    if hasattr(type(model), 'pieces'):
         raise ValueError('a Divisible is cut by its stage(comm); partition() '
                          'is for other Chains')
     if not isinstance(model, chainer.Link):

@@ -160,6 +160,8 @@ def without_shapes(always: bool) -> Callable[[Callable], Callable]:
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
+    A ``Divisible`` is never traced, and would build its layers to say what
+    parameters they have.
 
     Args:
         always: Not only if the function raises an error.
@@ -170,7 +172,8 @@ def without_shapes(always: bool) -> Callable[[Callable], Callable]:
             shapeless = [
                 parameter for parameter in model.params()
                 if parameter._data[0] is None
-            ] if isinstance(model, chainer.Link) else []
+            ] if (isinstance(model, chainer.Link)
+                  and not hasattr(type(model), 'pieces')) else []
             done = False
             try:
                 result = function(model, *args, **kwargs)

@@ -91,8 +91,13 @@ class Gradients:
         if chosen:
             self.entries['the loss scale'] = str(self.loss_scale)
 
-    def part(self, names: Iterable[str]) -> Tensors:
-        """Of these parameters, those that have a gradient."""
+    def part(self, names: Iterable[str], grain: int = 1) -> Tensors:
+        """Of these parameters, those that have a gradient.
+
+        Args:
+            names: Of the parameters.
+            grain: Of the codec.
+        """
         assert self.tensors is not None
         tensors = self.tensors
         if not self._places:
@@ -103,7 +108,7 @@ class Gradients:
         return Tensors([tensors.names[place] for place in chosen],
                        [tensors.gradients[place] for place in chosen],
                        [tensors.parameters[place] for place in chosen],
-                       tensors.loss_scale)
+                       tensors.loss_scale, grain)
 
     @property
     def share_parameters(self) -> bool:

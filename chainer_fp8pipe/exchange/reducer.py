@@ -123,7 +123,7 @@ class Reducer:
             codec.start(gradients.tensors.loss_scale)
         for number, names in enumerate(state.buckets(
                 gradients.sizes, self._bucket_bytes)):
-            part = gradients.part(names)
+            part = gradients.part(names, codec.grain)
             if part.size:
                 bucket = Bucket(codec, part, state.wire(
                     number, codec, part.xp, part.size), decodes=True)

@@ -6,11 +6,13 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+from .handing_on import LEAST_FRAME_BYTES, frame_bytes
 from .waiting import wait_until
 
-#: Bytes of the smallest frame of an array that ranks hand on in frames, and
-#: how many frames a large array has at most.
-_FRAME_BYTES, _MOST_FRAMES = 1 << 16, 256
+#: Frames on the way from one rank to the next.  MPICH's receiver confirms
+#: each of them; with hundreds unconfirmed, confirmations wait for the
+#: receiver's next call of MPI, and its neighbour would wait until then.
+_UNDER_WAY = 16
 
 
 def broadcast_arrays(comm: MPI.Comm, value: Any,
@@ -38,7 +40,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
     found = arrays or [numpy.empty(shape, dtype) for shape, dtype in specs]
     for array in found:
         content = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
-        if content.size > _FRAME_BYTES and comm.size > 2:
+        if content.size > LEAST_FRAME_BYTES and comm.size > 2:
             _hand_on(comm, content)
         else:
             # MPI's own wait would keep the core from other ranks.
@@ -47,7 +49,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
 
 
 def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
-    size = max(_FRAME_BYTES, -(-content.size // _MOST_FRAMES))
+    size = frame_bytes(content.size)
     frames = [content[start:start + size]
               for start in range(0, content.size, size)]
     coming = [comm.Irecv([frame, MPI.BYTE], comm.rank - 1)
@@ -57,8 +59,10 @@ def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
         if coming:
             wait_until(coming[number].Test)
         if comm.rank + 1 < comm.size:
+            if number >= _UNDER_WAY:
+                wait_until(leaving[number - _UNDER_WAY].Test)
             leaving.append(comm.Isend([frame, MPI.BYTE], comm.rank + 1))
-    for request in leaving:
+    for request in leaving[-_UNDER_WAY:]:
         wait_until(request.Test)
 
 

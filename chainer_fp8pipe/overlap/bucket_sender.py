@@ -11,7 +11,7 @@ import chainer
 import numpy
 
 from ..allreduce.bucket import Bucket, BucketQueue
-from ..codecs import Tensors
+from ..codecs import Codec, Tensors
 from ..exchange.gradients import (
     Gradients,
     arrays_of,
@@ -85,13 +85,18 @@ class InFlight:
             self.todo.append((part, _computed(gradient)))
         return self.ready > before
 
-    def tensors(self, names: Iterable[str]) -> Tensors:
-        """A bucket that is complete."""
+    def tensors(self, names: Iterable[str], grain: int) -> Tensors:
+        """A bucket that is complete.
+
+        Args:
+            names: Of its parameters.
+            grain: Of the codec.
+        """
         names = tuple(names)
         return Tensors(
             names, [flat_float32(self.arrays[name]) for name in names],
             [flat_float32(self.values[name]) for name in names],
-            self.factor)
+            self.factor, grain)
 
     def thaw(self) -> None:
         """Lets gradients be changed again."""
@@ -294,7 +299,7 @@ class BucketSender:
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
                 self.send(part, self.update.tensors(
-                    self.order.buckets[part.bucket]))
+                    self.order.buckets[part.bucket], self.codec.grain))
             if alone and not self.update.todo:
                 return self.queue.work() or moved
             return self.queue.advance() or moved
@@ -310,7 +315,7 @@ class BucketSender:
             decodes: As for :class:`.Bucket`.
         """
         assert self.queue is not None
-        update, codec = self.update, self._state.current
+        update, codec = self.update, self.codec
         if not update.begun:
             codec.start(tensors.loss_scale)
         update.begun += 1
@@ -325,6 +330,11 @@ class BucketSender:
         self.queue.submit(update.sent[part.bucket], part.until)
 
     # --- between backward passes ---------------------------------------------
+
+    @property
+    def codec(self) -> Codec:
+        """Of the update under way, or to come."""
+        return self._state.current
 
     @property
     def number(self) -> int:
@@ -375,11 +385,11 @@ class BucketSender:
             defers: The next forward pass waits for each bucket by itself.
         """
         assert self.queue is not None
-        queue = self.queue
-        itemsize = self._state.current.wire_dtype.itemsize
+        queue, codec = self.queue, self.codec
         self.order.choose(
             usual, self.seconds if defers else None,
-            lambda size: queue.algorithm.chunks(size, itemsize))
+            lambda size: queue.algorithm.chunks(-(-size // codec.grain),
+                                                codec))
 
     def defer(self, deferred: DeferredUpdate,
               parameters: Mapping[str, chainer.Parameter]) -> None:
@@ -415,7 +425,7 @@ class BucketSender:
             values = [flat_float32(parameters[name].array) for name in names]
             self.send(part, Tensors(
                 names, [value - value for value in values], values,
-                loss_scale), contributes=False)
+                loss_scale, self.codec.grain), contributes=False)
         assert self.queue is not None
         sent = self.update.sent
         for part in self.order.slices[count:]:  # the rest of begun buckets

@@ -217,7 +217,8 @@ class OverlappedReducer(Reducer):
                    ) -> list[Sent]:
         """Sends what has not been sent early; returns all."""
         assert sender.queue
-        parts = [gradients.part(names) for names in sender.order.buckets]
+        parts = [gradients.part(names, sender.codec.grain)
+                 for names in sender.order.buckets]
         for place, piece in enumerate(sender.order.slices):
             if place >= sender.update.begun and parts[piece.bucket].size:
                 sender.send(piece, parts[piece.bucket], decodes=True)
@@ -356,7 +357,6 @@ class PendingMeans:
             return None
         number = tensors.names.index(name)
         gradient = tensors.gradients[number]
-        first, end = tensors.offsets[number:number + 2]
         given = 0
 
         def feed() -> bool:
@@ -368,10 +368,9 @@ class PendingMeans:
             with self._events.section('update'):
                 used = False
                 while given < len(ranges) and not used:
-                    start, stop = ranges[given]
+                    part = tensors.elements(number, *ranges[given])
                     given += 1
-                    if start < end and stop > first:
-                        used = use(max(start, first) - first,
-                                   min(stop, end) - first, gradient)
+                    if part.start < part.stop:
+                        used = use(part.start, part.stop, gradient)
             return given < len(ranges)
         return feed

@@ -15,12 +15,17 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import ExchangeOptions, make_options
 from ..mpi.agreement import raise_together
 from ..planning.cores import Cores
-from ..planning.job.configuration import ACCURACY, Configuration
+from ..planning.job.configuration import (
+    ACCURACY,
+    USUAL_CODECS,
+    Configuration,
+)
 from ..planning.job.job_profile import Figure, JobProfile
 from ..planning.job.step import StepModel, StepPrediction
 from ..planning.partition.calls import Parameter
 from .codec.codec_rates import measure_codecs
-from .model_figures import Example, measure_model
+from .example import Example
+from .model_figures import measure_model
 from .network.links import measure_network
 from .planned_job import profile_of
 
@@ -60,7 +65,7 @@ class Forecast:
 
     def __init__(self, comm: MPI.Comm, model: Any, batch: Any, *,
                  rate: float, latency: float = 50e-6, optimizer: Any = None,
-                 codecs: Sequence[str] = tuple(ACCURACY)) -> None:
+                 codecs: Sequence[str] = USUAL_CODECS) -> None:
         example: Example = raise_together(comm, lambda: Example(batch),
                                           error=ValueError)
         self._comm, self.hosts = comm, comm.size

@@ -1,4 +1,4 @@
-"""Memory of this process that no array of the model accounts for."""
+"""Memory of this process, which is more than that of the model's arrays."""
 from __future__ import annotations
 
 import contextlib
@@ -18,11 +18,7 @@ def resident() -> float | None:
     # Only glibc has the function.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError), open('/proc/self/status') as file:
-        for line in file:
-            if line.startswith('VmRSS:'):
-                return int(line.split()[1]) * 1024.0
-    return None
+    return _said('VmRSS')
 
 
 def growth(before: float | None) -> float:
@@ -35,3 +31,37 @@ def growth(before: float | None) -> float:
     if before is None or after is None:
         return USUAL
     return max(after - before, 0.0)
+
+
+class Peak:
+    """A block of which the system says how much memory was needed.
+
+    Attributes:
+        nbytes: The most bytes in memory during the block, beyond those
+            before; None: the system does not say.
+    """
+
+    nbytes: float | None = None
+
+    def __enter__(self) -> Peak:
+        self._before = resident()
+        try:
+            with open('/proc/self/clear_refs', 'w') as file:
+                file.write('5')     # the peak is now what is in memory
+        except OSError:
+            self._before = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        most = _said('VmHWM')
+        if self._before is not None and most is not None:
+            self.nbytes = max(most - self._before, 0.0)
+
+
+def _said(field: str) -> float | None:
+    """Bytes in a field of the system's file about this process."""
+    with contextlib.suppress(OSError), open('/proc/self/status') as file:
+        for line in file:
+            if line.startswith(field + ':'):
+                return int(line.split()[1]) * 1024.0
+    return None

@@ -21,7 +21,7 @@ from ..mpi.failure.abort import abort_on_exception
 from ..mpi.grid import ProcessGrid
 from ..mpi.once import once
 from ..planning.job.choices import Choices, Wanted
-from ..planning.job.configuration import ACCURACY
+from ..planning.job.configuration import ACCURACY, USUAL_CODECS
 from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
 from ..planning.job.job_profile import (
     CodecFigures,
@@ -34,9 +34,10 @@ from . import own_memory
 from .codec.codec_rates import measure_codecs
 from .codec.message_costs import measure_local_messages
 from .core_sharing import CoreSharing
+from .example import Example
 from .layers.layer_figures import check_whole, measure_layers
 from .layers.layer_shapes import layer_counts, layer_shapes
-from .model_figures import Example, measure_model
+from .model_figures import measure_model
 from .network.links import measure_network
 from .scripts.plan_file import read_plan
 
@@ -159,7 +160,7 @@ class PlannedJob:
 
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
-         codecs: Sequence[str] = tuple(ACCURACY),
+         codecs: Sequence[str] = USUAL_CODECS,
          stages: Sequence[int] = (), ranks: int | None = None,
          torus: tuple[int, int] | None = None, budget: float = 16.0,
          loss_fun: Callable = F.softmax_cross_entropy,
@@ -212,15 +213,14 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     """
     abort_on_exception()
     comm = _mpi(comm)
-    found = _checked(comm, model, example, batch, memory, optimizer, codecs,
-                     stages, ranks, (torus, budget))
-    samples, wanted = found
+    samples, wanted = _checked(comm, model, example, batch, memory, optimizer,
+                               codecs, stages, ranks, (torus, budget))
 
     def say(what: str) -> None:
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(comm, model, samples, wanted, optimizer, say, torus,
+    profile = measure(model, samples, comm, wanted, optimizer, say, torus,
                       budget, loss_fun)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
@@ -238,7 +238,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     return made
 
 
-def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
+@without_shapes(always=True)
+def measure(model: Any, example: Example, comm: MPI.Comm, wanted: Wanted,
             optimizer: Any = None,
             say: Callable[[str], None] = lambda what: None,
             torus: tuple[int, int] | None = None, budget: float = 16.0,
@@ -246,26 +247,15 @@ def measure(comm: MPI.Comm, model: Any, example: Example, wanted: Wanted,
     """All that is measured of a job; call it on all ranks.
 
     Args:
-        comm: All ranks.
         model: The whole model.
         example: Samples of one rank.
+        comm: All ranks.
         wanted: What the user asks for.
         optimizer: That will train the model; None: Adam.
         say: Is told what is being measured.
         torus, budget, loss_fun: As for :func:`plan`.
     """
-    # To ask a Divisible for its parameters would build its layers.
-    act = (_measured if isinstance(model, Divisible)
-           else without_shapes(always=True)(_measured))
-    return act(model, comm, example, wanted, chainer.optimizers.Adam()
-               if optimizer is None else optimizer, say, torus, budget,
-               loss_fun)
-
-
-def _measured(model: Any, comm: MPI.Comm, example: Example, wanted: Wanted,
-              optimizer: Any, say: Callable[[str], None],
-              torus: tuple[int, int] | None, budget: float,
-              loss_fun: Callable) -> JobProfile:
+    optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
     size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
                      if shape is not None)
     # Two copies with gradients and activations must fit beside the model.

@@ -1,3 +1,5 @@
+import time
+
 from chainer_fp8pipe.mpi.broadcast import broadcast_arrays
 
 import numpy
@@ -44,6 +46,20 @@ def test_large_arrays_arrive_whole(comm, elements):
         comm, None, [big[:3], big] if comm.rank == 0 else None)
     numpy.testing.assert_array_equal(found, big)
     numpy.testing.assert_array_equal(small, big[:3])
+
+
+@on_ranks(3, timeout=60)
+def test_no_rank_waits_for_a_neighbour_that_has_got_all(comm, tmp_path):
+    """That calls MPI no more: it reads or computes, for however long."""
+    big = numpy.arange(1 << 21, dtype='d')
+    for number in range(20):
+        comm.Barrier()
+        broadcast_arrays(comm, None, [big] if comm.rank == 0 else None)
+        returned = tmp_path / str(number)
+        if comm.rank == 1:
+            returned.touch()
+        while comm.rank == 2 and not returned.exists():
+            time.sleep(1e-3)
 
 
 @pytest.mark.parametrize('changed', [0, 1])

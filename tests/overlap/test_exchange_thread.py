@@ -22,7 +22,7 @@ from ..communicators.networks import NETWORKS, Plain
 
 OVERLAPS = True, 'next_forward'
 CODECS = {'float32': {}, 'float16': {},
-          'fp8': {'warmup': 2, 'period': 2}}
+          'fp8': {'warmup': 2, 'period': 2}, 'int4': {'warmup': 2}}
 
 
 def make(comm, name, overlap, **options):

@@ -80,6 +80,9 @@ class CallRecorder(Interceptor):
         self._looking: list[str] | None = None
         # Outputs in the memory of larger arrays.
         self._parts: set[Source] = set()
+        # Of an output in the memory of another value: that value; None where
+        # it is nobody's, as a parameter's.
+        self._memory: dict[Source, Source | None] = {}
         # Of the call that is being run: its inputs, the parameters read
         # inside, those of them that were given values for it, labels that
         # are left out, and whether a link must not run twice.
@@ -273,10 +276,16 @@ class CallRecorder(Interceptor):
         inside = not self._parts.isdisjoint(call.inputs)
         self._parts.update(Source(number, index) for index in (
             measured.views if inside else measured.parts))
-        call.retained = tuple(
-            [source for index in measured.kept_inputs
-             for source in read[index] if isinstance(source, Source)]
-            + [Source(number, index) for index in measured.kept_outputs])
+        for output, index in measured.views.items():
+            self._memory[Source(number, output)] = next(
+                (self._memory.get(source, source) for source in read[index]
+                 if isinstance(source, Source)), None)
+        retained = [
+            *(source for index in measured.kept_inputs
+              for source in read[index] if isinstance(source, Source)),
+            *(Source(number, index) for index in measured.kept_outputs)]
+        call.retained = tuple(filter(None, dict.fromkeys(
+            self._memory.get(source, source) for source in retained)))
         self._make_ghosts(call, number, measured)
 
     def _make_ghosts(self, call: TracedCall, number: int, measured: Measured

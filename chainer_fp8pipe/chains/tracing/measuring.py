@@ -44,7 +44,7 @@ class Measured(NamedTuple):
         kept_inputs: Numbers of the inputs that are kept for backward.
         kept_outputs: Numbers of the outputs that are kept for backward.
         parameters: Paths of the parameters that are read inside.
-        views: Numbers of the outputs in the memory of an input.
+        views: By output in the memory of an input, the input's number.
         parts: Numbers of the views of another size than the input.
     """
 
@@ -60,7 +60,7 @@ class Measured(NamedTuple):
     draws: bool
     parameters: tuple[str, ...]
     form: Any
-    views: frozenset[int]
+    views: Mapping[int, int]
     parts: frozenset[int]
 
 
@@ -209,17 +209,18 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
 
 
 def _shared(arguments: tuple, outs: tuple
-            ) -> tuple[frozenset[int], frozenset[int]]:
+            ) -> tuple[dict[int, int], frozenset[int]]:
     """See ``views`` and ``parts`` of :class:`Measured`."""
-    views, parts = set(), set()
+    views: dict[int, int] = {}
+    parts = set()
     for number, out in enumerate(map(nested.array_of, outs)):
         xp = chainer.backend.get_array_module(out)
-        for given in map(nested.array_of, arguments):
+        for index, given in enumerate(map(nested.array_of, arguments)):
             if xp.may_share_memory(out, given):
-                views.add(number)
+                views[number] = index
                 if out.nbytes != given.nbytes:
                     parts.add(number)
-    return frozenset(views), frozenset(parts)
+    return views, frozenset(parts)
 
 
 def key_of(node: Any, inputs: tuple) -> Any:

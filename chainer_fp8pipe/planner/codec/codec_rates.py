@@ -12,13 +12,13 @@ from mpi4py import MPI
 from ...allreduce.bucket import Bucket
 from ...allreduce.executor import Framing, PlanExecutor
 from ...allreduce.plan import Actions, Opcode, Plan, direct, ring
-from ...codecs import Cast, Codec, Fp8Ratio, Tensors
+from ...codecs import BlockScaled, Cast, Codec, Fp8Ratio, Tensors
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ...planning.job.codec_choice import form_of_sums
 from ...planning.job.job_profile import CodecFigures, Figure
 from ...report.stream import EventStream
-from .cold_caches import CacheFiller
+from ..cold_caches import CacheFiller
 from .update_costs import measure_updates
 
 #: Ranks of the exchange of which each rank does its part.
@@ -31,7 +31,8 @@ _SHARE = 0.5
 
 _CODECS: dict[str, Callable[[], Codec]] = {
     'fp8': Fp8Ratio, 'float16': lambda: Cast('float16'),
-    'float32': lambda: Cast('float32')}
+    'float32': lambda: Cast('float32'),
+    'int4': lambda: BlockScaled('int4'), 'int5': lambda: BlockScaled('int5')}
 
 
 def measure_codecs(comm: MPI.Comm,
@@ -44,7 +45,7 @@ def measure_codecs(comm: MPI.Comm,
 
     Args:
         comm: All ranks of the job, mpi4py's.
-        names: Of communicators: ``'fp8'``, ``'float16'``, ``'float32'``.
+        names: Of communicators.
         budget: Seconds for all of them together.  Each is measured a few
             times, whatever that takes.
 
@@ -77,11 +78,9 @@ def operation_rates(comm: MPI.Comm, name: str, budget: float
     A :class:`.PlanExecutor` of each rank alone carries out plans in which
     the rank sends itself contributions and partial sums, in frames of the
     default size, and the executor's own clock says what encoding and summing
-    take: compiled loops for fp8 and float32; for float16 what
-    :class:`.Uncompiled` does, interpreter and calls included.  What MPI
-    takes is left out.  All ranks do so at the same time, so that they share
-    the memory.  Of a run the median frame counts, which no other process has
-    interrupted; of the ranks their mean.
+    take.  What MPI takes is left out.  All ranks do so at the same time, so
+    that they share the memory.  Of a run the median frame counts, which no
+    other process has interrupted; of the ranks their mean.
 
     Args:
         comm: All ranks.
@@ -90,7 +89,8 @@ def operation_rates(comm: MPI.Comm, name: str, budget: float
 
     Returns:
         By the names of :attr:`.CodecFigures.rates`; infinite for what the
-        codec never does: float32 is summed in the wire, by ``add``.
+        codec never does: float32 is summed in the wire, by ``add``, and
+        blocks with a scale of their own never are.
 
     Raises:
         RuntimeError: A rank has failed; on all ranks.
@@ -131,27 +131,34 @@ class _Bench:
         generator = numpy.random.default_rng(0)
         gradient, parameter = (
             generator.standard_normal(SIZE, numpy.float32) for _ in range(2))
-        self._tensors = Tensors(['/x'], [gradient], [parameter])
+        self._tensors = Tensors(['/x'], [gradient], [parameter],
+                                grain=self._codec.grain)
         self._codec.start(1.0)
         self._codec.settle(self._tensors, self._codec.propose(self._tensors))
-        self._wire = numpy.zeros(SIZE, self._codec.wire_dtype)
+        self._wire = numpy.zeros(self._tensors.size, self._codec.wire_dtype)
         self._filler = CacheFiller()
         self._events = EventStream()
         form = form_of_sums(name)
         self._sums_are_apart = form != 'wire'
-        self._direct, self._ring, self._in_wire = (
-            PlanExecutor(MPI.COMM_SELF, [_to_itself(plan(_RANKS))],
-                         self._events, Framing(form=its_form))
-            for plan, its_form in ((direct, form), (ring, form),
-                                   (direct, 'wire')))
+        self._direct, self._ring = (
+            self._executor(plan, form) for plan in (direct, ring))
+        # Blocks with a scale of their own have no sums in their format.
+        self._in_wire = (self._executor(direct, 'wire')
+                         if self._codec.grain == 1 else None)
+
+    def _executor(self, plan: Callable[[int], Plan], form: str
+                  ) -> PlanExecutor:
+        return PlanExecutor(MPI.COMM_SELF, [_to_itself(plan(_RANKS))],
+                            self._events, Framing(form=form))
 
     def seconds(self) -> dict[str, float]:
         """Seconds of an element by operation; 0: it is never done."""
         share = 1 / _RANKS      # of the vector, whose mean a rank makes
-        _, add = self._run(self._in_wire, encodes=False)
-        found = dict.fromkeys(('accumulate', 'add_partial', 'pack', 'mean'),
-                              0.0)
-        found['add'] = add / (1 - share)
+        found = dict.fromkeys(('add', 'accumulate', 'add_partial', 'pack',
+                               'mean'), 0.0)
+        if self._in_wire:
+            _, add = self._run(self._in_wire, encodes=False)
+            found['add'] = add / (1 - share)
         mean = 0.0
         if self._sums_are_apart:
             mean, add = self._run(self._direct, encodes=False)
@@ -168,7 +175,8 @@ class _Bench:
 
     def free(self) -> None:
         """Gives MPI's communicators back."""
-        for executor in self._direct, self._ring, self._in_wire:
+        for executor in filter(None, (self._direct, self._ring,
+                                      self._in_wire)):
             executor.free()
 
     def _run(self, executor: PlanExecutor, encodes: bool = True

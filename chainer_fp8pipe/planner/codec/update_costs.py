@@ -11,11 +11,12 @@ import numpy
 from mpi4py import MPI
 
 from ...communicators import create_communicator
+from ...communicators.options import option_names
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ...planning.job.codec_choice import FEW
 from ...planning.job.job_profile import Figure
-from .cold_caches import CacheFiller
+from ..cold_caches import CacheFiller
 
 _MORE = 64              # tensors that the second model has more
 _FEWEST, _MOST = 5, 101         # repeats
@@ -51,7 +52,7 @@ def measure_updates(comm: MPI.Comm, name: str, budget: float) -> UpdateCosts:
     Raises:
         RuntimeError: A rank has failed; on all ranks.
     """
-    options = {'warmup': 0} if name == 'fp8' else {}
+    options = {'warmup': 0} if 'warmup' in option_names(name) else {}
     with contextlib.ExitStack() as stack:
         together, apart = (
             create_communicator(name, comm, **options, **size)

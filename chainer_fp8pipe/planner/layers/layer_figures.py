@@ -34,17 +34,9 @@ from ...planning.partition.calls import Call, Parameter
 from ...planning.partition.positions import order_of
 from ...training.updaters.pipeline_updater import PipelineUpdater
 from ..core_sharing import CoreSharing
-from ..model_figures import (
-    Example,
-    InSitu,
-    Repeating,
-    as_it_is,
-    in_situ,
-    of_passes,
-    overheads,
-    plain_pass,
-    with_ranks,
-)
+from ..example import Example, Repeating, as_it_is
+from ..model_figures import of_passes, with_ranks
+from ..training_passes import InSitu, in_situ, overheads, plain_pass
 from ..turns import Work, in_turns
 from .layer_passes import LayerPasses, made_up_gradients
 from .layers_alone import Heaviest, LayersAlone
@@ -79,11 +71,8 @@ def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
     Raises:
         ValueError: A layer or the loss has failed; on all ranks.
     """
-    samples = example.samples
-    few = min(max(1, micro_batch), samples)
-    if few == samples and samples > 1:
-        few = max(1, samples // 4)
-    batches = [example.of(size) for size in (samples, few)]
+    samples, few = sizes = example.sizes(micro_batch)
+    batches = [example.of(size) for size in sizes]
     device = chainer.backend.get_device_from_array(*batches[0])
     in_training = copies and all(
         built(slot) is not None for _, slot in model.numbered_slots())
@@ -92,13 +81,13 @@ def measure_layers(comm: MPI.Comm, model: Divisible, example: Example,
         if comm.rank == 0 else None, error=ValueError))
     work = (_work_of(model, found.longest, device) if not in_training else
             plain_pass(_WithLoss(copy.deepcopy(model), loss_fun, device),
-                    batches[0]))
+                       batches[0]))
     return with_ranks(comm, ModelFigures(
         samples, found.calls[0], few, found.calls[1],
         order_of(found.calls[0]), found.parameters, (), Figure(0.0),
         **of_passes(found.calls, found.plain), ghost=Figure(0.0),
-        step=found.step, micro_batch=found.micro_batch), work, optimizer,
-        device)
+        step=found.step, micro_batch=found.micro_batch), work,
+        in_training, optimizer, device)
 
 
 def check_whole(model: Divisible, example: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ...planning.job.configuration import ACCURACY
+from ...planning.job.configuration import ACCURACY, USUAL_CODECS
 from ...planning.sizes import parse_bytes
 from ...training.unmodified import launch, only_rank_0_prints
 from .script_plan import Request, ScriptPlan
@@ -53,8 +53,9 @@ def add_plan(commands: Any) -> None:
         "all ranks together (default: the script's)")
     parser.add_argument(
         '--codecs', metavar='NAME,...', type=_codecs,
-        default=tuple(ACCURACY), help='what gradients may travel as: '
-        f'{", ".join(ACCURACY)} (default: all; float32 alone is exact)')
+        default=USUAL_CODECS, help='what gradients may travel as: '
+        f'{", ".join(ACCURACY)} (default: {",".join(USUAL_CODECS)}; float32 '
+        'alone is exact)')
     parser.add_argument(
         '--ranks', metavar='N', type=_count, help='plan for N ranks, as if '
         'more were added in the same way (default: for these)')

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from mpi4py import MPI
@@ -10,6 +9,7 @@ from mpi4py import MPI
 from ...communicators.options import make_options
 from ...planning.job.configuration import Configuration
 from ...planning.job.job_plan import JobPlan, load_job_plan
+from ...planning.json_file import read_json
 
 _REMEDY = ('correct it, or make the plan again: '
            'python -m chainer_fp8pipe plan -o FILE SCRIPT')
@@ -61,10 +61,7 @@ def read_plan(path: str) -> JobPlan:
             and remedy.
     """
     try:
-        with open(path, encoding='utf-8') as file:
-            data = json.load(file)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f'{path} is no JSON ({error}); {_REMEDY}') from None
+        data = read_json(path, _REMEDY)
     except OSError as error:
         raise ValueError(f'{path} cannot be read ({error.strerror}); '
                          f'{_REMEDY}') from None

@@ -19,7 +19,7 @@ from ...communicators import create_communicator
 from ...communicators.options import FAMILIES
 from ...intercept.training_objects import Originals
 from ...mpi.broadcast import broadcast_arrays
-from ...planning.job.configuration import ACCURACY
+from ...planning.job.configuration import USUAL_CODECS
 from ...training.unmodified import (
     Refusal,
     check_updater,
@@ -28,7 +28,7 @@ from ...training.unmodified import (
     refusing,
 )
 from ...training.unmodified.checks import check_loss
-from ..model_figures import Example
+from ..example import Example
 from ..planned_job import PlannedJob, plan
 
 _TITLE = 'a plan'
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
     batch: int | None = None
     memory: str | None = None
-    codecs: tuple[str, ...] = tuple(ACCURACY)
+    codecs: tuple[str, ...] = USUAL_CODECS
     ranks: int | None = None
     file: str | None = None     # to save the plan in
     torus: tuple[int, int] | None = None

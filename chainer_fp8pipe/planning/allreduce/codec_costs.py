@@ -30,8 +30,8 @@ class CodecCosts:
             the exchange; if not, all before the exchange and all after.
     """
 
-    wire_bytes: int
-    partial_bytes: int
+    wire_bytes: float
+    partial_bytes: float
     encode: float = math.inf
     add: float = math.inf
     add_partial: float = math.inf
@@ -41,10 +41,14 @@ class CodecCosts:
     decode: float = math.inf
     by_frame: bool = False
 
-    def bytes_of(self, form: MessageForm) -> int:
+    def bytes_of(self, form: MessageForm) -> float:
         """Bytes of an element in a message."""
         return (self.partial_bytes if form is MessageForm.PARTIAL
                 else self.wire_bytes)
+
+    def frame(self, frame_bytes: float) -> int:
+        """Elements of a frame of so many bytes on the wire."""
+        return max(1, int(frame_bytes / self.wire_bytes))
 
     @property
     def first(self) -> float:

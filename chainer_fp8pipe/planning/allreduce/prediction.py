@@ -35,7 +35,7 @@ _SHORT = 4
 
 
 def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
-             elements: int, *, frame_bytes: int,
+             elements: int, *, frame_bytes: float,
              frames_in_flight: int) -> Timing:
     """Predicts the time of an exchange from what its plans need.
 
@@ -59,7 +59,7 @@ def estimate(demands: Sequence[Demand], cluster: Cluster, codec: CodecCosts,
         raise ValueError('ranks that share a host must be simulated')
     if not elements:
         return Timing(0.0, 0.0, 0.0)
-    frame = max(1, frame_bytes // codec.wire_bytes)
+    frame = codec.frame(frame_bytes)
     lanes = [_Lane(need, cluster, codec, elements / len(demands), frame)
              for need in demands]
     loads = summed((1, lane.loads(lane.count)) for lane in lanes)

@@ -46,7 +46,7 @@ class Timing(NamedTuple):
 
 
 def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
-             elements: int, *, frame_bytes: int,
+             elements: int, *, frame_bytes: float,
              frames_in_flight: int) -> Timing:
     """Predicts the time of an exchange by simulating all its messages.
 
@@ -77,7 +77,7 @@ def simulate(plans: Sequence[Plan], cluster: Cluster, codec: CodecCosts,
 
 
 def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
-                 elements: int, *, frame_bytes: int, frames_in_flight: int,
+                 elements: int, *, frame_bytes: float, frames_in_flight: int,
                  ranks: Sequence[int] | None = None,
                  after: Sequence[Program] | None = None,
                  period: int | None = None) -> list[Program]:
@@ -107,7 +107,7 @@ def add_exchange(engine: Engine, plans: Sequence[Plan], costs: StepCosts,
         whole = len(plans) * math.lcm(*(plan.blocks for plan in plans))
         elements = -(-elements // whole) * whole
     bounds = piece_bounds(0, elements, len(plans))
-    frame = max(1, frame_bytes // costs.codec.wire_bytes)
+    frame = costs.codec.frame(frame_bytes)
     added = []
     for number, plan in enumerate(plans):
         frames = Frames(bounds[number], bounds[number + 1], plan.blocks,

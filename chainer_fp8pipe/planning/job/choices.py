@@ -19,7 +19,7 @@ from ...mpi.placement import divisors
 from ..partition.cuts import Cut, CutProblem, DoesNotFit, Wire, best_cut
 from ..partition.partition_plan import PartitionPlan
 from ..sizes import said_bytes
-from .configuration import ACCURACY, Configuration
+from .configuration import USUAL_CODECS, Configuration
 from .job_profile import JobProfile
 from .rank_memory import MemoryModel
 from .step import StepModel, StepPrediction
@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 
     batch: int
     memory: float | None = None
-    codecs: tuple[str, ...] = tuple(ACCURACY)
+    codecs: tuple[str, ...] = USUAL_CODECS
     stages: tuple[int, ...] = ()
 
 
@@ -186,9 +186,9 @@ class Choices:
         reasons: list[str] = []
         share = self.wanted.batch // replicas
         ways = [
-            (self.model.least_of_passes(stages, replicas, stages * multiple,
-                                        _CHUNKS.get(schedule, 1)),
-             stages * multiple, schedule)
+            (self.model.pipelines.least_of_passes(
+                stages, replicas, stages * multiple,
+                _CHUNKS.get(schedule, 1)), stages * multiple, schedule)
             for multiple, schedule in itertools.product(
                 _MULTIPLES, _SCHEDULES)
             if stages * multiple <= share and (
@@ -231,7 +231,7 @@ class Choices:
             tuple(intervals.starts[end] for end in cut.ends[:-1]), stages,
             cut.recompute, micro_batches, schedule, cut.predicted)
         self.simulated += 1
-        seconds = self.model.seconds_of_passes(
+        seconds = self.model.pipelines.seconds_of_passes(
             Configuration(replicas, stages, micro_batches, plan))
         return dataclasses.replace(plan, predicted=dataclasses.replace(
             cut.predicted, seconds=seconds)), seconds

@@ -13,7 +13,8 @@ FEW = 64
 FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
 
 #: Bytes of an element on the wire, by the communicator's name.
-WIRE_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
+WIRE_BYTES = {'fp8': 1, 'int4': 17 / 32, 'int5': 21 / 32, 'float16': 2,
+              'float32': 4}
 #: Bytes of an element of sums that travel, by their form.
 SUM_BYTES = {'float16': 2, 'float32': 4}
 
@@ -22,7 +23,7 @@ def form_of_sums(name: str, partial_sums: str = 'auto') -> str:
     """In which form a communicator's sums are made and travel.
 
     Args:
-        name: ``'fp8'``, ``'float16'`` or ``'float32'``.
+        name: One of :data:`WIRE_BYTES`.
         partial_sums: The communicator's option of that name.
 
     Returns:
@@ -45,7 +46,7 @@ def codec_costs(figures: CodecFigures, name: str, algorithm: str,
 
     Args:
         figures: Of the communicator.
-        name: ``'fp8'``, ``'float16'`` or ``'float32'``.
+        name: One of :data:`WIRE_BYTES`.
         algorithm: The communicator's option of that name.
         partial_sums: Likewise; ``'mpi_op'`` always sums in the wire.
     """

@@ -9,7 +9,10 @@ from ...pipeline.schedules.schedule import make_schedule
 from ..partition.partition_plan import PartitionPlan, load_plan
 
 #: What a codec does to a mean, by the communicator's name.
-ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact'}
+ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
+            'int5': 'near-exact', 'int4': 'near-exact'}
+#: Those that are chosen from unless a user names others.
+USUAL_CODECS = 'float32', 'float16', 'fp8'
 #: What a configuration may say.
 _CHOICES: dict[str, tuple[Any, ...]] = {
     'codec': tuple(ACCURACY),

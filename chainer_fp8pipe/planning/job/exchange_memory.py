@@ -17,6 +17,8 @@ from .codec_choice import (
 #: What MPI and the interpreter take for megabytes of gradients.  With MPICH
 #: 5.0, 2 and 4 ranks, 0.5 to 32 M elements and all codecs: 2.3 to 2.8 MB.
 _BUFFERS = 2_500_000
+#: Codecs with error feedback, whose first updates travel in float32.
+_WARM = 'fp8', 'int4', 'int5'
 _FLOAT = 4              # bytes of what is left out, and of sums being made
 
 
@@ -31,26 +33,26 @@ def exchange_bytes(name: str, elements: int, plans: Sequence[Plan], *,
     that a rank encodes; frames on their way, and the sums of those.
 
     Args:
-        name: Of the communicator: ``'fp8'``, ``'float16'`` or ``'float32'``.
+        name: Of the communicator, one of :data:`.WIRE_BYTES`.
         elements: Of all gradients.  They are float32; of others there are
             copies besides.
         plans: Of the all-reduce, run side by side, each on its share.  Rank
             0 counts; others need as much.
         partial_sums: The communicator's option of that name.
         error_feedback: Likewise.
-        warm_up: The first updates of fp8 travel in float32.
+        warm_up: The first updates travel in float32, but for floats.
         frame_bytes: The communicator's option of that name.
         frames_in_flight: Likewise.
     """
     form = form_of_sums(name, partial_sums)
-    bytes_ = elements * WIRE_BYTES[name]
-    keeps = name == 'fp8' and error_feedback
+    bytes_: float = elements * WIRE_BYTES[name]
+    keeps = name in _WARM and error_feedback
     bytes_ += _FLOAT * elements * keeps
     bounds = piece_bounds(0, elements, len(plans))
     for plan, start, stop in zip(plans, bounds, bounds[1:], strict=False):
         steps = program(plan, 0).steps
         frames = Frames(start, stop, plan.blocks,
-                        max(1, frame_bytes // WIRE_BYTES[name]))
+                        max(1, int(frame_bytes / WIRE_BYTES[name])))
         if keeps and form != 'wire':
             bytes_ += _FLOAT * sum(
                 stop - start for start, stop in (
@@ -58,14 +60,14 @@ def exchange_bytes(name: str, elements: int, plans: Sequence[Plan], *,
                     if step.action.kind is Opcode.ENCODE and not step.fresh))
         bytes_ += min(frames_in_flight, frames.chunks) * frames.frame * (
             _frame_bytes(steps, name, form))
-    if name == 'fp8' and warm_up:
+    if name in _WARM and warm_up:
         bytes_ = max(bytes_, elements * WIRE_BYTES['float32'])
-    return bytes_ + _BUFFERS
+    return int(bytes_) + _BUFFERS
 
 
-def _frame_bytes(steps: Sequence[Step], name: str, form: str) -> int:
+def _frame_bytes(steps: Sequence[Step], name: str, form: str) -> float:
     """Bytes that a chunk needs for each element of a frame."""
-    bytes_, held = 0, set[int]()
+    bytes_, held = 0.0, set[int]()
     for (kind, _, start, stop), summed, _ in steps:
         blocks = stop - start
         if kind is Opcode.RECEIVE_PARTIAL:
@@ -78,6 +80,6 @@ def _frame_bytes(steps: Sequence[Step], name: str, form: str) -> int:
     return bytes_ + _FLOAT * len(held) * (form != 'wire')
 
 
-def _message_bytes(summed: bool, name: str, form: str) -> int:
+def _message_bytes(summed: bool, name: str, form: str) -> float:
     return (SUM_BYTES[form] if summed and form != 'wire'
             else WIRE_BYTES[name])

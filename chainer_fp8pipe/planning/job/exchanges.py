@@ -14,7 +14,13 @@ from ..allreduce.simulation import add_exchange
 from ..cluster import Cluster
 from ..cores import Cores
 from ..engine import Engine
-from .codec_choice import FRAME_BYTES, FRAMES_IN_FLIGHT, codec_costs
+from .codec_choice import (
+    BUCKET_BYTES,
+    FRAME_BYTES,
+    FRAMES_IN_FLIGHT,
+    codec_costs,
+    seconds_beside,
+)
 from .configuration import Configuration
 from .folding import fold
 from .job_profile import JobProfile
@@ -136,13 +142,13 @@ class Exchange:
             period: As for :func:`.add_exchange`.
         """
         plans = self.plans(ranks)
-        frame = max(1, self.frame_bytes // self.codec.wire_bytes)
+        frame = self.codec.frame(self.frame_bytes)
         most = max(1, elements // (len(plans) * plans[0].blocks))
         joined = max(1.0, most / frame / chunks)
         costs = StepCosts(_dearer(cluster, joined), self.codec)
         return add_exchange(
             engine, plans, costs, elements,
-            frame_bytes=int(frame * joined + 1) * self.codec.wire_bytes,
+            frame_bytes=(frame * joined + 1) * self.codec.wire_bytes,
             frames_in_flight=FRAMES_IN_FLIGHT,
             ranks=ranks if on is None else on, after=after, period=period)
 
@@ -152,7 +158,7 @@ class Exchange:
         Long ones are extrapolated from two short ones.
         """
         plans = self.plans(ranks)
-        frame = max(1, self.frame_bytes // self.codec.wire_bytes)
+        frame = self.codec.frame(self.frame_bytes)
         # Elements of a chunk of all plans.
         whole = frame * plans[0].blocks * len(plans)
         messages = sum(len(plan.actions(rank)) for plan in plans
@@ -169,6 +175,18 @@ class Exchange:
             two + (two - one) * more
             for one, two in zip(first, second, strict=True)))
 
+    def seconds_beside(self, stages: int) -> float:
+        """Agreement, waking up, and Python for each tensor and bucket.
+
+        Args:
+            stages: Over which the model's parameters are spread.
+        """
+        model = self._profile.model
+        return seconds_beside(
+            self._profile.codecs[self._configuration.codec],
+            len(model.parameters) // stages,
+            max(1, 4 * model.elements // stages // BUCKET_BYTES))
+
     def _simulated(self, ranks: tuple[int, ...], elements: int
                    ) -> ExchangeTime:
         if (ranks, elements) not in self._known:
@@ -184,6 +202,26 @@ class Exchange:
             self._known[ranks, elements] = ExchangeTime(
                 engine.seconds, engine.link_seconds, engine.rank_seconds)
         return self._known[ranks, elements]
+
+
+class Exchanges:
+    """The exchanges of a job, the same one for equal communicators.
+
+    Args:
+        profile: What was measured.
+    """
+
+    def __init__(self, profile: JobProfile) -> None:
+        self._profile = profile
+        self._known: dict[Any, Exchange] = {}
+
+    def of(self, configuration: Configuration) -> Exchange:
+        """That of a configuration."""
+        key = (configuration.codec, configuration.algorithm,
+               tuple(sorted(configuration.options.items())))
+        if key not in self._known:
+            self._known[key] = Exchange(self._profile, configuration)
+        return self._known[key]
 
 
 def _dearer(cluster: Cluster, factor: float) -> Cluster:

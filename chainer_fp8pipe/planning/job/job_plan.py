@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..json_file import read_json
 from ..sizes import said_bytes
 from .choices import Candidate, Choices, kinds
 from .configuration import ACCURACY, Configuration, configuration_of
@@ -167,13 +168,7 @@ def load_job_plan(source: str | Mapping[str, Any] | JobPlan) -> JobPlan:
         return source
     name = 'the plan'
     if isinstance(source, str):
-        name = source
-        with open(source, encoding='utf-8') as file:
-            try:
-                source = json.load(file)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise ValueError(f'{name} is no JSON: {error}; make the plan '
-                                 'again') from None
+        name, source = source, read_json(source, 'make the plan again')
     try:
         return _checked(source)
     except (KeyError, TypeError, AttributeError) as error:
@@ -230,7 +225,7 @@ def _slow_ranks(profile: JobProfile) -> list[str]:
     """What users should know of ranks that compute more slowly."""
     return [f'rank {rank} takes {speed:.1f} times as long as the others for '
             'the same computation; every step waits for it'
-            for rank, speed in enumerate(profile.speeds) if speed > 1.5]
+            for rank, speed in enumerate(profile.speeds) if speed > 1.0]
 
 
 def _ms(seconds: float) -> str:

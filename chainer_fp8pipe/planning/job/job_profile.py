@@ -12,6 +12,9 @@ from ..cluster import Cluster
 from ..cores import Cores
 from ..partition.calls import Call, Parameter
 
+#: The share of the heap that is taken to be so where nothing was measured.
+USUAL_HEAP = 0.1
+
 
 class Figure(NamedTuple):
     """A figure that was measured several times.
@@ -137,6 +140,8 @@ class ModelFigures:
         micro_batch: Seconds that each of its micro-batches adds.
         optimizer_arrays: Arrays of a parameter's size that the optimizer
             keeps.
+        heap: Bytes that the heap takes between the arrays of a pass, as a
+            share of these.
         update_temporary: Bytes that an update of a parameter takes for a
             while, as a multiple of the parameter's.
         sample_bytes: Of a sample of the batch, which all stages get.
@@ -160,6 +165,7 @@ class ModelFigures:
     step: Figure = Figure(0.0)
     micro_batch: Figure = Figure(0.0)
     optimizer_arrays: int = 2
+    heap: float = 0.0
     update_temporary: float = 0.0
     sample_bytes: float = 0.0
     undivided: str = ''
@@ -212,7 +218,8 @@ class JobProfile:
         codecs: By the communicator's name.
         model: The model.
         speeds: For each rank, how many times as long as the median it takes
-            for the same computation; empty: all alike.
+            for the same computation, if it is slow, else 1.0; empty: all
+            alike.
         straggling: How many times as long as the mean the rank takes that is
             last, another one each time.
         overhead: Bytes of each rank beyond the interpreter's, whatever the

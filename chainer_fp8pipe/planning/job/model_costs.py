@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from ..partition.intervals import HEAP_BYTES, Intervals
+from ..partition.intervals import Intervals
 from .job_profile import ModelFigures
 
 _SUMS = 'forward', 'backward', 'weights'
-_BYTES = 'kept', 'deferred', 'temporary', 'crossing'
+_BYTES = 'kept', 'deferred', 'temporary', 'plain', 'crossing'
 
 
 class Pass(NamedTuple):
@@ -73,12 +73,13 @@ class ModelCosts:
         found.weights = numpy.minimum(
             numpy.diff(found.weights, prepend=0.0),
             numpy.diff(found.backward, prepend=0.0)).cumsum()
-        # While the largest parameter is updated, what the largest of those in
-        # the heap has needed is still there.
-        times = self.figures.update_temporary
-        found.update = times * large.largest + numpy.where(
-            large.largest > HEAP_BYTES, numpy.minimum(
-                times * large.largest_in_heap, 2 * HEAP_BYTES), 0)
+        # Holes that a micro-batch leaves in the heap, the next one fills.
+        last = found.count
+        found.plain = found.plain + self.figures.heap * (
+            found.kept[0, last] + found.plain)
+        found.temporary = found.temporary + self.figures.heap * (
+            found.kept + found.temporary)
+        found.update_times = self.figures.update_temporary
         return found
 
     @functools.cached_property

@@ -32,10 +32,10 @@ class MemoryModel:
         intervals = self._costs.intervals(batch / configuration.replicas)
         last = intervals.count
         copies = 2.0 + model.optimizer_arrays
-        passes = intervals.kept[0, last] + intervals.temporary[0, last]
-        # Which updates block by block, as gradients arrive.
-        update = (0.0 if configuration.overlap == 'next_forward'
-                  else intervals.update[0, last])
+        passes = intervals.kept[0, last] + intervals.plain
+        # The first updates wait for no forward pass, and take as much as any.
+        update = intervals.updating(intervals.largest[0, last],
+                                    intervals.largest_in_heap[0, last])
         return (self._profile.overhead + float(
             intervals.parameters[0, last] * copies
             + max(passes, update))

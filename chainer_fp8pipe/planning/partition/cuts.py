@@ -183,10 +183,10 @@ def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
             not intervals.once[start, end] and (
                 task.recompute is True or (
                     task.recompute == 'auto' and task.memory is not None
-                    and plain.most > _share(task))))
+                    and _most(intervals, plain) > _share(task))))
         again.append(repeat)
         parts[chunk % task.stages].append(short if repeat else plain)
-    return tuple(again), tuple(task.overhead + _of_rank(chunks)
+    return tuple(again), tuple(task.overhead + _of_rank(intervals, chunks)
                                for chunks in parts)
 
 
@@ -284,32 +284,39 @@ class _Bytes(NamedTuple):
     Attributes:
         fixed: Parameters, gradients, optimizer's state.
         passes: Activations, messages, temporary arrays.
-        update: Temporary arrays of the optimizer, when nothing of the passes
-            is left.
+        largest: The largest parameter.
+        in_heap: The largest that the allocator does not give back.
     """
 
     fixed: Any
     passes: Any
-    update: Any
-
-    @property
-    def most(self) -> Any:
-        """All at the worst moment."""
-        return self.fixed + numpy.maximum(self.passes, self.update)
+    largest: Any
+    in_heap: Any
 
 
-def _of_rank(chunks: Sequence[_Bytes]) -> float:
+def _most(intervals: Intervals, parts: _Bytes) -> Any:
+    """All at the worst moment.
+
+    When parameters are updated, nothing of the passes is left.
+    """
+    return parts.fixed + numpy.maximum(parts.passes, intervals.updating(
+        parts.largest, parts.in_heap))
+
+
+def _of_rank(intervals: Intervals, chunks: Sequence[_Bytes]) -> float:
     """The bytes of the chunks of a rank."""
-    fixed, passes, updates = zip(*chunks, strict=True)
+    fixed, passes, largest, in_heap = zip(*chunks, strict=True)
     # One parameter is updated after the other.
-    return float(sum(fixed) + max(sum(passes), *updates))
+    return float(_most(intervals, _Bytes(
+        sum(fixed), sum(passes), max(largest), max(in_heap))))
 
 
 def _bytes(intervals: Intervals, task: CutProblem, live: int,
            recomputes: bool) -> Any:
     """A table of the bytes of all intervals as chunks."""
     start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    return _parts(intervals, task, live, recomputes, start, end).most
+    return _most(intervals, _parts(intervals, task, live, recomputes, start,
+                                   end))
 
 
 def _parts(intervals: Intervals, task: CutProblem, live: int,
@@ -323,7 +330,8 @@ def _parts(intervals: Intervals, task: CutProblem, live: int,
         intervals.crossing[start] + intervals.crossing[end])
         + live * inputs + numpy.where(again, 1, live) * kept)
     return _Bytes(intervals.parameters[start, end] * task.copies, passes,
-                  intervals.update[start, end])
+                  intervals.largest[start, end],
+                  intervals.largest_in_heap[start, end])
 
 
 def _not_empty(table: numpy.ndarray) -> numpy.ndarray:

@@ -6,9 +6,11 @@ form an *atom*, so that an interval [i, j] is of the atoms i to j - 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy
 
+from .backward_memory import BackwardMemory
 from .calls import Call, Parameter, Source, total_seconds
 from .positions import Order, Position, positions
 
@@ -46,9 +48,13 @@ class Intervals:
         kept: Table of the bytes that are kept for backward.
         deferred: Table of the bytes kept for gradients of weights, where
             these are put off.
-        temporary: Table of the bytes of the largest temporary arrays.
-        update: Table of the bytes of the largest temporary arrays while an
-            optimizer updates parameters; 0 unless somebody knows better.
+        temporary: Table of the bytes of temporary arrays, and of gradients
+            that wait, at the worst moment.
+        plain: The same of a pass of all by plain Chainer, beyond gradients
+            of all parameters.
+        update_times: Bytes that an optimizer's update of a parameter takes
+            for a while, as a multiple of the parameter's; 0 unless somebody
+            knows better.
         largest: Table of the bytes of the largest parameter.
         largest_in_heap: The same of those that are no larger than
             :data:`HEAP_BYTES`.
@@ -76,8 +82,11 @@ class Intervals:
         self.weights = sums(lambda call: call.backward * call.deferrable)
         self.deferred = _between(sums(lambda call: call.deferred))
         self.once = _between(sums(lambda call: call.once)) > 0
-        self.temporary = _maxima([max(call.temporary for call in atom)
-                                  for atom in inside])
+        atom_of = {number: index for index, atom in enumerate(atoms)
+                   for number in atom}
+        back = BackwardMemory(calls, atom_of, parameters)
+        self.temporary = back.table(self.count)
+        self.plain = numpy.asarray(back.plain())
         sizes = [[parameters[name].nbytes for call in atom
                   for name in call.parameters if name in parameters]
                  for atom in inside]
@@ -85,7 +94,7 @@ class Intervals:
         self.largest_in_heap = _maxima([max(
             (size for size in of if size <= HEAP_BYTES), default=0)
             for of in sizes])
-        self.update = numpy.zeros_like(self.largest)
+        self.update_times = 0.0
         self.parameters = self._unions(
             [[(name, parameters[name].nbytes) for call in atom
               for name in call.parameters if name in parameters]
@@ -94,13 +103,27 @@ class Intervals:
             [[(source, calls[source.call].outputs[source.output].nbytes)
               for call in atom for source in call.retained]
              for atom in inside]) + _between(sums(lambda call: call.kept))
-        self.crossing, self.values = self._crossing(calls, {
-            number: index for index, atom in enumerate(atoms)
-            for number in atom})
+        self.crossing, self.values = self._crossing(calls, atom_of)
 
     def seconds(self) -> numpy.ndarray:
         """Table of the seconds of forward and backward passes."""
         return _between(self.forward + self.backward)
+
+    def updating(self, largest: Any, in_heap: Any) -> Any:
+        """Bytes of temporary arrays while an optimizer updates parameters.
+
+        While the largest is updated, what the largest of those in the heap
+        has needed is still there.
+
+        Args:
+            largest: Bytes of the largest parameter, a number or a table.
+            in_heap: Of the largest that is no larger than
+                :data:`HEAP_BYTES`.
+        """
+        times = self.update_times
+        return times * largest + numpy.where(
+            largest > HEAP_BYTES,
+            numpy.minimum(times * in_heap, 2 * HEAP_BYTES), 0)
 
     def _unions(self, used: list[list[tuple]]) -> numpy.ndarray:
         """Table of the bytes of the different things that atoms use.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..json_file import read_json
 from .positions import Order, Position
 
 _FORMAT = 1
@@ -100,12 +101,7 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
         return source
     name = 'the plan'
     if isinstance(source, str):
-        name = source
-        with open(source) as file:
-            try:
-                source = json.load(file)
-            except json.JSONDecodeError as error:
-                raise ValueError(f'{name} is no JSON: {error}') from None
+        name, source = source, read_json(source)
     try:
         return _checked(source)     # type: ignore[arg-type]
     except (KeyError, TypeError) as error:

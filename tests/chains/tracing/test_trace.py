@@ -300,6 +300,21 @@ def test_memory_of_a_call_is_what_it_keeps_and_needs():
     assert call.retained == trace.calls[1].inputs
 
 
+def test_a_view_is_kept_in_the_memory_of_what_it_shows():
+    """The same array, read twice by functions that keep what they read."""
+    def viewed(net, h):
+        h = F.exp(h)
+        turned = F.transpose(F.reshape(h, (-1, 2)))
+        weights = F.transpose(net.two.W)
+        return (F.reshape(turned * turned, (-1, 5)) + h * h
+                + F.sum(weights * weights))
+    trace = traced(Net(viewed), X)
+    made, = (number for number, call in enumerate(trace.calls)
+             if call.name == 'exp')
+    assert [call.retained for call in trace.calls if call.name == '_ * _'] == [
+        ((made, 0),), ((made, 0),), ()]
+
+
 def test_times_are_taken_where_they_are_asked_for():
     net = Net(lambda net, h: F.relu(h))
     assert all(call.forward > 0 and call.backward > 0

@@ -28,15 +28,16 @@ TRUE = {'encode': 1.1, 'decode': 0.7, 'accumulate': 0.23, 'add': 0.31,
 
 @on_ranks(1, 2)
 def test_all_ranks_have_the_same_figures_of_every_operation(comm):
-    found = measure_codecs(comm, ('fp8', 'float16', 'float32'), budget=0.1)
+    found = measure_codecs(comm, ('fp8', 'float16', 'float32', 'int4'), 0.1)
     assert len(set(comm.allgather(pickle.dumps(found)))) == 1
-    assert list(found) == ['fp8', 'float16', 'float32']
+    assert list(found) == ['fp8', 'float16', 'float32', 'int4']
     for name, figures in found.items():
         assert set(figures.rates) == OPERATIONS
         finite = {operation for operation, rate in figures.rates.items()
                   if rate.value < math.inf}
         assert finite <= OPERATIONS
-        assert {'encode', 'decode', 'add'} <= finite
+        assert {'encode', 'decode'} <= finite
+        assert ('add' in finite) is (name != 'int4')    # in the wire
         assert min(rate.value for rate in figures.rates.values()) > 0
         assert figures.update.value > 0
         if name == 'float32':       # is summed in the wire

@@ -5,13 +5,13 @@ import json
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
 from chainer_fp8pipe.planner import planned_job, turns
+from chainer_fp8pipe.planner.example import Example
 from chainer_fp8pipe.planner.layers import layer_figures, layers_alone
 from chainer_fp8pipe.planner.layers.layer_figures import measure_layers
 from chainer_fp8pipe.planner.layers.layer_shapes import (
     layer_counts,
     layer_shapes,
 )
-from chainer_fp8pipe.planner.model_figures import Example
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.partition.intervals import Intervals
 from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan

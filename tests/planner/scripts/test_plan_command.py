@@ -6,10 +6,10 @@ from chainer_fp8pipe.planner.scripts.plan_file import read_plan
 
 import pytest
 
+from tests.digits_runs import SCRIPT, check_log, log_of
 from tests.planner.plans import SHAPES
 from tests.ranks import run_script
 from tests.test_main import SCRIPT as CHAINERMN
-from tests.test_run_pipeline import SCRIPT, check_log, log_of
 
 
 def run(folder, ranks, command, *arguments):

@@ -43,7 +43,8 @@ def changed(plan, where, value):
 
 WRONG = [
     (replicas(), 'choice/codec', 'fp9',
-     "codec must be one of 'float32', 'float16', 'fp8', not 'fp9'"),
+     "codec must be one of 'float32', 'float16', 'fp8', 'int5', 'int4', not "
+     "'fp9'"),
     (replicas(), 'choice/codec', 8, 'choice.codec must be a text, not 8'),
     (replicas(), 'choice/algorithm', 'tree',
      "algorithm must be one of 'direct', 'ring', 'torus2d', 'mpi_op', not"),

@@ -4,11 +4,17 @@ import os
 
 import pytest
 
-from tests.forks import run_in_forks
+from tests.digits_runs import (
+    SCRIPT,
+    SerialRuns,
+    check_files,
+    check_log,
+    log_of,
+)
+from tests.forks import run_in_forks, script_folders
 from tests.planner.plans import replicas, stages
 from tests.ranks import run_script
 from tests.test_main import SCRIPT as CHAINERMN
-from tests.test_run_pipeline import SCRIPT, check_files, check_log, log_of
 
 
 def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
@@ -23,15 +29,7 @@ def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
 @pytest.fixture(scope='module')
 def serial(tmp_path_factory):
     """A folder in which the script has run alone, with its arguments."""
-    folders = {}
-
-    def folder(*arguments):
-        if arguments not in folders:
-            folders[arguments] = tmp_path_factory.mktemp('serial')
-            done = run(folders[arguments], 1, *arguments)
-            assert done.returncode == 0, done.stderr
-        return folders[arguments]
-    return folder
+    return SerialRuns(tmp_path_factory)
 
 
 @pytest.mark.parametrize(('ranks', 'plan'), [
@@ -161,9 +159,9 @@ REFUSED = [
 @pytest.fixture(scope='module')
 def refusals(tmp_path_factory):
     """What is said to each script of REFUSED with its plan."""
-    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
-    for folder, (lines, plan, _) in zip(folders, REFUSED, strict=True):
-        (folder / 'script.py').write_text(_HEAD + lines)
+    folders = script_folders(tmp_path_factory,
+                             [_HEAD + lines for lines, _, _ in REFUSED])
+    for folder, (_, plan, _) in zip(folders, REFUSED, strict=True):
         plan.save(str(folder / 'plan.json'))
     return run_in_forks(['run', '--plan', 'plan.json', 'script.py'], folders)
 

@@ -1,7 +1,7 @@
 """Which scripts ``plan`` takes, and what it says to the others."""
 import pytest
 
-from tests.forks import run_in_forks
+from tests.forks import run_in_forks, script_folders
 
 _HEAD = '''
 import chainer, chainermn, numpy as np, os
@@ -50,12 +50,11 @@ REFUSED = [
 @pytest.fixture(scope='module')
 def refusals(tmp_path_factory):
     """What each script of REFUSED says, and its folder."""
-    folders = [tmp_path_factory.mktemp('refused') for _ in REFUSED]
-    for folder, (lines, _) in zip(folders, REFUSED, strict=True):
-        (folder / 'script.py').write_text(_HEAD + lines)
+    folders = script_folders(tmp_path_factory,
+                             [_HEAD + lines for lines, _ in REFUSED])
     return list(zip(run_in_forks(
         ['plan', '--seconds', '1', '-o', 'plan.json', 'script.py'], folders),
-        folders,        strict=True))
+        folders, strict=True))
 
 
 @pytest.mark.parametrize('case', range(len(REFUSED)))

@@ -11,6 +11,7 @@ from chainer_fp8pipe.planning.job.choices import (
 )
 from chainer_fp8pipe.planning.job.configuration import Configuration
 from chainer_fp8pipe.planning.job.job_profile import Figure
+from chainer_fp8pipe.planning.job.pipeline_model import PipelineModel
 from chainer_fp8pipe.planning.job.step import StepModel
 from chainer_fp8pipe.planning.partition.cuts import CutProblem, DoesNotFit
 
@@ -50,7 +51,7 @@ def test_what_is_left_out_is_no_better(profile):
     found = search(profile)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Choices, '_is_too_slow', lambda *_: False)
-        patched.setattr(StepModel, 'least_of_passes', lambda *_: 0.0)
+        patched.setattr(PipelineModel, 'least_of_passes', lambda *_: 0.0)
         all_ = search(profile)
     assert all_.simulated >= found.simulated
     best = min(one.seconds for one in all_.candidates)
@@ -238,7 +239,7 @@ def test_equal_layers_are_dealt_out_equally():
     assert (found.stages, found.micro_batches, found.schedule) == (
         4, 8, '1f1b')
     assert found.predicted.seconds == seconds
-    assert seconds == search().model.seconds_of_passes(
+    assert seconds == search().model.pipelines.seconds_of_passes(
         Configuration(1, 4, 8, found))
 
 

@@ -3,7 +3,12 @@ import dataclasses
 
 from chainer_fp8pipe.allreduce.plan import direct, ring
 from chainer_fp8pipe.planning.cores import Cores
-from chainer_fp8pipe.planning.job import exchanges, folding, step
+from chainer_fp8pipe.planning.job import (
+    exchanges,
+    folding,
+    overlap_run,
+    pipeline_model,
+)
 from chainer_fp8pipe.planning.job.choices import Choices, Wanted
 from chainer_fp8pipe.planning.job.configuration import Configuration
 from chainer_fp8pipe.planning.job.exchanges import Exchange
@@ -41,7 +46,7 @@ def both(monkeypatch, seconds):
     """Seconds of the simulation of a few ranks, and of all of them."""
     found = []
     for way in fold, whole:
-        for module in exchanges, step:
+        for module in exchanges, overlap_run, pipeline_model:
             monkeypatch.setattr(module, 'fold', way)
         found.append(seconds())
     return found

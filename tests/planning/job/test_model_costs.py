@@ -148,5 +148,6 @@ def test_the_heap_keeps_what_updates_of_smaller_parameters_have_needed(
         in zip(model.parameters, sizes, strict=True)}
     costs = ModelCosts(dataclasses.replace(
         model, parameters=parameters, update_temporary=times))
-    found = costs.intervals(8).update
-    assert found[0, -1] == pytest.approx(expected * 2 ** 20)
+    found = costs.intervals(8)
+    assert found.updating(found.largest, found.largest_in_heap)[
+        0, -1] == pytest.approx(expected * 2 ** 20)

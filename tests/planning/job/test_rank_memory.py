@@ -40,14 +40,17 @@ def test_a_rank_keeps_parameters_and_what_each_sample_leaves(samples):
         500 + 4 * 4 * 4000 + 4 * 1000 * samples,)
 
 
-def test_temporary_arrays_of_the_longest_call_count_once():
-    calls = tuple(dataclasses.replace(call, temporary=size)
-                  for call, size in zip(MODEL.calls, (7, 5000, 300, 0),
-                                        strict=True))
+@pytest.mark.parametrize(('place', 'beyond'), [(0, 5000), (1, 1000), (2, 0)])
+def test_temporary_arrays_count_beyond_gradients_that_come_later(place,
+                                                                 beyond):
+    """The first call's gradient is the last one of four, of 4,000 bytes."""
+    calls = tuple(dataclasses.replace(
+        call, temporary=9000 if number == place else 0)
+        for number, call in enumerate(MODEL.calls))
     model = dataclasses.replace(MODEL, calls=calls, few=SAMPLES,
                                 calls_few=calls, plain_few=MODEL.plain)
     assert of(job(model), Configuration(), SAMPLES) == (
-        4 * 4 * 4000 + 4 * 8000 + 5000,)
+        4 * 4 * 4000 + 4 * 8000 + beyond,)
 
 
 @pytest.mark.parametrize('codec', ['fp8', 'float16', 'float32'])
@@ -132,6 +135,6 @@ def test_temporary_arrays_of_an_update_count_where_they_are_more():
         fixed + 30 * 4000 + exchange('float32', 4000, 2),)
     assert of(profile, Configuration(2), 128) == (
         fixed + 4 * 64000 + exchange('float32', 4000, 2),)
-    # Block by block, as gradients arrive, there is room for them.
+    # The first updates are not made block by block.
     assert of(profile, Configuration(2, overlap='next_forward'), 4) == (
-        fixed + 4 * 2000 + exchange('float32', 4000, 2),)
+        fixed + 30 * 4000 + exchange('float32', 4000, 2),)

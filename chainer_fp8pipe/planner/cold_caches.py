@@ -1,4 +1,4 @@
-"""What is measured is to come from memory, as after a pass of a model."""
+"""Empties the caches, as a pass of a model does, before what is timed."""
 from __future__ import annotations
 
 import numpy
