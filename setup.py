@@ -1,4 +1,4 @@
-"""Builds what is compiled: loops of the fp8 format, what runs all-reduces,
+"""Builds what is compiled: loops of number formats, what runs all-reduces,
 and an index of JPEGs.
 
 The rest is in setup.cfg.
@@ -6,7 +6,10 @@ The rest is in setup.cfg.
 from setuptools import Extension, setup
 
 LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
-         for part in ('e5m2', 'half', 'loops', 'long_loops', 'means')]
+         for part in ('e5m2', 'half', 'vector', 'loops', 'long_loops',
+                      'means')]
+RECORDS = ['chainer_fp8pipe/block_formats/records.h',
+           'chainer_fp8pipe/block_formats/record_loops.h']
 OF_LOOPS = [
     '-O3',
     # No contraction of a * b + c: the GPU, and a CPU without FMA, must give
@@ -26,13 +29,19 @@ setup(
             extra_compile_args=OF_LOOPS,
         ),
         Extension(
+            'chainer_fp8pipe.block_formats._records',
+            sources=['chainer_fp8pipe/block_formats/_records.c'],
+            depends=LOOPS + RECORDS,
+            extra_compile_args=OF_LOOPS,
+        ),
+        Extension(
             'chainer_fp8pipe.codecs._places',
             sources=['chainer_fp8pipe/codecs/_places.c'],
         ),
         Extension(
             'chainer_fp8pipe.allreduce.native._executor',
             sources=['chainer_fp8pipe/allreduce/native/_executor.c'],
-            depends=LOOPS + [
+            depends=LOOPS + RECORDS + [
                 f'chainer_fp8pipe/allreduce/native/{part}.h'
                 for part in ('messages', 'job', 'job_type', 'lane', 'work',
                              'chunk', 'running')],

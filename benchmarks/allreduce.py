@@ -31,7 +31,7 @@ from environment import (
 from network import NetworkError, Star, Torus
 
 _RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
-_BYTES = {'fp8': 1, 'float16': 2, 'float32': 4}
+_BYTES = {'fp8': 1, 'int4': 17 / 32, 'float16': 2, 'float32': 4}
 
 
 def case(label, codec, order=None, **options):
@@ -63,6 +63,8 @@ CASES = {
         alone(case('float32 ring', 'float32', algorithm='ring')),
         case('fp8 direct', 'fp8', algorithm='direct'),
         alone(case('fp8 direct', 'fp8', algorithm='direct')),
+        case('int4 direct', 'int4', algorithm='direct'),
+        alone(case('int4 direct', 'int4', algorithm='direct')),
         case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
         alone(case('fp8 ring, sums in fp8', 'fp8', algorithm='ring',
                    **WIRE)),
@@ -107,7 +109,11 @@ def main() -> None:
     options = _arguments()
     sizes = options.sizes or SIZES[options.what]
     rate = options.rate or (200e6 if options.what == 'torus' else 500e6)
-    cases = CASES[options.what]
+    cases = [case for case in CASES[options.what]
+             if not options.only or any(part in case['label']
+                                        for part in options.only)]
+    if not cases:
+        sys.exit(f'no case of {options.what} has {options.only} in its name')
     if any(case['kind'] == 'gloo' for case in cases) and not with_torch(
             not options.without_torch):
         cases = [case for case in cases if case['kind'] != 'gloo']
@@ -228,6 +234,9 @@ def _arguments():
     parser.add_argument('what', choices=list(CASES))
     parser.add_argument('--sizes', type=elements, metavar='N,...',
                         help='elements, e.g. 1e6,8e6')
+    parser.add_argument('--only', nargs='+', metavar='TEXT',
+                        help='cases with one of these in their name, such '
+                        'as "int4 direct"')
     parser.add_argument('--rate', type=float, metavar='BIT/S',
                         help='of every link (default: 500e6; torus: 200e6)')
     parser.add_argument('--repeats', type=int, default=5, metavar='N',

@@ -17,7 +17,7 @@ import sys
 import time
 
 from chainer_fp8pipe.bench.allreduce import Case, model
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregator_ranks
 from chainer_fp8pipe.communicators.algorithms import (
     gather_nodes,
@@ -31,6 +31,8 @@ import numpy
 from allreduce_rates import core_rates, message_costs
 from codec_updates import begin
 from mpi4py import MPI
+
+_CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled}
 
 SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
@@ -142,8 +144,9 @@ def _alone(case, comm, link):
     options = make_options(made.codec, made.arguments())
     algorithm = make_algorithm(
         comm, options, gather_nodes(comm, comm.rank, 0), EventStream())
-    codec = Fp8Ratio() if made.codec == 'fp8' else Cast(made.codec)
-    tensors = Tensors(['/x'], [link.x.grad], [link.x.array])
+    codec = _CODECS.get(made.codec, lambda: Cast(made.codec))()
+    tensors = Tensors(['/x'], [link.x.grad], [link.x.array],
+                      grain=codec.grain)
     begin(codec, tensors, lambda found: comm.Allreduce(
         MPI.IN_PLACE, found, MPI.MAX))
     wire = numpy.empty(tensors.size, codec.wire_dtype)

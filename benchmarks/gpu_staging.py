@@ -11,15 +11,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.codecs.staging import (
-    download,
-    empty_wire,
-    output,
-    upload_now,
-)
+from chainer_fp8pipe.codecs.staging import download, empty_wire, upload_now
 
 import numpy as np
 from codec_updates import begin
@@ -53,16 +49,12 @@ def transfers(xp: Any, sizes: tuple[int, ...], repeats: int
         pinned = empty_wire(xp, size, np.uint8)
         pinned[...] = np.arange(size, dtype=np.uint32).astype(np.uint8)
         pageable = pinned.copy()
-        there = output(xp, pinned)
-        ways = {
-            'upload, pinned': lambda: upload_now(xp, pinned),   # noqa: B023
-            'download, pinned': lambda: download(               # noqa: B023
-                there, pinned),                                 # noqa: B023
-            'upload, pageable': lambda: upload_now(             # noqa: B023
-                xp, pageable),                                  # noqa: B023
-            'download, pageable': lambda: download(             # noqa: B023
-                there, pageable)}                               # noqa: B023
         there = upload_now(xp, pinned)
+        ways = {
+            'upload, pinned': partial(upload_now, xp, pinned),
+            'download, pinned': partial(download, there, pinned),
+            'upload, pageable': partial(upload_now, xp, pageable),
+            'download, pageable': partial(download, there, pageable)}
         for way, run in ways.items():
             found[f'{way}, {size}'] = times = medians(run, repeats)
             print(f'{way:20}{size:14,}{times[1] * 1e6:12.1f}'

@@ -18,6 +18,7 @@ from chainer_fp8pipe.communicators.options import (
     FAMILIES,
     ExchangeOptions,
     Fp8Options,
+    Int4Options,
 )
 from chainer_fp8pipe.compat import PATCHES
 from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
@@ -352,7 +353,8 @@ def test_every_option_is_in_the_tour_with_its_default():
     assert documented == {
         f'``{field.name}``': f'``{field.default!r}``'
         for field in (*dataclasses.fields(ExchangeOptions),
-                      *dataclasses.fields(Fp8Options))}
+                      *dataclasses.fields(Fp8Options),
+                      *dataclasses.fields(Int4Options))}
 
 
 def test_the_tour_lists_the_papers_own_defaults():

@@ -114,10 +114,12 @@ class Algorithm(abc.ABC):
     def interrupt(self) -> None:        # noqa: B027
         """Makes :meth:`work` return; for other threads."""
 
-    def chunks(self, size: int, itemsize: int) -> int:
+    def chunks(self, size: int, codec: Codec) -> int:
         """Into how many chunks a bucket is cut, where most are made.
 
-        It has ``size`` elements, of ``itemsize`` bytes each on the wire.
+        Args:
+            size: Entries of the bucket's wire.
+            codec: Of the wire.
         """
         return 1
 

@@ -108,7 +108,7 @@ class Bucket:
         # A GPU is done with all of it before frames would have left it.
         by_frame = algorithm.by_frame and self.tensors.xp is numpy
         if not self._contributes:
-            self.wire[...] = 0      # which is 0 in every format
+            self.wire.view(numpy.uint8)[...] = 0    # 0 in every format
         elif by_frame:
             self.prescale = prescale
         else:

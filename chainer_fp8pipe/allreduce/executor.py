@@ -112,7 +112,7 @@ class PlanExecutor(Algorithm):
         self.framing = framing
         self._parts = [program(plan, comm.rank) for plan in plans]
         self._buckets: list[Bucket] = []
-        self._cuts: dict[tuple[int, int, int], tuple[_Lane, ...]] = {}
+        self._cuts: dict[tuple[int, int, int, int], tuple[_Lane, ...]] = {}
         self._forms: dict[numpy.dtype, _Sums] = {}
         self._most_blocks = max(
             (action.stop - action.start for part in self._parts
@@ -147,7 +147,7 @@ class PlanExecutor(Algorithm):
         return self._compiled.patience
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        lanes = self._lanes(bucket.start, bucket.stop, bucket.wire.itemsize)
+        lanes = self._lanes(bucket.start, bucket.stop, bucket.codec)
         bucket.handle = self._handle(bucket, lanes)
         for number, lane in enumerate(lanes):
             self._compiled.share(
@@ -192,9 +192,8 @@ class PlanExecutor(Algorithm):
         while self.busy:
             self.work(LONG, BRIEF)
 
-    def chunks(self, size: int, itemsize: int) -> int:
-        return max(lane.frames.chunks
-                   for lane in self._lanes(0, size, itemsize))
+    def chunks(self, size: int, codec: Codec) -> int:
+        return max(lane.frames.chunks for lane in self._lanes(0, size, codec))
 
     def free(self) -> None:
         if self.busy:
@@ -203,22 +202,22 @@ class PlanExecutor(Algorithm):
 
     # --- what is the same at every update ------------------------------------
 
-    def _lanes(self, start: int, stop: int, itemsize: int
+    def _lanes(self, start: int, stop: int, codec: Codec
                ) -> tuple[_Lane, ...]:
         """How plans share a range, and into what frames they cut it."""
-        found = self._cuts.get((start, stop, itemsize))
+        key = start, stop, codec.wire_dtype.itemsize, codec.grain
+        found = self._cuts.get(key)
         if found is None:
             if len(self._cuts) >= _REMEMBERED:
                 self._cuts.clear()
-            found = self._cuts[start, stop, itemsize] = self._cut(
-                start, stop, itemsize)
+            found = self._cuts[key] = self._cut(*key)
         return found
 
-    def _cut(self, start: int, stop: int, itemsize: int
+    def _cut(self, start: int, stop: int, itemsize: int, grain: int
              ) -> tuple[_Lane, ...]:
         bounds = piece_bounds(start, stop, len(self.plans))
         frame = max(1, min(self.framing.frame_bytes // itemsize,
-                           _LARGEST // self._most_blocks))
+                           _LARGEST // grain // self._most_blocks))
         lanes = []
         for number, (plan, part) in enumerate(zip(
                 self.plans, self._parts, strict=True)):
@@ -251,7 +250,7 @@ class PlanExecutor(Algorithm):
         if not 0 <= bucket.start <= bucket.stop <= bucket.wire.size or (
                 bucket.encodes and bucket.tensors.size != bucket.wire.size):
             raise ValueError(
-                f'elements {bucket.start} to {bucket.stop} of '
+                f'entries {bucket.start} to {bucket.stop} of '
                 f'{bucket.tensors.size} are not in a wire of '
                 f'{bucket.wire.size}')
         sums = self._sums(bucket.codec)
@@ -268,10 +267,11 @@ class PlanExecutor(Algorithm):
                 self.framing.form, self.plans[0].workers),
             wire=bucket.wire.view(numpy.uint8),
             itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
-            codec=of.codec, rounding=of.rounding, in_place=sums.in_place,
-            encodes=bucket.encodes, decodes=bucket.decodes, prescale=prescale,
-            epsilon=of.epsilon, shrink=sums.shrink, tensors=of.tensors,
-            scales=of.scales, findings=of.findings, shares=len(self.plans))
+            grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
+            in_place=sums.in_place, encodes=bucket.encodes,
+            decodes=bucket.decodes, prescale=prescale, epsilon=of.epsilon,
+            shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
+            findings=of.findings, shares=len(self.plans))
 
     def _residuals(self, bucket: Bucket, lane: _Lane) -> numpy.ndarray:
         """By site and tensor, where the codec keeps what means lose."""

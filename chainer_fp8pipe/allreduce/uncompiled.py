@@ -1,6 +1,6 @@
 """What compiled code asks for where it has nothing for a codec.
 
-That is the case on a GPU, for float16 and for stochastic rounding.
+That is the case on a GPU, and for stochastic rounding.
 """
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Uncompiled:
         totals = self._totals.setdefault((lane, chunk), {})
         values = numpy.frombuffer(
             message, self._dtype if step.summed else bucket.wire.dtype)
-        for block, part, place in self._parts(lane, chunk, step):
+        grain = bucket.codec.grain if step.summed else 1
+        for block, part, place in self._parts(lane, chunk, step, grain):
             own, came = bucket.wire[part], values[place]
             if self._in_wire:
                 if step.fresh and not contributes:
@@ -67,7 +68,7 @@ class Uncompiled:
                 continue
             if step.fresh:
                 totals[block] = bucket.tensors.xp.zeros(
-                    own.size, numpy.float32)
+                    own.size * bucket.codec.grain, numpy.float32)
                 if contributes:
                     bucket.codec.accumulate(own, totals[block])
             if step.summed:
@@ -80,8 +81,9 @@ class Uncompiled:
         """Writes sums; those that lie in the wire are sent from there."""
         xp = self._bucket.tensors.xp
         values = numpy.frombuffer(out, self._dtype)
-        for block, _, place in self._parts(lane, chunk,
-                                           self._step(lane, position)):
+        for block, _, place in self._parts(
+                lane, chunk, self._step(lane, position),
+                self._bucket.codec.grain):
             target = values[place]
             written = output(xp, target)
             xp.multiply(self._totals[lane, chunk][block],
@@ -107,14 +109,17 @@ class Uncompiled:
     def _step(self, lane: int, position: int) -> Step:
         return self._lanes[lane][0].steps[position]
 
-    def _parts(self, lane: int, chunk: int, step: Step
+    def _parts(self, lane: int, chunk: int, step: Step, grain: int = 1
                ) -> Iterator[tuple[int, slice, slice]]:
-        """Blocks, and where their parts lie in the wire and in a message."""
+        """Blocks, and where their parts lie in the wire and in a message.
+
+        A message has ``grain`` numbers for each of the wire's entries.
+        """
         place = 0
         for block in range(step.action.start, step.action.stop):
             part = self._lanes[lane][1].part(block, chunk)
             if part.start < part.stop:
-                end = place + part.stop - part.start
+                end = place + (part.stop - part.start) * grain
                 yield block, part, slice(place, end)
                 place = end
 

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from ..communicators import create_communicator
 from ..communicators.codec_communicator import CodecCommunicator
+from ..communicators.options import option_names
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -30,7 +31,7 @@ class Case(NamedTuple):
 
     def arguments(self) -> dict[str, Any]:
         """The options for timing: without float32 warm-up."""
-        warmup = {'warmup': 0} if self.codec.startswith('fp8') else {}
+        warmup = {'warmup': 0} if 'warmup' in option_names(self.codec) else {}
         return {'algorithm': self.algorithm, **warmup, **dict(self.options)}
 
     def make(self, comm: MPI.Comm) -> CodecCommunicator:

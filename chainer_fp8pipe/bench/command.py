@@ -35,9 +35,10 @@ def add_bench(commands: Any) -> None:
         '--sizes', type=_sizes, default='1M,8M', metavar='N,N...',
         help='elements of the gradients, with k, M or G (default: 1M,8M)')
     parser.add_argument(
-        '--codecs', type=_names('fp8', 'float16', 'float32'),
-        default='fp8,float16,float32', metavar='NAME,...',
-        help='default: fp8,float16,float32')
+        '--codecs', type=_names('int4', 'int5', 'fp8', 'float16',
+                                   'float32'),
+        default='int4,fp8,float16,float32', metavar='NAME,...',
+        help='of int4, int5, fp8, float16, float32 (default: all but int5)')
     parser.add_argument(
         '--algorithms', type=_names('direct', 'ring', 'torus2d', 'mpi_op'),
         default='direct,ring,torus2d', metavar='NAME,...',
@@ -91,8 +92,10 @@ def _forms(codec: str, algorithm: str, wanted: list[str]
     # Only there do sums travel in more than one form.
     if algorithm not in ('ring', 'torus2d') or codec == 'float32':
         return [()]
-    if codec == 'float16':
-        wanted = [form for form in wanted if form != 'float16'] or ['auto']
+    # What is the default, or cannot be.
+    less = {'float16': ('float16',), 'int4': ('wire', 'float32'),
+            'int5': ('wire', 'float32')}.get(codec, ())
+    wanted = [form for form in wanted if form not in less] or ['auto']
     return [() if form == 'auto' else (('partial_sums', form),)
             for form in wanted]
 

@@ -7,14 +7,16 @@ from typing import Any
 import numpy
 
 from .staging import to_host
-from .tensors import Compiled, Tensors
+from .tensors import Compiled, Tensors, places
+
+_NOTHING = numpy.zeros(0, numpy.float32)
 
 
 class Codec(abc.ABC):
     """Turns gradients into *wire* values and back.
 
     A wire is a one-dimensional host array of ``wire_dtype`` with one entry
-    per element of the fused vector.  An update goes::
+    per ``grain`` elements of each tensor.  An update goes::
 
         codec.start(loss_scale)
         found = codec.propose(tensors)      # e.g. new scales
@@ -33,12 +35,14 @@ class Codec(abc.ABC):
     in any order.
 
     Attributes:
+        grain: Elements of a wire's entry.  Sums have as many for each.
         nonfinite: What on this rank made a wire of this update hold a NaN
             or an infinity, e.g. ``'the gradient of /l1/W'``.
     """
 
     name: str
     wire_dtype: numpy.dtype
+    grain = 1
 
     def __init__(self) -> None:
         self.nonfinite: list[str] = []
@@ -74,7 +78,12 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
-        """Adds the values of ``wire`` to ``total`` (float32, same length)."""
+        """Adds the values of ``wire`` to ``total``.
+
+        Args:
+            wire: Of n entries.
+            total: float32[n * grain].
+        """
 
     @abc.abstractmethod
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
@@ -111,13 +120,17 @@ class Codec(abc.ABC):
         A wire is the same on all ranks, so all ranks get the same answer.
         """
 
-    @abc.abstractmethod
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
-        """``total += wire``, both in the wire's own format."""
+        """``total += wire``, both in the wire's own format.
 
-    @abc.abstractmethod
+        Raises:
+            NotImplementedError: The format has no sums, see :attr:`adds`.
+        """
+        raise NotImplementedError(f'{self.name} has no sums')
+
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
-        """``wire *= factor``, in the wire's own format."""
+        """``wire *= factor``, in the wire's own format; raises as above."""
+        raise NotImplementedError(f'{self.name} has no sums')
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
         """What compiled code needs to encode, add and decode by itself.
@@ -142,7 +155,58 @@ class Codec(abc.ABC):
             site: As for :meth:`encode_mean`.
             owned: As for :meth:`encode_mean`.
         """
-        return numpy.zeros(len(tensors.names), numpy.int64)
+        addresses = numpy.zeros(len(tensors.names), numpy.int64)
+        residuals = [
+            (index, part, residual)
+            for index, part, _ in tensors.overlaps(*owned)
+            for residual in [self.owned_residual(tensors, index, part, site,
+                                                 owned)]
+            if residual is not None]
+        compiled.kept += [residual for *_, residual in residuals]
+        found = places([residual for *_, residual in residuals],
+                       writeable=True)
+        assert found is not None
+        for (index, part, residual), address in zip(
+                residuals, found[:, 0].tolist(), strict=True):
+            addresses[index] = address - part.start * residual.itemsize
+        return addresses
+
+    def owned_residual(self, tensors: Tensors, index: int, part: slice,
+                       site: str, owned: tuple[int, int]) -> Any:
+        """What encodings of a part of a tensor have left out.
+
+        Args:
+            tensors: Of this update.
+            index: Of the tensor.
+            part: Elements of the tensor.
+            site: As for :meth:`encode_mean`.
+            owned: As for :meth:`encode_mean`.
+
+        Returns:
+            The float32 array that is kept, to be changed; None: nothing is.
+        """
+        whole = tensors.elements(index, *owned)
+        residual = self.residual(tensors.xp, site, tensors.names[index],
+                                 whole.start, whole.stop)
+        return None if residual is None else residual[
+            part.start - whole.start:part.stop - whole.start]
+
+    def residuals_of_gradients(self, tensors: Tensors
+                               ) -> list[numpy.ndarray]:
+        """What encodings of gradients have left out, one for each tensor.
+
+        The float32 host arrays that are kept; [] if nothing is.
+        """
+        found = [self.residual(numpy, 'gradient', name, 0, gradient.size)
+                 if gradient.size else _NOTHING
+                 for name, gradient in zip(tensors.names, tensors.gradients,
+                                           strict=True)]
+        return [] if any(one is None for one in found) else found
+
+    def residual(self, xp: Any, site: str, name: str, start: int,
+                 stop: int) -> Any:
+        """As :meth:`Residuals.get`; None, as here: nothing is kept."""
+        return None
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         """Adds what compiled code has found to the codec's state."""

@@ -40,10 +40,8 @@ from .tensors import (
     Tensors,
     array_module,
     compile_tensors,
-    places,
 )
 
-_NOTHING = numpy.zeros(0, numpy.float32)
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
 
@@ -194,37 +192,14 @@ class Fp8Ratio(Codec):
         # Random numbers are seeded with names, in Python.
         if self.rounding == 'stochastic' or tensors.xp is not numpy:
             return None
-        residuals = [
-            self._residual(numpy, 'gradient', name, 0, gradient.size)
-            if gradient.size else _NOTHING
-            for name, gradient in zip(tensors.names, tensors.gradients,
-                                      strict=True)
-        ] if self.error_feedback else []
         scales = [self._scale(name) for name in tensors.names]
         return compile_tensors(
-            FP8, tensors, residuals,
+            FP8, tensors, self.residuals_of_gradients(tensors),
             rounding=fp8.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=numpy.array([
                 (*fp8.with_inverse(scale * prescale),
                  *fp8.with_inverse(scale)) for scale in scales],
                 numpy.float32).reshape(-1, 4))
-
-    def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
-                           site: str, owned: tuple[int, int]
-                           ) -> numpy.ndarray:
-        addresses = super().residuals_of_means(compiled, tensors, site, owned)
-        if not self.error_feedback or owned[0] == owned[1]:
-            return addresses
-        parts = list(tensors.overlaps(*owned))
-        residuals = [self._owned_residual(tensors, index, part, site, owned)
-                     for index, part, _ in parts]
-        compiled.kept += residuals
-        found = places(residuals, writeable=True)
-        assert found is not None
-        for (index, part, _), residual, address in zip(
-                parts, residuals, found[:, 0].tolist(), strict=True):
-            addresses[index] = address - part.start * residual.itemsize
-        return addresses
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         super().conclude(compiled, tensors)
@@ -321,26 +296,16 @@ class Fp8Ratio(Codec):
                      owned: tuple[int, int]) -> fp8.Counts:
         return fp8.ratio_encode(
             values, tensors.parameters[index][part], out, scale=scale,
-            epsilon=self.epsilon, residual=self._owned_residual(
+            epsilon=self.epsilon, residual=self.owned_residual(
                 tensors, index, part, site, owned),
             rounding=self.rounding, seed=self._rounding_seed(
                 f'{site}:{part.start} {tensors.names[index]}'))
 
-    def _residual(self, xp: Any, site: str, name: str, start: int,
+    def residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:
         if not self.error_feedback:
             return None
         return self._residuals.get(xp, site, name, start, stop)
-
-    def _owned_residual(self, tensors: Tensors, index: int, part: slice,
-                        site: str, owned: tuple[int, int]) -> Any:
-        offset = tensors.offsets[index]
-        start = max(owned[0] - offset, 0)
-        stop = min(owned[1] - offset, tensors.gradients[index].size)
-        residual = self._residual(tensors.xp, site, tensors.names[index],
-                                  start, stop)
-        return None if residual is None else residual[
-            part.start - start:part.stop - start]
 
     def _rounding_seed(self, place: str, index: int = 0) -> int:
         if self.rounding != 'stochastic':

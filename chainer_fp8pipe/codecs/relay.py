@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import fp8
+from ..block_formats import FORMATS
+from .block_scaled import BlockScaled, RelayedBlocks
 from .cast import Cast
 from .codec import Codec, Residuals
 from .fp8_ratio import Fp8Ratio
@@ -43,10 +45,11 @@ class CodecRecipe:
     """What a rank without a model must know of a codec for one job.
 
     Attributes:
-        codec: ``'float32'``, ``'float16'`` or ``'fp8'``.
+        codec: The codec's name.
         rounding: Of fp8.
-        error_feedback: Of fp8.
-        parts: Of fp8: what lies in the range, end to end.
+        error_feedback: Of fp8 and of formats in blocks.
+        parts: Of these: what lies in the range, end to end.  In blocks, all
+            is one part.
     """
 
     codec: str
@@ -58,6 +61,10 @@ class CodecRecipe:
     def of(cls, codec: Codec, tensors: Tensors, start: int, stop: int
            ) -> CodecRecipe:
         """The recipe of a codec for ``[start, stop)`` of its update."""
+        if isinstance(codec, BlockScaled):
+            size = (stop - start) * codec.grain
+            return cls(codec.name, '', codec.error_feedback, (RelayedTensor(
+                f'{tensors.names[0]}:{start}:{stop}', size, 0.0),))
         if not isinstance(codec, Fp8Ratio):
             return cls(codec.name)
         parts = []
@@ -81,8 +88,12 @@ class CodecRecipe:
         # Only their sizes are asked for: no memory.
         nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
                    for part in self.parts]
+        blocks = self.codec in FORMATS
         tensors = Tensors([part.name for part in self.parts], nothing,
-                          nothing)
+                          nothing, grain=BlockScaled.grain if blocks else 1)
+        if blocks:
+            return RelayedBlocks(kept.residuals, self.codec,
+                                 error_feedback=self.error_feedback), tensors
         if self.codec != 'fp8':
             return Cast(self.codec), tensors
         return Relay(kept, {part.name: part.unit for part in self.parts},
@@ -140,7 +151,7 @@ class Relay(Fp8Ratio):
         total /= numpy.float32(count)
         for index, part, place in tensors.overlaps(start, start + wire.size):
             mean, codes = total[place], wire[place]
-            residual = self._owned_residual(tensors, index, part, site, owned)
+            residual = self.owned_residual(tensors, index, part, site, owned)
             if residual is not None:
                 mean += residual
             fp8.encode(mean, codes, rounding=self.rounding,
@@ -155,9 +166,9 @@ class Relay(Fp8Ratio):
         return compile_sizes(RELAY, tensors,
                              rounding=fp8.ROUNDINGS.index(self.rounding))
 
-    def _residual(self, xp: Any, site: str, name: str, start: int,
+    def residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:
-        residual = super()._residual(xp, site, name, start, stop)
+        residual = super().residual(xp, site, name, start, stop)
         unit = self._units[name]
         if residual is None or unit == 0.0:     # all zeros leave nothing out
             return residual

@@ -16,7 +16,7 @@ import numpy
 from . import _places
 
 #: Numbers of codecs.
-IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16 = range(5)
+IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16, RECORDS = range(6)
 
 _OUT = 4                # column of `tensors`
 _BLAMED, _NONFINITE = 2, 3      # of `findings`
@@ -27,41 +27,46 @@ class TensorRange(NamedTuple):
 
     tensor: int         # which one
     in_tensor: slice    # the part, counted from the tensor's first element
-    in_range: slice     # the same part, counted from the range's start
+    in_range: slice     # its entries, counted from the range's start
 
 
 class Tensors:
     """Parameter tensors and their gradients, fused into one vector.
 
     Nothing is copied: the fused vector is only a way of numbering elements
-    (tensor fusion), so that small tensors need no message of their own.
+    (tensor fusion), so that small tensors need no message of their own.  Its
+    entries are those of a wire: of ``grain`` elements each, of which a
+    tensor's last one may have fewer.
 
     Args:
         names: One name per tensor, unique, in the same order on all ranks.
         gradients: Flat float32 arrays, all NumPy or all CuPy.
         parameters: Flat float32 arrays of the same sizes.
         loss_scale: Factor that the gradients carry (mixed precision).
+        grain: Elements of an entry, see :attr:`.Codec.grain`.
 
     Attributes:
-        size: Number of elements of the fused vector.
-        offsets: Index of each tensor's first element, and ``size``.
+        size: Number of entries of the fused vector.
+        offsets: Index of each tensor's first entry, and ``size``.
         xp: ``numpy`` or ``cupy``.
     """
 
     def __init__(self, names: Sequence[str], gradients: Sequence[Any],
-                 parameters: Sequence[Any], loss_scale: float = 1.0) -> None:
+                 parameters: Sequence[Any], loss_scale: float = 1.0,
+                 grain: int = 1) -> None:
         self.names = tuple(names)
         self.gradients = list(gradients)
         self.parameters = list(parameters)
         self.loss_scale = loss_scale
+        self.grain = grain
         self.offsets = [0]
         for gradient in self.gradients:
-            self.offsets.append(self.offsets[-1] + gradient.size)
+            self.offsets.append(self.offsets[-1] - (-gradient.size // grain))
         self.size = self.offsets[-1]
         self.xp = array_module(*self.gradients)
 
     def overlaps(self, start: int, stop: int) -> Iterator[TensorRange]:
-        """The non-empty parts of tensors inside ``[start, stop)``."""
+        """The non-empty parts of tensors inside ``[start, stop)``, entries."""
         first = max(bisect.bisect_right(self.offsets, start) - 1, 0)
         for index in range(first, len(self.names)):
             low = max(self.offsets[index], start)
@@ -69,9 +74,14 @@ class Tensors:
             if self.offsets[index] >= stop:
                 break
             if low < high:
-                offset = self.offsets[index]
-                yield TensorRange(index, slice(low - offset, high - offset),
-                              slice(low - start, high - start))
+                yield TensorRange(index, self.elements(index, low, high),
+                                  slice(low - start, high - start))
+
+    def elements(self, tensor: int, start: int, stop: int) -> slice:
+        """The tensor's elements in the entries ``[start, stop)``, if any."""
+        offset, size = self.offsets[tensor], self.gradients[tensor].size
+        return slice(max(start - offset, 0) * self.grain,
+                     min(max(stop - offset, 0) * self.grain, size))
 
 
 def array_module(*arrays: Any) -> Any:
@@ -91,8 +101,8 @@ class Compiled:
         rounding: Number of the rounding.
         epsilon: Of fp8.
         tensors: int64: where the tensor begins and ends in the fused vector,
-            and addresses: of its gradient, its parameter, what its mean is
-            decoded into, and its residual (0: none).
+            addresses: of its gradient, its parameter, what its mean is
+            decoded into, and its residual (0: none); and its elements.
         scales: float32: the scale of encodings and its inverse, and the same
             for decoding and for means.
         findings: int64: elements clipped, elements encoded, what is to blame
@@ -171,8 +181,9 @@ def compile_tensors(codec: int, tensors: Tensors,
 def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
     """Makes the tables of a codec that neither reads nor writes gradients."""
     count = len(tensors.names)
-    table = numpy.zeros((count, 6), numpy.int64)
+    table = numpy.zeros((count, 7), numpy.int64)
     table[:, 0], table[:, 1] = tensors.offsets[:-1], tensors.offsets[1:]
+    table[:, 6] = [gradient.size for gradient in tensors.gradients]
     of_codec.setdefault('scales', numpy.zeros((count, 4), numpy.float32))
     return Compiled(codec, table, numpy.zeros((count, 4), numpy.int64),
                     **of_codec)

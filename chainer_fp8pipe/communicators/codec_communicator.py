@@ -12,7 +12,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..allreduce.algorithm import Algorithm
-from ..codecs import Cast, Codec, Fp8Ratio
+from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import (
     SAME_MODEL,
@@ -28,7 +28,12 @@ from ..overlap.exchange_thread import threads_are_allowed
 from ..overlap.overlapped_reducer import OverlappedReducer
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm
-from .options import NEXT_FORWARD, ExchangeOptions, Fp8Options
+from .options import (
+    NEXT_FORWARD,
+    BlockOptions,
+    ExchangeOptions,
+    Fp8Options,
+)
 
 
 class CodecCommunicator(MpiCommunicatorBase):
@@ -247,6 +252,10 @@ def _diverged(model: chainer.Link, when: str) -> str:
 
 def _model_state(name: str, options: ExchangeOptions, rank: int, number: int
                  ) -> ModelState:
+    if isinstance(options, BlockOptions):
+        return ModelState(number, BlockScaled(
+            getattr(options, 'values', name),
+            error_feedback=options.error_feedback), options.warmup)
     if not isinstance(options, Fp8Options):
         return ModelState(
             number, Cast('float16' if name == 'float16' else 'float32'))

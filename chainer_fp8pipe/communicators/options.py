@@ -115,12 +115,53 @@ class Fp8Options(ExchangeOptions):
     seed: int = _option(0, 'of sampling and stochastic rounding', low=0)
 
 
+@dataclasses.dataclass(frozen=True)
+class BlockOptions(ExchangeOptions):
+    """Options of formats in which 32 elements share a scale.
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
+
+    warmup: int = _option(
+        100, 'updates in float32 before the first in the format', low=0)
+    error_feedback: bool = _option(
+        True, 'add what an encoding lost to the next gradient',
+        choices=(True, False))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option, value in (('algorithm', 'mpi_op'),
+                              ('partial_sums', 'wire')):
+            if getattr(self, option) == value:
+                raise ValueError(
+                    f'{option}={value!r} makes sums in the format of the '
+                    'wire, which blocks with a scale of their own have not; '
+                    f'pass another {option}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Int4Options(BlockOptions):
+    """Options of 4-bit formats.
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
+
+    values: str = _option(
+        'int4', 'which values 4 bits stand for: -7 to 7 (int4), or with an '
+        'exponent (e2m1), which loses less of small gradients',
+        choices=('int4', 'e2m1'))
+
+
 #: Name of a communicator: its class of options and its own defaults.
 FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
     'fp8': (Fp8Options, {}),
     'fp8_paper': (Fp8Options, {
         'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
         'headroom': 1.0, 'error_feedback': False, 'bucket_bytes': 0}),
+    'int4': (Int4Options, {}),
+    'int5': (BlockOptions, {}),
     'float16': (ExchangeOptions, {}),
     'float32': (ExchangeOptions, {}),
     'torus2d': (ExchangeOptions, {'algorithm': 'torus2d'}),
@@ -164,6 +205,11 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
     return made
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """The options of communicator ``name``."""
+    return tuple(field.name for field in dataclasses.fields(FAMILIES[name][0]))
 
 
 def parse_option(name: str, option: str, text: str) -> Any:

@@ -22,14 +22,15 @@ ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
               'mpi_op', 'two_level_mpi_op')
 
 
-def tensors_of(rank, sizes, seed=0):
+def tensors_of(rank, sizes, seed=0, grain=1):
     """Gradients of ``rank``; the parameters are the same on all ranks."""
     gradients = numpy.random.default_rng((seed, rank, 1))
     parameters = numpy.random.default_rng((seed, 2))
     return Tensors(
         [f'/l{i}' for i in range(len(sizes))],
         [gradients.normal(0, 1, n).astype(numpy.float32) for n in sizes],
-        [parameters.normal(0, 0.1, n).astype(numpy.float32) for n in sizes])
+        [parameters.normal(0, 0.1, n).astype(numpy.float32) for n in sizes],
+        grain=grain)
 
 
 def mean_and_spread(size, sizes, seed=0):

@@ -9,7 +9,9 @@ from chainer_fp8pipe.allreduce.executor import Framing
 from chainer_fp8pipe.allreduce.plan import aggregator, two_level
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.block_formats import FORMATS
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio
+from chainer_fp8pipe.codecs.block_scaled import RelayedBlocks
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -123,6 +125,40 @@ def test_frames_do_not_change_a_bit(comm, frame_bytes):
                for framing in ((256, 2), (frame_bytes, 5))]
     if comm.rank < 3:
         numpy.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize('values', FORMATS)
+@on_ranks(4, 7)
+def test_records_have_the_same_bits_in_any_frames_compiled_or_not(comm,
+                                                                  values):
+    sizes = [1003, 1, 400]
+
+    def body(algorithm, workers):
+        codec, found = BlockScaled(values), []
+        for step in range(3):
+            _, result = exchange(algorithm, codec, workers, tensors_of(
+                workers.rank, sizes, step, codec.grain))
+            mean, _ = mean_and_spread(workers.size, sizes, step)
+            assert abs(result - mean).max() < 1.2
+            assert set(workers.allgather(result.tobytes())) == {
+                result.tobytes()}
+            found.append(result)
+        return found
+    for inner in (1, 3):
+        results = []
+        for framing in ((1 << 60, 1), (256, 2), (17, 5)):
+            for compiled in (True, False):
+                with pytest.MonkeyPatch.context() as patch:
+                    for kind in (BlockScaled, RelayedBlocks):
+                        if not compiled:
+                            patch.setattr(kind, 'compiled',
+                                          lambda *arguments: None)
+                    results.append(on_workers(comm, 1, body, *framing,
+                                              inner=inner))
+        for other in results[1:]:
+            if comm.rank < comm.size - 1:
+                numpy.testing.assert_array_equal(
+                    numpy.array(other), numpy.array(results[0]))
 
 
 @on_ranks(2, 4, 6)

@@ -27,7 +27,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--sizes', '8x'], "'8x' is no number of elements"),
-    (['--codecs', 'fp9'], "'fp9' is none of fp8"),
+    (['--codecs', 'fp9'], "'fp9' is none of int4"),
     (['--algorithms', 'tree'], "'tree' is none of direct"),
     (['--repeats', '0'], "'0' is not 1 or more"),
     (['--json', '/nowhere/file'], 'there is no folder /nowhere')])

@@ -6,7 +6,7 @@ import numpy
 from benchmarks.codec_updates import begin
 
 
-def random_tensors(sizes, seed=0, spread=1.0):
+def random_tensors(sizes, seed=0, spread=1.0, grain=1):
     """Normal gradients and parameters; ``spread`` scales the gradients."""
     generator = numpy.random.default_rng(seed)
 
@@ -14,7 +14,7 @@ def random_tensors(sizes, seed=0, spread=1.0):
         return [generator.normal(0, scale, size).astype(numpy.float32)
                 for size in sizes]
     return Tensors([f'/l{i}/W' for i in range(len(sizes))],
-                   draw(spread), draw(0.1))
+                   draw(spread), draw(0.1), grain=grain)
 
 
 def encode(codec, tensors):

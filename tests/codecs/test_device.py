@@ -1,7 +1,7 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
 
@@ -19,7 +19,9 @@ CODECS = {
     **{rounding: lambda rounding=rounding: Fp8Ratio(
         rounding=rounding, period=2)
        for rounding in ('nearest', 'truncate', 'stochastic')},
-    'without feedback': lambda: Fp8Ratio(error_feedback=False)}
+    'without feedback': lambda: Fp8Ratio(error_feedback=False),
+    'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
+    'int5': lambda: BlockScaled('int5', error_feedback=False)}
 
 
 @pytest.fixture
@@ -37,8 +39,8 @@ def on_device(tensors):
 
 @pytest.mark.parametrize('codec', CODECS)
 def test_nothing_is_compiled_for_gradients_on_a_device(cupy, codec):
-    tensors = random_tensors(SIZES)
     made = CODECS[codec]()
+    tensors = random_tensors(SIZES, grain=made.grain)
     encode(made, tensors)
     compiled = made.compiled(tensors, 1.0)
     assert (compiled is None) == (codec == 'stochastic')
@@ -54,7 +56,7 @@ def updates(codec, place, steps=4, bad=None):
     """What a rank of three computes: own wire, mean, decoded gradients."""
     results = []
     for step in range(steps):
-        tensors = random_tensors(SIZES, seed=step)
+        tensors = random_tensors(SIZES, seed=step, grain=codec.grain)
         if bad is not None:
             tensors.gradients[2][7] = bad
         tensors = place(tensors)
@@ -64,7 +66,7 @@ def updates(codec, place, steps=4, bad=None):
         codec.encode(tensors, wire)
         results.append(wire.copy())
         piece = wire[2:2500]
-        total = tensors.xp.zeros(piece.size, numpy.float32)
+        total = tensors.xp.zeros(piece.size * codec.grain, numpy.float32)
         for _ in range(3):
             codec.accumulate(piece, total)
         codec.encode_mean(tensors, total, 3, piece, 2, 'all',
@@ -96,7 +98,8 @@ def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
     def on_gpu(tensors):
         return Tensors(tensors.names,
                        list(map(cupy.asarray, tensors.gradients)),
-                       list(map(cupy.asarray, tensors.parameters)))
+                       list(map(cupy.asarray, tensors.parameters)),
+                       grain=tensors.grain)
     expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
     found = updates(CODECS[name](), on_gpu, bad=bad)
     for wanted, got in zip(expected, found, strict=True):

@@ -19,7 +19,7 @@ from .helpers import (
 )
 
 #: See test_codec_communicator.
-TOLERANCE = {'float32': 1e-5, 'float16': 6e-3, 'fp8': 0.9}
+TOLERANCE = {'float32': 1e-5, 'float16': 6e-3, 'fp8': 0.9, 'int4': 1.5}
 
 
 def divide(comm, name, aggregators=1, **given):
@@ -27,7 +27,7 @@ def divide(comm, name, aggregators=1, **given):
 
     As ``create_communicator``, which would end the process.
     """
-    if name.startswith('fp8'):
+    if name.startswith(('fp8', 'int')):
         given.setdefault('warmup', 1)
     return aggregator_ranks.divide(comm, name, make_options(name, {
         'algorithm': 'aggregator', 'aggregators': aggregators, **given}))

@@ -26,15 +26,16 @@ from .helpers import (
 )
 from .networks import Plain
 
-NAMES = ['float32', 'float16', 'fp8', 'fp8_paper']
+NAMES = ['float32', 'float16', 'fp8', 'fp8_paper', 'int4', 'int5']
 #: Elementwise bounds: see tests/allreduce/test_algorithms.py; fp8_paper
 #: truncates at every sum and clips above the quantile, so only its bits are
 #: checked here.
-TOLERANCE = {'float32': 1e-5, 'float16': 2e-3, 'fp8': 0.3}
+TOLERANCE = {'float32': 1e-5, 'float16': 2e-3, 'fp8': 0.3, 'int4': 0.5,
+             'int5': 0.3}
 
 
 def make(name, comm, **options):
-    if name.startswith('fp8'):
+    if name.startswith(('fp8', 'int')):
         options.setdefault('warmup', 0)
     return create_communicator(name, comm, **options)
 
@@ -56,9 +57,11 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name):
 @pytest.mark.parametrize('options', [
     {'algorithm': 'mpi_op'}, {'two_level': 'yes', 'ranks_per_node': 2},
     {'algorithm': 'mpi_op', 'two_level': 'yes', 'ranks_per_node': 2}])
-@pytest.mark.parametrize('name', ['float32', 'fp8'])
+@pytest.mark.parametrize('name', ['float32', 'fp8', 'int4'])
 @on_ranks(4)
 def test_every_exchange_gives_the_mean(comm, name, options):
+    if name == 'int4':      # sums nothing in its own format
+        options = {**options, 'algorithm': 'ring'}
     model = Model()
     set_gradients(model, comm.rank)
     make(name, comm, **options).multi_node_mean_grad(model)
@@ -296,8 +299,10 @@ def test_after_warm_up_an_update_sends_a_quarter_of_float32s_bytes(comm):
     assert max(sent[2:]) <= 0.26 * sent[0]
 
 
+@pytest.mark.parametrize(('name', 'options'), [
+    ('fp8', {'period': 3}), ('int4', {}), ('int4', {'values': 'e2m1'})])
 @on_ranks(2)
-def test_a_restored_communicator_goes_on_bit_for_bit(comm):
+def test_a_restored_communicator_goes_on_bit_for_bit(comm, name, options):
     def steps(communicator, first, last):
         results = []
         for step in range(first, last):
@@ -306,19 +311,19 @@ def test_a_restored_communicator_goes_on_bit_for_bit(comm):
             communicator.multi_node_mean_grad(model)
             results.append(bits(model))
         return results
-    whole = steps(make('fp8', comm, warmup=2, period=3), 0, 8)
-    first = make('fp8', comm, warmup=2, period=3)
+    whole = steps(make(name, comm, warmup=2, **options), 0, 8)
+    first = make(name, comm, warmup=2, **options)
     steps(first, 0, 5)
-    second = make('fp8', comm, warmup=2, period=3)
+    second = make(name, comm, warmup=2, **options)
     second.load_state(first.state())
     assert steps(second, 5, 8) == whole[5:]
 
 
 # --- bad input -------------------------------------------------------------
 
-def rejected(comm, model, match, error=ValueError, **options):
+def rejected(comm, model, match, error=ValueError, name='fp8', **options):
     """Every rank raises the same error, and goes on living."""
-    communicator = make('fp8', comm, **options)
+    communicator = make(name, comm, **options)
     with pytest.raises(error, match=match) as raised:
         communicator.multi_node_mean_grad(model)
     assert len(set(comm.allgather(str(raised.value)))) == 1
@@ -373,14 +378,16 @@ def test_an_integer_parameter_is_an_error_on_all(comm):
 
 @pytest.mark.parametrize('bad', [numpy.nan, numpy.inf])
 @pytest.mark.parametrize('warmup', [0, 10])
+@pytest.mark.parametrize('name', ['fp8', 'int4'])
 @on_ranks(3)
-def test_a_gradient_that_is_not_finite_is_an_error_on_all(comm, bad, warmup):
+def test_a_gradient_that_is_not_finite_is_an_error_on_all(comm, name, bad,
+                                                          warmup):
     model = Model()
     set_gradients(model, comm.rank)
     if comm.rank == 1:
         model.p3.grad[123] = bad
     rejected(comm, model, 'the gradient of /p3 is not finite in .* on rank 1',
-             RuntimeError, warmup=warmup)
+             RuntimeError, name=name, warmup=warmup)
 
 
 @on_ranks(2)

@@ -22,8 +22,8 @@ def test_the_default_is_fp8_over_all_ranks(comm):
 
 @on_ranks(1)
 def test_an_unknown_name_lists_the_known_ones(comm):
-    with pytest.raises(ValueError, match="'fp9'.*fp8, fp8_paper, float16, "
-                       'float32, torus2d, naive'):
+    with pytest.raises(ValueError, match="'fp9'.*fp8, fp8_paper, int4, int5, "
+                       'float16, float32, torus2d, naive'):
         create_communicator('fp9')
 
 

@@ -47,6 +47,25 @@ def test_a_value_that_is_not_allowed_lists_what_is(option, value, message):
         make_options('fp8', {option: value})
 
 
+@pytest.mark.parametrize('name', ['int4', 'int5'])
+@pytest.mark.parametrize('given', [
+    {'algorithm': 'mpi_op'}, {'partial_sums': 'wire'}])
+def test_blocks_are_not_summed_in_the_format_of_the_wire(name, given):
+    option, = given
+    with pytest.raises(ValueError, match=f'{option}=.* makes sums in the '
+                       f'format of the wire, which blocks.*another {option}'):
+        make_options(name, given)
+
+
+def test_int4s_values_are_one_of_two():
+    assert make_options('int4', {}).values == 'int4'
+    assert make_options('int4', {'values': 'e2m1'}).values == 'e2m1'
+    with pytest.raises(ValueError, match="'int4', 'e2m1', not 'fp9'"):
+        make_options('int4', {'values': 'fp9'})
+    with pytest.raises(ValueError, match="'int5' has no option 'values'"):
+        make_options('int5', {'values': 'int4'})
+
+
 def test_numpys_numbers_are_numbers():
     assert make_options('fp8', {'warmup': numpy.int64(3)}).warmup == 3
     assert make_options('fp8', {'quantile': numpy.float32(0.5)})

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sysconfig
 
+from chainer_fp8pipe import fp8
 from chainer_fp8pipe.fp8 import ROUNDINGS, kernels
 
 import pytest
@@ -113,20 +114,36 @@ def host_kernels(folder):
     return result
 
 
-def loops_for(machine, folder):
-    """The C loops, built for one generation of x86-64 alone."""
+#: Flags of /proc/cpuinfo that tell the generations of x86-64 apart.
+GENERATIONS = {
+    'x86-64': set(),
+    'x86-64-v3': {'avx2', 'bmi2', 'fma', 'f16c'},
+    'x86-64-v4': {'avx512f', 'avx512bw', 'avx512cd', 'avx512dq', 'avx512vl'},
+}
+
+
+def loops_for(machine, folder, package=fp8, name='_loops'):
+    """The C loops, built for one generation of x86-64 alone.
+
+    Skips the test where this processor is not of that generation.
+    """
+    if platform.machine() != 'x86_64' or platform.system() != 'Linux':
+        pytest.skip('needs Linux on x86-64')
+    flags = set(pathlib.Path('/proc/cpuinfo').read_text().split())
+    if missing := GENERATIONS[machine] - flags:
+        pytest.skip(f'this processor lacks {", ".join(sorted(missing))}')
     compiler = shutil.which('cc') or shutil.which('gcc')
     if compiler is None:
         pytest.skip('no C compiler (cc or gcc)')
-    source = pathlib.Path(kernels.__file__).with_name('_loops.c')
-    library = pathlib.Path(folder, machine, '_loops.so')
+    source = pathlib.Path(package.__file__).with_name(f'{name}.c')
+    library = pathlib.Path(folder, machine, f'{name}.so')
     library.parent.mkdir()
     subprocess.run(
         [compiler, '-O3', *FLAGS[1:], f'-march={machine}', '-DCLONES=',
          f'-I{sysconfig.get_path("include")}', str(source), '-o',
          str(library)],
         check=True)
-    spec = importlib.util.spec_from_file_location('_loops', library)
+    spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -9,9 +9,9 @@ from .steps import Step
 
 #: Those of ``create_communicator``, and what takes another way on a GPU.
 COMMUNICATORS = (
-    'fp8', 'fp8_paper', 'float16', 'float32', 'torus2d', 'fp8:overlap=true',
-    'fp8:overlap=next_forward', 'fp8:algorithm=ring', 'naive', 'flat',
-    'non_cuda_aware', 'pure_nccl', 'dummy')
+    'fp8', 'fp8_paper', 'int4', 'int5', 'float16', 'float32', 'torus2d',
+    'fp8:overlap=true', 'fp8:overlap=next_forward', 'fp8:algorithm=ring',
+    'naive', 'flat', 'non_cuda_aware', 'pure_nccl', 'dummy')
 #: These put one rank on each GPU (NCCL refuses more).
 NCCL = ('non_cuda_aware', 'pure_nccl')
 #: These have no way for gradients on the CPU.

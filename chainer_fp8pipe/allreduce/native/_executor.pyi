@@ -5,7 +5,7 @@ class Job:
     unfinished: int
     def __init__(
         self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
-        codec: int, rounding: int, in_place: bool, encodes: bool,
+        grain: int, codec: int, rounding: int, in_place: bool, encodes: bool,
         decodes: bool, prescale: float, epsilon: float, shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,
     ) -> None: ...

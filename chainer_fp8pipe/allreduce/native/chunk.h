@@ -22,7 +22,7 @@ static size_t message_size(const Chunk *chunk, const Step *step)
     int is_sum = step->summed && (step->kind == RECEIVE_PARTIAL
                                   || step->kind == SEND_PARTIAL);
     return (size_t)length_of(chunk, step)
-           * (is_sum ? job->sum_size : job->itemsize);
+           * (is_sum ? job->sum_size * (size_t)job->grain : job->itemsize);
 }
 
 static char *take(Chunk *chunk, size_t size)
@@ -79,7 +79,8 @@ static int get_space(Shared *shared, Chunk *chunk)
             size += aligned(message_size(chunk, &lane->steps[i]));
     for (int i = 0; i < lane->held_count && makes_sums(chunk->job); ++i) {
         Range part = part_of(chunk, lane->held[i]);
-        sums += (size_t)(part.stop - part.start) * sizeof(f32);
+        sums += (size_t)((part.stop - part.start) * chunk->job->grain)
+                * sizeof(f32);
     }
     size += aligned(sums);
     chunk->space = (Space){NULL, 0};
@@ -115,7 +116,7 @@ static void place_sums(Chunk *chunk)
     for (int i = 0; i < lane->held_count; ++i) {
         Range part = part_of(chunk, lane->held[i]);
         chunk->places[lane->held[i]] = place;
-        place += part.stop - part.start;
+        place += (part.stop - part.start) * chunk->job->grain;
     }
     chunk->used += aligned((size_t)place * sizeof(f32));
 }

@@ -9,17 +9,19 @@
 #include <Python.h>
 #include <stdint.h>
 
+#include "../../block_formats/record_loops.h"
 #include "../../fp8/half.h"
 #include "../../fp8/means.h"
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
 
-enum { IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16 }; /* codecs */
+enum { IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16, RECORDS }; /* codecs */
 
 typedef struct {
-    int64_t start, stop; /* in the fused vector */
+    int64_t start, stop; /* entries of the fused vector */
     const f32 *gradient, *parameter;
     f32 *out, *residual;
+    int64_t elements;
 } Tensor;
 
 typedef struct {
@@ -54,8 +56,9 @@ typedef struct {
     PyObject *python; /* what to ask where nothing is compiled */
     Py_buffer wire_buffer, tensors_buffer, scales_buffer, findings_buffer;
     char *wire;
-    size_t itemsize, sum_size; /* bytes of a wire's value, of a sum's */
-    int codec, rounding;
+    size_t itemsize, sum_size; /* bytes of a wire's entry, of a sum's element */
+    int64_t grain;             /* elements of an entry */
+    int codec, rounding;       /* of RECORDS: the format */
     int in_place; /* sums are made in the wire */
     int encodes, decodes;
     float prescale, epsilon;
@@ -98,8 +101,8 @@ static Tensor const *first_tensor(const Job *job, int64_t start)
     return job->tensors + low;
 }
 
-/* For each tensor `t` that has a part in the range: it is `n` elements long,
- * and begins at element `at` of the tensor and at `place` of the vector. */
+/* For each tensor `t` that has a part in the range: it is `n` entries long,
+ * and begins at entry `at` of the tensor and at `place` of the vector. */
 #define FOR_EACH_PART(job, range, t, place, at, n) \
     for (const Tensor *t = first_tensor((job), (range).start); \
          t < (job)->tensors + (job)->tensors_count \
@@ -131,6 +134,53 @@ static u8 *codes_of_wire(const Job *job, int64_t place)
 static u16 *halves_of_wire(const Job *job, int64_t place)
 {
     return (u16 *)job->wire + place;
+}
+
+static u8 *record_of_wire(const Job *job, int64_t place)
+{
+    return (u8 *)job->wire + (size_t)place * job->itemsize;
+}
+
+/* Elements of n records of a tensor from record `at` on. */
+static size_t elements_of(const Tensor *t, int64_t at, int64_t n)
+{
+    int64_t left = t->elements - at * RECORD;
+    return (size_t)(n * RECORD < left ? n * RECORD : left);
+}
+
+static void encode_into_records(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        int64_t index = t - job->tensors, first = at * RECORD;
+        if (encode_records(t->gradient + first, job->scales[index].encode,
+                           t->residual ? t->residual + first : NULL,
+                           record_of_wire(job, place), elements_of(t, at, n),
+                           job->rounding))
+            job->findings[index].blamed |= BAD_GRADIENT;
+    }
+}
+
+static void decode_from_records(const Job *job, Range range)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        int64_t index = t - job->tensors;
+        job->findings[index].nonfinite += (int64_t)decode_records(
+            record_of_wire(job, place), job->scales[index].scale,
+            t->out + at * RECORD, elements_of(t, at, n), 0, job->rounding);
+    }
+}
+
+static void encode_mean_records(const Job *job, const f32 *total, Range range,
+                                int count, f32 *const *residuals)
+{
+    FOR_EACH_PART(job, range, t, place, at, n) {
+        f32 *residual = residuals[t - job->tensors];
+        encode_records(total + (place - range.start) * RECORD,
+                       1.0f / (float)count,
+                       residual ? residual + at * RECORD : NULL,
+                       record_of_wire(job, place), elements_of(t, at, n),
+                       job->rounding);
+    }
 }
 
 static void encode_ratios(const Job *job, Range range)
@@ -274,6 +324,8 @@ static void encode_mean(const Job *job, f32 *total, Range range, int count,
     if (job->codec == FLOAT16)
         half_mean(total, (float)count, halves_of_wire(job, range.start),
                   (size_t)(range.stop - range.start));
+    else if (job->codec == RECORDS)
+        encode_mean_records(job, total, range, count, residuals);
     else
         (job->codec == FP8 ? encode_ratio_mean : encode_plain_mean)(
             job, total, range, count, residuals);

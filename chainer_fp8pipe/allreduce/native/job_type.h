@@ -20,17 +20,16 @@ static int table(PyObject *object, Py_buffer *buffer, int flags,
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "python", "wire", "itemsize", "sum_size", "codec", "rounding",
-        "in_place", "encodes", "decodes", "prescale", "epsilon", "shrink",
-        "tensors",
-        "scales", "findings", "shares", NULL};
+        "python", "wire", "itemsize", "sum_size", "grain", "codec",
+        "rounding", "in_place", "encodes", "decodes", "prescale", "epsilon",
+        "shrink", "tensors", "scales", "findings", "shares", NULL};
     PyObject *python, *wire, *tensors, *scales, *findings;
-    Py_ssize_t itemsize, sum_size;
+    Py_ssize_t itemsize, sum_size, grain;
     int shares;
     Job *job = (Job *)type->tp_alloc(type, 0);
     if (job == NULL || !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOnniipppfffOOOi", names, &python, &wire,
-            &itemsize, &sum_size, &job->codec, &job->rounding,
+            args, kwargs, "OOnnniipppfffOOOi", names, &python, &wire,
+            &itemsize, &sum_size, &grain, &job->codec, &job->rounding,
             &job->in_place, &job->encodes, &job->decodes, &job->prescale,
             &job->epsilon, &job->shrink, &tensors, &scales, &findings, &shares)
         || table(wire, &job->wire_buffer, PyBUF_WRITABLE, -1) < 0
@@ -54,6 +53,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     job->itemsize = (size_t)itemsize;
     job->sum_size = (size_t)sum_size;
+    job->grain = grain;
     job->wire = job->wire_buffer.buf;
     job->tensors = job->tensors_buffer.buf;
     job->scales = job->scales_buffer.buf;

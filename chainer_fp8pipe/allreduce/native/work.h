@@ -53,6 +53,8 @@ static int encode_part(Shared *shared, const Job *job, Range part)
         encode_floats(job, part);
     else if (job->codec == FLOAT16)
         encode_halves(job, part);
+    else if (job->codec == RECORDS)
+        encode_into_records(job, part);
     else
         result = in_python(shared, job, "encode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -73,6 +75,8 @@ static int decode_part(Shared *shared, const Job *job, Range part)
         decode_floats(job, part);
     else if (job->codec == FLOAT16)
         decode_halves(job, part);
+    else if (job->codec == RECORDS)
+        decode_from_records(job, part);
     else
         result = in_python(shared, job, "decode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -85,11 +89,13 @@ static f32 *total_of(const Chunk *chunk, int block)
     return chunk->total + chunk->places[block];
 }
 
-/* Adds contributions as they travel, n of them, to sums. */
+/* Adds contributions as they travel, n entries, to sums. */
 static void accumulate(const Job *job, const void *wire, f32 *total, size_t n)
 {
     if (job->codec == FLOAT16)
         half_accumulate_scaled(wire, 1.0f, total, n);
+    else if (job->codec == RECORDS)
+        decode_records(wire, 1.0f, total, n * RECORD, 1, job->rounding);
     else
         long_accumulate(wire, total, n);
 }
@@ -101,7 +107,7 @@ static void begin_sums(const Chunk *chunk, const Step *step)
         Range part = part_of(chunk, block);
         size_t n = (size_t)(part.stop - part.start);
         f32 *total = total_of(chunk, block);
-        memset(total, 0, n * sizeof *total);
+        memset(total, 0, n * (size_t)chunk->job->grain * sizeof *total);
         if (chunk->lane->contributes)
             accumulate(chunk->job, chunk->job->wire + (size_t)part.start
                            * chunk->job->itemsize, total, n);

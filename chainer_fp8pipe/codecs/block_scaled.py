@@ -1,0 +1,178 @@
+"""Gradients in 4 or 5 bits, each 32 with a scale of their own.
+
+The format is that of :mod:`~chainer_fp8pipe.block_formats`; unlike fp8's
+(:mod:`.fp8_ratio`), the scale follows from the gradients alone: a ratio to the
+parameter would let the smallest of 32 parameters set the scale of all.
+
+What an encoding leaves out is added to the next one, where gradients are sent
+and where means are (error feedback on both sides: Tang et al.,
+"DoubleSqueeze", ICML 2019, Algorithm 1).
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy
+
+from ..block_formats import FORMATS
+from .codec import Codec, Residuals
+from .staging import to_host
+from .tensors import (
+    RECORDS,
+    Compiled,
+    Tensors,
+    array_module,
+    compile_sizes,
+    compile_tensors,
+)
+
+
+class BlockScaled(Codec):
+    """Records of 32 elements on the wire.
+
+    Arguments are not checked here but where users give them, in
+    :class:`chainer_fp8pipe.communicators.options.BlockOptions`.
+
+    Gradients on a GPU are brought to the host to be encoded.
+
+    Args:
+        values: Name of the format, see
+            :data:`~chainer_fp8pipe.block_formats.FORMATS`.
+        error_feedback: Whether residuals are carried to the next update.
+    """
+
+    def __init__(self, values: str = 'int4', *, error_feedback: bool = True
+                 ) -> None:
+        super().__init__()
+        self.name = values
+        self.format = FORMATS[values]
+        self.wire_dtype = self.format.dtype
+        self.error_feedback = error_feedback
+        self._unit = 1.0        # a power of two near the loss scale
+        self._over_unit = 1.0   # the loss scale over it
+        self._residuals = Residuals()
+
+    grain = 32
+
+    # --- an update ---------------------------------------------------------
+
+    def start(self, loss_scale: float) -> None:
+        super().start(loss_scale)
+        # Scales reach from 2^-49 to 2^14, wherever a loss scale puts
+        # gradients.
+        self._unit = 2.0 ** round(math.log2(loss_scale))
+        over_unit = loss_scale / self._unit
+        if over_unit != self._over_unit:
+            self._residuals.multiply(over_unit / self._over_unit)
+            self._over_unit = over_unit
+
+    def encode(self, tensors: Tensors, wire: numpy.ndarray,
+               prescale: float = 1.0, start: int = 0) -> None:
+        whole = 0, tensors.size
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            if self.format.encode(
+                    _host(tensors.gradients[index][part]), wire[place],
+                    factor=prescale / self._unit, residual=self.owned_residual(
+                        tensors, index, part, 'gradient', whole)):
+                self.blame(f'the gradient of {tensors.names[index]}')
+
+    def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
+        host = _host(total)
+        self.format.accumulate(wire, host)
+        _bring(host, total)
+
+    def encode_mean(self, tensors: Tensors, total: Any, count: int,
+                    wire: numpy.ndarray, start: int, site: str,
+                    owned: tuple[int, int]) -> None:
+        sums = _host(total)
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            first = place.start * self.grain
+            self.format.encode(
+                sums[first:first + part.stop - part.start], wire[place],
+                factor=1 / count, residual=self.owned_residual(
+                    tensors, index, part, site, owned))
+
+    def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
+               ) -> list[str]:
+        nonfinite = []
+        for index, part, place in tensors.overlaps(start, start + wire.size):
+            gradient = tensors.gradients[index][part]
+            host = (gradient if isinstance(gradient, numpy.ndarray)
+                    else numpy.empty(gradient.shape, numpy.float32))
+            if self.format.decode(wire[place], host, factor=self._unit):
+                nonfinite.append(tensors.names[index])
+            _bring(host, gradient)
+        return nonfinite
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        return self.format.is_finite(wire)
+
+    # --- compiled code -------------------------------------------------------
+
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        if tensors.xp is not numpy:
+            return None
+        return compile_tensors(
+            RECORDS, tensors, self.residuals_of_gradients(tensors),
+            rounding=self.format.number, scales=self._scales(tensors, prescale))
+
+    def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
+        return numpy.tile(numpy.array(
+            [prescale / self._unit, 0, self._unit, 0], numpy.float32),
+            (len(tensors.names), 1))
+
+    def residual(self, xp: Any, site: str, name: str, start: int,
+                 stop: int) -> Any:
+        if not self.error_feedback:
+            return None
+        return self._residuals.get(numpy, site, name, start, stop)
+
+    # --- state ---------------------------------------------------------------
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        return {'over_unit': numpy.asarray(self._over_unit),
+                **{f'residual|{key}': array for key, array
+                   in self._residuals.state().items()}}
+
+    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
+        unknown = [key for key in state if key != 'over_unit'
+                   and not key.startswith('residual|')]
+        if unknown or 'over_unit' not in state:
+            raise ValueError(f'this is no state of the {self.name} codec: '
+                             f'{sorted(unknown or state)}')
+        self._over_unit = float(state['over_unit'])
+        self._residuals = Residuals({
+            key.partition('|')[2]: array for key, array in state.items()
+            if key != 'over_unit'})
+
+
+class RelayedBlocks(BlockScaled):
+    """For a rank that sums for others and has no gradients.
+
+    It is good for one job.
+
+    Args:
+        residuals: What remains from the jobs before, and is to remain.
+        options: As :class:`BlockScaled`'s.
+    """
+
+    def __init__(self, residuals: Residuals, values: str,
+                 **options: Any) -> None:
+        super().__init__(values, **options)
+        self._residuals = residuals
+
+    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
+        return compile_sizes(RECORDS, tensors, rounding=self.format.number,
+                             scales=self._scales(tensors, prescale))
+
+
+def _host(array: Any) -> numpy.ndarray:
+    return array if isinstance(array, numpy.ndarray) else to_host(array)
+
+
+def _bring(host: numpy.ndarray, array: Any) -> None:
+    """Brings to the device what was written on the host, which may go."""
+    if host is not array:
+        array.set(host)
+        array_module(array).cuda.get_current_stream().synchronize()
