@@ -115,7 +115,8 @@ class BlockScaled(Codec):
             return None
         return compile_tensors(
             RECORDS, tensors, self.residuals_of_gradients(tensors),
-            rounding=self.format.number, scales=self._scales(tensors, prescale))
+            rounding=self.format.number,
+            scales=self._scales(tensors, prescale))
 
     def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
         return numpy.tile(numpy.array(

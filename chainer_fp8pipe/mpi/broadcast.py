@@ -54,7 +54,7 @@ def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
               for start in range(0, content.size, size)]
     coming = [comm.Irecv([frame, MPI.BYTE], comm.rank - 1)
               for frame in frames] if comm.rank else []
-    leaving = []
+    leaving: list[MPI.Request] = []
     for number, frame in enumerate(frames):
         if coming:
             wait_until(coming[number].Test)

@@ -1,0 +1,163 @@
+"""What fewer bits cost: accuracy with each codec beside float32, over seeds.
+
+    .venv/bin/python benchmarks/near_exact.py --results runs.jsonl
+
+Two tasks: scikit-learn's digits (the network of examples/digits; test
+accuracy) and the sources of Python's standard library, byte by byte (the
+decoder of examples/language with 117,000 parameters; validation, bits per
+character).  MomentumSGD and Adam; 4 and 16 workers, which one process
+simulates with the package's codecs.  Within a seed all codecs start from the
+same weights and see the same batches.  5 % of the updates are a warm-up in
+float32, the default of the examples.
+
+The criterion, written down before the first run: a codec is *near-exact* for
+a task, an optimizer and a number of workers if it loses, in the mean over all
+seeds of the difference to float32 with the same seed, at most
+
+    0.2 points of test accuracy           (digits)
+    0.3 % of float32's bits per character (language)
+
+and this is *shown* if the whole 95 % confidence interval of that mean
+(Student's t) is on this side, *not shown* if the limit is inside of it, and
+*refuted* if the whole of it is beyond.
+
+Runs are added to the file as they end: the same command goes on where an
+earlier one stopped, and --table prints what is there.
+"""
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import time
+
+from environment import RANKS, describe
+from near_exact_runs import CODECS, OPTIMIZERS, TASKS, train
+
+#: What may be lost, of the figure itself or as a share of float32's.
+LIMITS = {'digits': (0.2, 'points'), 'language': (0.3, '%')}
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seeds', type=int, default=10,
+                        help='how many seeds (default: 10)')
+    parser.add_argument('--workers', type=int, nargs='+', default=[4, 16],
+                        help='how many are simulated (default: 4 16)')
+    for name, choices in (('task', TASKS), ('optimizer', OPTIMIZERS),
+                          ('codec', CODECS)):
+        parser.add_argument(f'--{name}', nargs='+', choices=choices,
+                            default=list(choices), help='some of them only')
+    parser.add_argument('--results', metavar='FILE', required=True,
+                        help='where runs are kept, one a line')
+    parser.add_argument('--jobs', type=int, default=os.cpu_count(),
+                        help='processes (default: one per core)')
+    parser.add_argument('--table', action='store_true',
+                        help='train nothing, print what FILE has')
+    return parser.parse_args()
+
+
+def read(path):
+    """What runs came to, by task, optimizer, workers, codec and seed."""
+    found = {}
+    if os.path.exists(path):
+        with open(path) as file:
+            for line in file:
+                run = json.loads(line)
+                found[tuple(run['key'])] = run['figure']
+    return found
+
+
+def run_all(options):
+    """Adds to the file what is missing, seed by seed."""
+    done = read(options.results)
+    cases = [(*case, codec, seed) for seed in range(options.seeds)
+             for case in itertools.product(
+                 options.task, options.optimizer, options.workers)
+             for codec in options.codec]
+    missing = [case for case in cases if case not in done]
+    start = time.monotonic()
+    os.environ.update(RANKS)        # for processes that import NumPy anew
+    with multiprocessing.get_context('spawn').Pool(
+            options.jobs) as pool, open(options.results, 'a') as file:
+        for number, (case, figure) in enumerate(
+                pool.imap_unordered(_train, missing), 1):
+            print(json.dumps({'key': case, 'figure': figure}), file=file,
+                  flush=True)
+            left = (time.monotonic() - start) / number * (
+                len(missing) - number)
+            print(f'{number} of {len(missing)}: {" ".join(map(str, case))}: '
+                  f'{figure:.4f}, {left / 60:.0f} min left', flush=True)
+
+
+def _train(case):
+    return case, train(*case)
+
+
+def differences(runs, case, codec):
+    """What is lost with each seed: points, or per cent of float32's bits."""
+    lost = []
+    for (*where, name, seed), figure in sorted(runs.items()):
+        exact = runs.get((*case, 'float32', seed))
+        if tuple(where) == case and name == codec and exact is not None:
+            lost.append(exact - figure if case[0] == 'digits'
+                        else 100 * (figure / exact - 1))
+    return lost
+
+
+def interval(values):
+    """Mean, and half of the 95 % confidence interval (Student's t)."""
+    from scipy.stats import t
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return statistics.mean(values), error * float(
+        t.ppf(0.975, len(values) - 1))
+
+
+def verdict(mean, half, limit):
+    """By the criterion above."""
+    if mean + half <= limit:
+        return 'shown'
+    if mean - half > limit:
+        return 'REFUTED'
+    return 'not shown'
+
+
+def print_table(runs):
+    print(f'\n{"task":10}{"optimizer":13}{"workers":>7}  {"codec":10}'
+          f'{"seeds":>5}{"figure":>10}{"lost, 95 % interval":>24}'
+          f'{"limit":>13}  near-exact')
+    for case in sorted({key[:3] for key in runs}):
+        for codec in CODECS:
+            figures = [figure for key, figure in runs.items()
+                       if key[:4] == (*case, codec)]
+            if figures:
+                print_line(runs, case, codec, figures)
+
+
+def print_line(runs, case, codec, figures):
+    task, optimizer, workers = case
+    head = (f'{task:10}{optimizer:13}{workers:7}  {codec:10}{len(figures):5}'
+            f'{statistics.mean(figures):10.3f}')
+    lost = differences(runs, case, codec)
+    if codec == 'float32' or len(lost) < 2:
+        print(head)
+        return
+    limit, unit = LIMITS[task]
+    mean, half = interval(lost)
+    print(f'{head}{mean:+15.3f} +- {half:5.3f}{limit:6} {unit:6}  '
+          f'{verdict(mean, half, limit)}')
+
+
+def main():
+    options = parse()
+    print(describe(), flush=True)
+    if not options.table:
+        run_all(options)
+    print_table(read(options.results))
+
+
+if __name__ == '__main__':
+    main()
