@@ -4,13 +4,13 @@ from __future__ import annotations
 import gc
 
 from chainer_fp8pipe import deferred, partition
+from chainer_fp8pipe.planner.own_memory import bytes_in, forget_peak
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import chainer
 from models.encoder import Encoder
 from partition_sizes import LENGTH, encoder_batch, part, reported, trained
-from process_memory import bytes_in, forget_peak
 
 _PARTS, _SAMPLES = 4, 16
 

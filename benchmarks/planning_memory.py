@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.planner.own_memory import bytes_in, forget_peak
 
 import numpy
 from environment import describe, write_json
 from mpi4py import MPI
 from planning_models import NETS
 from planning_ranks import drawn, example_of, make_model, updater_of
-from process_memory import bytes_in, forget_peak
 
 _UPDATES = 6
 

@@ -268,7 +268,7 @@ class PlanExecutor(Algorithm):
             wire=bucket.wire.view(numpy.uint8),
             itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
-            in_place=sums.in_place, encodes=bucket.encodes,
+            format=of.format, in_place=sums.in_place, encodes=bucket.encodes,
             decodes=bucket.decodes, prescale=prescale, epsilon=of.epsilon,
             shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
             findings=of.findings, shares=len(self.plans))

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ..communicators import create_communicator
 from ..communicators.codec_communicator import CodecCommunicator
-from ..communicators.options import option_names
+from ..communicators.options import without_warmup
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -31,8 +31,8 @@ class Case(NamedTuple):
 
     def arguments(self) -> dict[str, Any]:
         """The options for timing: without float32 warm-up."""
-        warmup = {'warmup': 0} if 'warmup' in option_names(self.codec) else {}
-        return {'algorithm': self.algorithm, **warmup, **dict(self.options)}
+        return {'algorithm': self.algorithm, **without_warmup(self.codec),
+                **dict(self.options)}
 
     def make(self, comm: MPI.Comm) -> CodecCommunicator:
         """The communicator; call it on all ranks."""

@@ -92,7 +92,7 @@ def _forms(codec: str, algorithm: str, wanted: list[str]
     # Only there do sums travel in more than one form.
     if algorithm not in ('ring', 'torus2d') or codec == 'float32':
         return [()]
-    # What is the default, or cannot be.
+    # Forms that 'auto' means already, or that the codec refuses.
     less = {'float16': ('float16',), 'int4': ('wire', 'float32'),
             'int5': ('wire', 'float32')}.get(codec, ())
     wanted = [form for form in wanted if form not in less] or ['auto']

@@ -115,7 +115,7 @@ class BlockScaled(Codec):
             return None
         return compile_tensors(
             RECORDS, tensors, self.residuals_of_gradients(tensors),
-            rounding=self.format.number,
+            format=self.format.number,
             scales=self._scales(tensors, prescale))
 
     def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
@@ -164,7 +164,7 @@ class RelayedBlocks(BlockScaled):
         self._residuals = residuals
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        return compile_sizes(RECORDS, tensors, rounding=self.format.number,
+        return compile_sizes(RECORDS, tensors, format=self.format.number,
                              scales=self._scales(tensors, prescale))
 
 

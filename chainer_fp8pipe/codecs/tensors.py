@@ -98,7 +98,8 @@ class Compiled:
 
     Attributes:
         codec: Its number.
-        rounding: Number of the rounding.
+        rounding: Number of the rounding, of fp8.
+        format: Number of the records' format.
         epsilon: Of fp8.
         tensors: int64: where the tensor begins and ends in the fused vector,
             addresses: of its gradient, its parameter, what its mean is
@@ -116,6 +117,7 @@ class Compiled:
     findings: numpy.ndarray
     scales: numpy.ndarray
     rounding: int = 0
+    format: int = 0
     epsilon: float = 0.0
     kept: list[Any] = dataclasses.field(default_factory=list)
 

@@ -33,6 +33,7 @@ from .options import (
     BlockOptions,
     ExchangeOptions,
     Fp8Options,
+    Int4Options,
 )
 
 
@@ -254,7 +255,7 @@ def _model_state(name: str, options: ExchangeOptions, rank: int, number: int
                  ) -> ModelState:
     if isinstance(options, BlockOptions):
         return ModelState(number, BlockScaled(
-            getattr(options, 'values', name),
+            options.values if isinstance(options, Int4Options) else name,
             error_feedback=options.error_feedback), options.warmup)
     if not isinstance(options, Fp8Options):
         return ModelState(

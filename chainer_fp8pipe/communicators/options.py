@@ -84,15 +84,28 @@ class ExchangeOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fp8Options(ExchangeOptions):
-    """The fp8 codec's constants (the paper's names in brackets).
+class LossyOptions(ExchangeOptions):
+    """Options of every codec that loses something of most gradients.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
     """
 
     warmup: int = _option(
-        100, 'updates in float32 before the first in fp8', low=0)
+        100, 'updates in float32 before the first in the format', low=0)
+    error_feedback: bool = _option(
+        True, 'add what an encoding lost to the next gradient',
+        choices=(True, False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Options(LossyOptions):
+    """The fp8 codec's constants (the paper's names in brackets).
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
+
     rounding: str = _option(
         'nearest', 'how a number is made fp8',
         choices=('nearest', 'truncate', 'stochastic'))
@@ -109,25 +122,16 @@ class Fp8Options(ExchangeOptions):
     headroom: float = _option(
         4096.0, 'how far above the quantile values are clipped; the paper: 1',
         low=1.0, high=2.0 ** 30)
-    error_feedback: bool = _option(
-        True, 'add what an encoding lost to the next gradient',
-        choices=(True, False))
     seed: int = _option(0, 'of sampling and stochastic rounding', low=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockOptions(ExchangeOptions):
+class BlockOptions(LossyOptions):
     """Options of formats in which 32 elements share a scale.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
     """
-
-    warmup: int = _option(
-        100, 'updates in float32 before the first in the format', low=0)
-    error_feedback: bool = _option(
-        True, 'add what an encoding lost to the next gradient',
-        choices=(True, False))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,9 +211,10 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
     return made
 
 
-def option_names(name: str) -> tuple[str, ...]:
-    """The options of communicator ``name``."""
-    return tuple(field.name for field in dataclasses.fields(FAMILIES[name][0]))
+def without_warmup(name: str) -> dict[str, int]:
+    """Options with which communicator ``name`` begins in its own format."""
+    return {'warmup': 0} if issubclass(FAMILIES[name][0],
+                                       LossyOptions) else {}
 
 
 def parse_option(name: str, option: str, text: str) -> Any:

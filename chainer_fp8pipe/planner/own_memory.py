@@ -18,7 +18,7 @@ def resident() -> float | None:
     # Only glibc has the function.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-    return _said('VmRSS')
+    return bytes_in('VmRSS')
 
 
 def growth(before: float | None) -> float:
@@ -45,23 +45,34 @@ class Peak:
 
     def __enter__(self) -> Peak:
         self._before = resident()
-        try:
-            with open('/proc/self/clear_refs', 'w') as file:
-                file.write('5')     # the peak is now what is in memory
-        except OSError:
+        if not forget_peak():
             self._before = None
         return self
 
     def __exit__(self, *error: object) -> None:
-        most = _said('VmHWM')
+        most = bytes_in('VmHWM')
         if self._before is not None and most is not None:
             self.nbytes = max(most - self._before, 0.0)
 
 
-def _said(field: str) -> float | None:
-    """Bytes in a field of the system's file about this process."""
+def bytes_in(field: str) -> float | None:
+    """What the system says of this process's memory; None: it does not.
+
+    Args:
+        field: ``'VmRSS'`` for the bytes in memory now, ``'VmHWM'`` for the
+            most that there have been.
+    """
     with contextlib.suppress(OSError), open('/proc/self/status') as file:
         for line in file:
             if line.startswith(field + ':'):
                 return int(line.split()[1]) * 1024.0
     return None
+
+
+def forget_peak() -> bool:
+    """Makes what is in memory now the peak; whether the system allows that."""
+    with contextlib.suppress(OSError), open(
+            '/proc/self/clear_refs', 'w') as file:
+        file.write('5')
+        return True
+    return False

@@ -5,8 +5,9 @@ class Job:
     unfinished: int
     def __init__(
         self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
-        grain: int, codec: int, rounding: int, in_place: bool, encodes: bool,
-        decodes: bool, prescale: float, epsilon: float, shrink: float,
+        grain: int, codec: int, rounding: int, format: int,
+        in_place: bool, encodes: bool, decodes: bool, prescale: float,
+        epsilon: float, shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,
     ) -> None: ...
     def decoded(self) -> bytes: ...

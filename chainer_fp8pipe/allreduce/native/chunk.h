@@ -135,8 +135,7 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
         if (needs_space(chunk, step))
             receive->data = take(chunk, receive->size);
         else
-            receive->data = job->wire
-                + (size_t)part_of(chunk, step->start).start * job->itemsize;
+            receive->data = wire_at(job, part_of(chunk, step->start).start);
         if (receive->size > 0
             && transmit(&shared->messages, shared->messages.receive,
                         receive->data, receive->size, step->peer, chunk->tag,
@@ -180,8 +179,7 @@ static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
     if (sends_total(chunk, step))
         return (char *)total_of(chunk, step->start);
     if (!needs_space(chunk, step))
-        return job->wire
-               + (size_t)part_of(chunk, step->start).start * job->itemsize;
+        return wire_at(job, part_of(chunk, step->start).start);
     char *message = take(chunk, size);
     if (sends_sum(chunk, step))
         return write_sums(shared, chunk, step, message, size) < 0 ? NULL

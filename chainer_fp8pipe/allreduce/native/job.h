@@ -58,7 +58,8 @@ typedef struct {
     char *wire;
     size_t itemsize, sum_size; /* bytes of a wire's entry, of a sum's element */
     int64_t grain;             /* elements of an entry */
-    int codec, rounding;       /* of RECORDS: the format */
+    int codec, rounding;
+    int format; /* of RECORDS */
     int in_place; /* sums are made in the wire */
     int encodes, decodes;
     float prescale, epsilon;
@@ -121,24 +122,9 @@ static int all_finite_floats(const f32 *values, size_t n)
     return largest < E5M2_F32_INFINITY;
 }
 
-static f32 *floats_of_wire(const Job *job, int64_t place)
+static void *wire_at(const Job *job, int64_t place)
 {
-    return (f32 *)job->wire + place;
-}
-
-static u8 *codes_of_wire(const Job *job, int64_t place)
-{
-    return (u8 *)job->wire + place;
-}
-
-static u16 *halves_of_wire(const Job *job, int64_t place)
-{
-    return (u16 *)job->wire + place;
-}
-
-static u8 *record_of_wire(const Job *job, int64_t place)
-{
-    return (u8 *)job->wire + (size_t)place * job->itemsize;
+    return job->wire + (size_t)place * job->itemsize;
 }
 
 /* Elements of n records of a tensor from record `at` on. */
@@ -154,8 +140,8 @@ static void encode_into_records(const Job *job, Range range)
         int64_t index = t - job->tensors, first = at * RECORD;
         if (encode_records(t->gradient + first, job->scales[index].encode,
                            t->residual ? t->residual + first : NULL,
-                           record_of_wire(job, place), elements_of(t, at, n),
-                           job->rounding))
+                           wire_at(job, place), elements_of(t, at, n),
+                           job->format))
             job->findings[index].blamed |= BAD_GRADIENT;
     }
 }
@@ -165,8 +151,8 @@ static void decode_from_records(const Job *job, Range range)
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
         job->findings[index].nonfinite += (int64_t)decode_records(
-            record_of_wire(job, place), job->scales[index].scale,
-            t->out + at * RECORD, elements_of(t, at, n), 0, job->rounding);
+            wire_at(job, place), job->scales[index].scale,
+            t->out + at * RECORD, elements_of(t, at, n), 0, job->format);
     }
 }
 
@@ -178,8 +164,8 @@ static void encode_mean_records(const Job *job, const f32 *total, Range range,
         encode_records(total + (place - range.start) * RECORD,
                        1.0f / (float)count,
                        residual ? residual + at * RECORD : NULL,
-                       record_of_wire(job, place), elements_of(t, at, n),
-                       job->rounding);
+                       wire_at(job, place), elements_of(t, at, n),
+                       job->format);
     }
 }
 
@@ -193,7 +179,7 @@ static void encode_ratios(const Job *job, Range range)
         Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
         Counts counts = long_ratio_encode(
             t->gradient + at, t->parameter + at,
-            t->residual ? t->residual + at : NULL, codes_of_wire(job, place),
+            t->residual ? t->residual + at : NULL, wire_at(job, place),
             (size_t)n, q, job->rounding, none);
         findings->clipped += (int64_t)counts.clipped;
         findings->encoded += n;
@@ -207,7 +193,7 @@ static void encode_ratios(const Job *job, Range range)
 static void encode_floats(const Job *job, Range range)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        f32 *out = floats_of_wire(job, place);
+        f32 *out = wire_at(job, place);
         const f32 *gradient = t->gradient + at;
         for (int64_t i = 0; i < n; ++i)
             out[i] = gradient[i] * job->prescale;
@@ -219,7 +205,7 @@ static void encode_floats(const Job *job, Range range)
 static void encode_halves(const Job *job, Range range)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        u16 *out = halves_of_wire(job, place);
+        u16 *out = wire_at(job, place);
         half_encode_scaled(t->gradient + at, job->prescale, out, (size_t)n);
         if (!all_finite_halves(out, (size_t)n))
             job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
@@ -232,7 +218,7 @@ static void decode_ratios(const Job *job, Range range)
         int64_t index = t - job->tensors;
         Ratio q = {0, job->scales[index].inverse, job->epsilon};
         job->findings[index].nonfinite += (int64_t)long_ratio_decode(
-            codes_of_wire(job, place), t->parameter + at, t->out + at,
+            wire_at(job, place), t->parameter + at, t->out + at,
             (size_t)n, q);
     }
 }
@@ -240,7 +226,7 @@ static void decode_ratios(const Job *job, Range range)
 static void decode_floats(const Job *job, Range range)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        const f32 *values = floats_of_wire(job, place);
+        const f32 *values = wire_at(job, place);
         memcpy(t->out + at, values, (size_t)n * sizeof(f32));
         job->findings[t - job->tensors].nonfinite +=
             !all_finite_floats(values, (size_t)n);
@@ -250,7 +236,7 @@ static void decode_floats(const Job *job, Range range)
 static void decode_halves(const Job *job, Range range)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        const u16 *halves = halves_of_wire(job, place);
+        const u16 *halves = wire_at(job, place);
         half_decode_all(halves, t->out + at, (size_t)n);
         job->findings[t - job->tensors].nonfinite +=
             !all_finite_halves(halves, (size_t)n);
@@ -280,7 +266,7 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
         Ratio q = {scales->scale, scales->inverse, job->epsilon};
         f32 *sum = total + (place - range.start);
         const f32 *parameter = t->parameter + at;
-        u8 *codes = codes_of_wire(job, place);
+        u8 *codes = wire_at(job, place);
         Counts counts;
         if (residuals[index])
             counts = long_ratio_mean(sum, (float)count, parameter,
@@ -306,7 +292,7 @@ static void encode_plain_mean(const Job *job, f32 *total, Range range,
     FOR_EACH_PART(job, range, t, place, at, n) {
         f32 *sum = total + (place - range.start);
         f32 *residual = residuals[t - job->tensors];
-        u8 *codes = codes_of_wire(job, place);
+        u8 *codes = wire_at(job, place);
         if (residual)
             long_mean(sum, (float)count, residual + at, codes, (size_t)n,
                       job->rounding);
@@ -322,7 +308,7 @@ static void encode_mean(const Job *job, f32 *total, Range range, int count,
                         f32 *const *residuals)
 {
     if (job->codec == FLOAT16)
-        half_mean(total, (float)count, halves_of_wire(job, range.start),
+        half_mean(total, (float)count, wire_at(job, range.start),
                   (size_t)(range.stop - range.start));
     else if (job->codec == RECORDS)
         encode_mean_records(job, total, range, count, residuals);

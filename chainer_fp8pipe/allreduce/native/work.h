@@ -95,7 +95,7 @@ static void accumulate(const Job *job, const void *wire, f32 *total, size_t n)
     if (job->codec == FLOAT16)
         half_accumulate_scaled(wire, 1.0f, total, n);
     else if (job->codec == RECORDS)
-        decode_records(wire, 1.0f, total, n * RECORD, 1, job->rounding);
+        decode_records(wire, 1.0f, total, n * RECORD, 1, job->format);
     else
         long_accumulate(wire, total, n);
 }
@@ -109,8 +109,7 @@ static void begin_sums(const Chunk *chunk, const Step *step)
         f32 *total = total_of(chunk, block);
         memset(total, 0, n * (size_t)chunk->job->grain * sizeof *total);
         if (chunk->lane->contributes)
-            accumulate(chunk->job, chunk->job->wire + (size_t)part.start
-                           * chunk->job->itemsize, total, n);
+            accumulate(chunk->job, wire_at(chunk->job, part.start), total, n);
     }
 }
 
@@ -122,15 +121,13 @@ static void add_in_wire(const Chunk *chunk, const Step *step,
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t n = (size_t)(part.stop - part.start);
-        u8 *codes = codes_of_wire(job, part.start);
+        u8 *codes = wire_at(job, part.start);
         if (step->fresh && !chunk->lane->contributes)
-            memcpy(job->wire + (size_t)part.start * job->itemsize, data,
-                   n * job->itemsize);
+            memcpy(wire_at(job, part.start), data, n * job->itemsize);
         else if (job->codec == FLOAT32)
-            add_floats((const f32 *)data, floats_of_wire(job, part.start),
-                       n);
+            add_floats((const f32 *)data, wire_at(job, part.start), n);
         else if (job->codec == FLOAT16)
-            half_add((const u16 *)data, halves_of_wire(job, part.start), n);
+            half_add((const u16 *)data, wire_at(job, part.start), n);
         else
             long_add((const u8 *)data, codes, codes, n, job->rounding, none);
         data += n * job->itemsize;
@@ -214,7 +211,7 @@ static void copy_blocks(const Chunk *chunk, const Step *step, char *message,
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t size = (size_t)(part.stop - part.start) * job->itemsize;
-        char *wire = job->wire + (size_t)part.start * job->itemsize;
+        char *wire = wire_at(job, part.start);
         memcpy(to_wire ? wire : message, to_wire ? message : wire, size);
         message += size;
     }

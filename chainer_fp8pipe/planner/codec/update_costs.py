@@ -11,7 +11,7 @@ import numpy
 from mpi4py import MPI
 
 from ...communicators import create_communicator
-from ...communicators.options import option_names
+from ...communicators.options import without_warmup
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ...planning.job.codec_choice import FEW
@@ -52,7 +52,7 @@ def measure_updates(comm: MPI.Comm, name: str, budget: float) -> UpdateCosts:
     Raises:
         RuntimeError: A rank has failed; on all ranks.
     """
-    options = {'warmup': 0} if 'warmup' in option_names(name) else {}
+    options = without_warmup(name)
     with contextlib.ExitStack() as stack:
         together, apart = (
             create_communicator(name, comm, **options, **size)
