@@ -1,6 +1,7 @@
 """Runs plans over MPI: frame by frame, several frames at a time."""
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from ..codecs import Codec, Tensors
 from ..codecs.tensors import IN_PYTHON, Compiled
 from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
+from ..mpi.node_memory import meet, node_memory
 from ..mpi.waiting import BRIEF, LONG
 from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
@@ -25,6 +27,8 @@ from .uncompiled import Uncompiled, site_name
 
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
+# Bytes of a message's slot in a mailbox.
+_SLOT = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
 # The numbers that compiled code has for them.
@@ -41,11 +45,13 @@ class Framing:
         frame_bytes: Bytes of a frame on the wire.
         frames_in_flight: Chunks of a plan that are under way at a time.
         form: What partial sums travel in, one of :data:`.sums.FORMS`.
+        shared_memory: Ranks of a node read each other's memory.
     """
 
     frame_bytes: int = 3 << 13
     frames_in_flight: int = 6
     form: str = 'float32'
+    shared_memory: bool = True
 
 
 class _Lane(NamedTuple):
@@ -117,11 +123,16 @@ class PlanExecutor(Algorithm):
         self._most_blocks = max(
             (action.stop - action.start for part in self._parts
              for action, *_ in part.steps), default=1)
+        self._memory = node_memory()
+        neighbours = (meet(self.comm, self._slots(), _SLOT)
+                      if framing.shared_memory else ())
         mpi = library()
         self._compiled = _executor.Executor(
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
             tuple(_steps(plan, part) for plan, part in zip(
-                plans, self._parts, strict=True)), framing.frames_in_flight)
+                plans, self._parts, strict=True)), framing.frames_in_flight,
+            neighbours, self._memory.address if self._memory else 0,
+            self._memory.empty if self._memory else _empty)
 
     def another(self) -> PlanExecutor:
         return PlanExecutor(self.comm, self.plans, self.events,
@@ -232,6 +243,13 @@ class PlanExecutor(Algorithm):
                     for site, action in enumerate(actions))))
         return tuple(lanes)
 
+    def _slots(self) -> int:
+        """More messages to one rank than are ever under way."""
+        most = max(collections.Counter(
+            step.action.peer for part in self._parts for step in part.steps
+            if step.action.kind is not Opcode.ENCODE).values(), default=0)
+        return 1 << (most * self.framing.frames_in_flight).bit_length()
+
     def _sums(self, codec: Codec) -> _Sums:
         found = self._forms.get(codec.wire_dtype)
         if found is None:
@@ -268,8 +286,11 @@ class PlanExecutor(Algorithm):
             wire=bucket.wire.view(numpy.uint8),
             itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
-            format=of.format, in_place=sums.in_place, encodes=bucket.encodes,
-            decodes=bucket.decodes, prescale=prescale, epsilon=of.epsilon,
+            format=of.format, in_place=sums.in_place,
+            is_shared=bool(self._memory
+                           and self._memory.contains(bucket.wire)),
+            encodes=bucket.encodes, decodes=bucket.decodes,
+            prescale=prescale, epsilon=of.epsilon,
             shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
             findings=of.findings, shares=len(self.plans))
 
@@ -292,6 +313,10 @@ class PlanExecutor(Algorithm):
         for bucket in finished:
             self._buckets.remove(bucket)
             bucket.conclude()
+
+
+def _empty(nbytes: int) -> numpy.ndarray:
+    return numpy.empty(nbytes, numpy.uint8)
 
 
 def _steps(plan: Plan, part: RankPlan) -> tuple:

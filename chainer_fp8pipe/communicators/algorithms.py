@@ -53,7 +53,7 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
     if form == 'auto':
         form = 'float16' if isinstance(options, Fp8Options) else 'float32'
     framing = Framing(options.frame_bytes or _WHOLE,
-                      options.frames_in_flight, form)
+                      options.frames_in_flight, form, options.shared_memory)
     if options.algorithm == 'aggregator':
         return _aggregated(comm, options, nodes, events, framing)
     return PlanExecutor(comm, _plans(comm, options, nodes), events,

@@ -64,6 +64,10 @@ class ExchangeOptions:
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
+    shared_memory: bool = _option(
+        True, "ranks of a node read each other's memory in place of messages "
+        'of MPI, where the system allows that (Linux)',
+        choices=(True, False))
     nonfinite: str = _option(
         'auto', 'what to do when the mean gradient is NaN or infinite: raise '
         'an error naming rank and parameter, pass it on, or auto: raise '
@@ -183,6 +187,7 @@ _USERS = {
     'partial_sums': _BY_FRAMES,
     'frame_bytes': _BY_FRAMES,
     'frames_in_flight': _BY_FRAMES,
+    'shared_memory': _BY_FRAMES,
 }
 
 

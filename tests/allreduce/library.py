@@ -25,6 +25,7 @@ def unbuffered():
     # Not the fixture, which would patch another process.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, 'SEND', 'MPI_Issend')
+        patch.setattr(executor, 'meet', _nobody)
         yield
 
 
@@ -43,6 +44,22 @@ def recorded(events):
         return transmit
     with _instead(recording('send', send), recording('receive', receive),
                   _TESTSOME(testsome)):
+        yield
+
+
+@contextlib.contextmanager
+def refused():
+    """Of executors that are made inside, MPI starts no message."""
+    @_TRANSMIT
+    def transmit(*arguments):
+        return 1        # an error, MPI_ERR_BUFFER
+    with pytest.MonkeyPatch.context() as patch:
+        library = functions.library()
+        address = ctypes.cast(transmit, ctypes.c_void_p).value
+        _kept.append(transmit)
+        refusing = library._replace(functions=(
+            address, address, library.functions[2]))
+        patch.setattr(executor, 'library', lambda: refusing)
         yield
 
 
@@ -95,4 +112,10 @@ def _instead(*replacements):
         for function in replacements))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, 'library', lambda: library)
+        patch.setattr(executor, 'meet', _nobody)
         yield
+
+
+def _nobody(comm, slots, slot_bytes):
+    """All messages are MPI's."""
+    return ()

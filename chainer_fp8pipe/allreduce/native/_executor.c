@@ -12,10 +12,10 @@ static void free_lane(Lane *lane)
         free(lane->seats[i].receives);
         free(lane->seats[i].encoded);
         free(lane->seats[i].places);
-        free(lane->seats[i].space.data);
+        PyBuffer_Release(&lane->seats[i].space.memory);
     }
     for (int i = 0; i < lane->spare_count; ++i)
-        free(lane->spare[i].data);
+        PyBuffer_Release(&lane->spare[i].memory);
     free(lane->spare);
     free(lane->seats);
     free(lane->steps);
@@ -23,25 +23,71 @@ static void free_lane(Lane *lane)
     free(lane->waiting);
 }
 
+static int is_idle(const Shared *shared)
+{
+    int idle = shared->messages.count == 0;
+    for (int i = 0; i < shared->neighbours_count; ++i)
+        idle &= is_quiet(&shared->neighbours[i]);
+    return idle;
+}
+
 static void executor_dealloc(PyObject *object)
 {
     Executor *self = (Executor *)object;
     PyTypeObject *type = Py_TYPE(object);
     /* What is under way is written to still. */
-    if (self->shared.messages.count == 0) {
+    if (is_idle(&self->shared)) {
         for (int i = 0; i < self->lanes_count; ++i)
             free_lane(&self->lanes[i]);
         free(self->lanes);
         free_messages(&self->shared.messages);
+        for (int i = 0; i < self->shared.neighbours_count; ++i)
+            free_neighbour(&self->shared.neighbours[i]);
+        free(self->shared.neighbours);
+        Py_CLEAR(self->shared.allocate);
     }
     Py_CLEAR(self->error);
     type->tp_free(object);
     Py_DECREF(type);
 }
 
+static Neighbour *neighbour_of(const Shared *shared, int rank)
+{
+    for (int i = 0; i < shared->neighbours_count; ++i)
+        if (shared->neighbours[i].rank == rank)
+            return &shared->neighbours[i];
+    return NULL;
+}
+
+/* From (rank, address of its memory, of its mailbox for this rank, of this
+ * rank's for it, slots). */
+static int make_neighbours(Shared *shared, PyObject *of)
+{
+    int count = (int)PyTuple_GET_SIZE(of);
+    shared->neighbours = calloc((size_t)count + 1, sizeof(Neighbour));
+    for (int i = 0; shared->neighbours && i < count; ++i) {
+        Neighbour *made = &shared->neighbours[i];
+        unsigned long long memory, in, out;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(of, i), "iKKKI", &made->rank,
+                              &memory, &in, &out, &made->slots))
+            return -1;
+        made->memory = (char *)(uintptr_t)memory;
+        made->in = (Mail *)(uintptr_t)in;
+        made->out = (Mail *)(uintptr_t)out;
+        ++shared->neighbours_count;
+        if (make_neighbour(made) < 0)
+            break;
+    }
+    if (shared->neighbours_count == count && shared->neighbours
+        && (!count || shared->neighbours[count - 1].expected))
+        return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
 /* Fills a lane from (steps, blocks, held, contributes); steps are 6 ints
  * each. */
-static int make_lane(Lane *lane, PyObject *of)
+static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
 {
     PyObject *steps, *held;
     if (!PyArg_ParseTuple(of, "O!iO!p", &PyTuple_Type, &steps, &lane->blocks,
@@ -64,6 +110,8 @@ static int make_lane(Lane *lane, PyObject *of)
                               &step->kind, &step->peer, &step->start,
                               &step->stop, &step->summed, &step->fresh))
             return -1;
+        if (step->kind != ENCODE)
+            step->near = neighbour_of(shared, step->peer);
         receives += step->kind == RECEIVE_PARTIAL
                     || step->kind == RECEIVE_RESULT;
     }
@@ -88,20 +136,28 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
                               PyObject *kwargs)
 {
     static char *names[] = {"error", "functions", "sizes", "comm", "byte",
-                            "lanes", "in_flight", NULL};
-    unsigned long long send, receive, testsome, comm, byte;
+                            "lanes", "in_flight", "neighbours", "memory",
+                            "allocate", NULL};
+    unsigned long long send, receive, testsome, comm, byte, memory;
     Py_ssize_t request_size, status_size;
-    PyObject *error, *lanes;
+    PyObject *error, *lanes, *neighbours, *allocate;
     int in_flight;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O(KKK)(nn)KKO!i", names, &error, &send, &receive,
+            args, kwargs, "O(KKK)(nn)KKO!iO!KO", names, &error, &send, &receive,
             &testsome, &request_size, &status_size, &comm, &byte,
-            &PyTuple_Type, &lanes, &in_flight))
+            &PyTuple_Type, &lanes, &in_flight, &PyTuple_Type, &neighbours,
+            &memory, &allocate))
         return NULL;
     Executor *self = (Executor *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->error = Py_NewRef(error);
+    self->shared.allocate = Py_NewRef(allocate);
+    self->shared.memory = (char *)(uintptr_t)memory;
+    if (make_neighbours(&self->shared, neighbours) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
     Messages *messages = &self->shared.messages;
     messages->send = (Transmit *)(uintptr_t)send;
     messages->receive = (Transmit *)(uintptr_t)receive;
@@ -121,7 +177,7 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
         lane->number = i;
         lane->lanes = count;
         lane->in_flight = in_flight;
-        if (make_lane(lane, PyTuple_GET_ITEM(lanes, i)) < 0) {
+        if (make_lane(&self->shared, lane, PyTuple_GET_ITEM(lanes, i)) < 0) {
             Py_DECREF(self);
             return NULL;
         }
@@ -198,8 +254,13 @@ static PyObject *raised(Executor *self)
         self->shared.failed = 0;
         return NULL;
     }
-    if (messages->error == -1)
+    if (messages->error == NO_MEMORY)
         return PyErr_NoMemory();
+    if (messages->error == OUT_OF_STEP) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a rank of this node exchanges something else");
+        return NULL;
+    }
     PyObject *value = PyObject_CallFunction(
         self->error, "iy#", messages->error, messages->statuses,
         (Py_ssize_t)((size_t)messages->found * messages->status_size));

@@ -6,8 +6,8 @@ class Job:
     def __init__(
         self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
         grain: int, codec: int, rounding: int, format: int,
-        in_place: bool, encodes: bool, decodes: bool, prescale: float,
-        epsilon: float, shrink: float,
+        in_place: bool, is_shared: bool, encodes: bool, decodes: bool,
+        prescale: float, epsilon: float, shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,
     ) -> None: ...
     def decoded(self) -> bytes: ...
@@ -19,6 +19,8 @@ class Executor:
         self, error: Callable[[int, bytes], BaseException],
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
+        neighbours: tuple[tuple[int, int, int, int, int], ...], memory: int,
+        allocate: Callable[[int], Any],
     ) -> None: ...
     def share(
         self, job: Job, lane: int, bounds: Any, frame: int, chunks: int,

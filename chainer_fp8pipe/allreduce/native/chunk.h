@@ -27,7 +27,7 @@ static size_t message_size(const Chunk *chunk, const Step *step)
 
 static char *take(Chunk *chunk, size_t size)
 {
-    char *memory = chunk->space.data + chunk->used;
+    char *memory = (char *)chunk->space.memory.buf + chunk->used;
     chunk->used += aligned(size);
     return memory;
 }
@@ -63,10 +63,26 @@ static int needs_space(const Chunk *chunk, const Step *step)
 {
     if (step->kind == ENCODE)
         return 0;
-    if (step->kind == RECEIVE_PARTIAL)
-        return 1;
-    return sends_sum(chunk, step) ? !sends_total(chunk, step)
-                                  : !has_one_block(step);
+    if (step->kind == RECEIVE_PARTIAL || step->kind == RECEIVE_RESULT)
+        return !step->near && (step->kind == RECEIVE_PARTIAL
+                               || !has_one_block(step));
+    if (sends_sum(chunk, step))
+        return !sends_total(chunk, step);
+    return !has_one_block(step) || (step->near && !chunk->job->is_shared);
+}
+
+static int allocate(Shared *shared, Space *space, size_t size)
+{
+    PyEval_RestoreThread(shared->python);
+    PyBuffer_Release(&space->memory);
+    PyObject *array = PyObject_CallFunction(shared->allocate, "n",
+                                            (Py_ssize_t)size);
+    if (!array
+        || PyObject_GetBuffer(array, &space->memory, PyBUF_WRITABLE) < 0)
+        shared->failed = 1;
+    Py_XDECREF(array);
+    shared->python = PyEval_SaveThread();
+    return shared->failed ? FAILED : DONE;
 }
 
 /* Gets memory for all messages and sums of a chunk. */
@@ -83,26 +99,18 @@ static int get_space(Shared *shared, Chunk *chunk)
                 * sizeof(f32);
     }
     size += aligned(sums);
-    chunk->space = (Space){NULL, 0};
+    chunk->space = (Space){0};
     if (lane->spare_count)
         chunk->space = lane->spare[--lane->spare_count];
-    if (size > chunk->space.room) {
-        free(chunk->space.data);
-        chunk->space.data = aligned_alloc(CACHE_LINE, size);
-        chunk->space.room = chunk->space.data ? size : 0;
-        if (chunk->space.data == NULL) {
-            shared->messages.error = -1;
-            return FAILED;
-        }
-    }
     chunk->used = 0;
-    return DONE;
+    return (size_t)chunk->space.memory.len >= size
+        ? DONE : allocate(shared, &chunk->space, size);
 }
 
 static void give_space_back(Chunk *chunk)
 {
     chunk->lane->spare[chunk->lane->spare_count++] = chunk->space;
-    chunk->space = (Space){NULL, 0};
+    chunk->space = (Space){0};
 }
 
 /* Sums of blocks in a row lie side by side, as in messages. */
@@ -110,7 +118,7 @@ static void place_sums(Chunk *chunk)
 {
     const Lane *lane = chunk->lane;
     int64_t place = 0;
-    chunk->total = (f32 *)(chunk->space.data + chunk->used);
+    chunk->total = (f32 *)((char *)chunk->space.memory.buf + chunk->used);
     if (!makes_sums(chunk->job))
         return;
     for (int i = 0; i < lane->held_count; ++i) {
@@ -119,6 +127,13 @@ static void place_sums(Chunk *chunk)
         place += (part.stop - part.start) * chunk->job->grain;
     }
     chunk->used += aligned((size_t)place * sizeof(f32));
+}
+
+/* What neighbours have sent is not what the plan says. */
+static int out_of_step(Shared *shared)
+{
+    shared->messages.error = OUT_OF_STEP;
+    return FAILED;
 }
 
 static int post_receives(Shared *shared, Chunk *chunk, int kind)
@@ -130,8 +145,14 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
         if (step->kind != kind)
             continue;
         Receive *receive = &chunk->receives[chunk->posted++];
-        receive->size = message_size(chunk, step);
-        receive->pending = 0;
+        *receive = (Receive){.size = message_size(chunk, step),
+                             .tag = chunk->tag};
+        if (step->near) {
+            if (receive->size > 0
+                && expect_mail(step->near, receive) < 0)
+                return out_of_step(shared);
+            continue;
+        }
         if (needs_space(chunk, step))
             receive->data = take(chunk, receive->size);
         else
@@ -197,12 +218,16 @@ static int send(Shared *shared, Chunk *chunk, const Step *step)
         && encode_blocks(shared, chunk, step->start, step->stop) == FAILED)
         return FAILED;
     char *data = message_of(shared, chunk, step, size);
+    int *pending = step->kind == SEND_PARTIAL ? &chunk->partials
+                                              : &chunk->results;
     shared->bytes_sent += (int64_t)size;
-    return data == NULL || transmit(
-        &shared->messages, shared->messages.send, data, size, step->peer,
-        chunk->tag, step->kind == SEND_PARTIAL ? &chunk->partials
-                                               : &chunk->results) < 0
-        ? FAILED : DONE;
+    if (data == NULL)
+        return FAILED;
+    if (step->near)
+        return post_mail(step->near, data - shared->memory, size, chunk->tag,
+                         pending) < 0 ? out_of_step(shared) : DONE;
+    return transmit(&shared->messages, shared->messages.send, data, size,
+                    step->peer, chunk->tag, pending) < 0 ? FAILED : DONE;
 }
 
 static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
@@ -222,8 +247,10 @@ static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
         return BLOCKED;
     ++chunk->next_receive;
     chunk->prepared = 0;
-    return add_message(shared, chunk, step, receive->data, receive->size) < 0
-        ? FAILED : DONE;
+    if (add_message(shared, chunk, step, receive->data, receive->size) < 0)
+        return FAILED;
+    give_back(receive);
+    return DONE;
 }
 
 static int encode(Shared *shared, Chunk *chunk, const Step *step)
@@ -249,8 +276,9 @@ static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
     if (receive->pending)
         return BLOCKED;
     ++chunk->next_receive;
-    if (!has_one_block(step))
+    if (step->near || !has_one_block(step))
         copy_blocks(chunk, step, receive->data, 1);
+    give_back(receive);
     return DONE;
 }
 

@@ -61,6 +61,7 @@ typedef struct {
     int codec, rounding;
     int format; /* of RECORDS */
     int in_place; /* sums are made in the wire */
+    int is_shared; /* neighbours can read the wire */
     int encodes, decodes;
     float prescale, epsilon;
     float shrink; /* of sums that travel as halves */

@@ -5,6 +5,7 @@
 
 #include "job.h"
 #include "messages.h"
+#include "neighbours.h"
 
 enum { SEND_PARTIAL, RECEIVE_PARTIAL, ENCODE, SEND_RESULT, RECEIVE_RESULT };
 
@@ -13,20 +14,14 @@ typedef struct {
     int peer;        /* the other rank; of ENCODE, how many were summed */
     int start, stop; /* blocks */
     int summed, fresh;
+    Neighbour *near; /* the peer, if it is one */
 } Step;
-
-typedef struct {
-    int pending; /* 1 until it is through */
-    char *data;
-    size_t size; /* bytes */
-} Receive;
 
 struct Lane;
 
 /* For a chunk's messages and sums. */
 typedef struct {
-    char *data;
-    size_t room; /* bytes */
+    Py_buffer memory; /* that neighbours can read */
 } Space;
 
 /* A place for a chunk. */
@@ -76,6 +71,10 @@ typedef struct Lane {
 /* What all lanes of an executor share. */
 typedef struct {
     Messages messages;
+    Neighbour *neighbours;
+    int neighbours_count;
+    char *memory;       /* that neighbours can read */
+    PyObject *allocate; /* makes arrays of it */
     PyThreadState *python; /* that has given up the interpreter */
     int failed;            /* a Python exception is set */
     int broken;            /* something has failed: a step is half done */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NO_MEMORY = -1, OUT_OF_STEP = -2 };
+
 typedef int Transmit(void *data, int count, intptr_t datatype, int rank,
                      int tag, intptr_t comm, void *request);
 typedef int Testsome(int count, void *requests, int *found, int *indices,
@@ -27,7 +29,7 @@ typedef struct {
     char *requests, *statuses;
     int *indices;
     int **pending;
-    int error; /* of MPI; -1: there is no memory */
+    int error; /* of MPI, or one of those below */
     int found; /* how many statuses the last look has filled in */
 } Messages;
 
@@ -44,7 +46,7 @@ static int make_room(Messages *messages)
     int **pending = realloc(messages->pending, n * sizeof *pending);
     messages->pending = pending ? pending : messages->pending;
     if (!requests || !statuses || !indices || !pending) {
-        messages->error = -1;
+        messages->error = NO_MEMORY;
         return -1;
     }
     messages->room = room;

@@ -94,6 +94,9 @@ static int sweep(Executor *self, int *moved)
     Shared *shared = &self->shared;
     if (look(&shared->messages) < 0)
         return FAILED;
+    for (int i = 0; i < shared->neighbours_count; ++i)
+        if (look_at(&shared->neighbours[i]) < 0)
+            return out_of_step(shared);
     for (int i = 0; i < self->lanes_count; ++i)
         if (advance_lane(shared, &self->lanes[i], moved) == FAILED)
             return FAILED;
