@@ -39,7 +39,10 @@ class Bucket:
         compiled: What compiled code knows of the codec; None: compiled code
             asks :meth:`encode` and :meth:`decode_part`.
         handle: What compiled code knows of the bucket; the executor's.
-        finished: The mean is in the wire, and nothing is on its way.
+        passes: The wire is not written: frames are encoded, and their means
+            decoded, in memory of the executor's.
+        finished: The mean is in the wire, or decoded, and nothing is on its
+            way.
         failure: Why the bucket was not launched; '' if nothing has gone
             wrong.
     """
@@ -57,6 +60,7 @@ class Bucket:
         self.decodes = decodes
         self.compiled: Compiled | None = None
         self.handle: Any = None
+        self.passes = False
         self.finished = False
         self.failure = ''
         self._contributes = contributes
@@ -160,10 +164,18 @@ class Bucket:
             return self.compiled.nonfinite(self.tensors.names)
         return [name for name in self.tensors.names if name in self._bad]
 
+    @property
+    def wire_is_finite(self) -> bool:
+        """Whether the mean as it has travelled has no NaN and no infinity."""
+        if self.passes:
+            assert self.compiled is not None
+            return self.compiled.wire_is_finite
+        return self.codec.is_finite(self.wire)
+
     # --- afterwards ----------------------------------------------------------
 
     def conclude(self) -> None:
-        """Ends the bucket's way: the mean is in the wire."""
+        """Ends the bucket's way: the mean is there."""
         if self.compiled:
             self.codec.conclude(self.compiled, self.tensors)
         if self._arrive:

@@ -277,6 +277,10 @@ class PlanExecutor(Algorithm):
         if bucket.compiled and bucket.decodes and (
                 not bucket.compiled.decode_into(bucket.tensors.gradients)):
             bucket.compiled = None
+        # What is decoded as it comes need not be kept: frames stay in the
+        # processor's caches.
+        bucket.passes = bool(bucket.compiled and bucket.encodes
+                             and bucket.decodes)
         nothing = numpy.zeros(0, numpy.int64)
         of = bucket.compiled or Compiled(IN_PYTHON, nothing, nothing, nothing)
         return _executor.Job(
@@ -289,6 +293,7 @@ class PlanExecutor(Algorithm):
             format=of.format, in_place=sums.in_place,
             is_shared=bool(self._memory
                            and self._memory.contains(bucket.wire)),
+            keeps_wire=not bucket.passes,
             encodes=bucket.encodes, decodes=bucket.decodes,
             prescale=prescale, epsilon=of.epsilon,
             shrink=sums.shrink, tensors=of.tensors, scales=of.scales,

@@ -107,8 +107,9 @@ class Compiled:
         scales: float32: the scale of encodings and its inverse, and the same
             for decoding and for means.
         findings: int64: elements clipped, elements encoded, what is to blame
-            for a wire that is not finite (1: gradient, 2: value), and more
-            than 0 where what was decoded is not finite.
+            for a wire that is not finite (1: gradient, 2: value; 4: it was
+            not when it was decoded), and more than 0 where what was decoded
+            is not finite.
         kept: Arrays whose addresses are in the tables.
     """
 
@@ -143,6 +144,11 @@ class Compiled:
                 for kind, bit in (('gradient', 1), ('value', 2))
                 for name, bits in zip(names, found, strict=True)
                 if bits & bit]
+
+    @property
+    def wire_is_finite(self) -> bool:
+        """Whether nothing that was decoded was a NaN or an infinity."""
+        return not (self.findings[:, _BLAMED] & 4).any()
 
     def counts(self) -> list[list[int]]:
         """By tensor, elements clipped and elements encoded."""

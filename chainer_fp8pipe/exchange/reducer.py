@@ -142,7 +142,7 @@ class Reducer:
             with self._events.section('decode'):
                 found = bucket.decode(tensors)
                 if found:
-                    wire_is_finite &= codec.is_finite(bucket.wire)
+                    wire_is_finite &= bucket.wire_is_finite
             nonfinite += found
         return ExchangeOutcome(codec, nonfinite, wire_is_finite)
 

@@ -80,7 +80,8 @@ def test_arrays_do_not_overlap_and_are_given_back(sizes):
     memory, kept = NodeMemory(), []
     for number, (size, keeps) in enumerate(sizes):
         array = memory.empty(size)
-        assert array.ctypes.data % 4096 == 0 and array.size == size
+        assert array.ctypes.data % 4096 == 0
+        assert array.size == size
         assert memory.contains(array)
         assert not array.any()      # what is given back is emptied
         array[...] = number % 255 + 1

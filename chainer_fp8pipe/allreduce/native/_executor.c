@@ -210,6 +210,10 @@ static PyObject *share(PyObject *object, PyObject *args)
         return NULL;
     of->bounds = of->bounds_buffer.buf;
     of->residuals = of->residuals_buffer.buf;
+    of->longest = 0;
+    for (int i = 0; i < self->lanes[lane].blocks; ++i)
+        if (of->bounds[i + 1] - of->bounds[i] > of->longest)
+            of->longest = of->bounds[i + 1] - of->bounds[i];
     of->frame = frame;
     of->chunks = chunks;
     job->unfinished += chunks;
@@ -347,8 +351,11 @@ static PyObject *decode_now(PyObject *object, PyObject *argument)
     self->shared.python = PyEval_SaveThread();
     job->decodes = 1;
     while (job->undecoded.count && result == DONE)
-        result = decode_range(&self->shared, job,
-                              job->undecoded.items[--job->undecoded.count]);
+    {
+        Range range = job->undecoded.items[--job->undecoded.count];
+        result = decode_range(&self->shared, job, range,
+                              kept_wire(job, range));
+    }
     PyEval_RestoreThread(self->shared.python);
     if (result == FAILED)
         return raised(self);

@@ -71,6 +71,14 @@ static int needs_space(const Chunk *chunk, const Step *step)
     return !has_one_block(step) || (step->near && !chunk->job->is_shared);
 }
 
+/* Bytes of the frames, where they are in the chunk alone. */
+static size_t wire_size(const Chunk *chunk)
+{
+    return chunk->job->keeps_wire ? 0
+        : (size_t)chunk->lane->blocks * frame_room(chunk->share)
+              * chunk->job->itemsize;
+}
+
 static int allocate(Shared *shared, Space *space, size_t size)
 {
     PyEval_RestoreThread(shared->python);
@@ -98,7 +106,7 @@ static int get_space(Shared *shared, Chunk *chunk)
         sums += (size_t)((part.stop - part.start) * chunk->job->grain)
                 * sizeof(f32);
     }
-    size += aligned(sums);
+    size += aligned(sums) + aligned(wire_size(chunk));
     chunk->space = (Space){0};
     if (lane->spare_count)
         chunk->space = lane->spare[--lane->spare_count];
@@ -111,6 +119,11 @@ static void give_space_back(Chunk *chunk)
 {
     chunk->lane->spare[chunk->lane->spare_count++] = chunk->space;
     chunk->space = (Space){0};
+}
+
+static void place_wire(Chunk *chunk)
+{
+    chunk->wire = take(chunk, wire_size(chunk));
 }
 
 /* Sums of blocks in a row lie side by side, as in messages. */
@@ -139,7 +152,6 @@ static int out_of_step(Shared *shared)
 static int post_receives(Shared *shared, Chunk *chunk, int kind)
 {
     const Lane *lane = chunk->lane;
-    const Job *job = chunk->job;
     for (int i = 0; i < lane->steps_count; ++i) {
         const Step *step = &lane->steps[i];
         if (step->kind != kind)
@@ -156,7 +168,7 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
         if (needs_space(chunk, step))
             receive->data = take(chunk, receive->size);
         else
-            receive->data = wire_at(job, part_of(chunk, step->start).start);
+            receive->data = wire_of(chunk, step->start);
         if (receive->size > 0
             && transmit(&shared->messages, shared->messages.receive,
                         receive->data, receive->size, step->peer, chunk->tag,
@@ -172,7 +184,8 @@ static int encode_blocks(Shared *shared, Chunk *chunk, int start, int stop)
     for (int block = start; block < stop && chunk->job->encodes; ++block)
         if (!chunk->encoded[block]) {
             chunk->encoded[block] = 1;
-            if (encode_part(shared, chunk->job, part_of(chunk, block)) < 0)
+            if (encode_part(shared, chunk->job, part_of(chunk, block),
+                            wire_of(chunk, block)) < 0)
                 return FAILED;
         }
     return DONE;
@@ -188,6 +201,7 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     memset(chunk->encoded, 0, (size_t)chunk->lane->blocks);
     if (get_space(shared, chunk) == FAILED)
         return FAILED;
+    place_wire(chunk);
     place_sums(chunk);
     return post_receives(shared, chunk, RECEIVE_PARTIAL);
 }
@@ -196,11 +210,10 @@ static int start_chunk(Shared *shared, Chunk *chunk)
 static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
                         size_t size)
 {
-    const Job *job = chunk->job;
     if (sends_total(chunk, step))
         return (char *)total_of(chunk, step->start);
     if (!needs_space(chunk, step))
-        return wire_at(job, part_of(chunk, step->start).start);
+        return wire_of(chunk, step->start);
     char *message = take(chunk, size);
     if (sends_sum(chunk, step))
         return write_sums(shared, chunk, step, message, size) < 0 ? NULL
@@ -293,9 +306,9 @@ static int do_step(Shared *shared, Chunk *chunk, const Step *step)
 }
 
 /* Decodes means, or notes that they are still to be decoded. */
-static int decode_range(Shared *shared, Job *job, Range range)
+static int decode_range(Shared *shared, Job *job, Range range, char *wire)
 {
-    if (job->decodes && decode_part(shared, job, range) < 0)
+    if (job->decodes && decode_part(shared, job, range, wire) < 0)
         return FAILED;
     if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
         shared->messages.error = -1;
@@ -307,7 +320,8 @@ static int decode_range(Shared *shared, Job *job, Range range)
 static int decode_blocks(Shared *shared, Chunk *chunk)
 {
     for (int block = 0; block < chunk->lane->blocks; ++block)
-        if (decode_range(shared, chunk->job, part_of(chunk, block)) == FAILED)
+        if (decode_range(shared, chunk->job, part_of(chunk, block),
+                         wire_of(chunk, block)) == FAILED)
             return FAILED;
     return DONE;
 }

@@ -28,7 +28,7 @@ typedef struct {
     float encode, encode_inverse, scale, inverse;
 } Scales;
 
-enum { BAD_GRADIENT = 1, BAD_VALUE = 2 };
+enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
 
 typedef struct {
     int64_t clipped, encoded, blamed, nonfinite;
@@ -38,6 +38,7 @@ typedef struct {
 typedef struct {
     const int64_t *bounds; /* of blocks */
     int64_t frame, chunks, let_in;
+    int64_t longest; /* block */
     f32 *const *residuals; /* by site and tensor, of its first element */
     Py_buffer bounds_buffer, residuals_buffer;
 } Share;
@@ -62,6 +63,7 @@ typedef struct {
     int format; /* of RECORDS */
     int in_place; /* sums are made in the wire */
     int is_shared; /* neighbours can read the wire */
+    int keeps_wire; /* or frames are in their chunks alone */
     int encodes, decodes;
     float prescale, epsilon;
     float shrink; /* of sums that travel as halves */
@@ -123,9 +125,25 @@ static int all_finite_floats(const f32 *values, size_t n)
     return largest < E5M2_F32_INFINITY;
 }
 
-static void *wire_at(const Job *job, int64_t place)
+/* What lies at a place of the fused vector.  `wire` is where the range
+ * begins. */
+static void *wire_at(const Job *job, char *wire, Range range, int64_t place)
 {
-    return job->wire + (size_t)place * job->itemsize;
+    return wire + (size_t)(place - range.start) * job->itemsize;
+}
+
+static char *kept_wire(const Job *job, Range range)
+{
+    return job->wire + (size_t)range.start * job->itemsize;
+}
+
+/* Notes what a part's decoding has found. */
+static void note(const Job *job, int64_t tensor, int in_wire,
+                 int64_t nonfinite)
+{
+    job->findings[tensor].nonfinite += nonfinite;
+    if (nonfinite && in_wire)
+        job->findings[tensor].blamed |= BAD_WIRE;
 }
 
 /* Elements of n records of a tensor from record `at` on. */
@@ -135,42 +153,43 @@ static size_t elements_of(const Tensor *t, int64_t at, int64_t n)
     return (size_t)(n * RECORD < left ? n * RECORD : left);
 }
 
-static void encode_into_records(const Job *job, Range range)
+static void encode_into_records(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors, first = at * RECORD;
         if (encode_records(t->gradient + first, job->scales[index].encode,
                            t->residual ? t->residual + first : NULL,
-                           wire_at(job, place), elements_of(t, at, n),
+                           wire_at(job, wire, range, place), elements_of(t, at, n),
                            job->format))
             job->findings[index].blamed |= BAD_GRADIENT;
     }
 }
 
-static void decode_from_records(const Job *job, Range range)
+static void decode_from_records(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
-        job->findings[index].nonfinite += (int64_t)decode_records(
-            wire_at(job, place), job->scales[index].scale,
-            t->out + at * RECORD, elements_of(t, at, n), 0, job->format);
+        note(job, index, 1, (int64_t)decode_records(
+            wire_at(job, wire, range, place), job->scales[index].scale,
+            t->out + at * RECORD, elements_of(t, at, n), 0, job->format));
     }
 }
 
 static void encode_mean_records(const Job *job, const f32 *total, Range range,
-                                int count, f32 *const *residuals)
+                                int count, f32 *const *residuals,
+                                char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
         f32 *residual = residuals[t - job->tensors];
         encode_records(total + (place - range.start) * RECORD,
                        1.0f / (float)count,
                        residual ? residual + at * RECORD : NULL,
-                       wire_at(job, place), elements_of(t, at, n),
+                       wire_at(job, wire, range, place), elements_of(t, at, n),
                        job->format);
     }
 }
 
-static void encode_ratios(const Job *job, Range range)
+static void encode_ratios(const Job *job, Range range, char *wire)
 {
     const Random none = {0};
     FOR_EACH_PART(job, range, t, place, at, n) {
@@ -180,7 +199,7 @@ static void encode_ratios(const Job *job, Range range)
         Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
         Counts counts = long_ratio_encode(
             t->gradient + at, t->parameter + at,
-            t->residual ? t->residual + at : NULL, wire_at(job, place),
+            t->residual ? t->residual + at : NULL, wire_at(job, wire, range, place),
             (size_t)n, q, job->rounding, none);
         findings->clipped += (int64_t)counts.clipped;
         findings->encoded += n;
@@ -191,10 +210,10 @@ static void encode_ratios(const Job *job, Range range)
     }
 }
 
-static void encode_floats(const Job *job, Range range)
+static void encode_floats(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        f32 *out = wire_at(job, place);
+        f32 *out = wire_at(job, wire, range, place);
         const f32 *gradient = t->gradient + at;
         for (int64_t i = 0; i < n; ++i)
             out[i] = gradient[i] * job->prescale;
@@ -203,44 +222,46 @@ static void encode_floats(const Job *job, Range range)
     }
 }
 
-static void encode_halves(const Job *job, Range range)
+static void encode_halves(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        u16 *out = wire_at(job, place);
+        u16 *out = wire_at(job, wire, range, place);
         half_encode_scaled(t->gradient + at, job->prescale, out, (size_t)n);
         if (!all_finite_halves(out, (size_t)n))
             job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
     }
 }
 
-static void decode_ratios(const Job *job, Range range)
+static void decode_ratios(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
+        const u8 *codes = wire_at(job, wire, range, place);
         Ratio q = {0, job->scales[index].inverse, job->epsilon};
-        job->findings[index].nonfinite += (int64_t)long_ratio_decode(
-            wire_at(job, place), t->parameter + at, t->out + at,
-            (size_t)n, q);
+        int64_t nonfinite = (int64_t)long_ratio_decode(
+            codes, t->parameter + at, t->out + at, (size_t)n, q);
+        if (nonfinite)      /* or a parameter is not finite */
+            note(job, index, !all_finite(codes, (size_t)n), nonfinite);
     }
 }
 
-static void decode_floats(const Job *job, Range range)
+static void decode_floats(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        const f32 *values = wire_at(job, place);
+        const f32 *values = wire_at(job, wire, range, place);
         memcpy(t->out + at, values, (size_t)n * sizeof(f32));
-        job->findings[t - job->tensors].nonfinite +=
-            !all_finite_floats(values, (size_t)n);
+        note(job, t - job->tensors, 1,
+             !all_finite_floats(values, (size_t)n));
     }
 }
 
-static void decode_halves(const Job *job, Range range)
+static void decode_halves(const Job *job, Range range, char *wire)
 {
     FOR_EACH_PART(job, range, t, place, at, n) {
-        const u16 *halves = wire_at(job, place);
+        const u16 *halves = wire_at(job, wire, range, place);
         half_decode_all(halves, t->out + at, (size_t)n);
-        job->findings[t - job->tensors].nonfinite +=
-            !all_finite_halves(halves, (size_t)n);
+        note(job, t - job->tensors, 1,
+             !all_finite_halves(halves, (size_t)n));
     }
 }
 
@@ -258,7 +279,8 @@ static void add_floats(const f32 *values, f32 *total, size_t n)
 
 /* Means of ratios to parameters. */
 static void encode_ratio_mean(const Job *job, f32 *total, Range range,
-                              int count, f32 *const *residuals)
+                              int count, f32 *const *residuals,
+                                char *wire)
 {
     const Random none = {0};
     FOR_EACH_PART(job, range, t, place, at, n) {
@@ -267,7 +289,7 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
         Ratio q = {scales->scale, scales->inverse, job->epsilon};
         f32 *sum = total + (place - range.start);
         const f32 *parameter = t->parameter + at;
-        u8 *codes = wire_at(job, place);
+        u8 *codes = wire_at(job, wire, range, place);
         Counts counts;
         if (residuals[index])
             counts = long_ratio_mean(sum, (float)count, parameter,
@@ -287,13 +309,14 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
 
 /* Means as they are, on a rank that has no parameters. */
 static void encode_plain_mean(const Job *job, f32 *total, Range range,
-                              int count, f32 *const *residuals)
+                              int count, f32 *const *residuals,
+                                char *wire)
 {
     const Random none = {0};
     FOR_EACH_PART(job, range, t, place, at, n) {
         f32 *sum = total + (place - range.start);
         f32 *residual = residuals[t - job->tensors];
-        u8 *codes = wire_at(job, place);
+        u8 *codes = wire_at(job, wire, range, place);
         if (residual)
             long_mean(sum, (float)count, residual + at, codes, (size_t)n,
                       job->rounding);
@@ -306,16 +329,16 @@ static void encode_plain_mean(const Job *job, f32 *total, Range range,
 
 /* Sums become their mean, in the wire's format; they may be overwritten. */
 static void encode_mean(const Job *job, f32 *total, Range range, int count,
-                        f32 *const *residuals)
+                        f32 *const *residuals, char *wire)
 {
     if (job->codec == FLOAT16)
-        half_mean(total, (float)count, wire_at(job, range.start),
+        half_mean(total, (float)count, (u16 *)(void *)wire,
                   (size_t)(range.stop - range.start));
     else if (job->codec == RECORDS)
-        encode_mean_records(job, total, range, count, residuals);
+        encode_mean_records(job, total, range, count, residuals, wire);
     else
         (job->codec == FP8 ? encode_ratio_mean : encode_plain_mean)(
-            job, total, range, count, residuals);
+            job, total, range, count, residuals, wire);
 }
 
 #endif

@@ -42,6 +42,7 @@ typedef struct {
     char *encoded;             /* by block */
     int64_t *places;           /* by block, of its sum in `total` */
     f32 *total;
+    char *wire;                /* of all blocks, if it is not kept */
     Space space;
     size_t used;               /* bytes of it */
 } Chunk;
@@ -90,6 +91,13 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* Entries of the longest frame. */
+static size_t frame_room(const Share *share)
+{
+    return (size_t)(share->frame < share->longest ? share->frame
+                                                  : share->longest);
+}
+
 /* As Frames.part. */
 static Range part_of(const Chunk *chunk, int block)
 {
@@ -100,6 +108,16 @@ static Range part_of(const Chunk *chunk, int block)
         start = stop;
     return (Range){start,
                    stop - start < share->frame ? stop : start + share->frame};
+}
+
+/* Where a block's frame lies. */
+static char *wire_of(const Chunk *chunk, int block)
+{
+    const Job *job = chunk->job;
+    if (job->keeps_wire)
+        return kept_wire(job, part_of(chunk, block));
+    return chunk->wire
+           + (size_t)block * frame_room(chunk->share) * job->itemsize;
 }
 
 static int64_t length_of(const Chunk *chunk, const Step *step)

@@ -41,20 +41,21 @@ static int in_python(Shared *shared, const Job *job, const char *method,
 }
 
 /* Writes a part of the gradients into the wire. */
-static int encode_part(Shared *shared, const Job *job, Range part)
+static int encode_part(Shared *shared, const Job *job, Range part,
+                       char *wire)
 {
     int result = 0;
     double since = now();
     if (part.start == part.stop)
         return 0;
     if (job->codec == FP8)
-        encode_ratios(job, part);
+        encode_ratios(job, part, wire);
     else if (job->codec == FLOAT32)
-        encode_floats(job, part);
+        encode_floats(job, part, wire);
     else if (job->codec == FLOAT16)
-        encode_halves(job, part);
+        encode_halves(job, part, wire);
     else if (job->codec == RECORDS)
-        encode_into_records(job, part);
+        encode_into_records(job, part, wire);
     else
         result = in_python(shared, job, "encode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -63,20 +64,21 @@ static int encode_part(Shared *shared, const Job *job, Range part)
 }
 
 /* Writes a part of the means into the gradients. */
-static int decode_part(Shared *shared, const Job *job, Range part)
+static int decode_part(Shared *shared, const Job *job, Range part,
+                       char *wire)
 {
     int result = 0;
     double since = now();
     if (part.start == part.stop)
         return 0;
     if (job->codec == FP8)
-        decode_ratios(job, part);
+        decode_ratios(job, part, wire);
     else if (job->codec == FLOAT32)
-        decode_floats(job, part);
+        decode_floats(job, part, wire);
     else if (job->codec == FLOAT16)
-        decode_halves(job, part);
+        decode_halves(job, part, wire);
     else if (job->codec == RECORDS)
-        decode_from_records(job, part);
+        decode_from_records(job, part, wire);
     else
         result = in_python(shared, job, "decode", "(LL)",
                            (long long)part.start, (long long)part.stop);
@@ -109,7 +111,7 @@ static void begin_sums(const Chunk *chunk, const Step *step)
         f32 *total = total_of(chunk, block);
         memset(total, 0, n * (size_t)chunk->job->grain * sizeof *total);
         if (chunk->lane->contributes)
-            accumulate(chunk->job, wire_at(chunk->job, part.start), total, n);
+            accumulate(chunk->job, wire_of(chunk, block), total, n);
     }
 }
 
@@ -121,15 +123,15 @@ static void add_in_wire(const Chunk *chunk, const Step *step,
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t n = (size_t)(part.stop - part.start);
-        u8 *codes = wire_at(job, part.start);
+        void *wire = wire_of(chunk, block);
         if (step->fresh && !chunk->lane->contributes)
-            memcpy(wire_at(job, part.start), data, n * job->itemsize);
+            memcpy(wire, data, n * job->itemsize);
         else if (job->codec == FLOAT32)
-            add_floats((const f32 *)data, wire_at(job, part.start), n);
+            add_floats((const f32 *)data, wire, n);
         else if (job->codec == FLOAT16)
-            half_add((const u16 *)data, wire_at(job, part.start), n);
+            half_add((const u16 *)data, wire, n);
         else
-            long_add((const u8 *)data, codes, codes, n, job->rounding, none);
+            long_add((const u8 *)data, wire, wire, n, job->rounding, none);
         data += n * job->itemsize;
     }
 }
@@ -198,7 +200,8 @@ static int encode_sums(Shared *shared, const Chunk *chunk, const Step *step)
         for (int block = step->start; block < step->stop; ++block)
             encode_mean(job, total_of(chunk, block), part_of(chunk, block),
                         step->peer, chunk->share->residuals
-                            + chunk->site * job->tensors_count);
+                            + chunk->site * job->tensors_count,
+                        wire_of(chunk, block));
     shared->encoding += now() - since;
     return result;
 }
@@ -211,7 +214,7 @@ static void copy_blocks(const Chunk *chunk, const Step *step, char *message,
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t size = (size_t)(part.stop - part.start) * job->itemsize;
-        char *wire = wire_at(job, part.start);
+        char *wire = wire_of(chunk, block);
         memcpy(to_wire ? wire : message, to_wire ? message : wire, size);
         message += size;
     }
