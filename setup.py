@@ -8,8 +8,8 @@ from setuptools import Extension, setup
 LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
          for part in ('e5m2', 'half', 'vector', 'loops', 'long_loops',
                       'means')]
-RECORDS = ['chainer_fp8pipe/block_formats/records.h',
-           'chainer_fp8pipe/block_formats/record_loops.h']
+RECORDS = [f'chainer_fp8pipe/block_formats/{part}.h'
+           for part in ('record_elements', 'records', 'record_loops')]
 OF_LOOPS = [
     '-O3',
     # No contraction of a * b + c: the GPU, and a CPU without FMA, must give

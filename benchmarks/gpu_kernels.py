@@ -1,4 +1,4 @@
-"""Speed of the fp8 kernels on a GPU against a copy inside its memory.
+"""Speed of the formats' kernels on a GPU against a copy inside its memory.
 
 Bytes per second count what a kernel reads plus what it writes; a copy's count
 both ways, too.  The cases take turns, on arrays that are larger than the
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chainer_fp8pipe import fp8
+from chainer_fp8pipe.block_formats import FORMATS, RECORD, RecordFormat
 from chainer_fp8pipe.fp8 import kernels
 
 import numpy as np
@@ -36,7 +37,7 @@ class Case(NamedTuple):
     """One thing to measure: how it runs once, and its bytes per element."""
 
     run: Callable[[], object]
-    width: int
+    width: float
     is_kernel: bool = True
 
 
@@ -92,7 +93,38 @@ def cases(xp: Any, n: int) -> dict[str, Case]:
             x, w, c, scale=300.0, residual=residual), 17, False),
         'operation: ratio_decode, fp8 wire': Case(lambda: fp8.ratio_decode(
             a, w, y, scale=300.0), 9, False),
+        **{name: case for made in FORMATS.values()
+           for name, case in of_records(xp, made, x, residual, y).items()},
     }
+
+
+def of_records(xp: Any, made: RecordFormat, x: Any, residual: Any, y: Any
+               ) -> dict[str, Case]:
+    """The cases of a format whose records have 32 elements."""
+    from chainer_fp8pipe.block_formats.record_gpu import launch
+    n = x.size
+    records = xp.asarray(
+        np.zeros((-(-n // RECORD), made.nbytes), np.uint8))
+    made.encode(x, records)
+    width = made.nbytes / RECORD
+
+    def kernel(operation: str, width: float, *arguments: Any) -> Case:
+        return Case(lambda: launch(operation, made.number, *arguments,
+                                   np.int64(n)), width)
+    one = np.float32(1)
+    return {
+        f'{made.name} encode': kernel('encode_alone', 4 + width, x, one,
+                                      records),
+        f'{made.name} encode + residual': kernel(
+            'encode_feedback', 12 + width, x, one, residual, records),
+        f'{made.name} decode': kernel('decode', 4 + width, records, one, y),
+        f'{made.name} accumulate': kernel('accumulate', 8 + width, records,
+                                          one, y),
+        f'operation: {made.name} encode + residual': Case(
+            lambda: made.encode(x, records, residual=residual), 12 + width,
+            False),
+        f'operation: {made.name} decode': Case(
+            lambda: made.decode(records, y), 4 + width, False)}
 
 
 def measure(xp: Any, todo: dict[str, Case], repeats: int

@@ -14,7 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import (
+    BlockScaled,
+    Cast,
+    Codec,
+    Fp8Ratio,
+    Tensors,
+)
 from chainer_fp8pipe.codecs.staging import download, empty_wire, upload_now
 
 import numpy as np
@@ -25,7 +31,10 @@ from gpu_kernels import cupy
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 #: 25.6 M parameters in 161 tensors, as ResNet-50's, of three sizes.
 TENSORS = (*[64] * 107, *[147_456] * 40, *[1_403_000] * 14)
-CODECS = {'fp8': Fp8Ratio, 'float16': lambda: Cast('float16'),
+CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled,
+          'e2m1': lambda: BlockScaled('e2m1'),
+          'int5': lambda: BlockScaled('int5'),
+          'float16': lambda: Cast('float16'),
           'float32': lambda: Cast('float32')}
 
 
@@ -73,29 +82,36 @@ def updates(xp: Any, sizes: tuple[int, ...], repeats: int
     def draw(spread: float) -> list[Any]:
         return [xp.asarray(rng.standard_normal(size, dtype=np.float32)
                            * np.float32(spread)) for size in sizes]
-    tensors = Tensors([f'/{number}' for number in range(len(sizes))],
-                      draw(1e-3), draw(0.1))
+    names = [f'/{number}' for number in range(len(sizes))]
+    gradients, parameters = draw(1e-3), draw(0.1)
     print(f'\n{"codec":10}{"encode [ms]":>12}{"GB/s":>7}{"decode [ms]":>14}'
           f'{"GB/s":>7}     GB of float32 gradients per second')
     for name, make in CODECS.items():
         codec = make()
+        tensors = Tensors(names, gradients, parameters, grain=codec.grain)
         wire = empty_wire(xp, tensors.size, codec.wire_dtype)
-
-        def encode(codec: Any = codec, wire: Any = wire) -> None:
-            begin(codec, tensors)
-            codec.encode(tensors, wire)
-
-        def decode(codec: Any = codec, wire: Any = wire) -> None:
-            codec.decode(tensors, wire)
-            xp.cuda.get_current_stream().synchronize()
         line = f'{name:10}'
-        for what, run in (('encode', encode), ('decode', decode)):
+        for what, run in (
+                ('encode', partial(encode, codec, tensors, wire)),
+                ('decode', partial(decode, codec, tensors, wire))):
             found[f'{what}, {name}'] = times = medians(run, repeats)
             width = 12 if what == 'encode' else 14
             line += (f'{times[1] * 1e3:{width}.2f}'
-                     f'{4 * tensors.size / times[1] / 1e9:7.1f}')
+                     f'{4 * sum(sizes) / times[1] / 1e9:7.1f}')
         print(line)
     return found
+
+
+def encode(codec: Codec, tensors: Tensors, wire: np.ndarray) -> None:
+    """An update's way to the wire."""
+    begin(codec, tensors)
+    codec.encode(tensors, wire)
+
+
+def decode(codec: Codec, tensors: Tensors, wire: np.ndarray) -> None:
+    """Its way back, until the device has gone it."""
+    codec.decode(tensors, wire)
+    tensors.xp.cuda.get_current_stream().synchronize()
 
 
 def main() -> None:

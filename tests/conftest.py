@@ -1,7 +1,9 @@
-"""What pytest does before it looks for tests."""
+"""What pytest does before it looks for tests, and devices for them."""
 import os
 import sys
+from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Some machines keep Python from writing byte code.  The ranks that tests
@@ -18,3 +20,36 @@ settings.register_profile('same', derandomize=True, database=None, **PATIENT)
 settings.register_profile('explore', max_examples=1000, print_blob=True,
                           **PATIENT)
 settings.load_profile('same')
+
+
+class Device(NamedTuple):
+    """The ways of an array to the device and back."""
+
+    to: object
+    back: object
+
+
+@pytest.fixture
+def real():
+    """A GPU; skips the test where there is none."""
+    cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
+    from chainer_fp8pipe.compat import explain_no_gpu
+    if reason := explain_no_gpu():
+        pytest.skip(reason)
+    return Device(cupy.asarray, cupy.asnumpy)
+
+
+@pytest.fixture
+def simulated():
+    """A stand-in for CuPy."""
+    from tests.codecs import fake_cupy
+    with fake_cupy.installed():
+        yield Device(lambda array: fake_cupy.ndarray(array.copy()),
+                     fake_cupy.ndarray.get)
+
+
+@pytest.fixture(params=[
+    pytest.param('real', marks=pytest.mark.gpu), 'simulated'])
+def device(request):
+    """The one and the other, in turn."""
+    return request.getfixturevalue(request.param)

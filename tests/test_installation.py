@@ -16,6 +16,8 @@ import chainer_fp8pipe
 import chainer
 import chainermn
 import chainer_fp8pipe.fp8._loops as loops
+from chainer_fp8pipe.block_formats import record_kernels
+assert record_kernels.source()      # of headers, fp8's among them
 print(chainer.__version__, chainermn.__name__, loops.__file__)
 """
 

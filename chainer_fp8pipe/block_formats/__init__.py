@@ -2,8 +2,9 @@
 
 A record holds 32 elements of an array, or, as an array's last one, fewer; it
 has 17 bytes (4.25 bits per element) or 21 (5.25 bits).  Arrays are NumPy
-arrays on the host: float32 for values, of one dimension, and the format's
-``dtype`` for records, C-contiguous.  Every operation writes into arrays that
+arrays: float32 for values, of one dimension, and the format's ``dtype`` for
+records, C-contiguous.  Or all are CuPy arrays, where records are the rows of
+a uint8 array; the bits are the same.  Every operation writes into arrays that
 the caller gives.
 
 ``int4``

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy
 
+from ..fp8.arrays import are_on_gpu, is_cupy, may_share_memory
 from . import _records
 
 #: Elements that share a scale.
@@ -17,6 +19,9 @@ _FLOAT = numpy.dtype(numpy.float32)
 @dataclass(frozen=True)
 class RecordFormat:
     """A format; see the package.
+
+    All arrays of a call are NumPy's, or all are CuPy's.  CuPy has no records,
+    so there they are the rows that :meth:`rows` makes of them.
 
     Attributes:
         name: ``'int4'``, ``'e2m1'`` or ``'int5'``.
@@ -33,9 +38,12 @@ class RecordFormat:
         """Of a record."""
         return numpy.dtype(f'V{self.nbytes}')
 
-    def encode(self, values: numpy.ndarray, records: numpy.ndarray, *,
-               factor: float = 1.0, residual: numpy.ndarray | None = None
-               ) -> int:
+    def rows(self, records: numpy.ndarray) -> numpy.ndarray:
+        """The bytes of m records, uint8[m, nbytes], in the same memory."""
+        return records.view(numpy.uint8).reshape(-1, self.nbytes)
+
+    def encode(self, values: Any, records: Any, *, factor: float = 1.0,
+               residual: Any = None) -> int:
         """Rounds values to the nearest ones of the format, ties to even.
 
         With c = values * factor + residual, records hold c, and what they
@@ -44,7 +52,8 @@ class RecordFormat:
 
         Args:
             values: float32[n].
-            records: Of :attr:`dtype`, n / 32 of them, rounded up; written.
+            records: Of :attr:`dtype`, or CuPy's rows, n / 32 of them,
+                rounded up; written.
             factor: Float32, not negative.
             residual: float32[n], changed in place; None: no feedback.
 
@@ -52,22 +61,21 @@ class RecordFormat:
             How many records hold a NaN or an infinity.
 
         Raises:
-            TypeError: An array is not of its dtype.
+            TypeError: An array is not of its dtype, or not where others are.
             ValueError: Sizes do not go together, or an array is not
                 C-contiguous or overlaps another one.
         """
-        self._check(records, values=values, **(
+        loops = self._loops_for(records, values=values, **(
             {} if residual is None else {'residual': residual}))
         if residual is not None:
             if residual.size != values.size:
                 raise ValueError(f'residual has {residual.size} elements, '
                                  f'values has {values.size}')
-            if numpy.may_share_memory(values, residual):
+            if may_share_memory(values, residual):
                 raise ValueError('residual shares memory with values')
-        return _records.encode(values, factor, residual, records, self.number)
+        return loops.encode(values, factor, residual, records, self.number)
 
-    def decode(self, records: numpy.ndarray, out: numpy.ndarray, *,
-               factor: float = 1.0) -> int:
+    def decode(self, records: Any, out: Any, *, factor: float = 1.0) -> int:
         """Writes the records' values times a factor.
 
         Args:
@@ -78,45 +86,60 @@ class RecordFormat:
         Returns:
             How many records hold NaN.
         """
-        self._check(records, out=out)
-        return _records.decode(records, factor, out, False, self.number)
+        loops = self._loops_for(records, out=out)
+        return loops.decode(records, factor, out, False, self.number)
 
-    def accumulate(self, records: numpy.ndarray, total: numpy.ndarray
-                   ) -> None:
+    def accumulate(self, records: Any, total: Any) -> None:
         """Adds the records' values to float32 sums.
 
         Args:
             records: As :meth:`encode` has written them.
             total: float32[n], changed in place.
         """
-        self._check(records, total=total)
-        _records.decode(records, 1.0, total, True, self.number)
+        loops = self._loops_for(records, total=total)
+        loops.decode(records, 1.0, total, True, self.number)
 
     def is_finite(self, records: numpy.ndarray) -> bool:
-        """Whether no record holds a NaN or an infinity."""
-        scales = records.view(numpy.uint8).reshape(-1, self.nbytes)[:, -1]
-        return not (scales == 255).any()
+        """Whether no record holds a NaN or an infinity; not for CuPy's."""
+        return not (self.rows(records)[:, -1] == 255).any()
 
-    def _check(self, records: Any, **floats: Any) -> None:
-        for name, array, dtype in (
-                ('records', records, self.dtype),
-                *((name, array, _FLOAT) for name, array in floats.items())):
-            if not isinstance(array, numpy.ndarray):
-                raise TypeError(f'{name} must be a NumPy array, not '
-                                f'{type(array).__name__}')
-            if array.dtype != dtype or array.ndim != 1:
-                raise TypeError(f'{name} has dtype {array.dtype} and '
-                                f'{array.ndim} dimensions, expected {dtype} '
-                                'and 1')
-            if not array.flags.c_contiguous:
-                raise ValueError(f'{name} must be C-contiguous')
+    def _loops_for(self, records: Any, **floats: Any) -> ModuleType:
+        """Checks the arguments; the loops of where they are."""
+        on_gpu = are_on_gpu({'records': records, **floats})
+        self._check_records(records)
         for name, array in floats.items():
-            if records.size != -(-array.size // RECORD):
-                raise ValueError(
-                    f'{array.size} elements of {name} need '
-                    f'{-(-array.size // RECORD)} records, not {records.size}')
-            if numpy.may_share_memory(records, array):
+            _check_layout(name, array, _FLOAT, ())
+            needed = -(-array.size // RECORD)
+            if records.shape[0] != needed:
+                raise ValueError(f'{array.size} elements of {name} need '
+                                 f'{needed} records, not {records.shape[0]}')
+            if may_share_memory(records, array):
                 raise ValueError(f'{name} shares memory with records')
+        if not on_gpu:
+            return _records
+        from . import record_gpu  # needs CuPy
+        return record_gpu
+
+    def _check_records(self, records: Any) -> None:
+        if is_cupy(records):
+            _check_layout('records', records, numpy.dtype(numpy.uint8),
+                          (self.nbytes,))
+        else:
+            _check_layout('records', records, self.dtype, ())
+
+
+def _check_layout(name: str, array: Any, dtype: numpy.dtype,
+                  row: tuple[int, ...]) -> None:
+    """An error unless it is of the dtype, contiguous, and has such rows."""
+    dimensions = 1 + len(row)
+    if array.dtype != dtype or array.ndim != dimensions:
+        raise TypeError(f'{name} has dtype {array.dtype} and {array.ndim} '
+                        f'dimensions, expected {dtype} and {dimensions}')
+    if array.shape[1:] != row:
+        raise ValueError(f'{name} has rows of {array.shape[1]} bytes, '
+                         f'expected {row[0]}')
+    if not array.flags.c_contiguous:
+        raise ValueError(f'{name} must be C-contiguous')
 
 
 #: By name.

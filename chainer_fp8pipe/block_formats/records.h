@@ -1,108 +1,8 @@
-/* Records: 32 elements of a few bits each, and one scale of 8 bits.
- *
- * INT4: -7..7 times a scale with 6 bits of exponent and 2 of mantissa, which
- *     is rounded up, so that nothing is clipped.  Byte j holds element j, and
- *     in its upper half element j + 16, as two's complements; byte 16 is the
- *     scale.
- * E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 with a sign, times a power of two, so that
- *     what lies above 6 is clipped (the MX formats of the Open Compute
- *     Project, version 1.0, section 6.3).  The same places.
- * INT5: -15..15, with INT4's scale.  Four bits as above; then the fifth bits
- *     of all elements as a little-endian word; byte 20 is the scale.
- *
- * Scale 0: all elements are zeros.  Scale 255: an element was NaN or infinite,
- * and all of them are NaN.  A record of zero bytes is one of zeros, and every
- * record stands alone, so that a wire may be cut between any two.
- *
- * No a * b + c may be contracted (-ffp-contract=off): all processors are to
- * give the same bits.
- */
+/* One record, on the CPU: all of its elements in vectors. */
 #ifndef CHAINER_FP8PIPE_RECORDS_H
 #define CHAINER_FP8PIPE_RECORDS_H
 #include "../fp8/vector.h"
-
-enum { INT4, E2M1, INT5 };
-
-#define RECORD 32 /* elements */
-#define UNKNOWN_SCALE 255
-/* Added to a small number, this leaves the next integer, ties to even, in the
- * lower bits. */
-#define TO_INTEGER 12582912.0f /* 1.5 2^23 */
-/* The bits of 2^-49, without the mantissa's 21 lower ones. */
-#define LEAST_E6M2 ((127 - 49) << 2)
-/* As many powers of two lie between E2M1's 1 and 4, whose exponent is the
- * largest. */
-#define E2M1_EXPONENTS 2
-
-E5M2_FUNCTION int record_bytes(int format)
-{
-    return format == INT5 ? 21 : 17;
-}
-
-E5M2_FUNCTION int top_of(int format)
-{
-    return format == INT5 ? 15 : format == E2M1 ? 6 : 7;
-}
-
-/* The scale of a record by the bits of its largest magnitude. */
-E5M2_FUNCTION int scale_code(int largest, int format)
-{
-    int code;
-    if (format == E2M1)
-        code = (largest >> 23) - E2M1_EXPONENTS;
-    else
-        code = (int)((e5m2_bits(e5m2_float((unsigned int)largest)
-                                * (1.0f / (float)top_of(format)))
-                      + 0x1FFFFF) >> 21) - LEAST_E6M2;
-    code = e5m2_min(e5m2_max(code, 0), UNKNOWN_SCALE - 1);
-    return largest >= E5M2_F32_INFINITY ? UNKNOWN_SCALE : code;
-}
-
-E5M2_FUNCTION float scale_value(int code, int format)
-{
-    unsigned int bits = format == E2M1
-        ? (unsigned int)code << 23
-        : (unsigned int)(code + LEAST_E6M2) << 21;
-    float scale = code > 0 ? e5m2_float(bits) : 0.0f;
-    return code == UNKNOWN_SCALE ? e5m2_float(E5M2_F32_NAN) : scale;
-}
-
-/* An element's bits, and its value over the scale in *units. */
-E5M2_FUNCTION unsigned int element_bits(float ratio, float *units, int format)
-{
-    float top = (float)top_of(format);
-    ratio = ratio > top ? top : ratio;
-    ratio = ratio < -top ? -top : ratio;
-    if (format != E2M1) {
-        ratio += TO_INTEGER;
-        *units = ratio - TO_INTEGER;
-        return e5m2_bits(ratio);
-    }
-    unsigned int sign = e5m2_bits(ratio) & E5M2_F32_SIGN;
-    float magnitude = e5m2_float((unsigned int)e5m2_magnitude(ratio));
-    /* The power of two below it, 1 or more, decides the distance between
-     * neighbours; so far up, floats are as far from each other. */
-    int power = e5m2_max(e5m2_magnitude(ratio) & E5M2_F32_INFINITY,
-                         127 << 23);
-    float far = e5m2_float((unsigned int)power + (22u << 23));
-    float sum = magnitude + far;
-    *units = e5m2_float(e5m2_bits(sum - far) | sign);
-    return ((e5m2_bits(sum) + (unsigned int)(power >> 22) - 254u) & 7u)
-           | sign >> 28;
-}
-
-/* The value over the scale of an element's bits. */
-E5M2_FUNCTION float element_value(unsigned int bits, int format)
-{
-    if (format == INT5)
-        return (float)((int)(bits ^ 16u) - 16);
-    if (format == INT4)
-        return (float)((int)(bits ^ 8u) - 8);
-    unsigned int magnitude = bits & 7u;
-    unsigned int value = magnitude < 2 ? magnitude * 0x3F000000u
-                                       : (magnitude + 252u) << 22;
-    return e5m2_float(value | (bits & 8u) << 28);
-}
+#include "record_elements.h"
 
 /* Writes a record of values, which become what it leaves out: 0 where it
  * holds a NaN or an infinity.  Returns whether it does. */
@@ -114,13 +14,10 @@ E5M2_FUNCTION int record_encode(float *values, u8 *record, int format)
         largest = e5m2_max(largest, e5m2_magnitude(values[i]));
     int code = scale_code(largest, format);
     float scale = scale_value(code, format);
-    float inverse = code > 0 ? 1.0f / scale : 0.0f;
+    float inverse = scale_inverse(code, scale);
     INDEPENDENT
-    for (int i = 0; i < RECORD; ++i) {
-        float units;
-        bits[i] = element_bits(values[i] * inverse, &units, format);
-        values[i] -= units * scale;
-    }
+    for (int i = 0; i < RECORD; ++i)
+        bits[i] = element_encode(&values[i], scale, inverse, format);
     if (code == UNKNOWN_SCALE)
         for (int i = 0; i < RECORD; ++i) {
             values[i] = 0.0f;
@@ -128,7 +25,7 @@ E5M2_FUNCTION int record_encode(float *values, u8 *record, int format)
         }
     INDEPENDENT
     for (int j = 0; j < RECORD / 2; ++j)
-        record[j] = (u8)((bits[j] & 15u) | (bits[j + RECORD / 2] & 15u) << 4);
+        record[j] = (u8)two_elements(bits[j], bits[j + RECORD / 2]);
     if (format == INT5) {
         for (int i = 0; i < RECORD; ++i)
             fifths |= (bits[i] >> 4 & 1u) << i;

@@ -17,7 +17,7 @@ import numpy
 
 from ..block_formats import FORMATS
 from .codec import Codec, Residuals
-from .staging import to_host
+from .staging import download, output, upload
 from .tensors import (
     RECORDS,
     Compiled,
@@ -33,8 +33,6 @@ class BlockScaled(Codec):
 
     Arguments are not checked here but where users give them, in
     :class:`chainer_fp8pipe.communicators.options.BlockOptions`.
-
-    Gradients on a GPU are brought to the host to be encoded.
 
     Args:
         values: Name of the format, see
@@ -69,41 +67,48 @@ class BlockScaled(Codec):
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
                prescale: float = 1.0, start: int = 0) -> None:
+        there = self._records(tensors.xp, wire)
+        out = output(tensors.xp, there)
         whole = 0, tensors.size
         for index, part, place in tensors.overlaps(start, start + wire.size):
             if self.format.encode(
-                    _host(tensors.gradients[index][part]), wire[place],
+                    tensors.gradients[index][part], out[place],
                     factor=prescale / self._unit, residual=self.owned_residual(
                         tensors, index, part, 'gradient', whole)):
                 self.blame(f'the gradient of {tensors.names[index]}')
+        download(out, there)
 
     def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
-        host = _host(total)
-        self.format.accumulate(wire, host)
-        _bring(host, total)
+        xp = array_module(total)
+        self.format.accumulate(upload(xp, self._records(xp, wire)), total)
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
                     wire: numpy.ndarray, start: int, site: str,
                     owned: tuple[int, int]) -> None:
-        sums = _host(total)
+        there = self._records(tensors.xp, wire)
+        out = output(tensors.xp, there)
         for index, part, place in tensors.overlaps(start, start + wire.size):
             first = place.start * self.grain
             self.format.encode(
-                sums[first:first + part.stop - part.start], wire[place],
+                total[first:first + part.stop - part.start], out[place],
                 factor=1 / count, residual=self.owned_residual(
                     tensors, index, part, site, owned))
+        download(out, there)
 
     def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
                ) -> list[str]:
-        nonfinite = []
-        for index, part, place in tensors.overlaps(start, start + wire.size):
-            gradient = tensors.gradients[index][part]
-            host = (gradient if isinstance(gradient, numpy.ndarray)
-                    else numpy.empty(gradient.shape, numpy.float32))
-            if self.format.decode(wire[place], host, factor=self._unit):
-                nonfinite.append(tensors.names[index])
-            _bring(host, gradient)
-        return nonfinite
+        records = upload(tensors.xp, self._records(tensors.xp, wire))
+        return [
+            tensors.names[index]
+            for index, part, place in tensors.overlaps(start,
+                                                       start + wire.size)
+            if self.format.decode(
+                records[place], tensors.gradients[index][part],
+                factor=self._unit)]
+
+    def _records(self, xp: Any, wire: numpy.ndarray) -> numpy.ndarray:
+        """A wire as the format has it where ``xp`` computes."""
+        return wire if xp is numpy else self.format.rows(wire)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return self.format.is_finite(wire)
@@ -127,7 +132,7 @@ class BlockScaled(Codec):
                  stop: int) -> Any:
         if not self.error_feedback:
             return None
-        return self._residuals.get(numpy, site, name, start, stop)
+        return self._residuals.get(xp, site, name, start, stop)
 
     # --- state ---------------------------------------------------------------
 
@@ -166,14 +171,3 @@ class RelayedBlocks(BlockScaled):
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
         return compile_sizes(RECORDS, tensors, format=self.format.number,
                              scales=self._scales(tensors, prescale))
-
-
-def _host(array: Any) -> numpy.ndarray:
-    return array if isinstance(array, numpy.ndarray) else to_host(array)
-
-
-def _bring(host: numpy.ndarray, array: Any) -> None:
-    """Brings to the device what was written on the host, which may go."""
-    if host is not array:
-        array.set(host)
-        array_module(array).cuda.get_current_stream().synchronize()

@@ -31,17 +31,19 @@ def loops_for(floats: Arrays, codes: Arrays, *, written: Collection[str],
         both have the same functions.
     """
     arrays = {**floats, **codes}
-    loops = _loops_of_kind(arrays)
+    on_gpu = are_on_gpu(arrays)
     for group, dtype in ((floats, FLOAT), (codes, CODE)):
         for name, array in group.items():
             _check_layout(name, array, dtype)
     _check_sizes(arrays)
-    on_gpu = loops is not _loops
     for name in written:
         if not on_gpu and not arrays[name].flags.writeable:
             raise ValueError(f'{name} is written, but it is read-only')
         _check_overlap(name, arrays, in_place, on_gpu)
-    return loops
+    if not on_gpu:
+        return _loops
+    from . import gpu  # needs CuPy
+    return gpu
 
 
 def is_cupy(array: object) -> bool:
@@ -50,7 +52,8 @@ def is_cupy(array: object) -> bool:
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
-def _loops_of_kind(arrays: Arrays) -> ModuleType:
+def are_on_gpu(arrays: Arrays) -> bool:
+    """Whether all are CuPy arrays; TypeError unless all are of one kind."""
     on_gpu = []
     for name, array in arrays.items():
         if is_cupy(array):
@@ -59,15 +62,20 @@ def _loops_of_kind(arrays: Arrays) -> ModuleType:
             raise TypeError(
                 f'{name} must be a NumPy or CuPy array, '
                 f'not {type(array).__name__}')
-    if not on_gpu:
-        return _loops
-    if len(on_gpu) < len(arrays):
+    if on_gpu and len(on_gpu) < len(arrays):
         on_cpu = [name for name in arrays if name not in on_gpu]
         raise TypeError(
             'arrays must be all on the CPU or all on the GPU, but '
             f'{", ".join(on_cpu)} is NumPy and {", ".join(on_gpu)} is CuPy')
-    from . import gpu  # needs CuPy
-    return gpu
+    return bool(on_gpu)
+
+
+def may_share_memory(a: Any, b: Any) -> bool:
+    """Whether two arrays of one kind, both C-contiguous, overlap."""
+    if not is_cupy(a):
+        return np.may_share_memory(a, b)
+    start, other = _address(a, True), _address(b, True)
+    return start < other + b.nbytes and other < start + a.nbytes
 
 
 def _check_layout(name: str, array: Any, dtype: np.dtype) -> None:
@@ -89,16 +97,10 @@ def _check_sizes(arrays: Arrays) -> None:
 def _check_overlap(written: str, arrays: Arrays, in_place: Collection[str],
                    on_gpu: bool) -> None:
     out = arrays[written]
-    may_share = _may_share_on_gpu if on_gpu else np.may_share_memory
     for name, array in arrays.items():
-        if (name != written and may_share(out, array)
+        if (name != written and may_share_memory(out, array)
                 and not (name in in_place and _is_same(out, array, on_gpu))):
             raise ValueError(f'{written} shares memory with {name}')
-
-
-def _may_share_on_gpu(a: Any, b: Any) -> bool:
-    start, other = _address(a, True), _address(b, True)
-    return start < other + b.nbytes and other < start + a.nbytes
 
 
 def _is_same(a: Any, b: Any, on_gpu: bool) -> bool:

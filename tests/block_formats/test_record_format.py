@@ -286,7 +286,8 @@ def arrays(name, n=64):
 
 
 @pytest.mark.parametrize(('changed', 'error', 'match'), [
-    ({'values': [0.0] * 64}, TypeError, 'values must be a NumPy array, not'),
+    ({'values': [0.0] * 64}, TypeError,
+     'values must be a NumPy or CuPy array, not'),
     ({'values': np.zeros(64)}, TypeError, 'values has dtype float64'),
     ({'values': np.zeros((2, 32), 'f4')}, TypeError, '2 dimensions'),
     ({'values': np.zeros(128, 'f4')[::2]}, ValueError, 'values .*contiguous'),

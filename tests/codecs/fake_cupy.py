@@ -10,13 +10,18 @@ import sys
 import tempfile
 import types
 
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import block_formats, fp8
+from chainer_fp8pipe.block_formats import record_kernels
 from chainer_fp8pipe.fp8 import kernels
 
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from tests.block_formats.host_kernels import launch
 from tests.fp8.compilers import all_kernels, host_kernels
+
+# Imported when first used, and then kept: the loops that need CuPy.
+_LOOPS = ((fp8, 'gpu'), (block_formats, 'record_gpu'))
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -28,6 +33,7 @@ class ndarray(NDArrayOperatorsMixin):
 
     def __init__(self, array):
         assert isinstance(array, numpy.ndarray)
+        assert array.dtype.kind != 'V'      # CuPy has no records
         self._array = array
 
     def __array__(self, *args, **kwargs):
@@ -116,7 +122,13 @@ def modules():
             compiled[name](*map(_unwrap, args))
         return run
 
+    def raw_kernel(code, name, *, options):
+        assert (code, options) == (record_kernels.source(), ('--fmad=false',))
+        return lambda grid, block, args: launch(
+            name, grid, block, list(map(_unwrap, args)))
+
     cupy.ElementwiseKernel = elementwise_kernel
+    cupy.RawKernel = raw_kernel
     for name in ('zeros', 'empty', 'asarray', 'isfinite', 'flatnonzero'):
         function = getattr(numpy, name)
         setattr(cupy, name, lambda *args, _function=function: _wrap(
@@ -138,18 +150,23 @@ def modules():
 def installed():
     """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
     made = modules()
-    # The GPU's loops are imported when first used, and then kept.
-    replaced = {name: sys.modules.pop(name, None)
-                for name in (*made, 'chainer_fp8pipe.fp8.gpu')}
-    fp8.__dict__.pop('gpu', None)
+    loops = [f'{package.__name__}.{name}' for package, name in _LOOPS]
+    replaced = {name: sys.modules.pop(name, None) for name in (*made, *loops)}
+    _forget_loops()
     sys.modules.update(made)
     try:
         yield made['cupy']
     finally:
-        fp8.__dict__.pop('gpu', None)
+        _forget_loops()
         for name, module in replaced.items():
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-                if name.endswith('gpu'):
-                    fp8.gpu = module
+        for (package, name), full in zip(_LOOPS, loops, strict=True):
+            if replaced[full] is not None:
+                setattr(package, name, replaced[full])
+
+
+def _forget_loops():
+    for package, name in _LOOPS:
+        package.__dict__.pop(name, None)

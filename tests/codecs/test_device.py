@@ -1,6 +1,7 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
+from chainer_fp8pipe.block_formats import FORMATS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
@@ -21,7 +22,9 @@ CODECS = {
        for rounding in ('nearest', 'truncate', 'stochastic')},
     'without feedback': lambda: Fp8Ratio(error_feedback=False),
     'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
-    'int5': lambda: BlockScaled('int5', error_feedback=False)}
+    'int5': lambda: BlockScaled('int5'),
+    'int5 without': lambda: BlockScaled('int5', error_feedback=False)}
+STATEFUL = {name: CODECS[name] for name in ('nearest', *FORMATS)}
 
 
 @pytest.fixture
@@ -106,15 +109,38 @@ def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
         numpy.testing.assert_array_equal(got, wanted)
 
 
-def test_a_codec_saved_on_a_device_goes_on_there(cupy):
-    whole = updates(Fp8Ratio(), on_device, steps=3)
-    first = Fp8Ratio()
-    begun = updates(first, on_device, steps=3)
-    second = Fp8Ratio()
-    state = first.state()
-    assert all(isinstance(value, numpy.ndarray) for value in state.values())
-    second.load_state(state)
-    numpy.testing.assert_array_equal(begun[0], whole[0])
-    for wanted, got in zip(updates(first, on_device, steps=2),
-                           updates(second, on_device, steps=2), strict=True):
+def on_host(tensors):
+    return tensors
+
+
+def same(found, expected):
+    for got, wanted in zip(found, expected, strict=True):
         numpy.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize('name', STATEFUL)
+@pytest.mark.parametrize(('first', 'second'), [
+    (on_device, on_device), (on_device, on_host), (on_host, on_device)])
+def test_a_saved_codec_goes_on_wherever_it_is(cupy, name, first, second):
+    made = STATEFUL[name]
+    whole, begun = made(), made()
+    same(updates(begun, first, steps=3), updates(whole, on_host, steps=3))
+    state = begun.state()
+    assert all(isinstance(value, numpy.ndarray) for value in state.values())
+    again = made()
+    again.load_state(state)
+    same(updates(again, second, steps=2), updates(whole, on_host, steps=2))
+
+
+@pytest.mark.parametrize('name', STATEFUL)
+def test_what_is_left_out_stays_on_the_device(cupy, name):
+    codec = STATEFUL[name]()
+    updates(codec, on_device, steps=1)
+    kept = codec.residual(cupy, 'gradient', '/l2/W', 0, 3000)
+    assert isinstance(kept, fake_cupy.ndarray)
+    assert host(kept).any()
+    before = host(kept)
+    codec.start(3.0)        # residuals are multiplied as gradients are
+    there = codec.residual(cupy, 'gradient', '/l2/W', 0, 3000)
+    assert there is kept
+    assert (host(there) != before).any()

@@ -1,43 +1,10 @@
 """CuPy arrays: against the CPU bit for bit, and with a stand-in for CuPy."""
-from typing import NamedTuple
-
 from chainer_fp8pipe import fp8
-from chainer_fp8pipe.compat import explain_no_gpu
 
 import numpy as np
 import pytest
 
-from tests.codecs import fake_cupy
-
 from . import reference
-
-
-class Device(NamedTuple):
-    """The ways of an array to the device and back."""
-
-    to: object
-    back: object
-
-
-@pytest.fixture
-def real():
-    cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
-    if reason := explain_no_gpu():
-        pytest.skip(reason)
-    return Device(cupy.asarray, cupy.asnumpy)
-
-
-@pytest.fixture
-def simulated():
-    with fake_cupy.installed():
-        yield Device(lambda array: fake_cupy.ndarray(array.copy()),
-                     fake_cupy.ndarray.get)
-
-
-@pytest.fixture(params=[
-    pytest.param('real', marks=pytest.mark.gpu), 'simulated'])
-def device(request):
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope='module')

@@ -1,35 +1,24 @@
-"""Every operation of the format on the GPU, bit for bit against the CPU.
+"""Every operation of the formats on the GPU, bit for bit against the CPU.
 
-Encoding takes every float32 number that there is; decoding and adding take
-every code and every pair of codes.  The others take random bits, numbers in
-the format's range, and every boundary of the format.
+Encoding in fp8 takes every float32 number that there is; decoding and adding
+take every code and every pair of codes.  The others take random bits, numbers
+in the format's range, and every boundary of the format.
 """
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-from chainer_fp8pipe import fp8
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from .bit_cases import Case, encodings, interesting, of_codes, of_ratios
+from .record_cases import of_records
 from .stand_in import cupy_or_stand_in
 
-_ALL = 2 ** 32
-_WRITTEN = ('out', 'residual', 'total')
-_SCALES = (1.0, 3.0, 300.0, 2.0 ** -30, 2.0 ** 100)
-
-
-class Case(NamedTuple):
-    """One operation on some arrays, under the name that it counts for."""
-
-    name: str
-    operation: Callable[..., Any]
-    arrays: Mapping[str, np.ndarray]
-    options: Mapping[str, Any]
+_WRITTEN = ('out', 'residual', 'total', 'records')
 
 
 class Tally:
@@ -39,63 +28,6 @@ class Tally:
         self.elements = self.differing = self.both_nan = self.results = 0
         self.seconds = 0.0
         self.first = ''
-
-
-def encodings(chunk: int, chunks: int) -> Iterator[Case]:
-    """Every float32, in chunks; fewer than all, evenly spread, for a try."""
-    for start in range(0, _ALL, _ALL // chunks):
-        values = np.arange(start, start + chunk, dtype=np.uint32).view(
-            np.float32)
-        for rounding in fp8.ROUNDINGS:
-            yield Case(f'encode, {rounding}', fp8.encode, {
-                'values': values, 'out': np.empty(chunk, np.uint8)},
-                {'rounding': rounding, 'seed': start})
-
-
-def of_codes(floats: np.ndarray) -> Iterator[Case]:
-    """What takes codes."""
-    codes = np.arange(256, dtype=np.uint8)
-    yield Case('decode', fp8.decode, {
-        'codes': codes, 'out': np.empty(256, np.float32)}, {})
-    a, b = np.repeat(codes, 256), np.tile(codes, 256)
-    for rounding in fp8.ROUNDINGS:
-        for seed in range(16):
-            yield Case(f'add, {rounding}', fp8.add, {
-                'a': a, 'b': b, 'out': np.empty_like(a)},
-                {'rounding': rounding, 'seed': seed})
-    for code in codes:
-        yield Case('accumulate', fp8.accumulate, {
-            'codes': np.full(floats.size, code), 'total': floats}, {})
-
-
-def of_ratios(floats: np.ndarray) -> Iterator[Case]:
-    """What takes gradients and parameters."""
-    generator = np.random.default_rng(1)
-    parameter, residual = (generator.permutation(floats) for _ in range(2))
-    codes = generator.integers(0, 256, floats.size, np.uint8)
-    for scale in _SCALES:
-        for rounding in fp8.ROUNDINGS:
-            for kept in (None, residual):
-                arrays = {'gradient': floats, 'parameter': parameter,
-                          'out': np.empty(floats.size, np.uint8)}
-                if kept is not None:
-                    arrays['residual'] = kept
-                name = 'ratio_encode' + ' + residual' * (kept is not None)
-                yield Case(f'{name}, {rounding}', fp8.ratio_encode, arrays, {
-                    'scale': scale, 'rounding': rounding, 'seed': 5})
-        for wire in (codes, residual):
-            yield Case(f'ratio_decode, {wire.dtype}', fp8.ratio_decode, {
-                'wire': wire, 'parameter': parameter,
-                'out': np.empty_like(floats)}, {'scale': scale})
-
-
-def interesting(size: int) -> np.ndarray:
-    """Boundaries of the format, and random numbers of two kinds."""
-    from tests.fp8 import reference
-    boundaries = reference.interesting_floats()
-    half = max(size - boundaries.size, 2) // 2
-    return np.concatenate([boundaries, reference.random_bits(half),
-                           reference.random_in_range(half)])
 
 
 def compare(cupy: Any, case: Case, tally: Tally) -> None:
@@ -136,10 +68,11 @@ def first(case: Case, name: str, differs: np.ndarray, wanted: np.ndarray,
     where = int(np.flatnonzero(differs)[0])
 
     def shown(array: np.ndarray) -> str:
-        return f'{array[where]} (0x{array[where].tobytes()[::-1].hex()})'
+        element = array.reshape(-1)[where]
+        return f'{element} (0x{element.tobytes()[::-1].hex()})'
     given = ', '.join(f'{other}={shown(array)}'
                       for other, array in case.arrays.items()
-                      if other != 'out')
+                      if other != 'out' and array.size == wanted.size)
     return (f'{case.name}, {dict(case.options)}: element {where} of {name} is '
             f'{shown(got)} in place of {shown(wanted)}; {given}')
 
@@ -164,7 +97,7 @@ def main() -> None:
     floats = interesting(2 ** 10 if dry else 2 ** 23)
     tallies: dict[str, Tally] = {}
     for cases in (of_codes(floats[:2 ** 18]), of_ratios(floats),
-                  encodings(chunk, chunks)):
+                  of_records(floats), encodings(chunk, chunks)):
         for case in cases:
             compare(cupy, case, tallies.setdefault(case.name, Tally()))
     print(table(tallies))

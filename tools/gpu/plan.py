@@ -11,6 +11,7 @@ from .steps import Step
 COMMUNICATORS = (
     'fp8', 'fp8_paper', 'int4', 'int5', 'float16', 'float32', 'torus2d',
     'fp8:overlap=true', 'fp8:overlap=next_forward', 'fp8:algorithm=ring',
+    'int4:values=e2m1',
     'naive', 'flat', 'non_cuda_aware', 'pure_nccl', 'dummy')
 #: These put one rank on each GPU (NCCL refuses more).
 NCCL = ('non_cuda_aware', 'pure_nccl')
@@ -46,16 +47,18 @@ class Plan:
 
     def _bits(self) -> Step:
         return Step(
-            'Bits', 'Every operation of the number format, bit for bit '
-            'against the CPU: encoding of every float32 number, decoding and '
-            'adding of every code, the others of random bits, numbers in the '
-            'range, and boundaries.',
+            'Bits', 'Every operation of the number formats, bit for bit '
+            'against the CPU: encoding of every float32 number in fp8, '
+            'decoding and adding of every code, the others (records of int4, '
+            'e2m1 and int5 among them) of random bits, numbers in the range, '
+            'and boundaries.',
             self._run('-m', 'tools.gpu.bits', *self._flags), 150)
 
     def _tests(self) -> Step:
         files = sorted(str(path.relative_to(self._root))
                        for path in (self._root / 'tests').rglob('test_*.py')
-                       if 'mark.gpu' in path.read_text())
+                       if path.stem.endswith('gpu')
+                       or 'mark.gpu' in path.read_text())
         return Step(
             'Tests', 'The tests marked ``gpu``.',
             self._run('-m', 'pytest', '-q', '-m', 'gpu', '-p',

@@ -1,0 +1,133 @@
+/* The formats of records: 32 elements of a few bits each, and one scale of 8
+ * bits.
+ *
+ * INT4: -7..7 times a scale with 6 bits of exponent and 2 of mantissa, which
+ *     is rounded up, so that nothing is clipped.  Byte j holds element j, and
+ *     in its upper half element j + 16, as two's complements; byte 16 is the
+ *     scale.
+ * E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 with a sign, times a power of two, so that
+ *     what lies above 6 is clipped (the MX formats of the Open Compute
+ *     Project, version 1.0, section 6.3).  The same places.
+ * INT5: -15..15, with INT4's scale.  Four bits as above; then the fifth bits
+ *     of all elements as a little-endian word; byte 20 is the scale.
+ *
+ * Scale 0: all elements are zeros.  Scale 255: an element was NaN or infinite,
+ * and all of them are NaN.  A record of zero bytes is one of zeros, and every
+ * record stands alone, so that a wire may be cut between any two.
+ *
+ * The C compiler includes this for the CPU's loops, and the GPU's kernels begin
+ * with it.  No a * b + c may be contracted (-ffp-contract=off, --fmad=false):
+ * all processors are to give the same bits.
+ */
+#ifndef CHAINER_FP8PIPE_RECORD_ELEMENTS_H
+#define CHAINER_FP8PIPE_RECORD_ELEMENTS_H
+#ifndef CHAINER_FP8PIPE_E5M2_H /* a GPU's kernels have it before this text */
+#include "../fp8/e5m2.h"
+#endif
+
+enum { INT4, E2M1, INT5 };
+
+#define RECORD 32 /* elements */
+#define UNKNOWN_SCALE 255
+/* Added to a small number, this leaves the next integer, ties to even, in the
+ * lower bits. */
+#define TO_INTEGER 12582912.0f /* 1.5 2^23 */
+/* The bits of 2^-49, without the mantissa's 21 lower ones. */
+#define LEAST_E6M2 ((127 - 49) << 2)
+/* As many powers of two lie between E2M1's 1 and 4, whose exponent is the
+ * largest. */
+#define E2M1_EXPONENTS 2
+
+E5M2_FUNCTION int record_bytes(int format)
+{
+    return format == INT5 ? 21 : 17;
+}
+
+E5M2_FUNCTION int top_of(int format)
+{
+    return format == INT5 ? 15 : format == E2M1 ? 6 : 7;
+}
+
+/* The scale of a record by the bits of its largest magnitude. */
+E5M2_FUNCTION int scale_code(int largest, int format)
+{
+    int code;
+    if (format == E2M1)
+        code = (largest >> 23) - E2M1_EXPONENTS;
+    else
+        code = (int)((e5m2_bits(e5m2_float((unsigned int)largest)
+                                * (1.0f / (float)top_of(format)))
+                      + 0x1FFFFF) >> 21) - LEAST_E6M2;
+    code = e5m2_min(e5m2_max(code, 0), UNKNOWN_SCALE - 1);
+    return largest >= E5M2_F32_INFINITY ? UNKNOWN_SCALE : code;
+}
+
+E5M2_FUNCTION float scale_value(int code, int format)
+{
+    unsigned int bits = format == E2M1
+        ? (unsigned int)code << 23
+        : (unsigned int)(code + LEAST_E6M2) << 21;
+    float scale = code > 0 ? e5m2_float(bits) : 0.0f;
+    return code == UNKNOWN_SCALE ? e5m2_float(E5M2_F32_NAN) : scale;
+}
+
+/* An element's bits, and its value over the scale in *units. */
+E5M2_FUNCTION unsigned int element_bits(float ratio, float *units, int format)
+{
+    float top = (float)top_of(format);
+    ratio = ratio > top ? top : ratio;
+    ratio = ratio < -top ? -top : ratio;
+    if (format != E2M1) {
+        ratio += TO_INTEGER;
+        *units = ratio - TO_INTEGER;
+        return e5m2_bits(ratio);
+    }
+    unsigned int sign = e5m2_bits(ratio) & E5M2_F32_SIGN;
+    float magnitude = e5m2_float((unsigned int)e5m2_magnitude(ratio));
+    /* The power of two below it, 1 or more, decides the distance between
+     * neighbours; so far up, floats are as far from each other. */
+    int power = e5m2_max(e5m2_magnitude(ratio) & E5M2_F32_INFINITY,
+                         127 << 23);
+    float far = e5m2_float((unsigned int)power + (22u << 23));
+    float sum = magnitude + far;
+    *units = e5m2_float(e5m2_bits(sum - far) | sign);
+    return ((e5m2_bits(sum) + (unsigned int)(power >> 22) - 254u) & 7u)
+           | sign >> 28;
+}
+
+/* What encoding multiplies with. */
+E5M2_FUNCTION float scale_inverse(int code, float scale)
+{
+    return code > 0 ? 1.0f / scale : 0.0f;
+}
+
+/* An element's bits, of a value that becomes what they leave out. */
+E5M2_FUNCTION unsigned int element_encode(float *value, float scale,
+                                          float inverse, int format)
+{
+    float units;
+    unsigned int bits = element_bits(*value * inverse, &units, format);
+    *value -= units * scale;
+    return bits;
+}
+
+/* The byte of elements j and j + 16. */
+E5M2_FUNCTION unsigned int two_elements(unsigned int low, unsigned int high)
+{
+    return (low & 15u) | (high & 15u) << 4;
+}
+
+/* The value over the scale of an element's bits. */
+E5M2_FUNCTION float element_value(unsigned int bits, int format)
+{
+    if (format == INT5)
+        return (float)((int)(bits ^ 16u) - 16);
+    if (format == INT4)
+        return (float)((int)(bits ^ 8u) - 8);
+    unsigned int magnitude = bits & 7u;
+    unsigned int value = magnitude < 2 ? magnitude * 0x3F000000u
+                                       : (magnitude + 252u) << 22;
+    return e5m2_float(value | (bits & 8u) << 28);
+}
+
+#endif
