@@ -16,7 +16,8 @@ the caller gives.
 ``int5``
     -15 to 15 times a scale as int4's.
 
-A record that holds a NaN or an infinity has NaN only.
+A record that holds a NaN or an infinity, or an element too large for its
+scale, has NaN only.
 """
 from .record_format import FORMATS, RECORD, RecordFormat
 

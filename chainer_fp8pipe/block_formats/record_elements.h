@@ -12,7 +12,7 @@
  *     of all elements as a little-endian word; byte 20 is the scale.
  *
  * Scale 0: all elements are zeros.  Scale 255: an element was NaN or infinite,
- * and all of them are NaN.  A record of zero bytes is one of zeros, and every
+ * or too large for all other scales, and all of them are NaN.  A record of zero bytes is one of zeros, and every
  * record stands alone, so that a wire may be cut between any two.
  *
  * The C compiler includes this for the CPU's loops, and the GPU's kernels begin
@@ -58,7 +58,7 @@ E5M2_FUNCTION int scale_code(int largest, int format)
         code = (int)((e5m2_bits(e5m2_float((unsigned int)largest)
                                 * (1.0f / (float)top_of(format)))
                       + 0x1FFFFF) >> 21) - LEAST_E6M2;
-    code = e5m2_min(e5m2_max(code, 0), UNKNOWN_SCALE - 1);
+    code = e5m2_min(e5m2_max(code, 0), UNKNOWN_SCALE);
     return largest >= E5M2_F32_INFINITY ? UNKNOWN_SCALE : code;
 }
 

@@ -20,7 +20,7 @@ def scale_code(largest, name):
         fraction, exponent = np.frexp(ratio)        # 0.5 <= fraction < 1
         code = (4 * (exponent - 1 + 49) + np.ceil(8 * fraction) - 4
                 if ratio else 0)
-    return int(np.clip(code, 0, 254))
+    return int(np.clip(code, 0, 255))
 
 
 def scale(code, name):

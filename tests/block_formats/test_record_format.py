@@ -209,14 +209,16 @@ def test_what_is_too_small_for_every_scale_is_zero_and_stays_behind(name):
 
 
 @pytest.mark.parametrize('name', ['int4', 'int5'])
-def test_what_is_too_large_for_every_scale_is_clipped_and_stays_behind(name):
-    values = np.float32([3e38, -3e38] * 16)
-    residual = np.zeros(32, np.float32)
+def test_what_is_too_large_for_every_scale_counts_as_infinite(name):
+    """Feedback could not catch up with what is clipped each time."""
+    largest = np.float32(reference.TOP[name] * 1.5 * 2.0 ** 14)
+    values = np.zeros(64, np.float32)
+    values[3], values[40] = largest * np.float32(0.999), -2 * largest
+    residual = np.ones(64, np.float32)
     rows, bad = encoded(values, name, residual=residual)
-    top = reference.TOP[name] * 1.5 * 2.0 ** 14
-    np.testing.assert_array_equal(decoded(rows, 32, name), [top, -top] * 16)
-    assert (rows[0, -1], bad) == (254, 0)
-    np.testing.assert_array_equal(residual, values)     # top is far below
+    assert (bad, rows[0, -1], rows[1, -1]) == (1, 254, 255)
+    assert np.isnan(decoded(rows, 64, name)[32:]).all()
+    assert not residual[32:].any()
 
 
 @pytest.mark.parametrize('bad', [np.nan, -np.nan, np.inf, -np.inf])
