@@ -17,9 +17,12 @@ from mpi4py import MPI
 from ..communicators import create_communicator
 from ..communicators.codec_communicator import CodecCommunicator
 from ..communicators.options import without_warmup
+from .explanation import Contender, Shares, explain
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
+# Elements of an exchange that takes as long as any smaller one.
+_FEW = 64
 
 
 class Case(NamedTuple):
@@ -67,6 +70,15 @@ class Result(NamedTuple):
     size: int
     case: Case | None
     times: Times
+    shares: Shares | None = None
+
+    @property
+    def contender(self) -> Contender:
+        """What :func:`.explain` wants to know."""
+        name = (f'{self.case.codec} {self.case.algorithm}' if self.case
+                else MPI_LIBRARY)
+        exact = self.case is None or self.case.codec == 'float32'
+        return Contender(name, exact, self.times.median, self.shares)
 
 
 def model(comm: MPI.Comm, size: int) -> chainer.Link:
@@ -97,21 +109,54 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
     results = []
     for number, size in enumerate(sizes):
         with contextlib.ExitStack() as stack:
-            actions: list[Any] = [_mpi_library(comm, size)]
-            link = model(comm, size)
-            for case in cases:
-                communicator = case.make(comm)
+            link, few = model(comm, size), model(comm, min(size, _FEW))
+            made = [case.make(comm) for case in cases]
+            for communicator in made:
                 stack.callback(communicator.finalize)
-                # As in an update: encode to decode.
-                actions.append(functools.partial(
-                    communicator.multi_node_mean_grad, link))
+            # As in an update: encode to decode.
+            counted = [_Counted(communicator, link) for communicator in made]
+            actions = [_mpi_library(comm, size), *counted, *[
+                functools.partial(communicator.multi_node_mean_grad, few)
+                for communicator in made]]
             label = f'{size:,} elements ({number + 1} of {len(sizes)})'
             with _progress(comm, label, len(actions) * (repeats + 1),
                            progress) as tick:
                 times = interleaved(comm, actions, repeats, tick)
-        results += [Result(size, case, its_times) for case, its_times
-                    in zip([None, *cases], times, strict=True)]
+            results.append(Result(size, None, times[0]))
+            results += [
+                Result(size, case, its, one.shares(comm, nothing.median))
+                for case, its, nothing, one in zip(
+                    cases, times[1:], times[1 + len(cases):], counted,
+                    strict=False)]
     return results
+
+
+class _Counted:
+    """An exchange whose processor time and bytes are kept."""
+
+    def __init__(self, communicator: CodecCommunicator, link: chainer.Link
+                 ) -> None:
+        self._communicator, self._link = communicator, link
+        self._processor: list[float] = []
+        self._sent: list[int] = []
+
+    def __call__(self) -> None:
+        before = self._so_far()
+        self._communicator.multi_node_mean_grad(self._link)
+        seconds, sent = self._so_far()
+        self._processor.append(seconds - before[0])
+        self._sent.append(sent - before[1])
+
+    def shares(self, comm: MPI.Comm, latency: float) -> Shares:
+        """Of the slowest rank; call it on all."""
+        return Shares(
+            comm.allreduce(statistics.median(self._processor), MPI.MAX),
+            latency, comm.allreduce(max(self._sent), MPI.MAX))
+
+    def _so_far(self) -> tuple[float, int]:
+        events = self._communicator.events
+        return (events.seconds['encode'] + events.seconds['decode'],
+                events.bytes_sent)
 
 
 def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
@@ -139,7 +184,8 @@ def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
 def table(results: Sequence[Result]) -> str:
     """The results as text, the fastest of each size marked."""
     lines = [f'{"elements":>12}  {"codec":<10}{"algorithm":<18}'
-             f'{"median [ms]":>11}  {"spread [ms]":<19}{"x MPI float32":>13}']
+             f'{"median [ms]":>11}  {"spread [ms]":<19}{"x MPI float32":>13}'
+             f'  {"processor":>9}{"wire":>6}{"latency":>8}{"MB sent":>9}']
     for size in dict.fromkeys(result.size for result in results):
         ours = [result for result in results if result.size == size]
         base = next(result.times.median for result in ours
@@ -152,7 +198,7 @@ def table(results: Sequence[Result]) -> str:
                 f'{size:>12,}  {codec:<10}{algorithm:<18}'
                 f'{result.times.median * 1e3:>11.4g}  '
                 f'{result.times.spread:<19}'
-                f'{base / result.times.median:>13.2f}'
+                f'{base / result.times.median:>13.2f}{_parts(result)}'
                 f'{" <- fastest" if result is best else ""}')
     largest = [result for result in results
                if result.size == max(result.size for result in results)]
@@ -160,7 +206,16 @@ def table(results: Sequence[Result]) -> str:
     if best.case:
         lines += ['', 'fastest for the largest: '
                   f'chainer_fp8pipe.{best.case.call()}']
-    return '\n'.join(lines)
+    return '\n'.join([*lines, *explain(
+        [result.contender for result in largest])])
+
+
+def _parts(result: Result) -> str:
+    if result.shares is None:
+        return ''
+    processor, wire, latency = result.shares.percent(result.times.median)
+    return (f'  {processor:>7} %{wire:>4} %{latency:>6} %'
+            f'{result.shares.nbytes / 1e6:>9.3g}')
 
 
 def as_json(results: Sequence[Result], comm: MPI.Comm) -> str:
@@ -173,8 +228,9 @@ def as_json(results: Sequence[Result], comm: MPI.Comm) -> str:
             'algorithm': (result.case.algorithm if result.case
                           else MPI_LIBRARY),
             'options': dict(result.case.options) if result.case else {},
-            'seconds': result.times.seconds} for result in results]},
-        indent=1)
+            'seconds': result.times.seconds,
+            'shares': result.shares and result.shares._asdict()}
+            for result in results]}, indent=1)
 
 
 def _mpi_library(comm: MPI.Comm, size: int) -> Any:

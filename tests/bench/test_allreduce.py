@@ -11,6 +11,7 @@ from chainer_fp8pipe.bench.allreduce import (
     model,
     table,
 )
+from chainer_fp8pipe.bench.explanation import Shares
 
 import numpy
 import pytest
@@ -57,7 +58,8 @@ def results():
             Result(1000, CASES[0], Times((0.001, 0.0015, 0.0012))),
             Result(9000, None, Times((0.03, 0.03, 0.03))),
             Result(9000, CASES[0], Times((0.02, 0.05, 0.04))),
-            Result(9000, CASES[2], Times((0.01, 0.01, 0.01)))]
+            Result(9000, CASES[2], Times((0.01, 0.01, 0.01)),
+                   Shares(0.004, 0.001, 9_000_000))]
 
 
 def test_the_table_compares_medians_with_the_mpi_librarys():
@@ -66,8 +68,25 @@ def test_the_table_compares_medians_with_the_mpi_librarys():
                                 '1.5', '2.50', '<-', 'fastest']
     assert [line.endswith('<- fastest') for line in lines[1:6]] == [
         False, True, False, False, True]
-    assert lines[-1].endswith("create_communicator('fp8', algorithm="
+    assert lines[-2].endswith("create_communicator('fp8', algorithm="
                               "'torus2d', partial_sums='wire')")
+    assert lines[-1].startswith('why: fp8 torus2d takes 10 ms (4 of')
+
+
+def test_the_table_says_what_times_are_spent_on():
+    lines = table(results()).splitlines()
+    assert lines[5].split()[7:] == ['3.00', '40', '%', '50', '%', '10', '%',
+                                    '9', '<-', 'fastest']
+
+
+@on_ranks(2)
+def test_shares_are_of_the_slowest_rank(comm):
+    _, result = measure(comm, CASES[:1], [3000], repeats=3, progress=False)
+    shares = result.shares
+    assert len(set(comm.allgather(shares))) == 1
+    assert 0 < shares.processor < sum(result.times.seconds)
+    # Half of the other's wire, and as much of the means.
+    assert 3000 <= shares.nbytes < 3100
 
 
 @on_ranks(1)
@@ -76,5 +95,6 @@ def test_json_holds_every_time(comm):
     assert data['ranks'] == 1
     assert data['results'][0] == {
         'elements': 1000, 'codec': 'float32', 'algorithm': MPI_LIBRARY,
-        'options': {}, 'seconds': [0.004, 0.002, 0.003]}
+        'options': {}, 'seconds': [0.004, 0.002, 0.003], 'shares': None}
+    assert data['results'][4]['shares']['nbytes'] == 9_000_000
     assert data['results'][4]['options'] == {'partial_sums': 'wire'}
