@@ -24,11 +24,12 @@ _FLOAT = 4              # bytes of what is left out, and of sums being made
 
 def exchange_bytes(name: str, elements: int, plans: Sequence[Plan], *,
                    partial_sums: str = 'auto', error_feedback: bool = True,
-                   warm_up: bool = True, frame_bytes: int = FRAME_BYTES,
+                   warm_up: bool = True, overlap: bool = False,
+                   frame_bytes: int = FRAME_BYTES,
                    frames_in_flight: int = FRAMES_IN_FLIGHT) -> int:
     """Bytes that a communicator takes on a rank, gradients on the host.
 
-    Wires, which are kept from one update to the next; for fp8 with error
+    With overlap wires, which are kept from one update to the next; with error
     feedback what encodings have left out, of all gradients and of the means
     that a rank encodes; frames on their way, and the sums of those.
 
@@ -41,11 +42,13 @@ def exchange_bytes(name: str, elements: int, plans: Sequence[Plan], *,
         partial_sums: The communicator's option of that name.
         error_feedback: Likewise.
         warm_up: The first updates travel in float32, but for floats.
+        overlap: Gradients are sent before all are there, so that means wait
+            in wires; without, frames are decoded as they come.
         frame_bytes: The communicator's option of that name.
         frames_in_flight: Likewise.
     """
     form = form_of_sums(name, partial_sums)
-    bytes_: float = elements * WIRE_BYTES[name]
+    bytes_: float = elements * WIRE_BYTES[name] * overlap
     keeps = name in _WARM and error_feedback
     bytes_ += _FLOAT * elements * keeps
     bounds = piece_bounds(0, elements, len(plans))
@@ -59,8 +62,9 @@ def exchange_bytes(name: str, elements: int, plans: Sequence[Plan], *,
                     frames.owned(step.action) for step in steps
                     if step.action.kind is Opcode.ENCODE and not step.fresh))
         bytes_ += min(frames_in_flight, frames.chunks) * frames.frame * (
-            _frame_bytes(steps, name, form))
-    if name in _WARM and warm_up:
+            _frame_bytes(steps, name, form)
+            + plan.blocks * WIRE_BYTES[name] * (not overlap))
+    if name in _WARM and warm_up and overlap:
         bytes_ = max(bytes_, elements * WIRE_BYTES['float32'])
     return int(bytes_) + _BUFFERS
 

@@ -77,7 +77,8 @@ class MemoryModel:
         given = configuration.options
         return exchange_bytes(configuration.codec, elements, plans_of(
             configuration.algorithm, tuple(sorted(given.items())),
-            tuple(range(configuration.replicas))), **{
+            tuple(range(configuration.replicas))),
+            overlap=bool(configuration.overlap), **{
                 name: given[name] for name in (
                     'partial_sums', 'frame_bytes', 'frames_in_flight')
                 if name in given})
