@@ -6,8 +6,8 @@ The rest is in setup.cfg.
 from setuptools import Extension, setup
 
 LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
-         for part in ('e5m2', 'half', 'vector', 'loops', 'long_loops',
-                      'means')]
+         for part in ('e5m2', 'half', 'vector', 'convert', 'loops',
+                      'long_loops', 'means')]
 RECORDS = ['chainer_fp8pipe/block_formats/records.h',
            'chainer_fp8pipe/block_formats/record_loops.h']
 OF_LOOPS = [
