@@ -172,13 +172,16 @@ static inline void widen_codes_any(const u8 *codes, float *out)
 static inline void sum_codes_any(const u8 *const *codes, int count, size_t at,
                                  f32 *out)
 {
-    memset(out, 0, STRIP * sizeof *out);
+    float sums[STRIP] = {0};
     for (int k = 0; k < count; ++k) {
         const u8 *these = codes[k] + at;
         INDEPENDENT
         for (size_t i = 0; i < STRIP; ++i)
-            out[i] = e5m2_accumulate(out[i], these[i]);
+            sums[i] += e5m2_decode(these[i]);
     }
+    INDEPENDENT
+    for (size_t i = 0; i < STRIP; ++i)
+        out[i] = e5m2_one_nan(sums[i]);
 }
 
 static inline void widen_halves_any(const u16 *halves, float *out)
