@@ -6,8 +6,8 @@ The rest is in setup.cfg.
 from setuptools import Extension, setup
 
 LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
-         for part in ('e5m2', 'half', 'vector', 'loops', 'long_loops',
-                      'means')]
+         for part in ('e5m2', 'half', 'vector', 'convert', 'loops',
+                      'long_loops', 'means')]
 RECORDS = [f'chainer_fp8pipe/block_formats/{part}.h'
            for part in ('record_elements', 'records', 'record_loops')]
 OF_LOOPS = [

@@ -291,8 +291,6 @@ class PlanExecutor(Algorithm):
             itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
             format=of.format, in_place=sums.in_place,
-            is_shared=bool(self._memory
-                           and self._memory.contains(bucket.wire)),
             keeps_wire=not bucket.passes,
             encodes=bucket.encodes, decodes=bucket.decodes,
             prescale=prescale, epsilon=of.epsilon,

@@ -10,7 +10,6 @@ import numpy
 
 from ..codecs import Cast, Codec
 from ..codecs.staging import empty_wire
-from ..mpi.node_memory import node_memory
 from .buckets import BucketNames, divide
 
 State = dict[str, numpy.ndarray]
@@ -64,7 +63,7 @@ class ModelState:
         wire = self._wires.get(bucket)
         if (wire is None or wire.size < size
                 or wire.dtype != codec.wire_dtype):
-            wire = _empty_wire(xp, size, codec.wire_dtype)
+            wire = empty_wire(xp, size, codec.wire_dtype)
             self._wires[bucket] = wire
         return wire[:size]
 
@@ -165,11 +164,3 @@ class ModelStates:
         while len(restored) < len(self._models):
             restored.append(self._make(len(restored)))
         self._states = restored
-
-
-def _empty_wire(xp: Any, size: int, dtype: numpy.dtype) -> numpy.ndarray:
-    """Where the node's other ranks can read it, if the system has that."""
-    memory = node_memory() if xp is numpy else None
-    if memory is None:
-        return empty_wire(xp, size, dtype)
-    return memory.empty(size * dtype.itemsize).view(dtype)

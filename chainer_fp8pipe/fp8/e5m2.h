@@ -109,7 +109,8 @@ E5M2_FUNCTION unsigned int e5m2_random(unsigned int low, unsigned int high,
  * below the last place and means nothing: so the loops stay in 32-bit lanes
  * up to the last shift, and narrow once. */
 
-/* Rounds to `bits` mantissa bits, ties to even, in one step.
+/* Rounds to `bits` mantissa bits, ties to even, in one step; `*value` is what
+ * that makes of the magnitude.
  *
  * Adding 2^(23 - bits) times its own power of two to a value leaves that many
  * mantissa bits and lets the floating-point unit round.  Below 2^-14 the
@@ -117,12 +118,21 @@ E5M2_FUNCTION unsigned int e5m2_random(unsigned int low, unsigned int high,
  * bits of the sum then count steps inside the binade, to which the code of
  * the binade is added; its constant part already hides in the low bits of
  * the large number. */
-E5M2_FUNCTION unsigned int e5m2_round(int magnitude, int bits)
+E5M2_FUNCTION unsigned int e5m2_round_to(int magnitude, int bits,
+                                         float *value)
 {
     int power = e5m2_max(magnitude & E5M2_F32_INFINITY, E5M2_F32_NORMAL);
     int offset = -(113 << bits) & ((1 << (bits + 6)) - 1);
     float large = e5m2_float(power + ((23 - bits) << 23) + offset);
-    return (e5m2_bits(e5m2_float(magnitude) + large) << (26 - bits)) + ((unsigned int)power << 3);
+    float sum = e5m2_float(magnitude) + large;
+    *value = sum - large;
+    return (e5m2_bits(sum) << (26 - bits)) + ((unsigned int)power << 3);
+}
+
+E5M2_FUNCTION unsigned int e5m2_round(int magnitude, int bits)
+{
+    float value;
+    return e5m2_round_to(magnitude, bits, &value);
 }
 
 E5M2_FUNCTION unsigned int e5m2_nearest(int magnitude)
@@ -218,6 +228,24 @@ E5M2_FUNCTION float e5m2_decode(unsigned int code)
     bits = shifted < (31 << 23) ? bits : E5M2_F32_INFINITY;
     bits = shifted > (31 << 23) ? E5M2_F32_NAN : bits;
     return e5m2_float((unsigned int)bits | (code & 0x80u) << 24);
+}
+
+/* The code of x, if x is finite, and its value: rounding to the nearest finds
+ * that on the way. */
+E5M2_FUNCTION unsigned int e5m2_encode_to(float x, int rounding,
+                                          unsigned int random, float *value)
+{
+    unsigned int sign = e5m2_bits(x) & E5M2_F32_SIGN, word, code;
+    float magnitude;
+    if (rounding == E5M2_NEAREST) {
+        word = e5m2_round_to(e5m2_min(e5m2_magnitude(x), E5M2_F32_MAX), 2,
+                             &magnitude);
+        *value = e5m2_float(e5m2_bits(magnitude) | sign);
+        return (word | sign) >> 24;
+    }
+    code = e5m2_encode_finite(x, rounding, random);
+    *value = e5m2_decode_finite(code);
+    return code;
 }
 
 /* The sum of two finite codes, rounded once: where float32 cannot hold the

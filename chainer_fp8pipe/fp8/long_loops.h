@@ -59,8 +59,15 @@ static inline void long_add(const u8 *a, const u8 *b, u8 *out, size_t n,
 
 static inline void long_accumulate(const u8 *codes, f32 *total, size_t n)
 {
-    FOR_EACH_CHUNK(start, length, n, total)
-        accumulate_loop(codes + start, total + start, length);
+    CHOOSE(accumulate_loop)(codes, total, n);
+}
+
+/* Sums of codes from `count` places, MOST_SUMMED at most, added in this order
+ * to zeros. */
+static inline void long_sum(const u8 *const *codes, int count, f32 *total,
+                            size_t n)
+{
+    CHOOSE(sum_loop)(codes, count, total, n);
 }
 
 /* Without error feedback if `residual` is NULL. */
@@ -77,7 +84,7 @@ static inline Counts long_ratio_encode(const f32 *gradient,
                   gradient + start, parameter + start, codes + start, length,
                   q, random)
             : BY_ROUNDING(ratio_feedback, rounding)(
-                  gradient + start, parameter + start, residual + start,
+                  gradient + start, 1, parameter + start, residual + start,
                   codes + start, length, q, random);
         total.clipped += counts.clipped;
         total.nonfinite += counts.nonfinite;
@@ -91,8 +98,8 @@ static inline uint64_t long_ratio_decode(const u8 *codes,
 {
     uint64_t nonfinite = 0;
     FOR_EACH_CHUNK(start, length, n, parameter)
-        nonfinite += ratio_decode_codes(codes + start, parameter + start,
-                                        out + start, length, q);
+        nonfinite += CHOOSE(ratio_decode_codes)(
+            codes + start, parameter + start, out + start, length, q);
     return nonfinite;
 }
 

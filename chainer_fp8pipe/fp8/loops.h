@@ -1,7 +1,7 @@
 /* Loops of the fp8 format over contiguous buffers, in plain C. */
 #ifndef CHAINER_FP8PIPE_LOOPS_H
 #define CHAINER_FP8PIPE_LOOPS_H
-#include "vector.h"
+#include "convert.h"
 
 typedef struct {
     unsigned int key0, key1;
@@ -81,17 +81,96 @@ CLONES static int all_finite(const u8 *codes, size_t n)
             add_any_##NAME(a, b, out, n, random); \
     }
 
-/* What a loop does with a value of element i and its weight, with error
- * feedback. */
-#define ENCODE_AND_KEEP(VALUE, WEIGHT, ROUNDING, BITS) \
+/* What is encoded with error feedback: gradients, or the means of sums of
+ * ratios, whose number is the ranks or, if TIMES, its inverse. */
+enum { GRADIENT, MEAN, MEAN_TIMES };
+
+/* A NaN may be any: its code, and what is left of it, are always the same. */
+E5M2_FUNCTION float feedback_value(float x, int kind, float number,
+                                   float weight, float inverse)
+{
+    if (kind == GRADIENT)
+        return x;
+    return (kind == MEAN ? x / number : x * number) * inverse * weight;
+}
+
+/* Encodes values and keeps what their codes leave out, if any is infinite or
+ * NaN, or its ratio. */
+E5M2_FUNCTION Counts keep_any(int rounding, const float *values,
+                              const f32 *parameter, f32 *residual, u8 *codes,
+                              size_t n, Ratio q, Random random)
+{
+    uint32_t large = 0, nonfinite = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float weight = e5m2_weight(parameter[i], q.epsilon);
+        float ratio = e5m2_ratio(values[i], weight, q.scale);
+        unsigned int code = e5m2_encode_ratio(ratio, values[i], rounding,
+                                              RANDOM_BITS(random, i));
+        codes[i] = (u8)code;
+        residual[i] = e5m2_residual(values[i], code, weight, q.inverse);
+        large += (uint32_t)e5m2_is_large(ratio);
+        nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, values[i]);
+    }
+    return (Counts){large - nonfinite, nonfinite};
+}
+
+/* If all ratios are finite, and what is left of them, no code can be an
+ * infinity or NaN; otherwise this begins again.  Codes of 32 bits until the
+ * end need fewer registers at a time. */
+E5M2_FUNCTION Counts feedback_strip(
+    int kind, int rounding, const f32 *source, float number,
+    const f32 *parameter, f32 *residual, u8 *codes, size_t n, Ratio q,
+    Random random)
+{
+    float values[STRIP];
+    uint32_t wide[STRIP], large = 0;
+    int largest = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float weight = e5m2_weight(parameter[i], q.epsilon), rounded;
+        float value = feedback_value(source[i], kind, number, weight,
+                                     q.inverse) + residual[i];
+        float ratio = e5m2_ratio(value, weight, q.scale);
+        wide[i] = e5m2_encode_to(ratio, rounding, RANDOM_BITS(random, i),
+                                 &rounded);
+        float left = value - rounded * q.inverse * weight;
+        residual[i] = left;
+        values[i] = value;
+        large += (uint32_t)e5m2_is_large(ratio);
+        largest = e5m2_max(largest, e5m2_magnitude(ratio));
+        largest = e5m2_max(largest, e5m2_magnitude(left));
+    }
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i)
+        codes[i] = (u8)wide[i];
+    return largest < E5M2_F32_INFINITY
+        ? (Counts){large, 0}
+        : keep_any(rounding, values, parameter, residual, codes, n, q,
+                   random);
+}
+
+/* Over strips of a length that the compiler knows, and the rest. */
+#define FEEDBACK_LOOP(NAME, KIND, ROUNDING) \
+    CLONES static Counts NAME( \
+        const f32 *source, float number, const f32 *parameter, \
+        f32 *residual, u8 *codes, size_t n, Ratio q, Random random) \
     { \
-        float value = VALUE; \
-        float ratio = e5m2_ratio(value, WEIGHT, q.scale); \
-        unsigned int code = e5m2_encode_ratio(ratio, value, ROUNDING, BITS); \
-        codes[i] = (u8)code; \
-        residual[i] = e5m2_residual(value, code, WEIGHT, q.inverse); \
-        large += (uint32_t)e5m2_is_large(ratio); \
-        nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, value); \
+        Counts counts, sum = {0, 0}; \
+        size_t i = 0; \
+        for (; n - i >= STRIP; i += STRIP, random.first += STRIP) { \
+            counts = feedback_strip(KIND, ROUNDING, source + i, number, \
+                                    parameter + i, residual + i, codes + i, \
+                                    STRIP, q, random); \
+            sum.clipped += counts.clipped; \
+            sum.nonfinite += counts.nonfinite; \
+        } \
+        counts = feedback_strip(KIND, ROUNDING, source + i, number, \
+                                parameter + i, residual + i, codes + i, \
+                                n - i, q, random); \
+        sum.clipped += counts.clipped; \
+        sum.nonfinite += counts.nonfinite; \
+        return sum; \
     }
 
 #define RATIO_ENCODE_LOOP(NAME, ROUNDING) \
@@ -122,19 +201,7 @@ CLONES static int all_finite(const u8 *codes, size_t n)
         } \
         return (Counts){large - nonfinite, nonfinite}; \
     } \
-    CLONES static Counts ratio_feedback_##NAME( \
-        const f32 *gradient, const f32 *parameter, f32 *residual, u8 *codes, \
-        size_t n, Ratio q, Random random) \
-    { \
-        uint32_t large = 0, nonfinite = 0; \
-        INDEPENDENT \
-        for (size_t i = 0; i < n; ++i) { \
-            float weight = e5m2_weight(parameter[i], q.epsilon); \
-            ENCODE_AND_KEEP(gradient[i] + residual[i], weight, ROUNDING, \
-                            RANDOM_BITS(random, i)) \
-        } \
-        return (Counts){large - nonfinite, nonfinite}; \
-    }
+    FEEDBACK_LOOP(ratio_feedback_##NAME, GRADIENT, ROUNDING)
 
 #define FOR_EACH_ROUNDING(LOOP) \
     LOOP(nearest, E5M2_NEAREST) \
@@ -167,30 +234,105 @@ static void decode_loop(const u8 *codes, f32 *out, size_t n)
         decode_any(codes, out, n);
 }
 
-CLONES static void accumulate_loop(const u8 *codes, f32 *total, size_t n)
+E5M2_FUNCTION void accumulate_strip(const float *values, f32 *total, size_t n)
 {
     INDEPENDENT
     for (size_t i = 0; i < n; ++i)
-        total[i] = e5m2_accumulate(total[i], codes[i]);
+        total[i] = e5m2_one_nan(total[i] + values[i]);
 }
 
-#define RATIO_DECODE_LOOP(NAME, WIRE, VALUE) \
-    CLONES static uint32_t ratio_decode_##NAME( \
-        const WIRE *wire, const f32 *parameter, f32 *out, size_t n, Ratio q) \
+/* Adds codes to sums. */
+#define ACCUMULATE_LOOP(V) \
+    IN_##V static inline void accumulate_loop_##V(const u8 *codes, \
+                                                  f32 *total, size_t n) \
+    { \
+        float values[STRIP]; \
+        u8 last[STRIP] = {0}; \
+        for (; n >= STRIP; n -= STRIP, codes += STRIP, total += STRIP) { \
+            widen_codes_##V(codes, values); \
+            accumulate_strip(values, total, STRIP); \
+        } \
+        memcpy(last, codes, n); \
+        widen_codes_##V(last, values); \
+        accumulate_strip(values, total, n); \
+    }
+VARIANTS(ACCUMULATE_LOOP)
+
+/* Sums of codes from several places. */
+#define SUM_LOOP(V) \
+    IN_##V static inline void sum_loop_##V( \
+        const u8 *const *codes, int count, f32 *total, size_t n) \
+    { \
+        const u8 *rests[MOST_SUMMED]; \
+        u8 last[MOST_SUMMED][STRIP]; \
+        f32 sums[STRIP]; \
+        size_t i = 0; \
+        for (; n - i >= STRIP; i += STRIP) \
+            sum_codes_##V(codes, count, i, total + i); \
+        if (i == n) \
+            return; \
+        for (int k = 0; k < count; ++k) { \
+            memset(last[k], 0, STRIP); \
+            memcpy(last[k], codes[k] + i, n - i); \
+            rests[k] = last[k]; \
+        } \
+        sum_codes_##V(rests, count, 0, sums); \
+        memcpy(total + i, sums, (n - i) * sizeof *sums); \
+    }
+VARIANTS(SUM_LOOP)
+
+/* Returns how many results are infinite or NaN; there are few. */
+E5M2_FUNCTION uint32_t ratio_decode_strip(const float *ratios,
+                                          const f32 *parameter, f32 *out,
+                                          size_t n, Ratio q)
+{
+    uint32_t nonfinite = 0;
+    int largest = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float weight = e5m2_weight(parameter[i], q.epsilon);
+        float x = e5m2_from_ratio(ratios[i], weight, q.inverse);
+        out[i] = x;
+        largest = e5m2_max(largest, e5m2_magnitude(x));
+    }
+    for (size_t i = 0; largest >= E5M2_F32_INFINITY && i < n; ++i)
+        nonfinite += !e5m2_is_finite(out[i]);
+    return nonfinite;
+}
+
+#define RATIO_DECODE_LOOP(V) \
+    IN_##V static uint32_t ratio_decode_codes_##V( \
+        const u8 *codes, const f32 *parameter, f32 *out, size_t n, Ratio q) \
     { \
         uint32_t nonfinite = 0; \
-        INDEPENDENT \
-        for (size_t i = 0; i < n; ++i) { \
-            float weight = e5m2_weight(parameter[i], q.epsilon); \
-            float x = e5m2_from_ratio(VALUE(wire[i]), weight, q.inverse); \
-            out[i] = x; \
-            nonfinite += !e5m2_is_finite(x); \
+        float values[STRIP]; \
+        u8 last[STRIP] = {0}; \
+        for (; n >= STRIP; n -= STRIP, codes += STRIP, parameter += STRIP, \
+                           out += STRIP) { \
+            widen_codes_##V(codes, values); \
+            nonfinite += ratio_decode_strip(values, parameter, out, STRIP, \
+                                            q); \
         } \
-        return nonfinite; \
+        memcpy(last, codes, n); \
+        widen_codes_##V(last, values); \
+        return nonfinite \
+               + ratio_decode_strip(values, parameter, out, n, q); \
     }
+VARIANTS(RATIO_DECODE_LOOP)
 
-#define ITSELF(x) (x)
-RATIO_DECODE_LOOP(codes, u8, e5m2_decode)
-RATIO_DECODE_LOOP(floats, f32, ITSELF)
+CLONES static uint32_t ratio_decode_floats(const f32 *ratios,
+                                           const f32 *parameter, f32 *out,
+                                           size_t n, Ratio q)
+{
+    uint32_t nonfinite = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float weight = e5m2_weight(parameter[i], q.epsilon);
+        float x = e5m2_from_ratio(ratios[i], weight, q.inverse);
+        out[i] = x;
+        nonfinite += !e5m2_is_finite(x);
+    }
+    return nonfinite;
+}
 
 #endif

@@ -6,24 +6,6 @@
 #define CHAINER_FP8PIPE_MEANS_H
 #include "long_loops.h"
 
-/* Sums of ratios: their mean is turned into a gradient, and encoded like one,
- * with error feedback. */
-#define RATIO_MEAN_LOOP(NAME, ROUNDING) \
-    CLONES static Counts ratio_mean_##NAME( \
-        const f32 *total, float count, const f32 *parameter, f32 *residual, \
-        u8 *codes, size_t n, Ratio q) \
-    { \
-        uint32_t large = 0, nonfinite = 0; \
-        INDEPENDENT \
-        for (size_t i = 0; i < n; ++i) { \
-            float weight = e5m2_weight(parameter[i], q.epsilon); \
-            float mean = e5m2_from_ratio(total[i] / count, weight, \
-                                         q.inverse); \
-            ENCODE_AND_KEEP(mean + residual[i], weight, ROUNDING, 0) \
-        } \
-        return (Counts){large - nonfinite, nonfinite}; \
-    }
-
 /* Sums of values, with error feedback in the values' own unit. */
 #define MEAN_LOOP(NAME, ROUNDING) \
     CLONES static void mean_##NAME(const f32 *total, float count, \
@@ -39,8 +21,12 @@
         } \
     }
 
-RATIO_MEAN_LOOP(nearest, E5M2_NEAREST)
-RATIO_MEAN_LOOP(truncate, E5M2_TRUNCATE)
+/* Sums of ratios: their mean is turned into a gradient, and encoded like one,
+ * with error feedback. */
+FEEDBACK_LOOP(ratio_mean_nearest, MEAN, E5M2_NEAREST)
+FEEDBACK_LOOP(ratio_mean_truncate, MEAN, E5M2_TRUNCATE)
+FEEDBACK_LOOP(ratio_mean_times_nearest, MEAN_TIMES, E5M2_NEAREST)
+FEEDBACK_LOOP(ratio_mean_times_truncate, MEAN_TIMES, E5M2_TRUNCATE)
 MEAN_LOOP(nearest, E5M2_NEAREST)
 MEAN_LOOP(truncate, E5M2_TRUNCATE)
 
@@ -49,12 +35,20 @@ static inline Counts long_ratio_mean(const f32 *total, float count,
                                      u8 *codes, size_t n, Ratio q,
                                      int rounding)
 {
+    const Random none = {0};
+    const int nearest = rounding == E5M2_NEAREST;
     Counts sum = {0, 0};
+    Counts (*loop)(const f32 *, float, const f32 *, f32 *, u8 *, size_t,
+                   Ratio, Random) = nearest ? ratio_mean_nearest
+                                            : ratio_mean_truncate;
+    if (is_power_of_two(count)) { /* the same bits, and no division */
+        loop = nearest ? ratio_mean_times_nearest : ratio_mean_times_truncate;
+        count = 1 / count;
+    }
     FOR_EACH_CHUNK(start, length, n, parameter) {
-        Counts counts = (rounding == E5M2_NEAREST ? ratio_mean_nearest
-                                                  : ratio_mean_truncate)(
-            total + start, count, parameter + start, residual + start,
-            codes + start, length, q);
+        Counts counts = loop(total + start, count, parameter + start,
+                             residual + start, codes + start, length, q,
+                             none);
         sum.clipped += counts.clipped;
         sum.nonfinite += counts.nonfinite;
     }

@@ -17,6 +17,7 @@
 
 #if defined(CLONES)
 /* Given on the command line: tests build one variant alone. */
+#define ONE_VARIANT
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) \
     && defined(__GNUC__) && __GNUC__ >= 12
 #define CLONES \
@@ -36,5 +37,11 @@
 typedef uint8_t u8;
 /* A buffer may start at any address. */
 typedef float f32 __attribute__((aligned(1), may_alias));
+
+/* Whether dividing by a number of ranks is multiplying by its inverse. */
+static inline int is_power_of_two(float count)
+{
+    return (e5m2_bits(count) & 0x7FFFFFu) == 0;
+}
 
 #endif

@@ -122,31 +122,54 @@ GENERATIONS = {
 }
 
 
+def _compiler_for(generation):
+    """A C compiler and its options; skips where this processor is older."""
+    if platform.machine() != 'x86_64' or platform.system() != 'Linux':
+        pytest.skip('needs Linux on x86-64')
+    flags = set(pathlib.Path('/proc/cpuinfo').read_text().split())
+    if missing := GENERATIONS[generation] - flags:
+        pytest.skip(f'this processor lacks {", ".join(sorted(missing))}')
+    compiler = shutil.which('cc') or shutil.which('gcc')
+    if compiler is None:
+        pytest.skip('no C compiler (cc or gcc)')
+    return [compiler, '-O3', *FLAGS[1:], f'-march={generation}', '-DCLONES=']
+
+
 def loops_for(machine, folder, package=fp8, name='_loops'):
     """The C loops, built for one generation of x86-64 alone.
 
     Skips the test where this processor is not of that generation.
     """
-    if platform.machine() != 'x86_64' or platform.system() != 'Linux':
-        pytest.skip('needs Linux on x86-64')
-    flags = set(pathlib.Path('/proc/cpuinfo').read_text().split())
-    if missing := GENERATIONS[machine] - flags:
-        pytest.skip(f'this processor lacks {", ".join(sorted(missing))}')
-    compiler = shutil.which('cc') or shutil.which('gcc')
-    if compiler is None:
-        pytest.skip('no C compiler (cc or gcc)')
+    command = _compiler_for(machine)
     source = pathlib.Path(package.__file__).with_name(f'{name}.c')
     library = pathlib.Path(folder, machine, f'{name}.so')
     library.parent.mkdir()
     subprocess.run(
-        [compiler, '-O3', *FLAGS[1:], f'-march={machine}', '-DCLONES=',
-         f'-I{sysconfig.get_path("include")}', str(source), '-o',
+        [*command, f'-I{sysconfig.get_path("include")}', str(source), '-o',
          str(library)],
         check=True)
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def c_library(text, folder, generation=None):
+    """C that includes headers of fp8, built for one generation alone.
+
+    Without one, the loops choose at run time as the project's own do.
+    """
+    command = _compiler_for(generation or 'x86-64')
+    if generation is None:
+        command.remove('-DCLONES=')
+    source = pathlib.Path(folder, 'source.c')
+    source.write_text(text)
+    library = source.with_suffix('.so')
+    subprocess.run(
+        [*command, f'-I{pathlib.Path(fp8.__file__).parent}', str(source),
+         '-o', str(library)],
+        check=True)
+    return ctypes.CDLL(str(library))
 
 
 def control_register(folder):

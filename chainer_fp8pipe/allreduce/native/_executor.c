@@ -10,7 +10,7 @@ static void free_lane(Lane *lane)
 {
     for (int i = 0; lane->seats && i < lane->in_flight; ++i) {
         free(lane->seats[i].receives);
-        free(lane->seats[i].encoded);
+        free(lane->seats[i].progress);
         free(lane->seats[i].places);
         PyBuffer_Release(&lane->seats[i].space.memory);
     }
@@ -85,6 +85,19 @@ static int make_neighbours(Shared *shared, PyObject *of)
     return -1;
 }
 
+static void mark_last(Lane *lane)
+{
+    for (int i = 0; i < lane->steps_count; ++i) {
+        Step *step = &lane->steps[i];
+        step->is_last = step->kind == RECEIVE_RESULT;
+        for (int j = i + 1; j < lane->steps_count; ++j)
+            if (lane->steps[j].kind == SEND_RESULT
+                && lane->steps[j].start < step->stop
+                && step->start < lane->steps[j].stop)
+                step->is_last = 0;
+    }
+}
+
 /* Fills a lane from (steps, blocks, held, contributes); steps are 6 ints
  * each. */
 static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
@@ -115,6 +128,7 @@ static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
         receives += step->kind == RECEIVE_PARTIAL
                     || step->kind == RECEIVE_RESULT;
     }
+    mark_last(lane);
     for (int i = 0; i < lane->held_count; ++i)
         lane->held[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(held, i));
     for (int i = 0; i < lane->in_flight; ++i) {
@@ -122,9 +136,9 @@ static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
         size_t blocks = (size_t)lane->blocks;
         seat->lane = lane;
         seat->receives = calloc((size_t)receives + 1, sizeof(Receive));
-        seat->encoded = calloc(blocks + 1, 1);
+        seat->progress = calloc(blocks + 1, 1);
         seat->places = calloc(blocks + 1, sizeof *seat->places);
-        if (!seat->receives || !seat->encoded || !seat->places) {
+        if (!seat->receives || !seat->progress || !seat->places) {
             PyErr_NoMemory();
             return -1;
         }

@@ -66,9 +66,10 @@ static int needs_space(const Chunk *chunk, const Step *step)
     if (step->kind == RECEIVE_PARTIAL || step->kind == RECEIVE_RESULT)
         return !step->near && (step->kind == RECEIVE_PARTIAL
                                || !has_one_block(step));
-    if (sends_sum(chunk, step))
-        return !sends_total(chunk, step);
-    return !has_one_block(step) || (step->near && !chunk->job->is_shared);
+    if (step->near)
+        return 1;
+    return sends_sum(chunk, step) ? !sends_total(chunk, step)
+                                  : !has_one_block(step);
 }
 
 /* Bytes of the frames, where they are in the chunk alone. */
@@ -182,8 +183,8 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
 static int encode_blocks(Shared *shared, Chunk *chunk, int start, int stop)
 {
     for (int block = start; block < stop && chunk->job->encodes; ++block)
-        if (!chunk->encoded[block]) {
-            chunk->encoded[block] = 1;
+        if (!chunk->progress[block]) {
+            chunk->progress[block] = CONTRIBUTED;
             if (encode_part(shared, chunk->job, part_of(chunk, block),
                             wire_of(chunk, block)) < 0)
                 return FAILED;
@@ -198,7 +199,8 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     chunk->position = chunk->site = chunk->prepared = chunk->decoded = 0;
     chunk->partials = chunk->results = 0;
     chunk->next_receive = chunk->posted = 0;
-    memset(chunk->encoded, 0, (size_t)chunk->lane->blocks);
+    chunk->streamed = NULL;
+    memset(chunk->progress, 0, (size_t)chunk->lane->blocks);
     if (get_space(shared, chunk) == FAILED)
         return FAILED;
     place_wire(chunk);
@@ -206,19 +208,35 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     return post_receives(shared, chunk, RECEIVE_PARTIAL);
 }
 
+/* All neighbours read the same copy of a result. */
+static int gets_the_same(const Step *before, const Step *step)
+{
+    return before && step->near && step->kind == SEND_RESULT
+           && before->start == step->start && before->stop == step->stop;
+}
+
 /* What is sent of a step's blocks; NULL: Python has raised an exception. */
 static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
                         size_t size)
 {
-    if (sends_total(chunk, step))
-        return (char *)total_of(chunk, step->start);
+    char *total = sends_total(chunk, step)
+        ? (char *)total_of(chunk, step->start) : NULL;
     if (!needs_space(chunk, step))
-        return wire_of(chunk, step->start);
+        return total ? total : wire_of(chunk, step->start);
+    if (gets_the_same(chunk->streamed, step))
+        return chunk->streamed_to;
     char *message = take(chunk, size);
-    if (sends_sum(chunk, step))
+    if (total)
+        stream(message, total, size);
+    else if (sends_sum(chunk, step))
         return write_sums(shared, chunk, step, message, size) < 0 ? NULL
                                                                   : message;
-    copy_blocks(chunk, step, message, 0);
+    else
+        copy_blocks(chunk, step, message, 0);
+    if (step->near && step->kind == SEND_RESULT) {
+        chunk->streamed = step;
+        chunk->streamed_to = message;
+    }
     return message;
 }
 
@@ -262,7 +280,8 @@ static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
     chunk->prepared = 0;
     if (add_message(shared, chunk, step, receive->data, receive->size) < 0)
         return FAILED;
-    give_back(receive);
+    if (!makes_sums(chunk->job) || !is_gathered(chunk))
+        give_back(receive);
     return DONE;
 }
 
@@ -272,8 +291,29 @@ static int encode(Shared *shared, Chunk *chunk, const Step *step)
         return encode_blocks(shared, chunk, step->start, step->stop);
     if (encode_sums(shared, chunk, step) < 0)
         return FAILED;
+    for (int i = 0; i < chunk->next_receive; ++i)
+        give_back(&chunk->receives[i]);
     ++chunk->site;
     return DONE;
+}
+
+/* Decodes means, or notes that they are still to be decoded. */
+static int decode_range(Shared *shared, Job *job, Range range, char *wire)
+{
+    if (job->decodes && decode_part(shared, job, range, wire) < 0)
+        return FAILED;
+    if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
+        shared->messages.error = -1;
+        return FAILED;
+    }
+    return DONE;
+}
+
+/* A result in a neighbour's memory that nobody else is to get from here. */
+static int decodes_where_it_lies(const Chunk *chunk, const Step *step)
+{
+    return step->near && step->is_last && has_one_block(step)
+           && !chunk->job->keeps_wire;
 }
 
 static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
@@ -289,7 +329,13 @@ static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
     if (receive->pending)
         return BLOCKED;
     ++chunk->next_receive;
-    if (step->near || !has_one_block(step))
+    if (decodes_where_it_lies(chunk, step)) {
+        chunk->progress[step->start] = DECODED;
+        if (decode_range(shared, chunk->job, part_of(chunk, step->start),
+                         receive->data) == FAILED)
+            return FAILED;
+    }
+    else if (step->near || !has_one_block(step))
         copy_blocks(chunk, step, receive->data, 1);
     give_back(receive);
     return DONE;
@@ -305,22 +351,11 @@ static int do_step(Shared *shared, Chunk *chunk, const Step *step)
     }
 }
 
-/* Decodes means, or notes that they are still to be decoded. */
-static int decode_range(Shared *shared, Job *job, Range range, char *wire)
-{
-    if (job->decodes && decode_part(shared, job, range, wire) < 0)
-        return FAILED;
-    if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
-        shared->messages.error = -1;
-        return FAILED;
-    }
-    return DONE;
-}
-
 static int decode_blocks(Shared *shared, Chunk *chunk)
 {
     for (int block = 0; block < chunk->lane->blocks; ++block)
-        if (decode_range(shared, chunk->job, part_of(chunk, block),
+        if (chunk->progress[block] != DECODED
+            && decode_range(shared, chunk->job, part_of(chunk, block),
                          wire_of(chunk, block)) == FAILED)
             return FAILED;
     return DONE;

@@ -62,7 +62,6 @@ typedef struct {
     int codec, rounding;
     int format; /* of RECORDS */
     int in_place; /* sums are made in the wire */
-    int is_shared; /* neighbours can read the wire */
     int keeps_wire; /* or frames are in their chunks alone */
     int encodes, decodes;
     float prescale, epsilon;
@@ -117,11 +116,37 @@ static Tensor const *first_tensor(const Job *job, int64_t start)
              n = (t->stop < (range).stop ? t->stop : (range).stop) - place; \
              n > 0; n = 0)
 
-static int all_finite_floats(const f32 *values, size_t n)
+CLONES static int all_finite_floats(const f32 *values, size_t n)
 {
     int largest = 0;
     for (size_t i = 0; i < n; ++i)
         largest = e5m2_max(largest, e5m2_magnitude(values[i]));
+    return largest < E5M2_F32_INFINITY;
+}
+
+/* Returns whether all of `out` is finite. */
+CLONES static int scale_floats(const f32 *values, float scale, f32 *out,
+                               size_t n)
+{
+    int largest = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float x = values[i] * scale;
+        out[i] = x;
+        largest = e5m2_max(largest, e5m2_magnitude(x));
+    }
+    return largest < E5M2_F32_INFINITY;
+}
+
+CLONES static int copy_floats(const f32 *values, f32 *out, size_t n)
+{
+    int largest = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float x = values[i];
+        out[i] = x;
+        largest = e5m2_max(largest, e5m2_magnitude(x));
+    }
     return largest < E5M2_F32_INFINITY;
 }
 
@@ -159,8 +184,8 @@ static void encode_into_records(const Job *job, Range range, char *wire)
         int64_t index = t - job->tensors, first = at * RECORD;
         if (encode_records(t->gradient + first, job->scales[index].encode,
                            t->residual ? t->residual + first : NULL,
-                           wire_at(job, wire, range, place), elements_of(t, at, n),
-                           job->format))
+                           wire_at(job, wire, range, place),
+                           elements_of(t, at, n), job->format))
             job->findings[index].blamed |= BAD_GRADIENT;
     }
 }
@@ -184,8 +209,8 @@ static void encode_mean_records(const Job *job, const f32 *total, Range range,
         encode_records(total + (place - range.start) * RECORD,
                        1.0f / (float)count,
                        residual ? residual + at * RECORD : NULL,
-                       wire_at(job, wire, range, place), elements_of(t, at, n),
-                       job->format);
+                       wire_at(job, wire, range, place),
+                       elements_of(t, at, n), job->format);
     }
 }
 
@@ -199,8 +224,8 @@ static void encode_ratios(const Job *job, Range range, char *wire)
         Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
         Counts counts = long_ratio_encode(
             t->gradient + at, t->parameter + at,
-            t->residual ? t->residual + at : NULL, wire_at(job, wire, range, place),
-            (size_t)n, q, job->rounding, none);
+            t->residual ? t->residual + at : NULL,
+            wire_at(job, wire, range, place), (size_t)n, q, job->rounding, none);
         findings->clipped += (int64_t)counts.clipped;
         findings->encoded += n;
         if (counts.nonfinite)
@@ -212,24 +237,18 @@ static void encode_ratios(const Job *job, Range range, char *wire)
 
 static void encode_floats(const Job *job, Range range, char *wire)
 {
-    FOR_EACH_PART(job, range, t, place, at, n) {
-        f32 *out = wire_at(job, wire, range, place);
-        const f32 *gradient = t->gradient + at;
-        for (int64_t i = 0; i < n; ++i)
-            out[i] = gradient[i] * job->prescale;
-        if (!all_finite_floats(out, (size_t)n))
+    FOR_EACH_PART(job, range, t, place, at, n)
+        if (!scale_floats(t->gradient + at, job->prescale,
+                          wire_at(job, wire, range, place), (size_t)n))
             job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
-    }
 }
 
 static void encode_halves(const Job *job, Range range, char *wire)
 {
-    FOR_EACH_PART(job, range, t, place, at, n) {
-        u16 *out = wire_at(job, wire, range, place);
-        half_encode_scaled(t->gradient + at, job->prescale, out, (size_t)n);
-        if (!all_finite_halves(out, (size_t)n))
+    FOR_EACH_PART(job, range, t, place, at, n)
+        if (!half_encode_scaled(t->gradient + at, job->prescale,
+                                wire_at(job, wire, range, place), (size_t)n))
             job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
-    }
 }
 
 static void decode_ratios(const Job *job, Range range, char *wire)
@@ -247,32 +266,29 @@ static void decode_ratios(const Job *job, Range range, char *wire)
 
 static void decode_floats(const Job *job, Range range, char *wire)
 {
-    FOR_EACH_PART(job, range, t, place, at, n) {
-        const f32 *values = wire_at(job, wire, range, place);
-        memcpy(t->out + at, values, (size_t)n * sizeof(f32));
+    FOR_EACH_PART(job, range, t, place, at, n)
         note(job, t - job->tensors, 1,
-             !all_finite_floats(values, (size_t)n));
-    }
+             !copy_floats(wire_at(job, wire, range, place), t->out + at,
+                          (size_t)n));
 }
 
 static void decode_halves(const Job *job, Range range, char *wire)
 {
-    FOR_EACH_PART(job, range, t, place, at, n) {
-        const u16 *halves = wire_at(job, wire, range, place);
-        half_decode_all(halves, t->out + at, (size_t)n);
+    FOR_EACH_PART(job, range, t, place, at, n)
         note(job, t - job->tensors, 1,
-             !all_finite_halves(halves, (size_t)n));
-    }
+             !half_decode_all(wire_at(job, wire, range, place), t->out + at,
+                              (size_t)n));
 }
 
-static void divide(f32 *values, float divisor, int64_t n)
+CLONES static void divide(f32 *values, float divisor, int64_t n)
 {
     for (int64_t i = 0; i < n; ++i)
         values[i] /= divisor;
 }
 
-static void add_floats(const f32 *values, f32 *total, size_t n)
+CLONES static void add_floats(const f32 *values, f32 *total, size_t n)
 {
+    INDEPENDENT
     for (size_t i = 0; i < n; ++i)
         total[i] += values[i];
 }

@@ -15,9 +15,13 @@ typedef struct {
     int start, stop; /* blocks */
     int summed, fresh;
     Neighbour *near; /* the peer, if it is one */
+    int is_last;     /* what is received is not sent on */
 } Step;
 
 struct Lane;
+
+/* What has become of a block. */
+enum { CONTRIBUTED = 1, DECODED = 2 };
 
 /* For a chunk's messages and sums. */
 typedef struct {
@@ -39,10 +43,12 @@ typedef struct {
     int partials, results;     /* sends that are under way */
     int next_receive, posted;  /* of the steps' receives; results, too */
     Receive *receives;
-    char *encoded;             /* by block */
+    char *progress;            /* by block, see below */
     int64_t *places;           /* by block, of its sum in `total` */
     f32 *total;
     char *wire;                /* of all blocks, if it is not kept */
+    const Step *streamed;      /* result that one neighbour got, and where */
+    char *streamed_to;
     Space space;
     size_t used;               /* bytes of it */
 } Chunk;

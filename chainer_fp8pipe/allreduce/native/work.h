@@ -102,16 +102,58 @@ static void accumulate(const Job *job, const void *wire, f32 *total, size_t n)
         long_accumulate(wire, total, n);
 }
 
+/* Makes sums of contributions as they travel, n entries of each. */
+static void sum_contributions(const Job *job, const void *const *wires,
+                              int count, f32 *total, size_t n)
+{
+    if (job->codec == FP8 || job->codec == RELAY) {
+        long_sum((const u8 *const *)wires, count, total, n);
+        return;
+    }
+    memset(total, 0, n * (size_t)job->grain * sizeof *total);
+    for (int i = 0; i < count; ++i)
+        accumulate(job, wires[i], total, n);
+}
+
+/* The first of the receives just before the ENCODE at `encode` if its sums are
+ * all contributions that come there; otherwise `encode`. */
+static int first_gathered(const Lane *lane, int encode)
+{
+    const Step *sum = &lane->steps[encode];
+    for (int i = encode - 1; i >= 0 && encode - i < MOST_SUMMED; --i) {
+        const Step *step = &lane->steps[i];
+        if (step->kind != RECEIVE_PARTIAL || step->summed
+            || step->start != sum->start || step->stop != sum->stop)
+            break;
+        if (step->fresh)
+            return i;
+    }
+    return encode;
+}
+
+/* Whether what this step receives stays where it is until its sums are
+ * encoded: together that takes half the time of one after the other. */
+static int is_gathered(const Chunk *chunk)
+{
+    const Lane *lane = chunk->lane;
+    int i = chunk->position;
+    while (i < lane->steps_count && lane->steps[i].kind == RECEIVE_PARTIAL)
+        ++i;
+    return i < lane->steps_count && lane->steps[i].kind == ENCODE
+           && first_gathered(lane, i) <= chunk->position;
+}
+
 /* Begins the sums of a step with this rank's own contribution. */
 static void begin_sums(const Chunk *chunk, const Step *step)
 {
+    if (is_gathered(chunk))
+        return;
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
-        size_t n = (size_t)(part.stop - part.start);
-        f32 *total = total_of(chunk, block);
-        memset(total, 0, n * (size_t)chunk->job->grain * sizeof *total);
-        if (chunk->lane->contributes)
-            accumulate(chunk->job, wire_of(chunk, block), total, n);
+        const void *own = wire_of(chunk, block);
+        sum_contributions(chunk->job, &own, chunk->lane->contributes != 0,
+                          total_of(chunk, block),
+                          (size_t)(part.stop - part.start));
     }
 }
 
@@ -153,6 +195,8 @@ static int add_message(Shared *shared, const Chunk *chunk, const Step *step,
     }
     else if (job->in_place)
         add_in_wire(chunk, step, data);
+    else if (is_gathered(chunk))
+        return 0;
     else if (step->summed && job->sum_size == sizeof(u16))
         half_accumulate_scaled((const u16 *)data, 1 / job->shrink,
                                total_of(chunk, step->start),
@@ -186,22 +230,65 @@ static int write_sums(Shared *shared, const Chunk *chunk, const Step *step,
     return result;
 }
 
+static void encode_mean_at(const Chunk *chunk, const Step *step, f32 *total,
+                           Range range, char *wire)
+{
+    encode_mean(chunk->job, total, range, step->peer,
+                chunk->share->residuals
+                    + chunk->site * chunk->job->tensors_count, wire);
+}
+
+/* Elements whose sums stay in the nearest cache until they are encoded. */
+#define GATHERED 4096
+
+/* Makes the sums of what has come for a step, and of them their mean. */
+static void encode_gathered(const Chunk *chunk, const Step *step, int count)
+{
+    const Job *job = chunk->job;
+    const Receive *receives = &chunk->receives[chunk->next_receive - count];
+    const int own = chunk->lane->contributes != 0;
+    const int64_t most = GATHERED / job->grain;
+    f32 sums[GATHERED] __attribute__((aligned(CACHE_LINE)));
+    size_t place = 0; /* in messages */
+    for (int block = step->start; block < step->stop; ++block) {
+        Range part = part_of(chunk, block), range = part;
+        for (; range.start < part.stop; range.start = range.stop) {
+            const void *wires[MOST_SUMMED];
+            int64_t left = part.stop - range.start;
+            size_t n = (size_t)(left < most ? left : most);
+            range.stop = range.start + (int64_t)n;
+            char *wire = wire_at(job, wire_of(chunk, block), part,
+                                 range.start);
+            wires[0] = wire;
+            for (int i = 0; i < count; ++i)
+                wires[own + i] = receives[i].data + place;
+            sum_contributions(job, wires, own + count, sums, n);
+            encode_mean_at(chunk, step, sums, range, wire);
+            place += n * job->itemsize;
+        }
+    }
+}
+
 /* Makes the sums of a step their mean, in the wire's format. */
 static int encode_sums(Shared *shared, const Chunk *chunk, const Step *step)
 {
     const Job *job = chunk->job;
+    const int count = chunk->position
+                      - first_gathered(chunk->lane, chunk->position);
     int result = 0;
     double since = now();
     if (job->codec == IN_PYTHON)
         result = in_python(shared, job, "encode_sums", "(iLii)",
                            chunk->lane->number, (long long)chunk->frame,
                            chunk->position, chunk->site);
-    else if (!job->in_place)
+    else if (job->in_place)
+        ; /* they are */
+    else if (count)
+        encode_gathered(chunk, step, count);
+    else
         for (int block = step->start; block < step->stop; ++block)
-            encode_mean(job, total_of(chunk, block), part_of(chunk, block),
-                        step->peer, chunk->share->residuals
-                            + chunk->site * job->tensors_count,
-                        wire_of(chunk, block));
+            encode_mean_at(chunk, step, total_of(chunk, block),
+                           part_of(chunk, block), wire_of(chunk, block));
     shared->encoding += now() - since;
     return result;
 }
@@ -215,7 +302,12 @@ static void copy_blocks(const Chunk *chunk, const Step *step, char *message,
         Range part = part_of(chunk, block);
         size_t size = (size_t)(part.stop - part.start) * job->itemsize;
         char *wire = wire_of(chunk, block);
-        memcpy(to_wire ? wire : message, to_wire ? message : wire, size);
+        if (to_wire)
+            memcpy(wire, message, size);
+        else if (step->near)
+            stream(message, wire, size);
+        else
+            memcpy(message, wire, size);
         message += size;
     }
 }
