@@ -43,8 +43,8 @@ setup(
             sources=['chainer_fp8pipe/allreduce/native/_executor.c'],
             depends=LOOPS + RECORDS + [
                 f'chainer_fp8pipe/allreduce/native/{part}.h'
-                for part in ('messages', 'job', 'job_type', 'lane', 'work',
-                             'chunk', 'running')],
+                for part in ('messages', 'neighbours', 'job', 'job_type',
+                             'lane', 'work', 'chunk', 'running')],
             extra_compile_args=OF_LOOPS,
         ),
         Extension(

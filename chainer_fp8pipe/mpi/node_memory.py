@@ -76,10 +76,6 @@ class NodeMemory:
                          ).atexit = False
         return numpy.asarray(block)
 
-    def contains(self, array: numpy.ndarray) -> bool:
-        """Whether neighbours can read an array."""
-        return 0 <= array.ctypes.data - self.address < RESERVED
-
     def _free(self, start: int, stop: int) -> None:
         # A process that was forked off has not the right.  Blocks may be
         # freed at any moment, even inside of empty(), so this takes no lock.

@@ -82,7 +82,7 @@ def test_arrays_do_not_overlap_and_are_given_back(sizes):
         array = memory.empty(size)
         assert array.ctypes.data % 4096 == 0
         assert array.size == size
-        assert memory.contains(array)
+        assert 0 <= array.ctypes.data - memory.address < module.RESERVED
         assert not array.any()      # what is given back is emptied
         array[...] = number % 255 + 1
         if keeps:
@@ -103,10 +103,6 @@ def test_memory_lives_as_long_as_a_part_of_it_is_used():
     again = memory.empty(40_000)
     again[...] = 0
     assert (part == 3).all()
-
-
-def test_other_arrays_are_not_of_it():
-    assert not NodeMemory().contains(numpy.zeros(10))
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='nothing is forked here')

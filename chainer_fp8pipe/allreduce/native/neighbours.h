@@ -57,11 +57,14 @@ typedef struct {
 static void stream(char *to, const char *from, size_t size)
 {
 #ifdef __SSE2__
-    size_t whole = size / CACHE_LINE * CACHE_LINE; /* `to` begins a line */
-    for (size_t i = 0; i < whole; i += sizeof(__m128i))
+    size_t head = -(uintptr_t)to % CACHE_LINE;
+    head = head < size ? head : size;
+    memcpy(to, from, head);
+    size_t stop = head + (size - head) / CACHE_LINE * CACHE_LINE;
+    for (size_t i = head; i < stop; i += sizeof(__m128i))
         _mm_stream_si128((__m128i *)(void *)(to + i),
                          _mm_loadu_si128((const __m128i *)(from + i)));
-    memcpy(to + whole, from + whole, size - whole);
+    memcpy(to + stop, from + stop, size - stop);
     _mm_sfence(); /* or they might come after the mail */
 #else
     memcpy(to, from, size);
