@@ -190,8 +190,8 @@ def test_what_does_not_fit_says_by_how_much():
     """Of each layout, for that which needs least."""
     with pytest.raises(DoesNotFit, match=(
             r'^no way to run this job fits: 2 stages x 2, 2 micro-batches, '
-            r'float32 direct: no cut into 2 stages fits into 1.\d+ MB per rank;'
-            r' .* beside 2.\d+ MB that the exchange of replicas takes; '
+            r'float32 direct: no cut into 2 stages fits into 1.\d+ MB per '
+            r'rank; .* beside 2.\d+ MB that the exchange of replicas takes; '
             r'4 stages x 1, 4 micro-batches: no cut into 4 stages fits into '
             r'4 MB per rank; the best needs 4.31 MB, 303 kB more; '
             r'4 replicas, float32 direct: needs 17.7 MB on the fullest rank, '
