@@ -93,8 +93,8 @@ def counted_times():
     busy.
     """
     ticks = itertools.count()
-    with mock.patch.object(measuring, 'clock_of',
-                           lambda device: lambda: 1e-3 * next(ticks)), \
+    with mock.patch.object(measuring, 'clock_of', return_value=(
+            lambda: 1e-3 * next(ticks))), \
             mock.patch('chainer_fp8pipe.chains.partition.measure_links',
                        return_value=LinkSpeed(1e-5, 1e9)):
         yield
