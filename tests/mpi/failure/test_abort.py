@@ -43,8 +43,8 @@ def test_nothing_ends_before_the_launcher_has_read_why():
              'from chainer_fp8pipe.mpi.failure import abort\n'
              'abort._PATIENCE = 1e9\n'
              'print("ready", flush=True)\n'
-             'abort.end_all_ranks("so it goes", 3)'], env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+             'abort.end_all_ranks("so it goes", 3)'], env=environment(),
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=end_with_parent) as rank:
         assert rank.stdout.readline() == 'ready\n'
         time.sleep(2)
