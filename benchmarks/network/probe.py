@@ -64,7 +64,7 @@ def _receive(connection: socket.socket, start: float, stop: float) -> float:
     """Bits per second from the first arrival after ``start`` on.
 
     It goes on reading a little longer, or both ends' senders could wait for
-    each other.
+    each other.  0: this end had no core meanwhile, or too late.
     """
     buffer = bytearray(_CHUNK)
     first = last = now = 0.
@@ -83,7 +83,7 @@ def _receive(connection: socket.socket, start: float, stop: float) -> float:
             first = now if now >= start else 0.
         elif now < stop:
             count, last = count + got, now
-    return 8 * count / (last - first)
+    return 8 * count / (last - first) if count else 0.
 
 
 if __name__ == '__main__':

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.network import Star, Torus, missing
+from benchmarks.network import Star, Torus, missing, probe
 from benchmarks.network.__main__ import main
 from tests.ranks import environment
 
@@ -81,10 +82,23 @@ def _processes(spaces):
 
 def _wait_until(condition):
     """Fails unless it becomes true soon."""
-    end = time.monotonic() + 100
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def _each_lies_between(low, measured, high):
+    """Measures until each of some rates was once between two others.
+
+    Where other programs need the cores less gets through, or more, as what
+    has waited in a socket is read at once.  A wrong rate is always wrong.
+    """
+    end, seen = time.monotonic() + 300, [measured()]
+    while not all(any(low < rate < high for rate in of)
+                  for of in zip(*seen, strict=True)):
+        assert time.monotonic() < end, f'{seen} is not {low} to {high}'
+        seen.append(measured())
 
 
 def test_ranks_are_placed_host_by_host_under_the_hosts_names(star):
@@ -108,30 +122,37 @@ def test_messages_inside_a_host_go_through_memory(star):
                for bytes_sent in devices.values())
 
 
-@pytest.mark.parametrize('probe', ['iperf3', 'own'])
-def test_measured_rates_are_the_rates_that_were_set(star, probe):
+@pytest.mark.parametrize('tool', ['iperf3', 'own'])
+def test_measured_rates_are_the_rates_that_were_set(star, tool):
     try:
         subprocess.run(['iperf3', '--version'], capture_output=True)
     except FileNotFoundError:
-        if probe == 'iperf3':
+        if tool == 'iperf3':
             pytest.skip('iperf3 is not installed')
-    best = [0.0] * 8
-    for _ in range(10):
-        speeds = star.rates(probe=probe)
+
+    def measured():
+        speeds = star.rates(probe=tool)
         assert [speed.link for speed in speeds] == ['node0', 'node1']
-        assert {speed.probe for speed in speeds} == {probe}
-        found = [rate for speed in speeds for rate in (
+        assert {speed.probe for speed in speeds} == {tool}
+        return [rate for speed in speeds for rate in (
             speed.out, speed.back, speed.out_both, speed.back_both)]
-        assert max(found) < 1.15 * star.rate
-        best = list(map(max, best, found))
-        # Other programs may have needed the cores.
-        if min(best) > 0.85 * star.rate:
-            return
-    pytest.fail(f'{best} of {star.rate}')
+    _each_lies_between(0.85 * star.rate, measured, 1.15 * star.rate)
 
 
 def test_payload_is_what_a_link_carries_less_headers(star):
-    assert 0.85 * star.rate < star.payload() < star.rate
+    _each_lies_between(0.85 * star.rate, lambda: [star.payload()], star.rate)
+
+
+@pytest.mark.parametrize(('arrivals', 'rate'), [
+    ([0.5, 1.0, 1.5, 1.75, 9.0], 8 * 20 / 0.75),    # bits over seconds
+    ([0.5, 9.0], 0), ([9.0], 0)])
+def test_a_probe_counts_between_the_first_and_the_last_in_its_time(
+        monkeypatch, arrivals, rate):
+    """And finds none if it had the core too late for that."""
+    monkeypatch.setattr(probe, 'time', SimpleNamespace(
+        perf_counter=iter(arrivals).__next__))
+    connection = SimpleNamespace(recv_into=lambda buffer: 10)
+    assert probe._receive(connection, 1.0, 2.0) == pytest.approx(rate)
 
 
 def test_congestion_control_does_not_depend_on_the_system(star):
@@ -194,7 +215,7 @@ def test_nothing_is_left_after_a_signal(privileged, number):
             spaces = maker.stdout.readline().split()
             time.sleep(0.3)     # mpiexec is on its way
             maker.send_signal(number)
-            assert maker.wait(20) != 0
+            assert maker.wait(300) != 0
         finally:
             maker.kill()
     assert len(spaces) == 3

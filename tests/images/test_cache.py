@@ -120,7 +120,7 @@ def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
     writers = [subprocess.Popen(
         [sys.executable, '-c', WRITER, str(cache.segment.fd), str(step)],
         env=environment(), pass_fds=[cache.segment.fd]) for step in (1, 3, 7)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     for index in range(400):
         number = bytes(cache.get(index).data).partition(b',')[0]
         assert cache.get(index).data == number + (b',' + number) * 49 + b','

@@ -74,14 +74,14 @@ def start(tmp_path):
 def test_a_rank_that_is_killed_takes_its_workers_with_it(start):
     job = start(1)
     assert job.memory
-    assert len(holders(job.memory)) == 3
+    assert eventually(lambda: len(holders(job.memory)) == 3)
     os.kill(job.pids[0][0], signal.SIGKILL)
     assert eventually(job.is_gone)
 
 
 def test_a_killed_rank_ends_all_other_ranks_and_workers(start):
     job = start(2)
-    assert len(holders(job.memory)) == 6
+    assert eventually(lambda: len(holders(job.memory)) == 6)
     os.kill(job.pids[0][0], signal.SIGKILL)     # it made the cache
     assert eventually(job.is_gone)
 
@@ -98,14 +98,14 @@ def test_a_killed_worker_ends_the_job_and_is_named(start):
 
 def test_an_error_in_the_script_leaves_nothing(start):
     job = start(1, 'mistake')
-    assert job.job.wait(60) == 1
+    assert job.job.wait(300) == 1
     assert eventually(job.is_gone)
 
 
 def test_an_end_without_finalize_leaves_nothing(start):
     job = start(1, 'idle')
     job.job.stdin.close()
-    assert job.job.wait(60) == 0
+    assert job.job.wait(300) == 0
     assert eventually(job.is_gone)
 
 

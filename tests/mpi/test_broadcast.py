@@ -48,7 +48,7 @@ def test_large_arrays_arrive_whole(comm, elements):
     numpy.testing.assert_array_equal(small, big[:3])
 
 
-@on_ranks(3, timeout=60)
+@on_ranks(3)
 def test_no_rank_waits_for_a_neighbour_that_has_got_all(comm, tmp_path):
     """That calls MPI no more: it reads or computes, for however long."""
     big = numpy.arange(1 << 21, dtype='d')

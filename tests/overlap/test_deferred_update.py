@@ -365,7 +365,7 @@ def test_threads_may_access_at_the_same_time():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     assert len(found) == 8
     for arrays in found:
         for array, parameter in zip(arrays, waiting.plain.params(),

@@ -50,13 +50,17 @@ def end_all_ranks(text: str, code: int) -> None:
     sys.stderr.write(text)      # in one write, so that ranks do not mix
     sys.stderr.flush()
     # MPI_Abort may end the launcher before it has passed that on.
-    _wait_until_read()
+    wait_until_read()
     time.sleep(0.5)
     MPI.COMM_WORLD.Abort(code)
 
 
-def _wait_until_read() -> None:
-    """Waits until the launcher has read the pipes of our output."""
+def wait_until_read() -> None:
+    """Waits until the launcher has read the pipes of our output.
+
+    What other ranks print later then comes later, however late the launcher
+    gets a core.  One that does not read is waited for during ten seconds.
+    """
     end = time.monotonic() + _PATIENCE
     for descriptor in (1, 2):       # whatever Python's own files are by now
         with contextlib.suppress(OSError):      # it is closed

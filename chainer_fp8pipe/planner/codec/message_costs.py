@@ -22,6 +22,8 @@ from ...report.stream import EventStream
 #: Bytes of frames that are compared, and of a rank's wire.
 _SHORT, _LONG, _BYTES = 1 << 13, Framing.frame_bytes, 1 << 23
 _FEWEST, _MOST = 4, 31          # repeats
+# Share of an exchange's processor time that messages take at least.
+_LEAST = 0.1
 
 
 class MessageCosts(NamedTuple):
@@ -135,12 +137,24 @@ class _Exchange:
 
     def seconds(self) -> float:
         """Processor time of an end of a message; NaN if there is none."""
+        if not self._wire.ends:
+            return math.nan
         before = sum(self._events.seconds.values())
         start = time.thread_time()
         self.executor.submit(Bucket(self._codec, self._wire.tensors,
                                     self._wire.values))
         self.executor.run()
         taken = time.thread_time() - start
-        sums = sum(self._events.seconds.values()) - before
-        return (taken - sums) / self._wire.ends if self._wire.ends else (
-            math.nan)
+        return busy_of(taken, sum(self._events.seconds.values()) - before
+                       ) / self._wire.ends
+
+
+def busy_of(taken: float, sums: float) -> float:
+    """Seconds of messages, from those of a whole exchange.
+
+    Args:
+        taken: Of the processor, for the exchange.
+        sums: On the wall, in its sums: they go on while other processes have
+            the core, and may be more than the exchange has taken.
+    """
+    return max(taken - sums, _LEAST * taken)

@@ -73,13 +73,17 @@ def measure_updates(comm: MPI.Comm, name: str, budget: float) -> UpdateCosts:
 
 
 def costs_of_few(seconds: list[list[float]]) -> UpdateCosts:
-    """The costs by seconds of one tensor, of all, and of all by themselves."""
+    """The costs by seconds of one tensor, of all, and of all by themselves.
+
+    None is less than nothing: an update of more tensors may be faster by
+    chance.
+    """
     one, many, apart = zip(*seconds, strict=True)
     update, more = statistics.median(one), statistics.median(many)
     return UpdateCosts(
         Figure.of(one),
-        Figure.of((each - update) / _MORE for each in many),
-        Figure.of((each - more) / _MORE for each in apart))
+        Figure.of(max(each - update, 0.0) / _MORE for each in many),
+        Figure.of(max(each - more, 0.0) / _MORE for each in apart))
 
 
 def _seconds(comm: MPI.Comm, communicator: Any, model: chainer.Link,

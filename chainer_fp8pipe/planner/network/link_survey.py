@@ -37,6 +37,8 @@ _PINGS = 15             # of which the fastest counts
 _SMALL = Load(1 << 10, 1)       # less than what links pass at once
 _FEW, _MANY, _LONG = Load(1, 4), Load(1, 64), Load(3 << 13, 4)
 _LONGEST_NAP = 20e-3    # seconds
+# What messages take at least of the processor, while a rank sends and naps.
+_LEAST_SHARE = 0.1
 # Idleness after which a link passes at once what it can.
 _IDLE = 60e-3           # seconds, where that is measured
 _LEAST_IDLE = 20e-3     # seconds, elsewhere
@@ -74,14 +76,9 @@ class LinkSurvey:
                 return [math.nan] * 2
             few, many, long = (work(self._peers, members, load, nap)
                                for load in (_FEW, _MANY, _LONG))
-            own = nap_work(self._peers, nap)
-            # Each message has two ends here: one that leaves, one that comes.
-            return [
-                (_busy(many, own) - _busy(few, own))
-                / 2 / (_MANY.frames - _FEW.frames),
-                (_busy(long, own) - _busy(few, own)) / 2 / _LONG.size]
+            return _costs_of(few, many, long, nap_work(self._peers, nap))
         found = self._repeat(part, measure, 2 * _REPEATS)
-        message, byte = numpy.maximum(numpy.nanmedian(found, 1), 0.0).T
+        message, byte = numpy.nanmedian(found, 1).T
         return Figure.of(message.tolist()), Figure.of(byte.tolist())
 
     def latency(self, rounds: Sequence[Round], members: Sequence[int],
@@ -216,6 +213,21 @@ class LinkSurvey:
 
     def _is_in(self, members: Sequence[int]) -> bool:
         return self._peers.rank in members
+
+
+def _costs_of(few: Work, many: Work, long: Work, nap: float) -> list[float]:
+    """Seconds of a message, and of a byte of it.
+
+    Args:
+        few, many, long: What their loads took.
+        nap: Seconds that a nap takes by itself.
+    """
+    # Each message has two ends here: one that leaves, one that comes.
+    ends, bytes_ = 2 * (_MANY.frames - _FEW.frames), 2 * _LONG.size
+    # A nap that was disturbed looks longer than what is to be without it.
+    return [max((_busy(many, nap) - _busy(few, nap)) / ends,
+                _LEAST_SHARE * many.busy / (2 * _MANY.frames)),
+            max((_busy(long, nap) - _busy(few, nap)) / bytes_, 0.0)]
 
 
 def _busy(done: Work, nap: float) -> float:

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from ...channel.channel import RemoteError
 from ...mpi.agreement import Signature, agree
+from ...mpi.failure.abort import wait_until_read
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
 from ...pipeline.block import Arrays
@@ -228,4 +229,6 @@ def show_traceback(comm: MPI.Comm) -> None:
         sys.stderr.write(f'\nrank {comm.rank} of {comm.size} failed:\n'
                          f'{traceback.format_exc()}')
         sys.stderr.flush()
-        time.sleep(0.2)     # what is printed on another rank may overtake
+        wait_until_read()
+        # On its way from one node, what another prints may still overtake.
+        time.sleep(0.2)

@@ -40,10 +40,11 @@ def test_nothing_ends_before_the_launcher_has_read_why():
     """It forgets what is in its pipes when a job ends."""
     with subprocess.Popen(
             [sys.executable, '-c',
-             'from chainer_fp8pipe.mpi.failure.abort import end_all_ranks\n'
+             'from chainer_fp8pipe.mpi.failure import abort\n'
+             'abort._PATIENCE = 1e9\n'
              'print("ready", flush=True)\n'
-             'end_all_ranks("so it goes", 3)'], env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+             'abort.end_all_ranks("so it goes", 3)'], env=environment(),
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=end_with_parent) as rank:
         assert rank.stdout.readline() == 'ready\n'
         time.sleep(2)

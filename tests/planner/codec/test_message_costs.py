@@ -7,6 +7,7 @@ from chainer_fp8pipe.planner.codec.message_costs import (
     _LONG,
     _SHORT,
     _Wire,
+    busy_of,
     costs_of,
     measure_local_messages,
 )
@@ -29,6 +30,12 @@ def test_costs_of_messages_and_bytes_are_told_apart():
 def test_noise_makes_no_cost_less_than_nothing():
     found = costs_of([(3e-6, 2e-6)])
     assert (found.message.value, found.byte.value) == (3e-6, 0.0)
+
+
+def test_sums_that_were_interrupted_make_no_messages_free():
+    assert busy_of(3.0, 1.0) == 2
+    # Other processes had the core for 4 s in the middle of sums.
+    assert busy_of(3.0, 5.0) == pytest.approx(.3)
 
 
 def test_a_rank_has_four_ends_for_each_other_one_in_each_chunk():

@@ -86,6 +86,11 @@ def test_medians_are_compared():
     assert found.bucket == Figure(0.25)
 
 
+def test_noise_makes_no_cost_less_than_nothing():
+    found = costs_of_few([[2.0, 1.0, 0.5], [2.0, 3.0, 0.5], [2.0, 1.0, 0.5]])
+    assert found == (Figure(2.0), Figure(0.0), Figure(0.0))
+
+
 @on_ranks(1)
 def test_a_model_has_so_many_tensors_of_few_elements(comm):
     parameters = list(update_costs._model(65).params())

@@ -1,4 +1,5 @@
 import itertools
+import re
 from types import SimpleNamespace
 
 from chainer_fp8pipe.planner.network import peers as module
@@ -45,8 +46,9 @@ def test_a_rank_that_does_not_answer_is_named_with_what_to_check(comm):
               peers.failing_together()):
             peers.meet()
         said = str(raised.value)
-        assert said.startswith('rank 0 has waited 0.5')
-        assert 'for a message of rank 1: check' in said
+        waited, = re.match(r'rank 0 has waited (\S+) s for a message of rank '
+                           '1: check', said).groups()
+        assert float(waited) >= 0.5         # more where others need the core
         assert 'firewall' in said
 
 

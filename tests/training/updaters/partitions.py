@@ -1,6 +1,12 @@
 """Partitioned models, and what plain Chainer makes of the same ones."""
+import contextlib
+import itertools
+from unittest import mock
+
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.tracing import measuring
+from chainer_fp8pipe.mpi.link_speed import LinkSpeed
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 
 import chainer
@@ -79,6 +85,21 @@ def plan_of(order, *cuts, schedule='1f1b', again=False, later=0):
             'recompute': [again] * (len(cuts) + 1)}
 
 
+@contextlib.contextmanager
+def counted_times():
+    """A block in which all calls of a model are found to be equally long.
+
+    What is measured would cut a model now here, now there, as the machine is
+    busy.
+    """
+    ticks = itertools.count()
+    with mock.patch.object(measuring, 'clock_of', return_value=(
+            lambda: 1e-3 * next(ticks))), \
+            mock.patch('chainer_fp8pipe.chains.partition.measure_links',
+                       return_value=LinkSpeed(1e-5, 1e9)):
+        yield
+
+
 def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
                schedule='1f1b', cut=None, example=None, **options):
     """Cuts a model; its updater.
@@ -94,8 +115,9 @@ def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
         example = part(batches[0], start, end)
     # Plans made again with measured times move parameters as the machine is
     # busy.
-    partition(model, example, comm, micro_batches=micro_batches,
-              schedule=schedule, **{'profile': 0, **(cut or {})})
+    with counted_times():
+        partition(model, example, comm, micro_batches=micro_batches,
+                  schedule=schedule, **{'profile': 0, **(cut or {})})
     optimizer = optimizer or chainer.optimizers.SGD(0.1)
     if optimizer.target is None:
         optimizer.setup(model)
