@@ -50,8 +50,8 @@ class Framing:
             is one of them.
     """
 
-    frame_bytes: int = 3 << 13
-    frames_in_flight: int = 6
+    frame_bytes: int = 3 << 14
+    frames_in_flight: int = 3
     form: str = 'float32'
     shared_memory: bool = True
     threads: int = 1

@@ -1,24 +1,12 @@
 """What ranks lose to each other, as it is measured."""
 import time
 
-from chainer_fp8pipe.planner.core_sharing import CoreSharing, pools_of
+from chainer_fp8pipe.planner.core_sharing import CoreSharing
 
 import chainer
 import pytest
 
 from tests.ranks import on_ranks
-
-
-@pytest.mark.parametrize(('cores', 'pools'), [
-    ([{0}, {1}, {0}, {1}], [0, 1, 0, 1]),
-    ([{0, 1}, {0, 1}], [0, 0]),
-    ([{2}, {1}, {0}], [0, 1, 2]),
-    # The last rank meets both.
-    ([{0}, {1}, {0, 1}], [0, 0, 0]),
-    ([{3}, {0}, {1}, {0, 1}], [0, 1, 1, 1]),
-])
-def test_ranks_with_a_core_in_common_are_in_a_pool(cores, pools):
-    assert pools_of(cores) == pools
 
 
 def busy(seconds=.05):

@@ -109,19 +109,20 @@ static void abandon(Workers *workers)
     pthread_mutex_lock(&workers->lock);
     workers->first = atomic_load(&workers->last);
     pthread_mutex_unlock(&workers->lock);
-    while (workers->owner == getpid() && atomic_load(&workers->busy))
+    while (atomic_load(&workers->busy))
         sched_yield();
 }
 
 static void free_workers(Workers *workers)
 {
-    if (workers == NULL)
+    /* A fork does not know who held the lock. */
+    if (workers == NULL || workers->owner != getpid())
         return;
     pthread_mutex_lock(&workers->lock);
     workers->stop = 1;
     pthread_cond_broadcast(&workers->more);
     pthread_mutex_unlock(&workers->lock);
-    for (int i = 0; i < workers->count && workers->owner == getpid(); ++i)
+    for (int i = 0; i < workers->count; ++i)
         pthread_join(workers->threads[i], NULL);
     pthread_cond_destroy(&workers->more);
     pthread_mutex_destroy(&workers->lock);
