@@ -44,8 +44,10 @@ setup(
             depends=LOOPS + RECORDS + [
                 f'chainer_fp8pipe/allreduce/native/{part}.h'
                 for part in ('messages', 'neighbours', 'job', 'job_type',
-                             'lane', 'work', 'chunk', 'running')],
-            extra_compile_args=OF_LOOPS,
+                             'lane', 'work', 'tasks', 'workers', 'chunk',
+                             'running')],
+            extra_compile_args=[*OF_LOOPS, '-pthread'],
+            extra_link_args=['-pthread'],
         ),
         Extension(
             'chainer_fp8pipe.images.jpeg._jpeg',

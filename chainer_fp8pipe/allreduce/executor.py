@@ -46,12 +46,15 @@ class Framing:
         frames_in_flight: Chunks of a plan that are under way at a time.
         form: What partial sums travel in, one of :data:`.sums.FORMS`.
         shared_memory: Ranks of a node read each other's memory.
+        threads: That encode, sum and decode; the one that exchanges messages
+            is one of them.
     """
 
-    frame_bytes: int = 3 << 13
-    frames_in_flight: int = 6
+    frame_bytes: int = 3 << 14
+    frames_in_flight: int = 3
     form: str = 'float32'
     shared_memory: bool = True
+    threads: int = 1
 
 
 class _Lane(NamedTuple):
@@ -132,7 +135,8 @@ class PlanExecutor(Algorithm):
             tuple(_steps(plan, part) for plan, part in zip(
                 plans, self._parts, strict=True)), framing.frames_in_flight,
             neighbours, self._memory.address if self._memory else 0,
-            self._memory.empty if self._memory else _empty)
+            self._memory.empty if self._memory else _empty,
+            framing.threads)
 
     def another(self) -> PlanExecutor:
         return PlanExecutor(self.comm, self.plans, self.events,

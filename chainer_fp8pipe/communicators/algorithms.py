@@ -17,11 +17,14 @@ from ..allreduce.plan import (
     two_level,
 )
 from ..mpi.placement import torus_shape
+from ..mpi.processors import cores_each
 from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
 _WHOLE = 1 << 60
+# Threads of a rank, if no number is given: more wait for memory.
+_MOST_THREADS = 4
 
 
 #: The ranks of every node, local rank by local rank.
@@ -53,7 +56,8 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
     if form == 'auto':
         form = 'float16' if isinstance(options, Fp8Options) else 'float32'
     framing = Framing(options.frame_bytes or _WHOLE,
-                      options.frames_in_flight, form, options.shared_memory)
+                      options.frames_in_flight, form, options.shared_memory,
+                      options.threads or min(cores_each(comm), _MOST_THREADS))
     if options.algorithm == 'aggregator':
         return _aggregated(comm, options, nodes, events, framing)
     return PlanExecutor(comm, _plans(comm, options, nodes), events,

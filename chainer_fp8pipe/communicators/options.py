@@ -45,10 +45,14 @@ class ExchangeOptions:
         'the wire, in float16 or in float32; auto: fp8 sums in float16, '
         'others in float32', choices=('auto', *FORMS))
     frame_bytes: int = _option(
-        3 << 13, 'bytes of a piece that is sent, summed and sent on by '
+        3 << 14, 'bytes of a piece that is sent, summed and sent on by '
         'itself; 0: all at once (store and forward)', low=0)
     frames_in_flight: int = _option(
-        6, 'how many such pieces are under way at a time', low=1, high=1024)
+        3, 'how many such pieces are under way at a time', low=1, high=1024)
+    threads: int = _option(
+        0, 'threads of a rank that encode, sum and decode gradients; 0: as '
+        'many as there are cores for each rank of its machine, at most 4',
+        low=0, high=256)
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
@@ -187,6 +191,7 @@ _USERS = {
     'partial_sums': _BY_FRAMES,
     'frame_bytes': _BY_FRAMES,
     'frames_in_flight': _BY_FRAMES,
+    'threads': _BY_FRAMES,
     'shared_memory': _BY_FRAMES,
 }
 

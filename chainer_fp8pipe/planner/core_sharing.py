@@ -1,21 +1,17 @@
 """How much ranks that share cores and memory slow each other down."""
 from __future__ import annotations
 
-import os
-import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..chains.profiling.laps import clock_of
 from ..mpi.agreement import raise_together
+from ..mpi.processors import own_cores, pools_of
 from ..mpi.waiting import wait_until
 from ..planning.cores import Cores
 
-#: Differs between machines, and is the same in all containers and network
-#: namespaces of a machine, which have host names of their own.
-_BOOT = '/proc/sys/kernel/random/boot_id'
 #: Passes of a visit, alone and together, and seconds after which there are no
 #: more of either.
 _FEWEST, _MOST, _ENOUGH = 2, 12, 0.5
@@ -48,7 +44,7 @@ class CoreSharing:
     def __init__(self, comm: Any, device: Any, work: Callable[[], Any]
                  ) -> None:
         self._comm, self._device, self._work = comm, device, work
-        self._every = comm.allgather(_cores())
+        self._every = comm.allgather(own_cores())
         self._pools = pools_of(self._every)
         self._alone: list[list[list[_Pass]]] = []       # visit, rank, pass
         self._together: list[list[_Pass]] = []          # rank, pass
@@ -175,33 +171,3 @@ class CoreSharing:
         self._work()
         spent = now() - begin
         return _Pass(time.perf_counter() - start, spent)
-
-
-def pools_of(cores: Sequence[set]) -> list[int]:
-    """The number of each rank's pool, in the order of their first ranks.
-
-    Args:
-        cores: Those that each rank may use.  Ranks with some in common are
-            in one pool.
-    """
-    sets: list[set] = []
-    for mine in cores:
-        meets = [other for other in sets if other & mine]
-        sets = [*(other for other in sets if other not in meets),
-                mine.union(*meets)]
-    found = [next(index for index, other in enumerate(sets) if other & mine)
-             for mine in cores]
-    order = list(dict.fromkeys(found))
-    return [order.index(pool) for pool in found]
-
-
-def _cores() -> set[tuple[str, int]]:
-    """The cores that this process may use, with the machine's name."""
-    try:
-        with open(_BOOT) as file:
-            machine = file.read().strip()
-    except OSError:                     # not Linux
-        machine = socket.gethostname()
-    if hasattr(os, 'sched_getaffinity'):
-        return {(machine, core) for core in os.sched_getaffinity(0)}
-    return {(machine, 0)}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from mpi4py import MPI
 from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import ExchangeOptions, make_options
 from ..mpi.agreement import raise_together
+from ..mpi.processors import core_numbers
 from ..planning.cores import Cores
 from ..planning.job.configuration import (
     ACCURACY,
@@ -146,7 +146,7 @@ def _few_ranks(comm: MPI.Comm) -> MPI.Comm | None:
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         with_first = host.bcast(comm.rank) == 0
-        cores = len(set().union(*host.allgather(_cores())))
+        cores = len(set().union(*host.allgather(core_numbers())))
         chosen = with_first and host.rank < max(cores, 2)
     finally:
         host.Free()
@@ -164,13 +164,6 @@ def _measured(model: Any, comm: MPI.Comm, example: Example, optimizer: Any,
     rates = measure_codecs(comm, codecs, _SECONDS)
     sharing.visit()
     return profile_of(network, rates, figures, sharing)
-
-
-def _cores() -> set[int]:
-    """The cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _apart(profile: JobProfile, hosts: int, rate: float, latency: float

@@ -4,24 +4,12 @@ from collections import deque
 from types import SimpleNamespace
 
 from chainer_fp8pipe.planner import core_sharing
-from chainer_fp8pipe.planner.core_sharing import CoreSharing, pools_of
+from chainer_fp8pipe.planner.core_sharing import CoreSharing
 
 import chainer
 import pytest
 
 from tests.ranks import on_ranks
-
-
-@pytest.mark.parametrize(('cores', 'pools'), [
-    ([{0}, {1}, {0}, {1}], [0, 1, 0, 1]),
-    ([{0, 1}, {0, 1}], [0, 0]),
-    ([{2}, {1}, {0}], [0, 1, 2]),
-    # The last rank meets both.
-    ([{0}, {1}, {0, 1}], [0, 0, 0]),
-    ([{3}, {0}, {1}, {0, 1}], [0, 1, 1, 1]),
-])
-def test_ranks_with_a_core_in_common_are_in_a_pool(cores, pools):
-    assert pools_of(cores) == pools
 
 
 class Machine:
@@ -89,7 +77,7 @@ def test_ranks_on_one_core_take_turns(comm):
 @on_ranks(2)
 def test_processor_time_that_others_memory_costs_is_crowding(comm):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_sharing, '_cores', lambda: {('machine', 0),
+        patch.setattr(core_sharing, 'own_cores', lambda: {('machine', 0),
                                                        ('machine', 1)})
         found = visited(comm, ([(.03, .03)] * MOST, [(.036, .036)] * MOST))
     assert found.cores.full == (pytest.approx(1.2),)

@@ -35,6 +35,7 @@ static void executor_dealloc(PyObject *object)
 {
     Executor *self = (Executor *)object;
     PyTypeObject *type = Py_TYPE(object);
+    free_workers(self->shared.workers);
     /* What is under way is written to still. */
     if (is_idle(&self->shared)) {
         for (int i = 0; i < self->lanes_count; ++i)
@@ -151,16 +152,16 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
 {
     static char *names[] = {"error", "functions", "sizes", "comm", "byte",
                             "lanes", "in_flight", "neighbours", "memory",
-                            "allocate", NULL};
+                            "allocate", "threads", NULL};
     unsigned long long send, receive, testsome, comm, byte, memory;
     Py_ssize_t request_size, status_size;
     PyObject *error, *lanes, *neighbours, *allocate;
-    int in_flight;
+    int in_flight, threads;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O(KKK)(nn)KKO!iO!KO", names, &error, &send, &receive,
+            args, kwargs, "O(KKK)(nn)KKO!iO!KOi", names, &error, &send, &receive,
             &testsome, &request_size, &status_size, &comm, &byte,
             &PyTuple_Type, &lanes, &in_flight, &PyTuple_Type, &neighbours,
-            &memory, &allocate))
+            &memory, &allocate, &threads))
         return NULL;
     Executor *self = (Executor *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -194,6 +195,14 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
         if (make_lane(&self->shared, lane, PyTuple_GET_ITEM(lanes, i)) < 0) {
             Py_DECREF(self);
             return NULL;
+        }
+    }
+    if (threads > 1) {
+        self->shared.workers = make_workers(&self->shared, threads - 1,
+                                            count * in_flight);
+        if (self->shared.workers == NULL) {
+            Py_DECREF(self);
+            return PyErr_NoMemory();
         }
     }
     self->moved = now();
@@ -268,6 +277,8 @@ static PyObject *raised(Executor *self)
 {
     const Messages *messages = &self->shared.messages;
     self->shared.broken = 1;
+    if (self->shared.workers)
+        abandon(self->shared.workers);
     if (self->shared.failed) {
         self->shared.failed = 0;
         return NULL;
@@ -367,8 +378,7 @@ static PyObject *decode_now(PyObject *object, PyObject *argument)
     while (job->undecoded.count && result == DONE)
     {
         Range range = job->undecoded.items[--job->undecoded.count];
-        result = decode_range(&self->shared, job, range,
-                              kept_wire(job, range));
+        result = arrive(&self->shared, job, range, 0, kept_wire(job, range));
     }
     PyEval_RestoreThread(self->shared.python);
     if (result == FAILED)

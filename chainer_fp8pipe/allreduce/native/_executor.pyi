@@ -21,7 +21,7 @@ class Executor:
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
         neighbours: tuple[tuple[int, int, int, int, int], ...], memory: int,
-        allocate: Callable[[int], Any],
+        allocate: Callable[[int], Any], threads: int,
     ) -> None: ...
     def share(
         self, job: Job, lane: int, bounds: Any, frame: int, chunks: int,

@@ -6,71 +6,7 @@
  */
 #ifndef CHAINER_FP8PIPE_CHUNK_H
 #define CHAINER_FP8PIPE_CHUNK_H
-#include "work.h"
-
-enum { FAILED = -1, BLOCKED, DONE };
-
-static size_t aligned(size_t size)
-{
-    return (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
-}
-
-/* Bytes of a step's message. */
-static size_t message_size(const Chunk *chunk, const Step *step)
-{
-    const Job *job = chunk->job;
-    int is_sum = step->summed && (step->kind == RECEIVE_PARTIAL
-                                  || step->kind == SEND_PARTIAL);
-    return (size_t)length_of(chunk, step)
-           * (is_sum ? job->sum_size * (size_t)job->grain : job->itemsize);
-}
-
-static char *take(Chunk *chunk, size_t size)
-{
-    char *memory = (char *)chunk->space.memory.buf + chunk->used;
-    chunk->used += aligned(size);
-    return memory;
-}
-
-static int has_one_block(const Step *step)
-{
-    return step->stop == step->start + 1;
-}
-
-/* What is sent is a sum that does not lie in the wire. */
-static int sends_sum(const Chunk *chunk, const Step *step)
-{
-    return step->kind == SEND_PARTIAL && step->summed
-           && !chunk->job->in_place;
-}
-
-/* Sums are made here, in float32. */
-static int makes_sums(const Job *job)
-{
-    return job->codec != IN_PYTHON && !job->in_place;
-}
-
-/* A sum that travels as it is need not be copied: nothing is added to it when
- * it has been sent. */
-static int sends_total(const Chunk *chunk, const Step *step)
-{
-    return sends_sum(chunk, step) && makes_sums(chunk->job)
-           && chunk->job->sum_size == sizeof(f32);
-}
-
-/* Whether a step's message lies neither in the wire nor in the sums. */
-static int needs_space(const Chunk *chunk, const Step *step)
-{
-    if (step->kind == ENCODE)
-        return 0;
-    if (step->kind == RECEIVE_PARTIAL || step->kind == RECEIVE_RESULT)
-        return !step->near && (step->kind == RECEIVE_PARTIAL
-                               || !has_one_block(step));
-    if (step->near)
-        return 1;
-    return sends_sum(chunk, step) ? !sends_total(chunk, step)
-                                  : !has_one_block(step);
-}
+#include "workers.h"
 
 /* Bytes of the frames, where they are in the chunk alone. */
 static size_t wire_size(const Chunk *chunk)
@@ -179,24 +115,13 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
     return DONE;
 }
 
-/* Encodes this rank's contribution to blocks, unless that has been done. */
-static int encode_blocks(Shared *shared, Chunk *chunk, int start, int stop)
-{
-    for (int block = start; block < stop && chunk->job->encodes; ++block)
-        if (!chunk->progress[block]) {
-            chunk->progress[block] = CONTRIBUTED;
-            if (encode_part(shared, chunk->job, part_of(chunk, block),
-                            wire_of(chunk, block)) < 0)
-                return FAILED;
-        }
-    return DONE;
-}
-
 static int start_chunk(Shared *shared, Chunk *chunk)
 {
     chunk->since = now();
     chunk->active = 1;
-    chunk->position = chunk->site = chunk->prepared = chunk->decoded = 0;
+    chunk->position = chunk->site = chunk->phase = 0;
+    chunk->working = 0;
+    chunk->result = DONE;
     chunk->partials = chunk->results = 0;
     chunk->next_receive = chunk->posted = 0;
     chunk->streamed = NULL;
@@ -208,141 +133,157 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     return post_receives(shared, chunk, RECEIVE_PARTIAL);
 }
 
-/* All neighbours read the same copy of a result. */
-static int gets_the_same(const Step *before, const Step *step)
+/* Has a task done, here or by a worker. */
+static int begin(Shared *shared, Chunk *chunk, int task)
 {
-    return before && step->near && step->kind == SEND_RESULT
-           && before->start == step->start && before->stop == step->stop;
+    chunk->task = task;
+    atomic_store_explicit(&chunk->working, 1, memory_order_relaxed);
+    if (shared->workers && chunk->job->codec != IN_PYTHON)
+        enqueue(shared->workers, chunk);
+    else
+        perform_here(shared, chunk);
+    return DONE;
 }
 
-/* What is sent of a step's blocks; NULL: Python has raised an exception. */
-static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
-                        size_t size)
+/* This rank's part of a step's blocks is encoded. */
+static int has_contributed(const Chunk *chunk, const Step *step)
 {
-    char *total = sends_total(chunk, step)
-        ? (char *)total_of(chunk, step->start) : NULL;
-    if (!needs_space(chunk, step))
-        return total ? total : wire_of(chunk, step->start);
-    if (gets_the_same(chunk->streamed, step))
-        return chunk->streamed_to;
-    char *message = take(chunk, size);
-    if (total)
-        stream(message, total, size);
-    else if (sends_sum(chunk, step))
-        return write_sums(shared, chunk, step, message, size) < 0 ? NULL
-                                                                  : message;
-    else
-        copy_blocks(chunk, step, message, 0);
-    if (step->near && step->kind == SEND_RESULT) {
-        chunk->streamed = step;
-        chunk->streamed_to = message;
-    }
-    return message;
+    for (int block = step->start; block < step->stop; ++block)
+        if (chunk->job->encodes && !chunk->progress[block])
+            return 0;
+    return 1;
 }
+
+/* Steps are done in phases.  A phase is done, has to be tried again, or was
+ * the last; what one has begun is over before the next. */
 
 static int send(Shared *shared, Chunk *chunk, const Step *step)
 {
     size_t size = message_size(chunk, step);
-    if (size == 0)
-        return DONE;
-    if (step->kind == SEND_PARTIAL
-        && encode_blocks(shared, chunk, step->start, step->stop) == FAILED)
-        return FAILED;
-    char *data = message_of(shared, chunk, step, size);
     int *pending = step->kind == SEND_PARTIAL ? &chunk->partials
                                               : &chunk->results;
+    if (size == 0)
+        return LAST;
+    switch (chunk->phase) {
+    case 0:
+        return step->kind == SEND_RESULT || has_contributed(chunk, step)
+            ? DONE : begin(shared, chunk, CONTRIBUTE);
+    case 1:
+        return needs_space(chunk, step) ? begin(shared, chunk, WRITE_MESSAGE)
+                                        : write_message(shared, chunk, step);
+    }
     shared->bytes_sent += (int64_t)size;
-    if (data == NULL)
-        return FAILED;
     if (step->near)
-        return post_mail(step->near, data - shared->memory, size, chunk->tag,
-                         pending) < 0 ? out_of_step(shared) : DONE;
-    return transmit(&shared->messages, shared->messages.send, data, size,
-                    step->peer, chunk->tag, pending) < 0 ? FAILED : DONE;
+        return post_mail(step->near, chunk->message - shared->memory, size,
+                         chunk->tag, pending) < 0 ? out_of_step(shared)
+                                                  : LAST;
+    return transmit(&shared->messages, shared->messages.send, chunk->message,
+                    size, step->peer, chunk->tag, pending) < 0 ? FAILED
+                                                               : LAST;
 }
 
 static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
 {
-    /* While the message is on its way. */
-    if (step->fresh && !chunk->prepared) {
-        if (encode_blocks(shared, chunk, step->start, step->stop) == FAILED)
-            return FAILED;
-        double since = now();
-        if (makes_sums(chunk->job))
-            begin_sums(chunk, step);
-        shared->decoding += now() - since;
-        chunk->prepared = 1;
-    }
     Receive *receive = &chunk->receives[chunk->next_receive];
-    if (receive->pending)
-        return BLOCKED;
+    const int waits = makes_sums(chunk->job) && is_gathered(chunk);
+    switch (chunk->phase) {
+    case 0: /* while the message is on its way */
+        return step->fresh && !has_contributed(chunk, step)
+            ? begin(shared, chunk, CONTRIBUTE) : DONE;
+    case 1:
+        return step->fresh && makes_sums(chunk->job) && !waits
+            ? begin(shared, chunk, BEGIN_SUMS) : DONE;
+    case 2:
+        if (receive->pending)
+            return BLOCKED;
+        return receive->size && !waits ? begin(shared, chunk, ADD_MESSAGE)
+                                       : DONE;
+    }
     ++chunk->next_receive;
-    chunk->prepared = 0;
-    if (add_message(shared, chunk, step, receive->data, receive->size) < 0)
-        return FAILED;
-    if (!makes_sums(chunk->job) || !is_gathered(chunk))
+    if (!waits)
         give_back(receive);
-    return DONE;
+    return LAST;
 }
 
 static int encode(Shared *shared, Chunk *chunk, const Step *step)
 {
-    if (step->fresh) /* one contribution only */
-        return encode_blocks(shared, chunk, step->start, step->stop);
-    if (encode_sums(shared, chunk, step) < 0)
-        return FAILED;
+    if (chunk->phase == 0)
+        return begin(shared, chunk, MAKE_MEAN);
+    if (step->fresh)
+        return LAST;
     for (int i = 0; i < chunk->next_receive; ++i)
         give_back(&chunk->receives[i]);
     ++chunk->site;
-    return DONE;
+    return LAST;
 }
 
-/* Decodes means, or notes that they are still to be decoded. */
-static int decode_range(Shared *shared, Job *job, Range range, char *wire)
+/* Notes that means are there, and whether they are decoded: if not, but they
+ * are wanted by now, they are. */
+static int arrive(Shared *shared, Job *job, Range range, int is_decoded,
+                  char *wire)
 {
-    if (job->decodes && decode_part(shared, job, range, wire) < 0)
-        return FAILED;
+    double since = now();
+    if (job->decodes && !is_decoded) {
+        if (decode_part(shared, job, range, wire) < 0)
+            return FAILED;
+        shared->decoding += now() - since;
+    }
     if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
-        shared->messages.error = -1;
+        shared->messages.error = NO_MEMORY;
         return FAILED;
     }
     return DONE;
-}
-
-/* A result in a neighbour's memory that nobody else is to get from here. */
-static int decodes_where_it_lies(const Chunk *chunk, const Step *step)
-{
-    return step->near && step->is_last && has_one_block(step)
-           && !chunk->job->keeps_wire;
 }
 
 static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
 {
-    /* Results come after all partial sums of the plan. */
-    if (chunk->posted == chunk->next_receive) {
+    Receive *receive = &chunk->receives[chunk->next_receive];
+    switch (chunk->phase) {
+    case 0: /* results come after all partial sums of the plan */
+        if (chunk->posted > chunk->next_receive)
+            return DONE;
         if (chunk->partials)
             return BLOCKED;
-        if (post_receives(shared, chunk, RECEIVE_RESULT) == FAILED)
-            return FAILED;
+        return post_receives(shared, chunk, RECEIVE_RESULT);
+    case 1:
+        if (receive->pending)
+            return BLOCKED;
+        chunk->decodes = chunk->job->decodes;
+        return step->near || !has_one_block(step)
+            ? begin(shared, chunk, TAKE_RESULT) : DONE;
     }
-    Receive *receive = &chunk->receives[chunk->next_receive];
-    if (receive->pending)
-        return BLOCKED;
     ++chunk->next_receive;
     if (decodes_where_it_lies(chunk, step)) {
         chunk->progress[step->start] = DECODED;
-        if (decode_range(shared, chunk->job, part_of(chunk, step->start),
-                         receive->data) == FAILED)
+        if (arrive(shared, chunk->job, part_of(chunk, step->start),
+                   chunk->decodes, receive->data) == FAILED)
             return FAILED;
     }
-    else if (step->near || !has_one_block(step))
-        copy_blocks(chunk, step, receive->data, 1);
     give_back(receive);
-    return DONE;
+    return LAST;
 }
 
-static int do_step(Shared *shared, Chunk *chunk, const Step *step)
+/* After the last step. */
+static int conclude(Shared *shared, Chunk *chunk)
 {
+    if (chunk->phase == 0) {
+        chunk->decodes = chunk->job->decodes;
+        return chunk->decodes ? begin(shared, chunk, DECODE_CHUNK) : DONE;
+    }
+    for (int block = 0; block < chunk->lane->blocks; ++block)
+        if (chunk->progress[block] != DECODED
+            && arrive(shared, chunk->job, part_of(chunk, block),
+                      chunk->decodes, wire_of(chunk, block)) == FAILED)
+            return FAILED;
+    return LAST;
+}
+
+static int do_phase(Shared *shared, Chunk *chunk)
+{
+    const Lane *lane = chunk->lane;
+    const Step *step = &lane->steps[chunk->position];
+    if (chunk->position == lane->steps_count)
+        return conclude(shared, chunk);
     switch (step->kind) {
     case RECEIVE_PARTIAL: return receive_partial(shared, chunk, step);
     case RECEIVE_RESULT: return receive_result(shared, chunk, step);
@@ -351,38 +292,30 @@ static int do_step(Shared *shared, Chunk *chunk, const Step *step)
     }
 }
 
-static int decode_blocks(Shared *shared, Chunk *chunk)
-{
-    for (int block = 0; block < chunk->lane->blocks; ++block)
-        if (chunk->progress[block] != DECODED
-            && decode_range(shared, chunk->job, part_of(chunk, block),
-                         wire_of(chunk, block)) == FAILED)
-            return FAILED;
-    return DONE;
-}
-
 /* Does what can be done now.  `moved` is set if that was anything; DONE: all
  * is done, and all that was sent has left. */
 static int advance_chunk(Shared *shared, Chunk *chunk, int *moved)
 {
-    const Lane *lane = chunk->lane;
-    while (chunk->position < lane->steps_count) {
-        int result = do_step(shared, chunk, &lane->steps[chunk->position]);
-        if (result != DONE)
-            return result;
-        ++chunk->position;
-        *moved = 1;
-    }
-    if (!chunk->decoded) {
-        if (decode_blocks(shared, chunk) == FAILED)
+    while (chunk->position <= chunk->lane->steps_count) {
+        if (atomic_load_explicit(&chunk->working, memory_order_acquire))
+            return BLOCKED;
+        if (chunk->result == FAILED)
             return FAILED;
-        chunk->decoded = 1;
+        int result = do_phase(shared, chunk);
+        if (result == BLOCKED || result == FAILED)
+            return result;
+        ++chunk->phase;
+        *moved = 1;
+        if (result == LAST) {
+            ++chunk->position;
+            chunk->phase = 0;
+        }
     }
     if (chunk->partials || chunk->results)
         return BLOCKED;
     if (chunk->job->codec == IN_PYTHON
-        && in_python(shared, chunk->job, "forget", "(iL)", lane->number,
-                     (long long)chunk->frame) < 0)
+        && in_python(shared, chunk->job, "forget", "(iL)",
+                     chunk->lane->number, (long long)chunk->frame) < 0)
         return FAILED;
     *moved = 1;
     chunk->active = 0;

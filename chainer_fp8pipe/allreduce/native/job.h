@@ -30,9 +30,21 @@ typedef struct {
 
 enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
 
+/* Several threads add to them. */
 typedef struct {
     int64_t clipped, encoded, blamed, nonfinite;
 } Findings;
+
+static void tally(int64_t *finding, int64_t more)
+{
+    if (more)
+        __atomic_fetch_add(finding, more, __ATOMIC_RELAXED);
+}
+
+static void blame(Findings *findings, int64_t what)
+{
+    __atomic_fetch_or(&findings->blamed, what, __ATOMIC_RELAXED);
+}
 
 /* A job's part of one lane. */
 typedef struct {
@@ -166,9 +178,9 @@ static char *kept_wire(const Job *job, Range range)
 static void note(const Job *job, int64_t tensor, int in_wire,
                  int64_t nonfinite)
 {
-    job->findings[tensor].nonfinite += nonfinite;
+    tally(&job->findings[tensor].nonfinite, nonfinite);
     if (nonfinite && in_wire)
-        job->findings[tensor].blamed |= BAD_WIRE;
+        blame(&job->findings[tensor], BAD_WIRE);
 }
 
 /* Elements of n records of a tensor from record `at` on. */
@@ -186,7 +198,7 @@ static void encode_into_records(const Job *job, Range range, char *wire)
                            t->residual ? t->residual + first : NULL,
                            wire_at(job, wire, range, place),
                            elements_of(t, at, n), job->format))
-            job->findings[index].blamed |= BAD_GRADIENT;
+            blame(&job->findings[index], BAD_GRADIENT);
     }
 }
 
@@ -226,12 +238,11 @@ static void encode_ratios(const Job *job, Range range, char *wire)
             t->gradient + at, t->parameter + at,
             t->residual ? t->residual + at : NULL,
             wire_at(job, wire, range, place), (size_t)n, q, job->rounding, none);
-        findings->clipped += (int64_t)counts.clipped;
-        findings->encoded += n;
+        tally(&findings->clipped, (int64_t)counts.clipped);
+        tally(&findings->encoded, n);
         if (counts.nonfinite)
-            findings->blamed |=
-                all_finite_floats(t->gradient + at, (size_t)n)
-                    ? BAD_VALUE : BAD_GRADIENT;
+            blame(findings, all_finite_floats(t->gradient + at, (size_t)n)
+                                ? BAD_VALUE : BAD_GRADIENT);
     }
 }
 
@@ -240,7 +251,7 @@ static void encode_floats(const Job *job, Range range, char *wire)
     FOR_EACH_PART(job, range, t, place, at, n)
         if (!scale_floats(t->gradient + at, job->prescale,
                           wire_at(job, wire, range, place), (size_t)n))
-            job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
+            blame(&job->findings[t - job->tensors], BAD_GRADIENT);
 }
 
 static void encode_halves(const Job *job, Range range, char *wire)
@@ -248,7 +259,7 @@ static void encode_halves(const Job *job, Range range, char *wire)
     FOR_EACH_PART(job, range, t, place, at, n)
         if (!half_encode_scaled(t->gradient + at, job->prescale,
                                 wire_at(job, wire, range, place), (size_t)n))
-            job->findings[t - job->tensors].blamed |= BAD_GRADIENT;
+            blame(&job->findings[t - job->tensors], BAD_GRADIENT);
 }
 
 static void decode_ratios(const Job *job, Range range, char *wire)
@@ -317,9 +328,9 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
             counts = long_ratio_encode(sum, parameter, NULL, codes,
                                        (size_t)n, q, job->rounding, none);
         }
-        job->findings[index].clipped += (int64_t)counts.clipped;
+        tally(&job->findings[index].clipped, (int64_t)counts.clipped);
         if (counts.nonfinite && !all_finite_floats(parameter, (size_t)n))
-            job->findings[index].blamed |= BAD_VALUE;
+            blame(&job->findings[index], BAD_VALUE);
     }
 }
 

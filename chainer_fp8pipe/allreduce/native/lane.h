@@ -1,6 +1,7 @@
 /* A plan's chunks: what is waiting, what is under way, what each must know. */
 #ifndef CHAINER_FP8PIPE_LANE_H
 #define CHAINER_FP8PIPE_LANE_H
+#include <stdatomic.h>
 #include <time.h>
 
 #include "job.h"
@@ -38,8 +39,12 @@ typedef struct {
     double since; /* seconds */
     int active;
     int position, site;        /* what is to be done next */
-    int prepared;              /* own contributions are in this step's sum */
-    int decoded;
+    int phase;                 /* of the step */
+    int task;                  /* the last one of the step, see tasks.h */
+    int result;                /* of the task */
+    atomic_int working;        /* the task is to be done still */
+    int decodes;               /* as the job did when the task began */
+    char *message;             /* that is to be sent */
     int partials, results;     /* sends that are under way */
     int next_receive, posted;  /* of the steps' receives; results, too */
     Receive *receives;
@@ -75,9 +80,12 @@ typedef struct Lane {
     int64_t waiting_count, waiting_room;
 } Lane;
 
+struct Workers;
+
 /* What all lanes of an executor share. */
-typedef struct {
+typedef struct Shared {
     Messages messages;
+    struct Workers *workers; /* NULL: the calling thread does all */
     Neighbour *neighbours;
     int neighbours_count;
     char *memory;       /* that neighbours can read */

@@ -3,9 +3,6 @@
 #define CHAINER_FP8PIPE_RUNNING_H
 #include "chunk.h"
 
-#include <sched.h>
-#include <stdatomic.h>
-
 #define NEWEST 0.125    /* weight of the newest chunk in their mean time */
 #define LONGEST 10e-3   /* seconds; a rank that is late makes no chunk slow */
 #define SHARE 0.25      /* of a chunk's time that is slept at most */
@@ -100,6 +97,8 @@ static int sweep(Executor *self, int *moved)
     for (int i = 0; i < self->lanes_count; ++i)
         if (advance_lane(shared, &self->lanes[i], moved) == FAILED)
             return FAILED;
+    if (!*moved)
+        *moved = help(shared->workers);
     return DONE;
 }
 

@@ -1,5 +1,6 @@
 /* What a chunk asks of its codec: compiled loops, or the same in Python
  * (uncompiled.py).  These return 0, or -1 where Python raised an exception.
+ * What is compiled may run in any thread.
  */
 #ifndef CHAINER_FP8PIPE_WORK_H
 #define CHAINER_FP8PIPE_WORK_H
@@ -45,7 +46,6 @@ static int encode_part(Shared *shared, const Job *job, Range part,
                        char *wire)
 {
     int result = 0;
-    double since = now();
     if (part.start == part.stop)
         return 0;
     if (job->codec == FP8)
@@ -59,7 +59,6 @@ static int encode_part(Shared *shared, const Job *job, Range part,
     else
         result = in_python(shared, job, "encode", "(LL)",
                            (long long)part.start, (long long)part.stop);
-    shared->encoding += now() - since;
     return result;
 }
 
@@ -68,7 +67,6 @@ static int decode_part(Shared *shared, const Job *job, Range part,
                        char *wire)
 {
     int result = 0;
-    double since = now();
     if (part.start == part.stop)
         return 0;
     if (job->codec == FP8)
@@ -82,7 +80,6 @@ static int decode_part(Shared *shared, const Job *job, Range part,
     else
         result = in_python(shared, job, "decode", "(LL)",
                            (long long)part.start, (long long)part.stop);
-    shared->decoding += now() - since;
     return result;
 }
 
@@ -184,7 +181,6 @@ static int add_message(Shared *shared, const Chunk *chunk, const Step *step,
 {
     const Job *job = chunk->job;
     int result = 0;
-    double since = now();
     if (size == 0)
         return 0;
     if (job->codec == IN_PYTHON) {
@@ -207,7 +203,6 @@ static int add_message(Shared *shared, const Chunk *chunk, const Step *step,
     else
         accumulate(job, data, total_of(chunk, step->start),
                    size / job->itemsize);
-    shared->decoding += now() - since;
     return result;
 }
 
@@ -216,7 +211,6 @@ static int write_sums(Shared *shared, const Chunk *chunk, const Step *step,
                       char *data, size_t size)
 {
     int result = 0;
-    double since = now();
     if (chunk->job->codec == IN_PYTHON) {
         Memory message = {data, size};
         result = in_python(shared, chunk->job, "message", "(iLiO&)",
@@ -226,7 +220,6 @@ static int write_sums(Shared *shared, const Chunk *chunk, const Step *step,
     else
         half_encode_scaled(total_of(chunk, step->start), chunk->job->shrink,
                            (u16 *)data, size / sizeof(u16));
-    shared->encoding += now() - since;
     return result;
 }
 
@@ -276,7 +269,6 @@ static int encode_sums(Shared *shared, const Chunk *chunk, const Step *step)
     const int count = chunk->position
                       - first_gathered(chunk->lane, chunk->position);
     int result = 0;
-    double since = now();
     if (job->codec == IN_PYTHON)
         result = in_python(shared, job, "encode_sums", "(iLii)",
                            chunk->lane->number, (long long)chunk->frame,
@@ -289,7 +281,6 @@ static int encode_sums(Shared *shared, const Chunk *chunk, const Step *step)
         for (int block = step->start; block < step->stop; ++block)
             encode_mean_at(chunk, step, total_of(chunk, block),
                            part_of(chunk, block), wire_of(chunk, block));
-    shared->encoding += now() - since;
     return result;
 }
 

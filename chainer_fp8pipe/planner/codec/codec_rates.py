@@ -24,7 +24,7 @@ from .update_costs import measure_updates
 #: Ranks of the exchange of which each rank does its part.
 _RANKS = 4
 #: Elements: as many as a bucket has, in whole frames of any codec.
-SIZE = 12 * _RANKS * Framing.frame_bytes
+SIZE = 6 * _RANKS * Framing.frame_bytes
 # Share of encoding and summing together that either takes at least.
 _LEAST = 0.1
 _FEWEST, _MOST = 3, 15          # repeats

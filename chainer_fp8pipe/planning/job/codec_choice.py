@@ -10,7 +10,7 @@ from .job_profile import CodecFigures
 #: has so many.
 FEW = 64
 #: What communicators do without being told otherwise.
-FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 13, 6, 1 << 22
+FRAME_BYTES, FRAMES_IN_FLIGHT, BUCKET_BYTES = 3 << 14, 3, 1 << 22
 
 #: Bytes of an element on the wire, by the communicator's name.
 WIRE_BYTES = {'fp8': 1, 'int4': 17 / 32, 'int5': 21 / 32, 'float16': 2,

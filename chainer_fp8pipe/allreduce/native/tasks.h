@@ -1,0 +1,215 @@
+/* The parts of a plan's steps that take the processor: they touch one chunk
+ * and what its job keeps of the chunk's elements, so that those of several
+ * chunks may run at the same time, in any thread.
+ */
+#ifndef CHAINER_FP8PIPE_TASKS_H
+#define CHAINER_FP8PIPE_TASKS_H
+#include "work.h"
+
+enum { FAILED = -1, BLOCKED, DONE, LAST };
+
+enum {
+    CONTRIBUTE,    /* encode this rank's contribution */
+    WRITE_MESSAGE,
+    BEGIN_SUMS,    /* with this rank's contribution */
+    ADD_MESSAGE,
+    MAKE_MEAN,
+    TAKE_RESULT,   /* decode it where it lies, or copy it into the wire */
+    DECODE_CHUNK,
+};
+
+static size_t aligned(size_t size)
+{
+    return (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+}
+
+/* Bytes of a step's message. */
+static size_t message_size(const Chunk *chunk, const Step *step)
+{
+    const Job *job = chunk->job;
+    int is_sum = step->summed && (step->kind == RECEIVE_PARTIAL
+                                  || step->kind == SEND_PARTIAL);
+    return (size_t)length_of(chunk, step)
+           * (is_sum ? job->sum_size * (size_t)job->grain : job->itemsize);
+}
+
+static char *take(Chunk *chunk, size_t size)
+{
+    char *memory = (char *)chunk->space.memory.buf + chunk->used;
+    chunk->used += aligned(size);
+    return memory;
+}
+
+static int has_one_block(const Step *step)
+{
+    return step->stop == step->start + 1;
+}
+
+/* What is sent is a sum that does not lie in the wire. */
+static int sends_sum(const Chunk *chunk, const Step *step)
+{
+    return step->kind == SEND_PARTIAL && step->summed
+           && !chunk->job->in_place;
+}
+
+/* Sums are made here, in float32. */
+static int makes_sums(const Job *job)
+{
+    return job->codec != IN_PYTHON && !job->in_place;
+}
+
+/* A sum that travels as it is need not be copied: nothing is added to it when
+ * it has been sent. */
+static int sends_total(const Chunk *chunk, const Step *step)
+{
+    return sends_sum(chunk, step) && makes_sums(chunk->job)
+           && chunk->job->sum_size == sizeof(f32);
+}
+
+/* Whether a step's message lies neither in the wire nor in the sums. */
+static int needs_space(const Chunk *chunk, const Step *step)
+{
+    if (step->kind == ENCODE)
+        return 0;
+    if (step->kind == RECEIVE_PARTIAL || step->kind == RECEIVE_RESULT)
+        return !step->near && (step->kind == RECEIVE_PARTIAL
+                               || !has_one_block(step));
+    if (step->near)
+        return 1;
+    return sends_sum(chunk, step) ? !sends_total(chunk, step)
+                                  : !has_one_block(step);
+}
+
+/* Encodes this rank's contribution to blocks, unless that has been done. */
+static int encode_blocks(Shared *shared, Chunk *chunk, int start, int stop)
+{
+    for (int block = start; block < stop && chunk->job->encodes; ++block)
+        if (!chunk->progress[block]) {
+            chunk->progress[block] = CONTRIBUTED;
+            if (encode_part(shared, chunk->job, part_of(chunk, block),
+                            wire_of(chunk, block)) < 0)
+                return FAILED;
+        }
+    return DONE;
+}
+
+/* All neighbours read the same copy of a result. */
+static int gets_the_same(const Step *before, const Step *step)
+{
+    return before && step->near && step->kind == SEND_RESULT
+           && before->start == step->start && before->stop == step->stop;
+}
+
+/* What is sent of a step's blocks; NULL: Python has raised an exception. */
+static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
+                        size_t size)
+{
+    char *total = sends_total(chunk, step)
+        ? (char *)total_of(chunk, step->start) : NULL;
+    if (!needs_space(chunk, step))
+        return total ? total : wire_of(chunk, step->start);
+    if (gets_the_same(chunk->streamed, step))
+        return chunk->streamed_to;
+    char *message = take(chunk, size);
+    if (total)
+        stream(message, total, size);
+    else if (sends_sum(chunk, step))
+        return write_sums(shared, chunk, step, message, size) < 0 ? NULL
+                                                                  : message;
+    else
+        copy_blocks(chunk, step, message, 0);
+    if (step->near && step->kind == SEND_RESULT) {
+        chunk->streamed = step;
+        chunk->streamed_to = message;
+    }
+    return message;
+}
+
+static int write_message(Shared *shared, Chunk *chunk, const Step *step)
+{
+    chunk->message = message_of(shared, chunk, step,
+                                message_size(chunk, step));
+    return chunk->message == NULL ? FAILED : DONE;
+}
+
+static int make_mean(Shared *shared, Chunk *chunk, const Step *step)
+{
+    if (step->fresh) /* one contribution only */
+        return encode_blocks(shared, chunk, step->start, step->stop);
+    return encode_sums(shared, chunk, step) < 0 ? FAILED : DONE;
+}
+
+/* A result in a neighbour's memory that nobody else is to get from here. */
+static int decodes_where_it_lies(const Chunk *chunk, const Step *step)
+{
+    return step->near && step->is_last && has_one_block(step)
+           && !chunk->job->keeps_wire;
+}
+
+static int take_result(Shared *shared, Chunk *chunk, const Step *step)
+{
+    char *data = chunk->receives[chunk->next_receive].data;
+    if (!decodes_where_it_lies(chunk, step)) {
+        copy_blocks(chunk, step, data, 1);
+        return DONE;
+    }
+    return chunk->decodes
+        && decode_part(shared, chunk->job, part_of(chunk, step->start),
+                          data) < 0 ? FAILED : DONE;
+}
+
+static int decode_blocks(Shared *shared, Chunk *chunk)
+{
+    for (int block = 0; block < chunk->lane->blocks; ++block)
+        if (chunk->progress[block] != DECODED
+            && decode_part(shared, chunk->job, part_of(chunk, block),
+                           wire_of(chunk, block)) < 0)
+            return FAILED;
+    return DONE;
+}
+
+/* Does what chunk->task says. */
+static int perform(Shared *shared, Chunk *chunk)
+{
+    const Step *step = &chunk->lane->steps[chunk->position];
+    const Receive *receive = &chunk->receives[chunk->next_receive];
+    switch (chunk->task) {
+    case CONTRIBUTE:
+        return encode_blocks(shared, chunk, step->start, step->stop);
+    case WRITE_MESSAGE: return write_message(shared, chunk, step);
+    case BEGIN_SUMS: begin_sums(chunk, step); return DONE;
+    case ADD_MESSAGE:
+        return add_message(shared, chunk, step, receive->data,
+                           receive->size) < 0 ? FAILED : DONE;
+    case MAKE_MEAN: return make_mean(shared, chunk, step);
+    case TAKE_RESULT: return take_result(shared, chunk, step);
+    default: return decode_blocks(shared, chunk);
+    }
+}
+
+/* What the time of a task counts as; NULL: as the exchange. */
+static double *seconds_of(Shared *shared, const Chunk *chunk)
+{
+    const Step *step = &chunk->lane->steps[chunk->position];
+    switch (chunk->task) {
+    case CONTRIBUTE: case MAKE_MEAN: return &shared->encoding;
+    case WRITE_MESSAGE:
+        return sends_sum(chunk, step) && !sends_total(chunk, step)
+            ? &shared->encoding : NULL;
+    case TAKE_RESULT:
+        return decodes_where_it_lies(chunk, step) ? &shared->decoding : NULL;
+    default: return &shared->decoding;
+    }
+}
+
+/* Does it in the thread that has called the executor. */
+static void perform_here(Shared *shared, Chunk *chunk)
+{
+    double since = now(), *seconds = seconds_of(shared, chunk);
+    chunk->result = perform(shared, chunk);
+    if (seconds)
+        *seconds += now() - since;
+    atomic_store_explicit(&chunk->working, 0, memory_order_release);
+}
+
+#endif

@@ -1,0 +1,142 @@
+"""Threads that encode, sum and decode: the same bits, and nothing left."""
+import gc
+import os
+import threading
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce.bucket import Bucket
+from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
+from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.report.stream import EventStream
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.communicators.helpers import Model, bits, set_gradients
+from tests.ranks import on_ranks
+
+from .helpers import begin_on, plans, tensors_of
+from .library import refused
+
+SHAPES = (1,), (33,), (), (3, 5, 7), (90_000,)
+#: Small frames, so that many tasks wait.
+SMALL = {'frame_bytes': 700, 'frames_in_flight': 8}
+CASES = [('fp8', {}), ('fp8', {'algorithm': 'ring'}),
+         ('fp8', {'algorithm': 'torus2d', 'shape': (2, 2)}),
+         ('fp8', {'ranks_per_node': 2}), ('fp8', {'overlap': True}),
+         ('fp8', {'overlap': 'next_forward'}),
+         ('fp8', {'rounding': 'stochastic'}),
+         ('fp8', {'algorithm': 'ring', 'partial_sums': 'wire'}),
+         ('int4', {}), ('int4', {'algorithm': 'ring'}),
+         ('float16', {}), ('float32', {}), ('float32', {'algorithm': 'ring'})]
+
+
+def means(comm, name, threads, **options):
+    """The bits of some updates."""
+    lossy = {'warmup': 0} if name in ('fp8', 'int4') else {}
+    communicator = create_communicator(name, comm, threads=threads, **SMALL,
+                                       **lossy, **options)
+    model, found = Model(SHAPES), []
+    for step in range(3):
+        set_gradients(model, comm.rank, step)
+        communicator.multi_node_mean_grad(model)
+        found.append(bits(model))
+    communicator.finalize()
+    return found
+
+
+@pytest.mark.parametrize('shared_memory', [True, False])
+@pytest.mark.parametrize(('name', 'options'), CASES, ids=str)
+@on_ranks(4)
+def test_threads_do_not_change_a_bit(comm, name, options, shared_memory):
+    alone, several = (means(comm, name, threads, shared_memory=shared_memory,
+                            **options) for threads in (1, 3))
+    assert several == alone
+    assert len(set(comm.allgather(several[-1]))) == 1
+
+
+@on_ranks(2)
+def test_what_threads_find_is_counted_once(comm):
+    """Clipped elements, and tensors that are not finite."""
+    found = []
+    for threads in (1, 4):
+        communicator = create_communicator(
+            'fp8', comm, warmup=0, headroom=1.0, threads=threads,
+            nonfinite='pass', **SMALL)
+        model = Model(SHAPES)
+        for step in range(2):
+            set_gradients(model, comm.rank, step)
+            communicator.multi_node_mean_grad(model)
+        found.append([(report.clipped, report.encoded) for report
+                      in communicator.report().values()])
+        communicator.finalize()
+    assert found[0] == found[1]
+    assert sum(clipped for clipped, _ in found[0]) > 0
+
+
+@on_ranks(2)
+def test_a_tensor_that_is_not_finite_is_named(comm):
+    communicator = create_communicator('fp8', comm, warmup=0, threads=4,
+                                       **SMALL)
+    model = Model(SHAPES)
+    set_gradients(model, comm.rank)
+    parameter = dict(model.namedparams())[f'/p{len(SHAPES) - 1}']
+    if comm.rank == 1:
+        parameter.grad[77_777] = numpy.nan
+    with pytest.raises(RuntimeError, match=f'/p{len(SHAPES) - 1}.*rank 1'):
+        communicator.multi_node_mean_grad(model)
+
+
+def executor(comm, threads):
+    return PlanExecutor(comm, plans('direct', comm.size), EventStream(),
+                        Framing(256, 6, shared_memory=False,
+                                threads=threads))
+
+
+def threads_of_this_process():
+    return len(os.listdir('/proc/self/task'))
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/task'),
+                    reason='threads are counted in /proc')
+@on_ranks(1, 2)
+def test_threads_end_with_their_executor(comm):
+    before = threads_of_this_process()
+    made = executor(comm, 4)
+    assert threads_of_this_process() == before + 3
+    made.free()
+    del made
+    gc.collect()
+    assert threads_of_this_process() == before
+
+
+@on_ranks(2)
+def test_after_an_error_no_thread_touches_what_it_was_given(comm):
+    with refused():
+        made = executor(comm, 3)
+    codec, tensors = Fp8Ratio(), tensors_of(comm.rank, [50_000])
+    begin_on(comm, codec, tensors)
+    bucket = Bucket(codec, tensors, numpy.empty(50_000, numpy.uint8),
+                    prescale=made.prescale(codec), decodes=True)
+    made.submit(bucket)
+    with pytest.raises(MPI.Exception):
+        made.run()
+    wire = bucket.wire.copy()
+    threading.Event().wait(.05)
+    numpy.testing.assert_array_equal(bucket.wire, wire)
+    with pytest.raises(RuntimeError, match='half done'):
+        made.advance()
+
+
+@on_ranks(1)
+def test_a_fork_of_a_rank_ends_without_its_threads(comm):
+    made = executor(comm, 3)
+    child = os.fork()
+    if not child:
+        del made
+        gc.collect()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    made.free()
