@@ -61,6 +61,8 @@ CASES = {
         *MPICH, *GLOO,
         case('float32 ring', 'float32', algorithm='ring'),
         alone(case('float32 ring', 'float32', algorithm='ring')),
+        case('float32 direct', 'float32', algorithm='direct'),
+        alone(case('float32 direct', 'float32', algorithm='direct')),
         case('fp8 direct', 'fp8', algorithm='direct'),
         alone(case('fp8 direct', 'fp8', algorithm='direct')),
         case('int4 direct', 'int4', algorithm='direct'),
