@@ -122,7 +122,8 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False,
+        prog='python -m chainer_fp8pipe launch', usage=_USAGE,
+        description=_DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     ranks = environment.get('SLURM_NTASKS')
     parser.add_argument(

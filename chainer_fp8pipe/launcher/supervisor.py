@@ -93,7 +93,8 @@ class Supervisor:
         finally:
             self._hosts.close()
         say(f'gives up: {self._policy.verdict}')
-        console.show(table(self._ended))
+        if len(self._ended) > 1:
+            console.show(table(self._ended))
         return code if 0 < code <= _LAST_CODE else 1
 
     def _start(self, shares: Sequence[Share]) -> tuple[int, float]:
