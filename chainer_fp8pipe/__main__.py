@@ -7,8 +7,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from .launcher import launch_command
-
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
     'bench': ('bench.command', 'add_bench'),
@@ -22,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ['launch']:
-        # The launcher is no rank, which importing the others would make it.
+        # The launcher is no rank, which importing the others would make it,
+        # and ranks need not wait for what it needs.
+        from .launcher import launch_command
         sys.exit(launch_command.main(given[1:]))
     _run_on_ranks(given)
 

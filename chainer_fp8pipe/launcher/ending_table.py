@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_HEAD = ('start', 'at', 'ranks', 'from update', 'ran', 'ended by')
+_HEAD = ('start', 'at', 'ranks', 'updates', 'ran', 'ended by')
 
 
 class EndedStart(NamedTuple):
@@ -13,7 +13,8 @@ class EndedStart(NamedTuple):
 
     at: float               # time.time() of its start
     ranks: int
-    update: int | None      # the first that was done; None: none
+    first: int | None       # update that was done; None: none
+    latest: int | None      # that is known
     seconds: float          # that it ran
     cause: str
 
@@ -32,8 +33,9 @@ def table(starts: Sequence[EndedStart]) -> str:
     rows = [_HEAD, *(
         (str(number), time.strftime('%m-%d %H:%M:%S',
                                     time.localtime(start.at)),
-         str(start.ranks), 'none' if start.update is None
-         else str(start.update), said_seconds(start.seconds), start.cause)
+         str(start.ranks), 'none' if start.first is None
+         else f'{start.first}-{start.latest}', said_seconds(start.seconds),
+         start.cause)
         for number, start in enumerate(starts, 1))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ''.join('  '.join(

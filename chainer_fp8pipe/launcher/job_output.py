@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import re
 
-from ..report.going_on import GOES_ON
+from ..report.going_on import UPDATED
 
-_UPDATE = re.compile(re.escape(GOES_ON) + r'(\d+) is done')
+_UPDATE = re.compile(re.escape(UPDATED) + r'(\d+)')
 _WITNESS = re.compile(r'chainer_fp8pipe: (.*) in the middle of the job ')
 _STALLED = re.compile(r'chainer_fp8pipe: (.*\bstalled\b.*)')
 _FAILED = re.compile(r'(rank \d+ of \d+) failed, ending all:')
@@ -19,6 +19,7 @@ class JobOutput:
 
     Attributes:
         update: The first update that was finished; None before.
+        latest: The latest one that is known.
         dead: What the witness says about the rank that died; ''.
         stalled: The line about a job that makes no progress; ''.
         failed: The rank that raised an exception; ''.
@@ -27,6 +28,7 @@ class JobOutput:
 
     def __init__(self) -> None:
         self.update: int | None = None
+        self.latest: int | None = None
         self.dead = self.stalled = self.failed = self.error = ''
         self._line = ''         # that is not complete yet
         self._shown = 0         # characters of it that were handed on
@@ -34,7 +36,7 @@ class JobOutput:
     def feed(self, text: str) -> str:
         """Takes the next piece of output; returns what the user shall see.
 
-        That is everything but the line with :data:`.GOES_ON`.  Pieces of
+        That is everything but lines with :data:`.UPDATED`.  Pieces of
         lines are handed on at once, as a progress bar never ends its line.
         """
         shown = []
@@ -46,7 +48,7 @@ class JobOutput:
             self._shown = 0
         if len(last) > _LONGEST:
             last, self._shown = last[self._shown:], 0
-        if not GOES_ON.startswith(last[:len(GOES_ON)]):
+        if not UPDATED.startswith(last[:len(UPDATED)]):
             shown.append(last[self._shown:])
             self._shown = len(last)
         self._line = last
@@ -55,9 +57,10 @@ class JobOutput:
     def _look(self, line: str) -> bool:
         """Finds what a line says; False if it is for the launcher only."""
         if found := _UPDATE.search(line):
+            self.latest = int(found[1])
             if self.update is None:
-                self.update = int(found[1])
-            return not line.startswith(GOES_ON)
+                self.update = self.latest
+            return not line.startswith(UPDATED)
         if found := _WITNESS.search(line):
             self.dead = self.dead or found[1]
         elif found := _STALLED.search(line):

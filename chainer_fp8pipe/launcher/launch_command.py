@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..planning.intervals import parse_interval
+from ..planning.trigger_intervals import parse_interval
 from ..report.going_on import LAUNCHED
 from .guard import Guard
 from .hosts import Share, command_probe, read_hosts, slurm_hosts, tcp_answers

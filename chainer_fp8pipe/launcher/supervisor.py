@@ -126,10 +126,13 @@ class Supervisor:
             self._hosts.wants_all_back)
         self._ended.append(EndedStart(
             at, sum(share.ranks for share in shares), start.output.update,
-            time.monotonic() - began, ending.cause))
+            start.output.latest, time.monotonic() - began, ending.cause))
         if code or self._hosts.wants_all_back:
             say(f'start {len(self._ended)} has ended after '
-                f'{said_seconds(self._ended[-1].seconds)}: {ending.cause}')
+                f'{said_seconds(self._ended[-1].seconds)}'
+                + ('' if start.output.latest is None else
+                   f', at update {start.output.latest} or later')
+                + f': {ending.cause}')
         return code, self._policy.after(ending)
 
     def _has_progressed(self, start: OneStart, before: SavedProgress) -> bool:

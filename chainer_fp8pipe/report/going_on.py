@@ -1,4 +1,4 @@
-"""How rank 0 tells a launcher that the training goes on.
+"""How rank 0 tells a launcher how far the training is.
 
 The launcher knows nothing of ranks but their output and their end.
 """
@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 #: The environment variable that ranks have if a launcher has started them.
 LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
-#: Begins the line about the first update after a start.
-GOES_ON = 'chainer_fp8pipe run: goes on: update '
+#: Begins a line about an update that is done; its number follows.
+UPDATED = 'chainer_fp8pipe run: done with update '
+
+_SECONDS = 0.5          # between lines
 
 
 def is_launched() -> bool:
@@ -18,8 +21,16 @@ def is_launched() -> bool:
     return LAUNCHED in os.environ
 
 
-def say_that_it_goes_on(update: int) -> None:
-    """Tells the launcher that an update is done, the first since the start.
-    """
-    sys.stderr.write(f'{GOES_ON}{update} is done\n')
-    sys.stderr.flush()
+class LauncherLine:
+    """Tells the launcher of updates: the first one, and one now and then."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def say(self, update: int) -> None:
+        """Call it after each update, with its number."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _SECONDS
+            # In one piece, so that it is a line also among others' output.
+            sys.stderr.write(f'{UPDATED}{update}\n')
+            sys.stderr.flush()

@@ -17,10 +17,10 @@ def test_a_time_is_said_in_words(seconds, said):
 
 def test_each_start_has_a_row():
     head, first, second = table([
-        EndedStart(0, 8, 1, 100, 'rank 1 was killed'),
-        EndedStart(0, 16, None, 2, 'exit code 3')]).splitlines()
-    assert head.split() == ['start', 'at', 'ranks', 'from', 'update', 'ran',
-                            'ended', 'by']
+        EndedStart(0, 8, 1, 90, 100, 'rank 1 was killed'),
+        EndedStart(0, 16, None, None, 2, 'exit code 3')]).splitlines()
+    assert head.split() == ['start', 'at', 'ranks', 'updates', 'ran', 'ended',
+                            'by']
     assert first.startswith('    1')
-    assert first.endswith('  8            1  1 min 40 s  rank 1 was killed')
-    assert second.endswith('     16         none       2.0 s  exit code 3')
+    assert first.endswith('      8     1-90  1 min 40 s  rank 1 was killed')
+    assert second.endswith('     16     none       2.0 s  exit code 3')

@@ -1,11 +1,11 @@
 """What ranks say that the launcher acts upon."""
 from chainer_fp8pipe.launcher.job_output import JobOutput
-from chainer_fp8pipe.report.going_on import GOES_ON
+from chainer_fp8pipe.report.going_on import UPDATED
 
 import pytest
 
 LINES = f'''chainer_fp8pipe: communicator 'fp8' in place of 'naive'
-{GOES_ON}51 is done
+{UPDATED}51
 
 chainer_fp8pipe: rank 1 of 4 (worker), process 7 on host h, was killed by \
 SIGKILL in the middle of the job (08:22:52.328825)
@@ -37,7 +37,7 @@ def test_the_launcher_learns_of_updates_and_deaths(size):
     assert output.dead == ('rank 1 of 4 (worker), process 7 on host h, was '
                            'killed by SIGKILL')
     assert output.failed == output.error == output.stalled == ''
-    assert shown == LINES.replace(f'{GOES_ON}51 is done\n', '')
+    assert shown == LINES.replace(f'{UPDATED}51\n', '')
 
 
 def test_the_last_error_of_a_traceback_is_the_exception():
@@ -51,7 +51,7 @@ def test_a_progress_bar_is_shown_as_it_comes():
     output = JobOutput()
     assert output.feed('12 %\r') == '12 %\r'
     assert output.feed('13 %\r') == '13 %\r'
-    assert output.feed(f'{GOES_ON}5 is done\n') == f'{GOES_ON}5 is done\n'
+    assert output.feed(f'{UPDATED}5\n') == f'{UPDATED}5\n'
     assert output.update == 5
     assert output.feed('chainer_fp8') == ''
     assert output.feed('pipe is no message\nand') == (
@@ -60,5 +60,5 @@ def test_a_progress_bar_is_shown_as_it_comes():
 
 def test_only_the_first_update_is_that_after_the_start():
     output = JobOutput()
-    output.feed(f'{GOES_ON}5 is done\n{GOES_ON}9 is done\n')
-    assert output.update == 5
+    output.feed(f'{UPDATED}5\n{UPDATED}9\n')
+    assert (output.update, output.latest) == (5, 9)

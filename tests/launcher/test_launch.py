@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chainer_fp8pipe.launcher import host_watch, launch_command, one_start
 from chainer_fp8pipe.launcher.launch_command import main, split_arguments
-from chainer_fp8pipe.report.going_on import GOES_ON, LAUNCHED
+from chainer_fp8pipe.report.going_on import LAUNCHED, UPDATED
 
 import pytest
 
@@ -19,7 +19,7 @@ FAKE = Path(__file__).parent / 'fake_mpiexec.py'
 DIES = 'raise SystemExit(9)'
 RAISES = f'''
 import sys
-sys.stderr.write("{GOES_ON}7 is done\\n")
+sys.stderr.write("{UPDATED}7\\n")
 sys.exit("rank 1 of 2 failed, ending all:\\nTraceback\\nKeyError: 'x'")
 '''
 KILLED = ('rank 1 of 2 (worker), process 7 on host h, was killed by SIGKILL')
@@ -208,7 +208,7 @@ raise SystemExit(9 if made < 8 else 0)
 def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
         launch, tmp_path):
     code, said = launch(*(
-        f'import sys; sys.stderr.write("{GOES_ON}{update} is done\\n"); '
+        f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
         'sys.exit(9)' for update in (1, 5, 9)), '', options=(
             '-n', '2', '--restarts', '0'))
     assert code == 0

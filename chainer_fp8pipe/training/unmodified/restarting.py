@@ -1,10 +1,11 @@
 """Gives an unmodified script snapshots, and has it go on from the newest."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from chainer.training.extensions import _snapshot
@@ -12,8 +13,8 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...intercept.training_objects import Originals
-from ...planning.intervals import Interval
-from ...report.going_on import is_launched, say_that_it_goes_on
+from ...planning.trigger_intervals import Interval
+from ...report.going_on import LauncherLine, is_launched
 from ..extensions.snapshot import Snapshot, find_snapshots, resume
 from .extensions import Followed
 
@@ -65,8 +66,8 @@ class Restartable(Originals):
         self._trainers += 1
         if self._directory is not None:
             self._add_snapshots(trainer, self._directory)
-        if is_launched() and self._trainers == 1:
-            with _FirstUpdate(trainer.updater, self._comm.rank == 0):
+        if is_launched() and self._comm.rank == 0:
+            with _telling_the_launcher(trainer.updater):
                 original(trainer, *args, **kwargs)
         else:
             original(trainer, *args, **kwargs)
@@ -146,23 +147,16 @@ class _Elsewhere:
         return getattr(self._trainer, name)
 
 
-class _FirstUpdate:
-    """A block in which the launcher is told of an updater's first update."""
+@contextlib.contextmanager
+def _telling_the_launcher(updater: Any) -> Iterator[None]:
+    """A block in which the launcher is told of an updater's updates."""
+    update, line = updater.update, LauncherLine()
 
-    def __init__(self, updater: Any, is_told_by_this_rank: bool) -> None:
-        self._updater, self._tells = updater, is_told_by_this_rank
-
-    def __enter__(self) -> None:
-        if not self._tells:
-            return
-        update, updater = self._updater.update, self._updater
-
-        def first() -> None:
-            update()
-            if self._tells:
-                self._tells = False
-                say_that_it_goes_on(updater.iteration)
-        updater.update = first
-
-    def __exit__(self, *exception: object) -> None:
-        vars(self._updater).pop('update', None)
+    def update_and_tell() -> None:
+        update()
+        line.say(updater.iteration)
+    updater.update = update_and_tell
+    try:
+        yield
+    finally:
+        del updater.update
