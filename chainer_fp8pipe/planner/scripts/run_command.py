@@ -16,8 +16,8 @@ from ...communicators import create_communicator
 from ...communicators.factory import CHAINERMN
 from ...communicators.options import FAMILIES, make_options, parse_option
 from ...pipeline.schedules.schedule import SCHEDULES
-from ...planning.trigger_intervals import parse_interval
 from ...planning.sizes import parse_bytes
+from ...planning.trigger_intervals import parse_interval
 from ...report.going_on import is_launched
 from ...training.unmodified.launch import launch, only_rank_0_prints
 

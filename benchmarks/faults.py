@@ -1,0 +1,215 @@
+"""Injects faults into jobs under ``launch``: what is lost, and how long?
+
+    python benchmarks/faults.py --faults 60 --seed 1
+
+Three jobs: the digits example with fp8, a pipeline of 2 stages and 2
+replicas, and an unmodified ChainerMN script.  While one trains, faults happen
+at random moments; then it may end, and its model is compared with that of a
+run that nothing happened to.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.environment import describe, environment  # noqa: E402
+from benchmarks.faults_kinds import FAULTS  # noqa: E402
+from benchmarks.faults_run import JOBS, FaultyRun  # noqa: E402
+
+_DEADLINE = 120.0       # seconds until a job must train again
+_TO_THE_END = 300.0     # until one that nothing happens to must be through
+_MOMENT = 0.2, 2.5      # seconds of training before a fault, drawn evenly
+_PER_RUN = 4            # faults at most
+
+_TRAINS = r'trains: update (\d+) is done'
+_ENDED = (r'start \d+ has ended after [^:,]+(?:, at update (\d+) or later)?'
+          r': (.*)')
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    # So that a campaign that is ended leaves no job behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    kinds = options.kinds or [name for name, fault in FAULTS.items()
+                              if not fault.needs]
+    draw = random.Random(options.seed)
+    undisturbed = {name: _undisturbed(name) for name in options.jobs}
+    faults: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    print(describe(), flush=True)
+    while len(faults) < options.faults:
+        name = options.jobs[len(runs) % len(options.jobs)]
+        # Each kind comes as often as any other.
+        count = min(_PER_RUN, options.faults - len(faults))
+        planned = [kinds[(len(faults) + more) % len(kinds)]
+                   for more in range(count)]
+        happened, found = _campaign(name, planned, undisturbed[name], draw,
+                                    options.launch_options)
+        faults += happened
+        runs.append(found)
+        print(f'{len(faults)} faults: {found}', file=sys.stderr, flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps({
+                **environment(), 'faults': faults, 'runs': runs}))
+    print(table(faults, runs))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--faults', type=int, default=24, metavar='N',
+                        help='of all kinds together (default: 24)')
+    parser.add_argument('--seed', type=int, default=0,
+                        help='of moments and ranks (default: 0)')
+    parser.add_argument('--jobs', type=lambda text: text.split(','),
+                        default=list(JOBS), metavar='NAME,...',
+                        help=f'of {", ".join(JOBS)} (default: all)')
+    parser.add_argument(
+        '--kinds', type=lambda text: text.split(','), metavar='NAME,...',
+        help=f'of {", ".join(FAULTS)} (default: all that need no option of '
+        'launch)')
+    parser.add_argument(
+        '--launch-options', type=lambda text: text.split(), default=[],
+        metavar='WORDS', help="more options of launch, such as '--stall 5'")
+    parser.add_argument('--json', metavar='FILE',
+                        help='write the raw data there')
+    return parser
+
+
+def _undisturbed(name: str) -> dict[str, bytes]:
+    """The model of a run that nothing happens to."""
+    run = FaultyRun(JOBS[name])
+    try:
+        code = run.launcher.wait(_TO_THE_END)
+        bits = run.bits()
+        if code or not bits:
+            raise SystemExit(f'{name} does not run undisturbed:\n' + ''.join(
+                line.text for line in run.lines))
+        return bits
+    finally:
+        run.close()
+
+
+def _campaign(name: str, kinds: Sequence[str], wanted: dict[str, bytes],
+              draw: random.Random, options: Sequence[str]
+              ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One run with faults; what came of each, and of the run."""
+    run = FaultyRun(JOBS[name], options=options)
+    faults: list[dict[str, Any]] = []
+    try:
+        place = 0
+        for kind in kinds:
+            trains = run.wait(_TRAINS, place, _DEADLINE)
+            if trains is None:
+                break
+            time.sleep(draw.uniform(*_MOMENT))
+            found, place = _one_fault(run, kind, draw, trains[0])
+            if found is None:
+                break           # it has ended before
+            faults.append({'job': name, 'kind': kind, **found})
+            if found['hangs']:
+                break
+        ended = run.wait_for_the_end(_TO_THE_END)
+        left = _left(run)
+        return faults, {
+            'job': name, 'faults': len(faults), 'ended': ended,
+            'code': run.launcher.poll(), 'bits': run.bits() == wanted,
+            'left': left, 'said': None if ended and not left and (
+                run.launcher.poll() == 0) else ''.join(
+                line.text for line in run.lines)}
+    finally:
+        run.close()
+
+
+def _one_fault(run: FaultyRun, kind: str, draw: random.Random, place: int
+               ) -> tuple[dict[str, Any] | None, int]:
+    """Injects a fault, and waits until the job trains again."""
+    fault = FAULTS[kind]
+    if run.has_ended:
+        return None, place
+    expected = fault.inject(run, draw)
+    at = time.monotonic()
+    if not expected:
+        return None, place
+    if fault.kills_launcher:
+        run.wait_for_the_end(_DEADLINE)
+        while run.left() and time.monotonic() < at + _DEADLINE:
+            time.sleep(0.01)
+        detected, latest, cause = time.monotonic(), None, '-'
+        place = len(run.lines)
+        run.launch()
+    elif ended := run.wait(_ENDED, place, _DEADLINE):
+        place, line, match = ended
+        detected, latest, cause = line.at, match[1], match[2]
+    elif run.has_ended:
+        return None, place      # in order, before the fault was felt
+    else:
+        return {**dict.fromkeys(('detected', 'trains', 'lost')),
+                'hangs': True, 'named': False, 'cause': ''}, place
+    trains = run.wait(_TRAINS, place, _DEADLINE)
+    lost = None
+    if trains and latest:
+        # At least, as the launcher hears of updates twice a second only.
+        lost = max(int(latest) - int(trains[2][1]) + 1, 0)
+    return {'hangs': trains is None, 'detected': detected - at,
+            'trains': trains and trains[1].at - at, 'lost': lost,
+            'named': bool(re.search(expected, cause)),
+            'cause': cause}, place
+
+
+def _left(run: FaultyRun) -> list[str]:
+    """What is left a moment after the end."""
+    for _ in range(100):
+        if not run.left():
+            return []
+        time.sleep(0.05)
+    return run.left()
+
+
+def table(faults: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]
+          ) -> str:
+    """A row for each kind of fault, and a line about all runs."""
+    rows = [('fault', 'count', 'detected/s', 'p99', 'trains/s', 'p99',
+             'updates lost', 'hangs', 'named right')]
+    for kind in dict.fromkeys(fault['kind'] for fault in faults):
+        of_kind = [fault for fault in faults if fault['kind'] == kind]
+        rows.append((
+            kind, str(len(of_kind)), *_figures(of_kind, 'detected'),
+            *_figures(of_kind, 'trains'), _figures(of_kind, 'lost')[0],
+            str(sum(fault['hangs'] for fault in of_kind)),
+            str(sum(fault['named'] for fault in of_kind))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    good = sum(run['code'] == 0 and run['bits'] for run in runs)
+    return '\n'.join([
+        *('  '.join(cell.rjust(width) for cell, width in zip(
+            row, widths, strict=True)) for row in rows),
+        f'{len(runs)} runs, of which {good} ended with the undisturbed '
+        f"run's bits; {sum(bool(run['left']) for run in runs)} left "
+        'something behind'])
+
+
+def _figures(faults: Sequence[dict[str, Any]], name: str
+             ) -> tuple[str, str]:
+    """Median and 99th percentile."""
+    values = sorted(fault[name] for fault in faults
+                    if fault[name] is not None)
+    if not values:
+        return '-', '-'
+    high = values[min(len(values) - 1, int(0.99 * len(values)))]
+    return f'{statistics.median(values):.2f}', f'{high:.2f}'
+
+
+if __name__ == '__main__':
+    main()
