@@ -5,11 +5,13 @@
 Three jobs: the digits example with fp8, a pipeline of 2 stages and 2
 replicas, and an unmodified ChainerMN script.  While one trains, faults happen
 at random moments; then it may end, and its model is compared with that of a
-run that nothing happened to.
+run that nothing happened to.  --disk and --network, which need root, add
+faults of a small disk and of two hosts with links.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -17,14 +19,15 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.environment import describe, environment  # noqa: E402
-from benchmarks.faults_kinds import FAULTS  # noqa: E402
+from benchmarks.faults_kinds import FAULTS, Fault  # noqa: E402
+from benchmarks.faults_places import TwoHosts, small_disk  # noqa: E402
 from benchmarks.faults_run import JOBS, FaultyRun  # noqa: E402
 
 _DEADLINE = 120.0       # seconds until a job must train again
@@ -41,10 +44,27 @@ def main() -> None:
     options = _parser().parse_args()
     # So that a campaign that is ended leaves no job behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    kinds = options.kinds or [name for name, fault in FAULTS.items()
-                              if not fault.needs]
+    there = {'', *(name for name in ('disk', 'network', 'stall')
+                   if vars(options)[name])}
+    kinds = options.kinds or [
+        name for name, fault in FAULTS.items()
+        if set(fault.needs.split()) <= there and (
+            not options.network or not fault.kills_launcher)]
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(small_disk()) if options.disk else None
+        network = (stack.enter_context(TwoHosts(JOBS['script'].ranks))
+                   if options.network else None)
+        _inject(options, kinds, lambda name: FaultyRun(
+            JOBS[name], parent, ['--stall', options.stall]
+            if options.stall else [], network))
+
+
+def _inject(options: argparse.Namespace, kinds: Sequence[str],
+            start: Callable[[str], FaultyRun]) -> None:
+    """The campaign: runs with faults, until there are enough."""
     draw = random.Random(options.seed)
-    undisturbed = {name: _undisturbed(name) for name in options.jobs}
+    undisturbed = {name: _undisturbed(start(name))
+                   for name in options.jobs}
     faults: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     print(describe(), flush=True)
@@ -54,8 +74,8 @@ def main() -> None:
         count = min(_PER_RUN, options.faults - len(faults))
         planned = [kinds[(len(faults) + more) % len(kinds)]
                    for more in range(count)]
-        happened, found = _campaign(name, planned, undisturbed[name], draw,
-                                    options.launch_options)
+        happened, found = _campaign(start(name), name, planned,
+                                    undisturbed[name], draw)
         faults += happened
         runs.append(found)
         print(f'{len(faults)} faults: {found}', file=sys.stderr, flush=True)
@@ -78,35 +98,36 @@ def _parser() -> argparse.ArgumentParser:
                         help=f'of {", ".join(JOBS)} (default: all)')
     parser.add_argument(
         '--kinds', type=lambda text: text.split(','), metavar='NAME,...',
-        help=f'of {", ".join(FAULTS)} (default: all that need no option of '
-        'launch)')
-    parser.add_argument(
-        '--launch-options', type=lambda text: text.split(), default=[],
-        metavar='WORDS', help="more options of launch, such as '--stall 5'")
+        help=f'of {", ".join(FAULTS)} (default: all that are possible)')
+    parser.add_argument('--stall', metavar='SECONDS',
+                        help='also faults that only a stall shows')
+    parser.add_argument('--disk', action='store_true',
+                        help='also a full disk; needs root')
+    parser.add_argument('--network', action='store_true',
+                        help='the ranks are on two hosts; also faults of '
+                        'links and hosts; needs root')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw data there')
     return parser
 
 
-def _undisturbed(name: str) -> dict[str, bytes]:
+def _undisturbed(run: FaultyRun) -> dict[str, bytes]:
     """The model of a run that nothing happens to."""
-    run = FaultyRun(JOBS[name])
     try:
         code = run.launcher.wait(_TO_THE_END)
         bits = run.bits()
         if code or not bits:
-            raise SystemExit(f'{name} does not run undisturbed:\n' + ''.join(
+            raise SystemExit('a job does not run undisturbed:\n' + ''.join(
                 line.text for line in run.lines))
         return bits
     finally:
         run.close()
 
 
-def _campaign(name: str, kinds: Sequence[str], wanted: dict[str, bytes],
-              draw: random.Random, options: Sequence[str]
+def _campaign(run: FaultyRun, name: str, kinds: Sequence[str],
+              wanted: dict[str, bytes], draw: random.Random
               ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One run with faults; what came of each, and of the run."""
-    run = FaultyRun(JOBS[name], options=options)
     faults: list[dict[str, Any]] = []
     try:
         place = 0
@@ -150,6 +171,9 @@ def _one_fault(run: FaultyRun, kind: str, draw: random.Random, place: int
         detected, latest, cause = time.monotonic(), None, '-'
         place = len(run.lines)
         run.launch()
+    elif fault.lasts and (later := _survives(run, fault, place)):
+        return {'hangs': False, 'detected': None, 'trains': later - at,
+                'lost': 0, 'named': True, 'cause': 'survived'}, place
     elif ended := run.wait(_ENDED, place, _DEADLINE):
         place, line, match = ended
         detected, latest, cause = line.at, match[1], match[2]
@@ -167,6 +191,23 @@ def _one_fault(run: FaultyRun, kind: str, draw: random.Random, place: int
             'trains': trains and trains[1].at - at, 'lost': lost,
             'named': bool(re.search(expected, cause)),
             'cause': cause}, place
+
+
+def _survives(run: FaultyRun, fault: Fault, place: int) -> float:
+    """When the next snapshot came after a fault; 0.0 if the job has died.
+
+    Or if the job is through, or nothing comes of it in time.
+    """
+    end = time.monotonic() + fault.lasts
+    before = run.newest()
+    while time.monotonic() < end + _DEADLINE and not run.has_ended:
+        if run.wait(_ENDED, place, 0.05):
+            break
+        if time.monotonic() < end:
+            before = run.newest()
+        elif run.newest() != before:
+            return time.monotonic()
+    return 0.0
 
 
 def _left(run: FaultyRun) -> list[str]:

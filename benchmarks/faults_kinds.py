@@ -1,16 +1,21 @@
 """The faults that a campaign injects."""
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
 import signal
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.faults_run import FaultyRun
 
 _SMALL = 1 << 20        # bytes that a rank may have: none more than it has
+_DISK_FULL = 3.0        # seconds
+_SLOW_LINK = 5.0
+_BOOT = 20.0            # that a lost host needs to come back
 
 
 class Fault(NamedTuple):
@@ -20,11 +25,14 @@ class Fault(NamedTuple):
         inject: Does it; returns a pattern of what must be named as the
             cause, or '' if there was nobody to do it to.
         kills_launcher: Whether somebody must launch the job again.
-        needs: What must be there besides this package.
+        lasts: Seconds of something that a job may survive.
+        needs: What must be there: '', 'stall' (an option of ``launch``),
+            'disk' or 'network'.
     """
 
     inject: Callable[[FaultyRun, random.Random], str]
     kills_launcher: bool = False
+    lasts: float = 0.0
     needs: str = ''
 
 
@@ -82,6 +90,44 @@ def _flip(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
+def _fill_disk(run: FaultyRun, draw: random.Random) -> str:
+    path = run.folder / 'filler'
+    with contextlib.suppress(OSError), open(path, 'wb', 0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    threading.Timer(_DISK_FULL, path.unlink).start()
+    return 'No space left'
+
+
+def _cut_link(seconds: float) -> Callable[[FaultyRun, random.Random], str]:
+    def inject(run: FaultyRun, draw: random.Random) -> str:
+        host, network = draw.randrange(2), run.network
+        network.set_link(host, False)
+        threading.Timer(seconds, network.set_link, [host, True]).start()
+        return '.'
+    return inject
+
+
+def _slow_link(run: FaultyRun, draw: random.Random) -> str:
+    host, network = draw.randrange(2), run.network
+    network.slow_down(host, True)
+    threading.Timer(_SLOW_LINK, network.slow_down, [host, False]).start()
+    return '.'
+
+
+def _lose_host(run: FaultyRun, draw: random.Random) -> str:
+    host, network = draw.randrange(2), run.network
+    network.set_link(host, False)
+    network.lose(host)
+    threading.Timer(_BOOT, network.set_link, [host, True]).start()
+    return '.'
+
+
+def _restart_host(run: FaultyRun, draw: random.Random) -> str:
+    run.network.lose(draw.randrange(2))
+    return '.'
+
+
 FAULTS = {
     'SIGKILL': Fault(_to_a_rank(signal.SIGKILL, 'SIGKILL')),
     'SIGSEGV': Fault(_to_a_rank(signal.SIGSEGV, 'SIGSEGV')),
@@ -91,6 +137,12 @@ FAULTS = {
     'launcher': Fault(_kill_launcher, kills_launcher=True),
     'truncated': Fault(_damaged(_cut)),
     'bit flips': Fault(_damaged(_flip)),
-    'SIGSTOP': Fault(_to_a_rank(signal.SIGSTOP, ''), needs='--stall'),
-    'collective': Fault(_to_a_rank(signal.SIGUSR2, ''), needs='--stall'),
+    'SIGSTOP': Fault(_to_a_rank(signal.SIGSTOP, ''), needs='stall'),
+    'collective': Fault(_to_a_rank(signal.SIGUSR2, ''), needs='stall'),
+    'disk full': Fault(_fill_disk, lasts=_DISK_FULL, needs='disk'),
+    'link 1 s': Fault(_cut_link(1.0), lasts=1.0, needs='network'),
+    'link slow': Fault(_slow_link, lasts=_SLOW_LINK, needs='network'),
+    'host reset': Fault(_restart_host, needs='network'),
+    'link 60 s': Fault(_cut_link(60.0), lasts=60.0, needs='network stall'),
+    'host lost': Fault(_lose_host, needs='network stall'),
 }

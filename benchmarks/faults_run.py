@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from chainer_fp8pipe.launcher.leftovers import marked
 
 import numpy
+
+from benchmarks.faults_places import TwoHosts
 
 _ROOT = Path(__file__).parent.parent
 _INSIDE = _ROOT / 'benchmarks' / 'faults_inside'
@@ -69,9 +71,7 @@ class FaultyRun:
         job: What is launched.
         parent: Where the folder is made.
         options: More options of ``launch``.
-        inside: Turns the launcher's command line into one that runs it
-            elsewhere.
-        environment: More variables.
+        network: On which the ranks are; None: here.
 
     Attributes:
         folder: With ``out``, where the results are, and ``tmp``.
@@ -80,16 +80,16 @@ class FaultyRun:
     """
 
     def __init__(self, job: FaultyJob, parent: str | None = None,
-                 options: Sequence[str] = (), inside=list,
-                 environment: Mapping[str, str] | None = None) -> None:
-        self.job = job
+                 options: Sequence[str] = (),
+                 network: TwoHosts | None = None) -> None:
+        self.job, self.network = job, network
         self.folder = Path(tempfile.mkdtemp(prefix='faults-', dir=parent))
         (self.folder / 'tmp').mkdir()
         self.mark = f'{_MARK}={uuid.uuid4().hex}'
         self.lines: list[Line] = []
         self.has_ended = False
-        self._options, self._inside = options, inside
-        self._environment = dict(environment or {})
+        self._options = [*options, *(
+            network.launch_options(str(self.folder)) if network else ())]
         self._more = threading.Condition()
         self.launch()
 
@@ -98,20 +98,22 @@ class FaultyRun:
         self.has_ended = False
         out = str(self.folder / 'out')
         name, _, value = self.mark.partition('=')
+        command = [
+            sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n',
+            str(self.job.ranks), '--snapshots', self.snapshots,
+            *self._options,
+            *(word.replace('{out}', out) for word in self.job.arguments)]
         self.launcher = subprocess.Popen(
-            self._inside([
-                sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n',
-                str(self.job.ranks), '--snapshots', self.snapshots,
-                *self._options,
-                *(word.replace('{out}', out) for word in self.job.arguments)
-            ]), cwd=_ROOT, stdin=subprocess.DEVNULL,
+            self.network.beside(command) if self.network else command,
+            cwd=_ROOT, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             errors='replace', env={
                 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
                 'MPIR_CVAR_ENABLE_HEAVY_YIELD': '1', **os.environ,
                 'PYTHONPATH': f'{_INSIDE}:{_ROOT}',
                 'TMPDIR': str(self.folder / 'tmp'), name: value,
-                **self._environment})
+                **(self.network.launcher_environment() if self.network
+                   else {})})
         threading.Thread(target=self._read, args=[self.launcher],
                          daemon=True).start()
 
