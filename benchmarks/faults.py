@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -68,12 +69,11 @@ def _inject(options: argparse.Namespace, kinds: Sequence[str],
     faults: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     print(describe(), flush=True)
+    turns = itertools.cycle(kinds)      # each comes as often as any other
     while len(faults) < options.faults:
         name = options.jobs[len(runs) % len(options.jobs)]
-        # Each kind comes as often as any other.
-        count = min(_PER_RUN, options.faults - len(faults))
-        planned = [kinds[(len(faults) + more) % len(kinds)]
-                   for more in range(count)]
+        planned = list(itertools.islice(
+            turns, min(_PER_RUN, options.faults - len(faults))))
         happened, found = _campaign(start(name), name, planned,
                                     undisturbed[name], draw)
         faults += happened

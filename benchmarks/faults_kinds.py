@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.faults_run import FaultyRun
 
-_SMALL = 1 << 20        # bytes that a rank may have: none more than it has
+_MORE = 1 << 28         # bytes of addresses until there is no memory
 _DISK_FULL = 3.0        # seconds
 _SLOW_LINK = 5.0
 _BOOT = 20.0            # that a lost host needs to come back
@@ -53,7 +53,10 @@ def _short_of_memory(run: FaultyRun, draw: random.Random) -> str:
     if len(ranks) < run.job.ranks:
         return ''
     rank = draw.choice(sorted(ranks))
-    resource.prlimit(ranks[rank], resource.RLIMIT_AS, (_SMALL, _SMALL))
+    with open(f'/proc/{ranks[rank]}/statm') as file:
+        limit = int(file.read().split()[0]) * resource.getpagesize() + _MORE
+    resource.prlimit(ranks[rank], resource.RLIMIT_AS, (limit, limit))
+    os.kill(ranks[rank], signal.SIGXCPU)
     # An error of Python's, or the end in a library that cannot go on.
     return rf'rank {rank} of {run.job.ranks}\b'
 
