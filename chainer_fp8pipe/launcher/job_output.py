@@ -7,7 +7,9 @@ from ..report.going_on import UPDATED
 
 _UPDATE = re.compile(re.escape(UPDATED) + r'(\d+)')
 _WITNESS = re.compile(r'chainer_fp8pipe: (.*) in the middle of the job ')
-_STALLED = re.compile(r'chainer_fp8pipe: (.*\bstalled\b.*)')
+_STALLED = re.compile(r'chainer_fp8pipe: (the job stands still: .*)')
+#: Follows where that is no mere warning.
+_STALL_ENDS = 'ending all ranks with exit code 75'
 _FAILED = re.compile(r'(rank \d+ of \d+) failed, ending all:')
 #: The last line of a traceback.
 _ERROR = re.compile(r'([A-Za-z_][\w.]*(?:: .*)?)')
@@ -21,7 +23,8 @@ class JobOutput:
         update: The first update that was finished; None before.
         latest: The latest one that is known.
         dead: What the witness says about the rank that died; ''.
-        stalled: The line about a job that makes no progress; ''.
+        stalled: The line about a job that stands still, and that ranks end
+            therefore; ''.
         failed: The rank that raised an exception; ''.
         error: That exception.
     """
@@ -30,6 +33,7 @@ class JobOutput:
         self.update: int | None = None
         self.latest: int | None = None
         self.dead = self.stalled = self.failed = self.error = ''
+        self._still = ''        # about a job that stands still
         self._line = ''         # that is not complete yet
         self._shown = 0         # characters of it that were handed on
 
@@ -64,7 +68,9 @@ class JobOutput:
         if found := _WITNESS.search(line):
             self.dead = self.dead or found[1]
         elif found := _STALLED.search(line):
-            self.stalled = self.stalled or found[1]
+            self._still = found[1]
+        elif _STALL_ENDS in line:
+            self.stalled = self._still
         elif found := _FAILED.search(line):
             self.failed = self.failed or found[1]
         elif self.failed and (found := _ERROR.fullmatch(line)):

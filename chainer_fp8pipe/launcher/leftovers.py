@@ -123,6 +123,9 @@ def _guard(pipe: int, mark: str) -> None:
         signal.signal(number, signal.SIG_IGN)   # the launcher says when
     since = time.time()
     if not os.read(pipe, len(GOODBYE)):
+        with contextlib.suppress(OSError):
+            os.write(2, b'chainer_fp8pipe launch: the launcher was killed; '
+                     b'its job is ended\n')
         end_job(mark)
         remove_segments(since)
 

@@ -53,6 +53,7 @@ class OneStart:
         assert self._process.stderr
         self._errors = self._process.stderr.fileno()
         os.set_blocking(self._errors, False)
+        self._watched = [self._errors, interrupts.wakes]
 
     def watch(self, tick: Callable[[], bool]) -> int:
         """Waits for the end of the job, and clears up after it.
@@ -65,8 +66,7 @@ class OneStart:
         """
         try:
             while self._process.poll() is None:
-                select.select([self._errors, self._interrupts.wakes], [], [],
-                              _TICK)
+                select.select(self._watched, [], [], _TICK)
                 self._interrupts.clear()
                 self._relay()
                 self._hand_on()
@@ -84,6 +84,7 @@ class OneStart:
             while piece := os.read(self._errors, _PIECE):
                 if text := self.output.feed(self._decoder.decode(piece)):
                     self._show(text)
+            self._watched = [self._interrupts.wakes]    # it is closed
 
     def _hand_on(self) -> None:
         """Hands a signal on once; a second one ends everything."""

@@ -123,7 +123,7 @@ class Supervisor:
         code = start.watch(tick)
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
-            self._hosts.wants_all_back)
+            self._hosts.wants_all_back, bool(shares[0].host))
         self._ended.append(EndedStart(
             at, sum(share.ranks for share in shares), start.output.update,
             start.output.latest, time.monotonic() - began, ending.cause))

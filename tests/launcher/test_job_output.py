@@ -62,3 +62,14 @@ def test_only_the_first_update_is_that_after_the_start():
     output = JobOutput()
     output.feed(f'{UPDATED}5\n{UPDATED}9\n')
     assert (output.update, output.latest) == (5, 9)
+
+
+@pytest.mark.parametrize('ends', [True, False])
+def test_a_job_that_stands_still_has_died_if_ranks_end_it(ends):
+    output = JobOutput()
+    still = ('the job stands still: no rank has finished an update for 5 '
+             'seconds; rank 1 is stopped')
+    output.feed(f'chainer_fp8pipe: {still}\n')
+    if ends:
+        output.feed('ending all ranks with exit code 75\n')
+    assert output.stalled == (still if ends else '')

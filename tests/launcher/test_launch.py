@@ -215,6 +215,16 @@ def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
     assert len(commands(tmp_path)) == 4
 
 
+def test_a_job_that_closes_its_output_is_waited_for_in_peace(launch):
+    code, _ = launch('''
+import os, time
+os.close(2)
+time.sleep(1)
+raise SystemExit(0)
+''')
+    assert code == 0
+
+
 def test_what_hangs_after_a_rank_has_died_is_ended(launch, monkeypatch):
     """As Hydra does while a fork of the dead rank lives."""
     monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
