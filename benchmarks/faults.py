@@ -33,8 +33,6 @@ from benchmarks.faults_run import JOBS, FaultyRun  # noqa: E402
 
 _DEADLINE = 120.0       # seconds until a job must train again
 _TO_THE_END = 300.0     # until one that nothing happens to must be through
-_MOMENT = 0.2, 2.5      # seconds of training before a fault, drawn evenly
-_PER_RUN = 4            # faults at most
 
 _TRAINS = r'trains: update (\d+) is done'
 _ENDED = (r'start \d+ has ended after [^:,]+(?:, at update (\d+) or later)?'
@@ -57,7 +55,7 @@ def main() -> None:
                    if options.network else None)
         _inject(options, kinds, lambda name: FaultyRun(
             JOBS[name], parent, ['--stall', options.stall]
-            if options.stall else [], network))
+            if options.stall else [], network, options.length))
 
 
 def _inject(options: argparse.Namespace, kinds: Sequence[str],
@@ -73,9 +71,10 @@ def _inject(options: argparse.Namespace, kinds: Sequence[str],
     while len(faults) < options.faults:
         name = options.jobs[len(runs) % len(options.jobs)]
         planned = list(itertools.islice(
-            turns, min(_PER_RUN, options.faults - len(faults))))
-        happened, found = _campaign(start(name), name, planned,
-                                    undisturbed[name], draw)
+            turns, min(options.per_run, options.faults - len(faults))))
+        happened, found = _campaign(
+            start(name), name, planned, undisturbed[name],
+            lambda: draw.uniform(0.1, 1.9) * options.apart, draw)
         faults += happened
         runs.append(found)
         print(f'{len(faults)} faults: {found}', file=sys.stderr, flush=True)
@@ -99,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--kinds', type=lambda text: text.split(','), metavar='NAME,...',
         help=f'of {", ".join(FAULTS)} (default: all that are possible)')
+    parser.add_argument('--apart', type=float, default=1.3, metavar='SECONDS',
+                        help='from training to the next fault, in the mean '
+                        '(default: 1.3)')
+    parser.add_argument('--per-run', type=int, default=4, metavar='N',
+                        help='faults of a run, at most (default: 4)')
+    parser.add_argument('--length', type=int, default=1, metavar='N',
+                        help='jobs of N times as many updates (default: 1)')
     parser.add_argument('--stall', metavar='SECONDS',
                         help='also faults that only a stall shows')
     parser.add_argument('--disk', action='store_true',
@@ -111,21 +117,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _undisturbed(run: FaultyRun) -> dict[str, bytes]:
-    """The model of a run that nothing happens to."""
+def _undisturbed(run: FaultyRun) -> tuple[dict[str, bytes], float]:
+    """The model of a run that nothing happens to, and its seconds."""
     try:
-        code = run.launcher.wait(_TO_THE_END)
+        code = run.launcher.wait(_TO_THE_END * run.length)
         bits = run.bits()
         if code or not bits:
             raise SystemExit('a job does not run undisturbed:\n' + ''.join(
                 line.text for line in run.lines))
-        return bits
+        return bits, run.seconds()
     finally:
         run.close()
 
 
 def _campaign(run: FaultyRun, name: str, kinds: Sequence[str],
-              wanted: dict[str, bytes], draw: random.Random
+              undisturbed: tuple[dict[str, bytes], float],
+              moment: Callable[[], float], draw: random.Random
               ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One run with faults; what came of each, and of the run."""
     faults: list[dict[str, Any]] = []
@@ -135,18 +142,20 @@ def _campaign(run: FaultyRun, name: str, kinds: Sequence[str],
             trains = run.wait(_TRAINS, place, _DEADLINE)
             if trains is None:
                 break
-            time.sleep(draw.uniform(*_MOMENT))
+            time.sleep(moment())
             found, place = _one_fault(run, kind, draw, trains[0])
             if found is None:
                 break           # it has ended before
             faults.append({'job': name, 'kind': kind, **found})
             if found['hangs']:
                 break
-        ended = run.wait_for_the_end(_TO_THE_END)
+        ended = run.wait_for_the_end(_TO_THE_END * run.length)
         left = _left(run)
         return faults, {
             'job': name, 'faults': len(faults), 'ended': ended,
-            'code': run.launcher.poll(), 'bits': run.bits() == wanted,
+            'code': run.launcher.poll(),
+            'bits': run.bits() == undisturbed[0],
+            'speed': undisturbed[1] / max(run.seconds(), 1e-9),
             'left': left, 'said': None if ended and not left and (
                 run.launcher.poll() == 0) else ''.join(
                 line.text for line in run.lines)}
@@ -238,7 +247,9 @@ def table(faults: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]
             row, widths, strict=True)) for row in rows),
         f'{len(runs)} runs, of which {good} ended with the undisturbed '
         f"run's bits; {sum(bool(run['left']) for run in runs)} left "
-        'something behind'])
+        'something behind; speed '
+        f'{statistics.median(run["speed"] for run in runs):.2f} of the '
+        "undisturbed run's in the median"])
 
 
 def _figures(faults: Sequence[dict[str, Any]], name: str

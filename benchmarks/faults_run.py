@@ -28,7 +28,10 @@ _MARK = 'BENCHMARK_OF_FAULTS'
 
 
 class FaultyJob(NamedTuple):
-    """What is launched; ``{out}`` stands for the folder of results.
+    """What is launched.
+
+    ``{out}`` stands for the folder of results, and ``#12`` for 12 times how
+    long the campaign's jobs are.
 
     Attributes:
         ranks: Of the job.
@@ -44,15 +47,16 @@ class FaultyJob(NamedTuple):
 JOBS = {
     'digits': FaultyJob(4, [
         'examples/digits/train_digits.py', '--communicator', 'fp8',
-        '--resume', '--epoch', '12', '--link', '0', '--out', '{out}'],
+        '--resume', '--epoch', '#12', '--link', '0', '--out', '{out}'],
         '{out}/fp8'),
     'pipeline': FaultyJob(4, [
         'examples/pipeline/train_pipeline.py', '--pipeline', '2', '--resume',
-        '--epoch', '16', '--depth', '4', '--width', '128', '--out', '{out}'],
+        '--epoch', '#16', '--depth', '4', '--width', '128', '--out', '{out}'],
         '{out}'),
     'script': FaultyJob(4, [
         '--every', '20 iterations', '--communicator', 'fp8', '--warmup',
-        '50', 'benchmarks/faults_script.py', '--out', '{out}'],
+        '50', 'benchmarks/faults_script.py', '--updates', '#400', '--out',
+        '{out}'],
         '{out}/saved'),
 }
 
@@ -72,6 +76,7 @@ class FaultyRun:
         parent: Where the folder is made.
         options: More options of ``launch``.
         network: On which the ranks are; None: here.
+        length: How many times as long the job is as usual.
 
     Attributes:
         folder: With ``out``, where the results are, and ``tmp``.
@@ -81,8 +86,8 @@ class FaultyRun:
 
     def __init__(self, job: FaultyJob, parent: str | None = None,
                  options: Sequence[str] = (),
-                 network: TwoHosts | None = None) -> None:
-        self.job, self.network = job, network
+                 network: TwoHosts | None = None, length: int = 1) -> None:
+        self.job, self.network, self.length = job, network, length
         self.folder = Path(tempfile.mkdtemp(prefix='faults-', dir=parent))
         (self.folder / 'tmp').mkdir()
         self.mark = f'{_MARK}={uuid.uuid4().hex}'
@@ -102,7 +107,9 @@ class FaultyRun:
             sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n',
             str(self.job.ranks), '--snapshots', self.snapshots,
             *self._options,
-            *(word.replace('{out}', out) for word in self.job.arguments)]
+            *(word.replace('{out}', out) if word[0] != '#' else
+              str(int(word[1:]) * self.length)
+              for word in self.job.arguments)]
         self.launcher = subprocess.Popen(
             self.network.beside(command) if self.network else command,
             cwd=_ROOT, stdin=subprocess.DEVNULL,
@@ -166,6 +173,11 @@ class FaultyRun:
         """Waits for the launcher's end; False if it does not come in time."""
         with self._more:
             return self._more.wait_for(lambda: self.has_ended, seconds)
+
+    def seconds(self) -> float:
+        """From the first update to the last line."""
+        return next((self.lines[-1].at - line.at for line in self.lines
+                     if ': update' in line.text), 0.0)
 
     def bits(self) -> dict[str, bytes] | None:
         """The model's and optimizer's arrays at the end; None: no snapshot.
