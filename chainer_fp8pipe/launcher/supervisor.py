@@ -69,6 +69,7 @@ class Supervisor:
                                 job.multiple, job.probe, say)
         self._ended: list[EndedStart] = []
         self._furthest = -1     # first update of a start
+        self._trains = False    # the start that runs
 
     def run(self) -> int:
         """Runs the job to its end, however often it dies.
@@ -104,23 +105,12 @@ class Supervisor:
         say(f'start {len(self._ended) + 1}: {self._ranks_in_words(shares)}, '
             + self._origin(saved))
         began, at = time.monotonic(), time.time()
+        self._trains = False
         start = OneStart(
-            self._job.starter.command(shares, self._job.program, [
-                name for name in self._job.environment
-                if name.startswith('CHAINER_FP8PIPE_')] + [LAUNCHED]),
+            self._command(shares),
             {**self._job.environment, LAUNCHED: self._token},
             f'{LAUNCHED}={self._token}', self._interrupts, console.show)
-        announced = False
-
-        def tick() -> bool:
-            nonlocal announced
-            if start.output.update is not None and not announced:
-                announced = True
-                say(f'trains: update {start.output.update} is done, '
-                    f'{time.monotonic() - began:.1f} s after the start')
-            return self._hosts.look(
-                lambda: saved_progress(self._job.snapshots))
-        code = start.watch(tick)
+        code = start.watch(lambda: self._tick(start, began))
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
             self._hosts.wants_all_back, bool(shares[0].host))
@@ -134,6 +124,20 @@ class Supervisor:
                    f', at update {start.output.latest} or later')
                 + f': {ending.cause}')
         return code, self._policy.after(ending)
+
+    def _command(self, shares: Sequence[Share]) -> list[str]:
+        own = [name for name in self._job.environment
+               if name.startswith('CHAINER_FP8PIPE_')]
+        return self._job.starter.command(shares, self._job.program,
+                                         [*own, LAUNCHED])
+
+    def _tick(self, start: OneStart, began: float) -> bool:
+        """Says when the job trains; returns whether it is to end."""
+        if start.output.update is not None and not self._trains:
+            self._trains = True
+            say(f'trains: update {start.output.update} is done, '
+                f'{time.monotonic() - began:.1f} s after the start')
+        return self._hosts.look(lambda: saved_progress(self._job.snapshots))
 
     def _has_progressed(self, start: OneStart, before: SavedProgress) -> bool:
         """Whether the next start begins further on than this one."""
