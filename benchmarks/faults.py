@@ -120,9 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 def _undisturbed(run: FaultyRun) -> tuple[dict[str, bytes], float]:
     """The model of a run that nothing happens to, and its seconds."""
     try:
-        code = run.launcher.wait(_TO_THE_END * run.length)
+        run.wait_for_the_end(_TO_THE_END * run.length)
+        code = run.launcher.poll()
         bits = run.bits()
-        if code or not bits:
+        if code != 0 or not bits:
             raise SystemExit('a job does not run undisturbed:\n' + ''.join(
                 line.text for line in run.lines))
         return bits, run.seconds()
@@ -139,11 +140,13 @@ def _campaign(run: FaultyRun, name: str, kinds: Sequence[str],
     try:
         place = 0
         for kind in kinds:
-            trains = run.wait(_TRAINS, place, _DEADLINE)
-            if trains is None:
-                break
+            if not faults or faults[-1]['detected'] is not None:
+                trains = run.wait(_TRAINS, place, _DEADLINE)
+                if trains is None:
+                    break
+                place = trains[0]
             time.sleep(moment())
-            found, place = _one_fault(run, kind, draw, trains[0])
+            found, place = _one_fault(run, kind, draw, place)
             if found is None:
                 break           # it has ended before
             faults.append({'job': name, 'kind': kind, **found})

@@ -93,6 +93,7 @@ class FaultyRun:
         self.mark = f'{_MARK}={uuid.uuid4().hex}'
         self.lines: list[Line] = []
         self.has_ended = False
+        self._ended_at = 0.0
         self._options = [*options, *(
             network.launch_options(str(self.folder)) if network else ())]
         self._more = threading.Condition()
@@ -175,8 +176,8 @@ class FaultyRun:
             return self._more.wait_for(lambda: self.has_ended, seconds)
 
     def seconds(self) -> float:
-        """From the first update to the last line."""
-        return next((self.lines[-1].at - line.at for line in self.lines
+        """From the first update to the launcher's end."""
+        return next((self._ended_at - line.at for line in self.lines
                      if ': update' in line.text), 0.0)
 
     def bits(self) -> dict[str, bytes] | None:
@@ -214,5 +215,5 @@ class FaultyRun:
                 self._more.notify_all()
         launcher.wait()
         with self._more:
-            self.has_ended = True
+            self.has_ended, self._ended_at = True, time.monotonic()
             self._more.notify_all()
