@@ -55,7 +55,7 @@ JOBS = {
         '{out}'),
     'script': FaultyJob(4, [
         '--every', '20 iterations', '--communicator', 'fp8', '--warmup',
-        '50', 'benchmarks/faults_script.py', '--updates', '#400', '--out',
+        '50', 'benchmarks/faults_inside/unmodified.py', '--updates', '#400', '--out',
         '{out}'],
         '{out}/saved'),
 }

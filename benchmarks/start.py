@@ -23,7 +23,7 @@ from benchmarks.network.network import _mpiexec  # noqa: E402
 
 _ROOT = Path(__file__).parent.parent
 _RUN = ['-m', 'chainer_fp8pipe', 'run', '--communicator', 'fp8']
-_SCRIPT = str(_ROOT / 'benchmarks' / 'faults_script.py')
+_SCRIPT = str(_ROOT / 'benchmarks' / 'faults_inside' / 'unmodified.py')
 
 
 def main() -> None:

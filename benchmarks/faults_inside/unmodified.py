@@ -1,6 +1,6 @@
 """A ChainerMN script as users have it: it knows nothing of snapshots.
 
-It is one of the three jobs of ``faults.py``.
+It is one of the three jobs of the campaign of faults.
 """
 import argparse
 import time
