@@ -55,8 +55,8 @@ JOBS = {
         '{out}'),
     'script': FaultyJob(4, [
         '--every', '20 iterations', '--communicator', 'fp8', '--warmup',
-        '50', 'benchmarks/faults_inside/unmodified.py', '--updates', '#400', '--out',
-        '{out}'],
+        '50', 'benchmarks/faults_inside/unmodified.py', '--updates', '#400',
+        '--out', '{out}'],
         '{out}/saved'),
 }
 
