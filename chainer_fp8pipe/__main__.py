@@ -1,203 +1,55 @@
-"""The command line: ``python -m chainer_fp8pipe run``, ``plan``, ``bench``."""
+"""``python -m chainer_fp8pipe``: ``launch``, ``run``, ``plan``, ``bench``."""
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import functools
-import os
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from mpi4py import MPI
-
-from .bench.command import add_bench
-from .communicators import create_communicator
-from .communicators.factory import CHAINERMN
-from .communicators.options import FAMILIES, make_options, parse_option
-from .pipeline.schedules.schedule import SCHEDULES
-from .planner.scripts.plan_command import add_plan
-from .planner.scripts.planned_run import planned_run
-from .planning.sizes import parse_bytes
-from .training.unmodified import (
-    Options,
-    PipelineJob,
-    launch,
-    only_rank_0_prints,
-)
-
-_RUN = """
-Runs an unmodified ChainerMN script:
-
-    mpiexec -n 4 python -m chainer_fp8pipe run --communicator fp8 \\
-        --warmup 50 train_mnist.py --epoch 20
-
-Chainer is made to work on this Python before the script's first line.
-chainermn.create_communicator(...) inside it gives the communicator named
-here, whatever name the script passes; without --communicator, the one the
-script names, which may be one of this package's.
-
-With --pipeline, an unmodified Chainer script, which knows nothing of ranks,
-trains its model with its layers divided over N of them:
-
-    mpiexec -n 4 python -m chainer_fp8pipe run --pipeline 4 \\
-        --micro-batches 8 --memory '2 GiB' train_mnist.py --epoch 20
-
-Every rank runs the script; rank 0 says in what order the data come, prints
-and writes files.  The script's optimizer.setup(model), StandardUpdater,
-Trainer, Evaluator, LogReport, PrintReport, PlotReport, ProgressBar, snapshot,
-save_npz and load_npz stay as they are, and the batch size is that of all
-ranks together.  Of more than N ranks, every N are a replica of the model, and
-share each batch; their gradients are averaged by --communicator (default
-here: float32).
-
-With --plan, either kind of script is run as a plan says, which the command
-"plan" has made on as many ranks:
-
-    mpiexec -n 8 python -m chainer_fp8pipe plan -o plan.json train.py
-    mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py
-"""
+#: By command, the module and the function that adds it to a parser.
+_COMMANDS = {
+    'bench': ('bench.command', 'add_bench'),
+    'launch': ('launcher.launch_command', 'add_launch'),
+    'plan': ('planner.scripts.plan_command', 'add_plan'),
+    'run': ('planner.scripts.run_command', 'add_run'),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ['launch']:
+        # The launcher is no rank, which importing the others would make it,
+        # and ranks need not wait for what it needs.
+        from .launcher import launch_command
+        sys.exit(launch_command.main(given[1:]))
+    _run_on_ranks(given)
+
+
+def _run_on_ranks(given: Sequence[str]) -> None:
+    """Runs a command that ``mpiexec`` has started, or prints help."""
+    from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):
-        options = _parser().parse_args(arguments)
+        options = _parser(given).parse_args(given)
         action = options.call(options)
     if action is not None:      # which prints on all ranks
         action()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Knows the command that is given, or all, whose imports take time."""
     parser = argparse.ArgumentParser(
         prog='python -m chainer_fp8pipe',
         description='Chainer on current Pythons, with fp8 gradients.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    add_bench(commands)
-    add_plan(commands)
-    run = commands.add_parser(
-        'run', help='run an unmodified Chainer or ChainerMN script',
-        description=_RUN,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    run.add_argument(
-        '--plan', metavar='FILE', help='do as a plan says, which "plan" has '
-        'made; in place of all other options')
-    run.add_argument(
-        '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],
-        help=f'one of {", ".join([*FAMILIES, *CHAINERMN])}')
-    run.add_argument(
-        '--pipeline', metavar='N', type=int,
-        help='divide the model of a script without ChainerMN over N ranks')
-    run.add_argument(
-        '--micro-batches', metavar='N', type=int,
-        help='into how many each pipeline cuts its batch (default: 4)')
-    run.add_argument(
-        '--memory', metavar='SIZE', help='what a rank of the pipeline may '
-        "use, such as '2 GiB' (default: no limit)")
-    run.add_argument(
-        '--schedule', choices=SCHEDULES,
-        help='in what order a pipeline works (default: 1f1b)')
-    for name, field in _fields().items():
-        metadata = field.metadata
-        choices = '|'.join(map(str, metadata['choices']))
-        run.add_argument(
-            f'--{name.replace("_", "-")}', metavar=choices or
-            type(field.default).__name__.upper(),
-            help=metadata['help'].replace('%', '%%') + f' ({_defaults(name)})')
-    run.add_argument('script', metavar='SCRIPT')
-    run.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
-                     help="the script's own arguments")
-    run.set_defaults(call=_checked_run, parser=run)
+    wanted = [name for name in _COMMANDS if given[:1] == [name]]
+    for name in wanted or _COMMANDS:
+        module, function = _COMMANDS[name]
+        getattr(importlib.import_module(f'.{module}', __package__),
+                function)(commands)
     return parser
-
-
-def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
-    """Checks the arguments of ``run``; what it returns runs the script."""
-    try:
-        if not os.path.isfile(options.script):
-            raise ValueError(f'there is no script {options.script}')
-        if options.plan is not None:
-            return planned_run(options)
-        given = _communicator_options(options)
-        pipeline = _pipeline_options(options)
-    except ValueError as error:
-        options.parser.error(str(error))
-    return functools.partial(_run, options.script, options.arguments,
-                             options.communicator, given, pipeline)
-
-
-def _fields() -> dict[str, dataclasses.Field]:
-    """Every option of any communicator, by its name."""
-    return {field.name: field for options, _ in FAMILIES.values()
-            for field in dataclasses.fields(options)}
-
-
-def _defaults(option: str) -> str:
-    """``default: X``, and the other defaults by communicator."""
-    return '; '.join([
-        f'default: {_fields()[option].default}',
-        *(f'{name}: {defaults[option]}'
-          for name, (_, defaults) in FAMILIES.items() if option in defaults)])
-
-
-def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: text for name in _fields()
-             if (text := getattr(options, name)) is not None}
-    name = options.communicator or 'fp8'
-    if given and name not in FAMILIES:
-        raise ValueError(f'communicator {name!r} is ChainerMN\'s and has no '
-                         f'option {min(given)!r}')
-    parsed = {option: parse_option(name, option, text)
-              for option, text in given.items()}
-    if parsed:
-        make_options(name, parsed)      # raises if a value is not allowed
-    return parsed
-
-
-def _pipeline_options(options: argparse.Namespace) -> Options | None:
-    """How to divide a model; None: not at all."""
-    if options.pipeline is None:
-        for name in 'micro_batches', 'memory', 'schedule':
-            if getattr(options, name) is not None:
-                raise ValueError(f'--{name.replace("_", "-")} is an option '
-                                 'of --pipeline N')
-        return None
-    size, count = MPI.COMM_WORLD.size, options.micro_batches
-    if options.pipeline < 1 or size % options.pipeline:
-        raise ValueError(
-            f'--pipeline {options.pipeline} does not divide the {size} ranks '
-            'that mpiexec has started')
-    if count is not None and count < 1:
-        raise ValueError(f'--micro-batches must be at least 1, not {count}')
-    parse_bytes(options.memory)
-    return Options(options.pipeline, 4 if count is None else count,
-                   options.memory, options.schedule or '1f1b')
-
-
-def _run(script: str, arguments: Sequence[str], communicator: str | None,
-         given: dict[str, Any], pipeline: Options | None) -> None:
-    def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
-               **kwargs: Any) -> Any:
-        if communicator is None:
-            return create_communicator(communicator_name, mpi_comm,
-                                       **{**kwargs, **given})
-        if MPI.COMM_WORLD.rank == 0 and communicator != communicator_name:
-            print(f'chainer_fp8pipe: communicator {communicator!r} in place '
-                  f'of {communicator_name!r}', file=sys.stderr)
-        # The script's options are for the communicator it meant.
-        return create_communicator(communicator, mpi_comm, **given)
-
-    if pipeline is None:
-        launch(script, arguments, 'run', create)
-        return
-    job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
-                      create_communicator(communicator or 'float32', comm,
-                                          **given))
-    # The script would say everything as often as there are ranks.
-    with only_rank_0_prints(contextlib.redirect_stdout):
-        launch(script, arguments, 'run', create, job)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ...planning.job.configuration import ACCURACY, USUAL_CODECS
 from ...planning.sizes import parse_bytes
-from ...training.unmodified import launch, only_rank_0_prints
+from ...training.unmodified.launch import launch, only_rank_0_prints
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """

@@ -14,28 +14,28 @@ from mpi4py import MPI
 from ...communicators import create_communicator
 from ...intercept.training_objects import Originals
 from ...planning.job.job_plan import JobPlan
-from ...training.unmodified import (
-    Options,
-    PipelineJob,
-    Refusal,
-    ReplicaJob,
-    launch,
-    only_rank_0_prints,
-)
+from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.refusal import Refusal
+from ...training.unmodified.replicas import ReplicaJob
+from ...training.unmodified.script_run import Options, PipelineJob
 from ..planned_job import shapes_of
 from .plan_file import read_together
 
 #: Of ``run``'s options, what is none of the communicator's or pipeline's.
-_BESIDE = {'script', 'arguments', 'plan', 'call', 'parser'}
+_BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'call',
+           'parser'}
 
 
-def planned_run(options: argparse.Namespace) -> Callable[[], None]:
+def planned_run(options: argparse.Namespace,
+                restartable: Callable[[Any], Any]) -> Callable[[], None]:
     """Checks the arguments of ``run --plan``; the result runs the script.
 
     Call it on all ranks.
 
     Args:
         options: The parsed arguments of ``run``.
+        restartable: Is given what makes the script's objects, and returns
+            it with snapshots.
 
     Raises:
         ValueError: Other options were given, or the plan cannot be carried
@@ -49,10 +49,11 @@ def planned_run(options: argparse.Namespace) -> Callable[[], None]:
                 f'{options.plan}')
     plan = read_together(MPI.COMM_WORLD, options.plan)
     return functools.partial(_run, plan, options.plan, options.script,
-                             options.arguments)
+                             options.arguments, restartable)
 
 
-def _run(plan: JobPlan, file: str, script: str, arguments: list[str]) -> None:
+def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
+         restartable: Callable[[Any], Any]) -> None:
     comm = MPI.COMM_WORLD
     if comm.rank == 0:
         print(f'chainer_fp8pipe run: as planned: {plan.choice}',
@@ -61,7 +62,7 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str]) -> None:
         # A script without ChainerMN would say everything on each rank.
         quiet.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
         job = PlannedScript(comm, plan, file, quiet.close)
-        launch(script, arguments, 'run', job.create, job)
+        launch(script, arguments, 'run', job.create, restartable(job))
 
 
 class PlannedScript:

@@ -20,14 +20,10 @@ from ...communicators.options import FAMILIES
 from ...intercept.training_objects import Originals
 from ...mpi.broadcast import broadcast_arrays
 from ...planning.job.configuration import USUAL_CODECS
-from ...training.unmodified import (
-    Refusal,
-    check_updater,
-    initialise,
-    refuse_together,
-    refusing,
-)
 from ...training.unmodified.checks import check_loss
+from ...training.unmodified.refusal import Refusal, refuse_together, refusing
+from ...training.unmodified.replicas import initialise
+from ...training.unmodified.script_run import check_updater
 from ..example import Example
 from ..planned_job import PlannedJob, plan
 

@@ -150,7 +150,7 @@ def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
 
 
 def _followed(trigger: Any, comm: MPI.Comm) -> Any:
-    return (trigger if type(trigger) in _COUNTING
+    return (trigger if type(trigger) in (*_COUNTING, Followed)
             else Followed(trigger, comm))
 
 

@@ -1,0 +1,81 @@
+"""Where jobs run that faults happen to: a small disk, hosts of a network."""
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from benchmarks.network import Star
+from benchmarks.network.network import START_UP
+
+_RATE = 1e9             # of a link, in bit/s
+_SLOW = 50              # times as slow
+
+
+@contextlib.contextmanager
+def small_disk(megabytes: int = 48) -> Iterator[str]:
+    """A folder on a file system of its own, in memory; needs root."""
+    folder = tempfile.mkdtemp(prefix='faults-disk-')
+    try:
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={megabytes}M',
+                        'tmpfs', folder], check=True)
+        try:
+            yield folder
+        finally:
+            subprocess.run(['umount', '--lazy', folder], check=True)
+    finally:
+        os.rmdir(folder)
+
+
+class TwoHosts(Star):
+    """Two hosts and a link each; the launcher runs beside them.
+
+    Args:
+        ranks: Of the job; each host has half of them.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(2, _RATE)
+        self._ranks = ranks
+
+    def launch_options(self, folder: str) -> list[str]:
+        """The options of ``launch``; a file of hosts is in the folder."""
+        path = os.path.join(folder, 'hosts')
+        with open(path, 'w') as file:
+            for host in range(2):
+                file.write(f'{self.address(host)}:{self._ranks // 2}\n')
+        return ['--hostfile', path]
+
+    def launcher_environment(self) -> dict[str, str]:
+        """Variables of the launcher."""
+        words = self._mpiexec([1, 1])
+        return {**self.environment(),
+                'MPIEXEC': shlex.join(words[:words.index('-hosts')])}
+
+    def beside(self, command: Sequence[str]) -> list[str]:
+        """The command that runs a launcher."""
+        return self.spaces.inside(None, command)
+
+    def set_link(self, host: int, is_up: bool) -> None:
+        """Takes a host's cable out, or puts it in."""
+        self.spaces.call(None, 'ip', 'link', 'set', f'port{host}',
+                         'up' if is_up else 'down')
+
+    def slow_down(self, host: int, is_slow: bool) -> None:
+        """Gives a link a fiftieth of its rate, or all of it."""
+        rate = self.rate / (_SLOW if is_slow else 1)
+        for place, device in ((self.hosts[host], START_UP),
+                              (None, f'port{host}')):
+            self.spaces.call(
+                place, 'tc', 'qdisc', 'replace', 'dev', device, 'root',
+                'tbf', 'rate', f'{rate:.0f}bit', 'burst', str(self.burst),
+                'latency', '100ms')
+
+    def lose(self, host: int) -> None:
+        """Ends all processes of a host at once."""
+        # The shell that does it is one of them.
+        subprocess.run(self.inside(host, ['sh', '-c', 'kill -KILL -1']),
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

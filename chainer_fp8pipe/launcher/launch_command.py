@@ -1,0 +1,249 @@
+"""``python -m chainer_fp8pipe launch``: its arguments."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..planning.trigger_intervals import parse_interval
+from ..report.going_on import LAUNCHED
+from .guard import Guard
+from .hosts import Share, command_probe, read_hosts, slurm_hosts, tcp_answers
+from .interrupts import Interrupts
+from .job_starters import Starter, StarterError, find_starter
+from .supervisor import LaunchedJob, Supervisor
+
+#: Tells ranks after how many seconds without an update they are stalled.
+STALL = 'CHAINER_FP8PIPE_STALL'
+
+_HELP = 'run a script, and start it again when its ranks die'
+_USAGE = ('python -m chainer_fp8pipe launch -n N [OPTIONS] [OPTIONS OF RUN] '
+          'SCRIPT [ARGS]')
+_DESCRIPTION = """
+Runs a Chainer or ChainerMN script as "run" does, and starts it again when it
+dies, from its newest whole snapshot:
+
+    python -m chainer_fp8pipe launch -n 8 --snapshots saved --every 5m \\
+        --communicator fp8 train.py --epoch 90
+
+Call it without mpiexec: it calls mpiexec itself (the one in the environment
+variable MPIEXEC; srun inside of an allocation of Slurm's; or that of MPICH or
+Open MPI beside the interpreter or on the path).  Options that are not below
+are those of "run" (python -m chainer_fp8pipe run --help); what follows SCRIPT
+is the script's.
+
+With --snapshots the script may know nothing of snapshots: "run" adds them to
+its Trainer, and goes on from the newest one at each start.  Without, the
+script must do so itself.
+
+A start that has led to a new snapshot is followed by another one at once;
+after those that have not, it waits 0, 1, 2, 4 seconds and so on, up to 5
+minutes.  The launcher ends with 0 when the job does.  It gives up when
+--restarts starts in a row have made no progress; at once, when a command line
+is refused; and after 3 starts in a row in which the script has failed in the
+same way.  Then a table says what died when, and why.
+
+SIGINT and SIGTERM are handed on to the job; a second one ends everything.
+"""
+
+
+def add_launch(commands: Any) -> None:
+    """Adds the command to the list of all; :func:`main` runs it."""
+    commands.add_parser('launch', help=_HELP)
+
+
+def main(arguments: Sequence[str],
+         environment: Mapping[str, str] = os.environ) -> int:
+    """Runs the command with the arguments after ``launch``.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: The arguments are wrong, or ask for help.
+    """
+    parser = _parser(environment)
+    own, of_run, script = split_arguments(arguments, _flags(parser))
+    options = parser.parse_args(own)
+    try:
+        job = _job(options, of_run, script, environment)
+    except (ValueError, StarterError) as error:
+        parser.error(str(error))
+    token = secrets.token_hex(16)
+    guard = Guard(f'{LAUNCHED}={token}')
+    try:
+        with Interrupts() as interrupts:
+            return Supervisor(job, token, interrupts).run()
+    except OSError as error:
+        print(f'chainer_fp8pipe launch: {error}', file=sys.stderr)
+        return 1
+    finally:
+        guard.dismiss()
+
+
+def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]
+                    ) -> tuple[list[str], list[str], list[str]]:
+    """Divides a command line into the launcher's, ``run``'s, the script's.
+
+    Every option of ``run`` has a value, and so the first word that is
+    neither an option nor a value is the script.
+
+    Args:
+        arguments: All words.
+        own: By the launcher's options, whether they have a value.
+
+    Returns:
+        The launcher's options, those of ``run``, and the script with its
+        arguments.
+    """
+    mine: list[str] = []
+    of_run: list[str] = []
+    words = list(arguments)
+    while words and words[0].startswith('-') and words[0] not in ('-', '--'):
+        word = words.pop(0)
+        name, equals, _ = word.partition('=')
+        if name not in own and name[:2] in own and name[1] != '-':
+            name, equals = name[:2], '='        # as in -n8
+        target = mine if name in own else of_run
+        target.append(word)
+        if words and not equals and own.get(name, True):
+            target.append(words.pop(0))
+    return mine, of_run, words[words[:1] == ['--']:]
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    return {name: action.nargs != 0 for action in parser._actions
+            for name in action.option_strings}
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='python -m chainer_fp8pipe launch', usage=_USAGE,
+        description=_DESCRIPTION, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    ranks = environment.get('SLURM_NTASKS')
+    parser.add_argument(
+        '-n', '--ranks', metavar='N', type=_count, required=ranks is None,
+        default=ranks, help='ranks of the job (default in an allocation of '
+        "Slurm's: its number of tasks)")
+    parser.add_argument(
+        '--hostfile', metavar='HOSTS', help='the hosts, a line each, as '
+        '"name:4" or "name slots=4" (default in an allocation of Slurm\'s: '
+        'its hosts; or else this host)')
+    parser.add_argument(
+        '--restarts', metavar='N', type=_count_or_0, default=20, help='in a '
+        'row, without progress, before giving up (default: 20)')
+    parser.add_argument(
+        '--min-ranks', metavar='N', type=_count, help='go on with as few '
+        'while hosts do not answer, and with all from the first snapshot '
+        'after they do (default: all)')
+    parser.add_argument(
+        '--snapshots', metavar='DIR', help='where "run" writes snapshots of '
+        'the whole job, and goes on from')
+    parser.add_argument(
+        '--every', metavar='INTERVAL', type=_interval, help='between '
+        "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
+    parser.add_argument(
+        '--stall', metavar='SECONDS', type=_seconds, help='without an '
+        'update, after which a job is ended and started again; 0: never '
+        '(default: as the ranks find from the time of an update)')
+    parser.add_argument(
+        '--probe', metavar='COMMAND', help='what ends with 0 if the host {} '
+        "answers, such as 'ping -c 1 -W 3 {}' (default: the host accepts or "
+        'refuses a connection to port 22 within 5 seconds)')
+    return parser
+
+
+def _job(options: argparse.Namespace, of_run: Sequence[str],
+         script: Sequence[str], environment: Mapping[str, str]
+         ) -> LaunchedJob:
+    """The job; raises ValueError or StarterError if it cannot be started."""
+    if not script or not os.path.isfile(script[0]):
+        raise ValueError('there is no script' + ''.join(
+            f' {name}' for name in script[:1]))
+    if options.every is not None and options.snapshots is None:
+        raise ValueError('--every is an option of --snapshots DIR')
+    multiple = _value(of_run, '--pipeline')
+    fewest, multiple_of = _layouts(
+        options, int(multiple) if multiple.isdecimal() else 1,
+        bool(_value(of_run, '--plan')))
+    snapshots: list[str] = []
+    if options.snapshots is not None:
+        snapshots = ['--snapshots', options.snapshots,
+                     '--every', options.every or '5m']
+    starter = find_starter(environment)
+    return LaunchedJob(
+        [sys.executable, '-m', 'chainer_fp8pipe', 'run', *snapshots,
+         *of_run, *script],
+        starter, _room(options, starter, environment), options.ranks, fewest,
+        multiple_of, command_probe(options.probe) if options.probe
+        else tcp_answers, options.snapshots, options.restarts, {
+            **environment,
+            **({} if options.stall is None else {STALL: options.stall})})
+
+
+def _layouts(options: argparse.Namespace, pipeline: int, is_planned: bool
+             ) -> tuple[int, int]:
+    """The fewest ranks, and what their number must be a multiple of."""
+    fewest = options.ranks if options.min_ranks is None else options.min_ranks
+    if fewest > options.ranks:
+        raise ValueError(f'--min-ranks {fewest} is more than the '
+                         f'{options.ranks} ranks of -n')
+    if pipeline < 1 or options.ranks % pipeline:
+        raise ValueError(f'--pipeline {pipeline} does not divide the '
+                         f'{options.ranks} ranks of -n')
+    if is_planned and fewest < options.ranks:
+        raise ValueError('--min-ranks does not go with --plan, which is for '
+                         f'{options.ranks} ranks; leave one of them out')
+    return fewest, pipeline
+
+
+def _room(options: argparse.Namespace, starter: Starter,
+          environment: Mapping[str, str]) -> list[Share]:
+    if options.hostfile is not None:
+        return read_hosts(options.hostfile, options.ranks)
+    if 'SLURM_JOB_NODELIST' in environment:
+        with contextlib.suppress(ValueError):
+            return slurm_hosts(environment, options.ranks)
+    return [Share('', options.ranks)]
+
+
+def _value(of_run: Sequence[str], name: str) -> str:
+    """The value of one of ``run``'s options; '' if it is not given."""
+    for place, word in enumerate(of_run):
+        if word.startswith(f'{name}='):
+            return word.partition('=')[2]
+        if word == name:
+            return ''.join(of_run[place + 1:place + 2])
+    return ''
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, not {text}')
+    return int(text)
+
+
+def _count_or_0(text: str) -> int:
+    return 0 if text == '0' else _count(text)
+
+
+def _interval(text: str) -> str:
+    try:
+        parse_interval(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _seconds(text: str) -> str:
+    try:
+        if float(text) >= 0:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f'must be at least 0, not {text}')

@@ -1,0 +1,134 @@
+"""Ends what a job has left behind: processes and shared memory.
+
+All processes of a job, whatever sessions and groups they have moved to, have
+a mark in their environment, ``NAME=value``, by which they are found in
+``/proc``; on systems without it, none are.
+
+As a script this is the *guard*, a process beside the launcher.  The guard
+waits until the launcher ends; if the launcher has not said goodbye, as it was
+killed, the guard ends the job.  So the script imports the standard library
+only, to start quickly and stay small.
+"""
+import contextlib
+import glob
+import os
+import signal
+import sys
+import time
+
+GOODBYE = b'goodbye'        # the launcher has ended its job itself
+
+_PATIENCE = 3.0             # seconds that processes have after SIGTERM
+_PAUSE = 0.01
+_STAT_PARENT = 1            # place in /proc/PID/stat, after the name
+#: What MPICH leaves of a job that was killed; other libraries use memory
+#: without a name, or clear up when they are told to end.
+_SEGMENTS = '/dev/shm/mpich_shm_*'
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes of a job, other than this one."""
+    wanted = mark.encode()
+    found = []
+    for pid in _numbers():
+        # A process that is dead but not waited for has no environment.
+        with contextlib.suppress(OSError), open(
+                f'/proc/{pid}/environ', 'rb') as file:
+            if wanted in file.read().split(b'\0') and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
+def end_job(mark: str, patience: float = _PATIENCE) -> None:
+    """Ends a job's processes: what starts ranks by SIGTERM, if it does.
+
+    What is left after ``patience`` seconds is killed.
+    """
+    for pid in _tops(marked(mark)) if patience else ():
+        _send(pid, signal.SIGTERM)
+    kill_rest(mark, patience)
+
+
+def kill_rest(mark: str, patience: float) -> None:
+    """Kills what has not ended by itself after ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while left := marked(mark):
+        if time.monotonic() >= end:
+            for pid in left:
+                _send(pid, signal.SIGKILL)
+        time.sleep(_PAUSE)
+
+
+def remove_segments(since: float) -> None:
+    """Removes MPICH's shared memory that nobody uses any more.
+
+    Args:
+        since: Only what was made later, in seconds of ``time.time()``.
+    """
+    mine = []
+    for path in glob.glob(_SEGMENTS):
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if found.st_uid == os.geteuid() and found.st_ctime >= since:
+                mine.append(path)
+    used = _used(mine) if mine else ()
+    for path in mine:
+        if path not in used:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+
+
+def _used(paths: list[str]) -> set[str]:
+    """Those that a process has mapped or opened."""
+    found: set[str] = set()
+    for pid in _numbers():
+        with contextlib.suppress(OSError):
+            with open(f'/proc/{pid}/maps', errors='replace') as file:
+                text = file.read()
+            found.update(path for path in paths if path in text)
+            for entry in os.scandir(f'/proc/{pid}/fd'):
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(entry.path))
+    return found
+
+
+def _numbers() -> list[int]:
+    """Of all processes."""
+    try:
+        return [int(name) for name in os.listdir('/proc') if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _tops(pids: list[int]) -> list[int]:
+    """Those whose parents are none of them."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f'/proc/{pid}/stat',
+                                                errors='replace') as file:
+            fields = file.read().rpartition(')')[2].split()
+            if int(fields[_STAT_PARENT]) not in pids:
+                found.append(pid)
+    return found
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _guard(pipe: int, mark: str) -> None:
+    """Waits for the launcher's end on a pipe that only the launcher writes."""
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)   # the launcher says when
+    since = time.time()
+    if not os.read(pipe, len(GOODBYE)):
+        with contextlib.suppress(OSError):
+            os.write(2, b'chainer_fp8pipe launch: the launcher was killed; '
+                     b'its job is ended\n')
+        end_job(mark)
+        remove_segments(since)
+
+
+if __name__ == '__main__':
+    _guard(int(sys.argv[1]), sys.argv[2])

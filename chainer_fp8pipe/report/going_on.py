@@ -1,0 +1,36 @@
+"""How rank 0 tells a launcher how far the training is.
+
+The launcher knows nothing of ranks but their output and their end.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+#: The environment variable that ranks have if a launcher has started them.
+LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
+#: Begins a line about an update that is done; its number follows.
+UPDATED = 'chainer_fp8pipe run: done with update '
+
+_SECONDS = 0.5          # between lines
+
+
+def is_launched() -> bool:
+    """Whether ``python -m chainer_fp8pipe launch`` has started this rank."""
+    return LAUNCHED in os.environ
+
+
+class LauncherLine:
+    """Tells the launcher of updates: the first one, and one now and then."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def say(self, update: int) -> None:
+        """Call it after each update, with its number."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _SECONDS
+            # In one piece, so that it is a line also among others' output.
+            sys.stderr.write(f'{UPDATED}{update}\n')
+            sys.stderr.flush()

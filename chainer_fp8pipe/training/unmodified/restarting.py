@@ -1,0 +1,162 @@
+"""Gives an unmodified script snapshots, and has it go on from the newest."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from chainer.training.extensions import _snapshot
+from chainer.training.triggers import IntervalTrigger, TimeTrigger
+from mpi4py import MPI
+
+from ...intercept.training_objects import Originals
+from ...planning.trigger_intervals import Interval
+from ...report.going_on import LauncherLine, is_launched
+from ..extensions.snapshot import Snapshot, find_snapshots, resume
+from .extensions import Followed
+
+_RETAIN = 2
+_EVERY = Interval(300.0, 'second')
+
+
+class Restartable(Originals):
+    """Adds snapshots to a script's Trainers, and resumes them.
+
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` that
+    leaves all else to another one.  A Trainer that has the package's
+    ``Snapshot`` gets no other, and one that the script has resumed is not
+    resumed again.
+
+    Args:
+        comm: All ranks.
+        job: What has the script's objects made; None: Chainer.
+        directory: Of the first Trainer's snapshots; those that follow have
+            its folders ``2``, ``3`` and so on.  None: nothing is added.
+        every: The interval between snapshots.
+    """
+
+    def __init__(self, comm: MPI.Comm, job: Any = None,
+                 directory: str | None = None,
+                 every: Interval = _EVERY) -> None:
+        self._comm, self._job = comm, job
+        self._directory, self._every = directory, every
+        self._trainers = 0
+        inner = Originals() if job is None else job
+        for name in ('make_updater', 'update', 'make_trainer', 'extend',
+                     'make_evaluator', 'evaluate', 'save', 'load'):
+            setattr(self, name, getattr(inner, name))
+        self._run_trainer = inner.run_trainer
+
+    def finish(self) -> None:
+        """The script has ended."""
+        if self._job is not None:
+            self._job.finish()
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        """Prepares a Trainer when all else has been done to it."""
+        self._run_trainer(functools.partial(self._run, original), trainer,
+                          *args, **kwargs)
+
+    def _run(self, original: Callable, trainer: Any, *args: Any,
+             **kwargs: Any) -> None:
+        self._trainers += 1
+        if self._directory is not None:
+            self._add_snapshots(trainer, self._directory)
+        if is_launched() and self._comm.rank == 0:
+            with _telling_the_launcher(trainer.updater):
+                original(trainer, *args, **kwargs)
+        else:
+            original(trainer, *args, **kwargs)
+
+    def _add_snapshots(self, trainer: Any, directory: str) -> None:
+        if self._trainers > 1:
+            directory = os.path.join(directory, str(self._trainers))
+        if any(isinstance(entry.extension, Snapshot)
+               for entry in trainer._extensions.values()):
+            directory = trainer.out
+            self._say(f'the Trainer has a Snapshot of its own; its snapshots '
+                      f'are in {directory}, and --snapshots adds none')
+        else:
+            trainer.extend(SnapshotElsewhere(self._comm, directory),
+                           trigger=self._trigger())
+        if trainer.updater.iteration:
+            self._say('the script has resumed its Trainer at update '
+                      f'{trainer.updater.iteration} itself; --snapshots '
+                      'resumes nothing')
+            return
+        self._resume(trainer, directory)
+
+    def _resume(self, trainer: Any, directory: str) -> None:
+        is_there = self._comm.rank == 0 and bool(find_snapshots(directory))
+        if not self._comm.bcast(is_there):
+            self._say(f'snapshots go to {directory}, where there is none '
+                      'yet; the training begins')
+            return
+        update = resume(trainer, self._comm, directory)
+        for entry in trainer._extensions.values():
+            # Or Chainer's own would now be loaded over it.
+            if isinstance(entry.extension, _snapshot._Snapshot):
+                entry.extension.autoload = False
+        self._say(f'the training goes on after update {update}, by a '
+                  f'snapshot in {directory}')
+
+    def _trigger(self) -> Any:
+        amount, unit = self._every
+        if unit == 'second':
+            return Followed(TimeTrigger(amount), self._comm)
+        return IntervalTrigger(amount if unit == 'epoch' else int(amount),
+                               unit)
+
+    def _say(self, text: str) -> None:
+        if self._comm.rank == 0:
+            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
+
+
+class SnapshotElsewhere(Snapshot):
+    """A ``Snapshot`` in a directory that is not the Trainer's.
+
+    Args:
+        comm: All ranks.
+        directory: Is made when it is needed.
+    """
+
+    default_name = 'Snapshot'
+
+    def __init__(self, comm: MPI.Comm, directory: str) -> None:
+        super().__init__(comm, retain=_RETAIN)
+        self._directory = directory
+
+    def initialize(self, trainer: Any) -> None:
+        super().initialize(_Elsewhere(trainer, self._directory))
+
+    def __call__(self, trainer: Any) -> None:
+        super().__call__(_Elsewhere(trainer, self._directory))
+
+
+class _Elsewhere:
+    """A Trainer whose files are in another directory."""
+
+    def __init__(self, trainer: Any, out: str) -> None:
+        self._trainer, self.out = trainer, out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+@contextlib.contextmanager
+def _telling_the_launcher(updater: Any) -> Iterator[None]:
+    """A block in which the launcher is told of an updater's updates."""
+    update, line = updater.update, LauncherLine()
+
+    def update_and_tell() -> None:
+        update()
+        line.say(updater.iteration)
+    updater.update = update_and_tell
+    try:
+        yield
+    finally:
+        del updater.update

@@ -1,0 +1,94 @@
+"""Files of hosts, and shares of a job."""
+import socket
+
+from chainer_fp8pipe.launcher.hosts import (
+    Share,
+    answering,
+    command_probe,
+    lay_out,
+    read_hosts,
+    slurm_hosts,
+    tcp_answers,
+)
+
+import pytest
+
+THREE = [Share('a', 2), Share('b', 2), Share('c', 4)]
+
+
+def hosts_in(tmp_path, text, ranks):
+    path = tmp_path / 'hosts'
+    path.write_text(text)
+    return read_hosts(str(path), ranks)
+
+
+@pytest.mark.parametrize('text', [
+    'a:2\nb:2\nc:4\n', 'a slots=2\nb  slots = 2 max_slots=9\nc slots=4',
+    '# mine\na:2   # old\n\nb:2\nc slots=4\n'])
+def test_both_kinds_of_files_are_read(tmp_path, text):
+    assert hosts_in(tmp_path, text, 8) == THREE
+
+
+def test_hosts_without_numbers_take_equal_shares(tmp_path):
+    assert hosts_in(tmp_path, '10.0.0.1\nnode-2.example.org\n', 5) == [
+        Share('10.0.0.1', 3), Share('node-2.example.org', 3)]
+
+
+@pytest.mark.parametrize(('text', 'message'), [
+    ('a:2 b:2', r"line 1: 'a:2 b:2' is neither NAME, NAME:4 nor"),
+    ('\n', 'names no host'), ('a:8\na:8', 'names a twice'),
+    ('a:2\nb:1', 'has room for 3 ranks, not for 8'),
+])
+def test_a_wrong_file_is_explained(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        hosts_in(tmp_path, text, 8)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match='--hostfile .*nowhere'):
+        read_hosts(str(tmp_path / 'nowhere'), 8)
+
+
+@pytest.mark.parametrize(('tasks', 'ranks', 'shares'), [
+    ('2(x2),4', 8, THREE),
+    ('1(x3)', 6, [Share('a', 2), Share('b', 2), Share('c', 2)])])
+def test_an_allocation_of_slurms_says_its_hosts(tmp_path, monkeypatch, tasks,
+                                                ranks, shares):
+    scontrol = tmp_path / 'scontrol'
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames a,[b-c]" ] '
+                        '&& printf "a\\nb\\nc\\n"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    assert slurm_hosts({'SLURM_JOB_NODELIST': 'a,[b-c]',
+                        'SLURM_TASKS_PER_NODE': tasks}, ranks) == shares
+
+
+@pytest.mark.parametrize(('away', 'multiple', 'shares'), [
+    ('', 1, [('a', 2), ('b', 2), ('c', 4)]),
+    ('a', 1, [('b', 2), ('c', 4)]),
+    ('a', 4, [('b', 2), ('c', 2)]),
+    ('c', 3, [('a', 2), ('b', 1)]),
+    ('ac', 3, []),
+])
+def test_the_rest_of_the_hosts_get_whole_pipelines(away, multiple, shares):
+    room = [share for share in THREE if share.host not in away]
+    assert lay_out(room, 8, multiple) == shares
+
+
+def test_no_more_ranks_start_than_are_wanted():
+    assert lay_out(THREE, 3) == [('a', 2), ('b', 1)]
+
+
+def test_a_host_answers_if_it_accepts_or_refuses():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        assert tcp_answers('127.0.0.1', port)
+    assert tcp_answers('127.0.0.1', port)
+    assert not tcp_answers('no-such-host.invalid', port)
+
+
+def test_a_probe_may_be_a_command():
+    probe = command_probe('test {} = up')
+    assert answering(['up', 'down', 'gone'], probe) == {'up'}
+    assert not command_probe('/nowhere/probe {}')('up')
+    assert not command_probe('sleep {}', 0.1)('1000')

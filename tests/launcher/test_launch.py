@@ -1,0 +1,341 @@
+"""``python -m chainer_fp8pipe launch``, with a fake ``mpiexec``."""
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from chainer_fp8pipe.launcher import host_watch, launch_command, one_start
+from chainer_fp8pipe.launcher.launch_command import main, split_arguments
+from chainer_fp8pipe.report.going_on import LAUNCHED, UPDATED
+
+import pytest
+
+from tests.ranks import end_with_parent, environment
+
+FAKE = Path(__file__).parent / 'fake_mpiexec.py'
+DIES = 'raise SystemExit(9)'
+RAISES = f'''
+import sys
+sys.stderr.write("{UPDATED}7\\n")
+sys.exit("rank 1 of 2 failed, ending all:\\nTraceback\\nKeyError: 'x'")
+'''
+KILLED = ('rank 1 of 2 (worker), process 7 on host h, was killed by SIGKILL')
+WITNESSED = f'''
+import sys
+sys.stderr.write("chainer_fp8pipe: {KILLED} in the middle of the job (1)\\n")
+sys.stderr.flush()
+'''
+
+
+@pytest.fixture
+def launch(tmp_path, capfd):
+    """Launches a job of scripts; returns the exit code and what is said."""
+    def launch(*scripts, options=('-n', '2')):
+        prepare(tmp_path, scripts)
+        code = main([*options, str(tmp_path / 'train.py')],
+                    environment_for(tmp_path))
+        return code, capfd.readouterr().err
+    return launch
+
+
+def prepare(tmp_path, scripts):
+    (tmp_path / 'starts').mkdir()
+    for number, script in enumerate(scripts):
+        (tmp_path / 'starts' / f'{number}.py').write_text(script)
+    (tmp_path / 'train.py').touch()
+
+
+def environment_for(tmp_path):
+    return {**environment(),
+            'MPIEXEC': f'{sys.executable} {FAKE} {tmp_path / "starts"}'}
+
+
+def commands(tmp_path):
+    return (tmp_path / 'starts' / 'commands').read_text().splitlines()
+
+
+# --- command lines -----------------------------------------------------------
+
+OWN = {'-n': True, '--ranks': True, '--help': False}
+
+
+@pytest.mark.parametrize(('line', 'own', 'of_run', 'script'), [
+    ('-n 8 train.py -n 4', '-n 8', '', 'train.py -n 4'),
+    ('-n8 --ranks=8 train.py', '-n8 --ranks=8', '', 'train.py'),
+    ('--communicator fp8 -n 2 --warmup=5 a b', '-n 2',
+     '--communicator fp8 --warmup=5', 'a b'),
+    ('--help', '--help', '', ''),
+    ('-n 2 -- -odd.py -n 3', '-n 2', '', '-odd.py -n 3'),
+])
+def test_a_line_is_divided_between_launcher_run_and_script(
+        line, own, of_run, script):
+    assert split_arguments(line.split(), OWN) == (
+        own.split(), of_run.split(), script.split())
+
+
+def test_every_option_of_run_has_one_value():
+    """On which dividing a line relies."""
+    done = subprocess.run(
+        [sys.executable, '-c', '''
+import argparse
+from chainer_fp8pipe.planner.scripts.run_command import add_run
+commands = argparse.ArgumentParser().add_subparsers()
+add_run(commands)
+for action in commands.choices['run']._actions:
+    if action.option_strings and '-h' not in action.option_strings:
+        assert action.nargs is None, action.option_strings
+        assert all(name[:2] == '--' for name in action.option_strings)
+        print(action.option_strings[0])
+'''], env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert {'--communicator', '--snapshots', '--plan'} < set(
+        done.stdout.split())
+
+
+@pytest.mark.parametrize(('line', 'message'), [
+    ('-n 2', 'there is no script'),
+    ('-n 2 nowhere.py', 'there is no script nowhere.py'),
+    ('-n 0 x', '-n/--ranks: must be at least 1, not 0'),
+    ('-n 2 --every 5x x', "'5x' is no interval"),
+    ('-n 2 --every 5m {}', '--every is an option of --snapshots'),
+    ('-n 2 --min-ranks 3 {}', '--min-ranks 3 is more than the 2 ranks'),
+    ('-n 3 --pipeline 2 {}', '--pipeline 2 does not divide the 3 ranks'),
+    ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
+    ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
+    ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
+    ('{}', 'required: -n/--ranks'),
+])
+def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
+    prepare(tmp_path, [''])
+    with pytest.raises(SystemExit) as exit:
+        main(line.format(tmp_path / 'train.py').split(),
+             environment_for(tmp_path))
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'starts' / 'commands').exists()
+
+
+def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
+    code, _ = launch('', options=(
+        '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
+    assert code == 0
+    assert commands(tmp_path) == [
+        f'-n 2 {sys.executable} -m chainer_fp8pipe run --snapshots saved '
+        f'--every 5m --communicator fp8 {tmp_path}/train.py']
+
+
+def test_the_launcher_imports_neither_mpi_nor_chainer():
+    done = subprocess.run(
+        [sys.executable, '-c', '''
+import sys
+from chainer_fp8pipe.__main__ import main
+try:
+    main(['launch', '--help'])
+finally:
+    assert not {'mpi4py', 'chainer'} & set(sys.modules)
+'''], env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for word in ('--hostfile', '--restarts', '--min-ranks', '--snapshots',
+                 '--every', '--stall'):
+        assert word in done.stdout
+
+
+def test_ranks_are_told_of_stalls(launch, tmp_path):
+    launch(f'''
+import os
+open('stall', 'w').write(os.environ[{launch_command.STALL!r}])
+''', options=('-n', '2', '--stall', '7.5'))
+    assert (tmp_path / 'starts' / 'stall').read_text() == '7.5'
+
+
+# --- starting again ----------------------------------------------------------
+
+def test_a_job_that_dies_starts_again_until_it_ends_in_order(
+        launch, tmp_path):
+    code, said = launch(WITNESSED + DIES, DIES, '')
+    assert code == 0
+    assert len(commands(tmp_path)) == 3
+    table = said.partition('done, after 3 starts\n')[2].splitlines()
+    assert [line.partition('s  ')[2] for line in table[1:]] == [
+        KILLED, 'exit code 9', 'its end, in order']
+
+
+def test_the_same_exception_three_times_is_the_end(launch, tmp_path):
+    code, said = launch(RAISES, options=('-n', '2', '--snapshots', 'none'))
+    assert code == 1
+    assert len(commands(tmp_path)) == 3
+    assert 'gives up: 3 starts in a row have failed in the same way' in said
+    assert said.count("s  rank 1 of 2: KeyError: 'x'\n") == 3
+    assert said.count('trains: update 7 is done') == 3
+
+
+def test_a_command_line_that_ranks_refuse_is_not_tried_again(
+        launch, tmp_path):
+    code, said = launch('raise SystemExit(2)')
+    assert code == 2
+    assert len(commands(tmp_path)) == 1
+    assert 'is refused' in said
+
+
+def test_so_many_restarts_without_progress_are_the_last(launch, tmp_path):
+    code, said = launch(WITNESSED + DIES, options=(
+        '-n', '2', '--restarts', '2'))
+    assert code == 9
+    assert len(commands(tmp_path)) == 3
+    assert 'starts again in 1.0 s' in said
+    assert said.count(f's  {KILLED}\n') == 3
+
+
+def test_a_new_snapshot_is_progress(launch, tmp_path):
+    saves = '''
+import os
+made = len(os.listdir('.'))
+open(f'snapshot_iter_{made}.npz', 'w').close()
+raise SystemExit(9 if made < 8 else 0)
+'''
+    code, said = launch(saves, options=(
+        '-n', '2', '--restarts', '0', '--snapshots',
+        str(tmp_path / 'starts')))
+    assert code == 0
+    assert len(commands(tmp_path)) == 7
+    assert 'starts again in' not in said
+    assert re.search(r'start 2: 2 ranks by Hydra, from \S+_iter_2.npz', said)
+
+
+def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
+        launch, tmp_path):
+    code, said = launch(*(
+        f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
+        'sys.exit(9)' for update in (1, 5, 9)), '', options=(
+            '-n', '2', '--restarts', '0'))
+    assert code == 0
+    assert len(commands(tmp_path)) == 4
+
+
+def test_a_job_that_closes_its_output_is_waited_for_in_peace(launch):
+    code, _ = launch('''
+import os, time
+os.close(2)
+time.sleep(1)
+raise SystemExit(0)
+''')
+    assert code == 0
+
+
+def test_what_hangs_after_a_rank_has_died_is_ended(launch, monkeypatch):
+    """As Hydra does while a fork of the dead rank lives."""
+    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
+    code, said = launch(WITNESSED + '''
+import subprocess, time
+subprocess.Popen(['sleep', '1000'], start_new_session=True)
+time.sleep(1000)
+''', '')
+    assert code == 0
+    assert KILLED in said
+
+
+# --- hosts -------------------------------------------------------------------
+
+def test_a_job_goes_on_without_a_host_and_then_with_it_again(
+        launch, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_watch, '_LOOK', 0.0)
+    monkeypatch.setattr(one_start, '_TICK', 0.01)
+    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
+    for host in 'ab':
+        (tmp_path / f'{host}.up').touch()
+    lost = f"import os; os.remove('../b.up'); {DIES}"
+    back = '''
+import time
+open('../b.up', 'w').close()
+for update in range(1, 1000):
+    time.sleep(0.1)
+    open(f'snapshot_iter_{update}.npz', 'w').close()
+'''
+    code, said = launch(lost, back, '', options=(
+        '-n', '8', '--min-ranks', '4', '--hostfile', str(tmp_path / 'hosts'),
+        '--probe', f'test -e {tmp_path}/{{}}.up', '--snapshots',
+        str(tmp_path / 'starts')))
+    assert code == 0
+    assert [line.split(' ')[:4] for line in commands(tmp_path)] == [
+        ['-n', '8', '-hosts', 'a:4,b:4'], ['-n', '4', '-hosts', 'a:4'],
+        ['-n', '8', '-hosts', 'a:4,b:4']]
+    assert 'without an answer: b' in said
+    assert 'start 2: 4 ranks of 8 by Hydra on a' in said
+    assert 's  the launcher, as all hosts answer again\n' in said
+
+
+def test_too_few_hosts_are_waited_for(launch, tmp_path):
+    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
+    code, said = launch('', options=(
+        '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
+        'test {} = a', '--restarts', '1'))
+    assert code == 1
+    assert 'gives up: too few hosts' in said
+    assert not (tmp_path / 'starts' / 'commands').exists()
+
+
+# --- signals -----------------------------------------------------------------
+
+LISTENS = '''
+import signal, time
+def note(number, frame):
+    with open('signals', 'a') as file:
+        file.write(f'{number} ')
+for number in signal.SIGINT, signal.SIGTERM:
+    signal.signal(number, note)
+open('ready', 'w').close()
+while not STOP:
+    time.sleep(0.01)
+'''
+
+
+def started(tmp_path, script):
+    """A launcher whose job listens to signals."""
+    prepare(tmp_path, [script])
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
+         str(tmp_path / 'train.py')], env=environment_for(tmp_path),
+        stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+    wait_for(tmp_path / 'starts' / 'ready')
+    return process
+
+
+def wait_for(path):
+    for _ in range(30_000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'{path} does not come')
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_handed_on_once_and_ends_the_launcher(tmp_path, number):
+    launcher = started(tmp_path, LISTENS.replace(
+        'STOP', '__import__("os").path.exists("signals")') + DIES)
+    launcher.send_signal(number)
+    said = launcher.communicate(timeout=300)[1]
+    assert launcher.returncode == 128 + number
+    assert f'ended by {number.name}' in said
+    assert (tmp_path / 'starts' / 'signals').read_text() == f'{number:d} '
+    assert len(commands(tmp_path)) == 1
+
+
+def test_a_second_signal_ends_everything(tmp_path):
+    launcher = started(tmp_path, '''
+import subprocess
+child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
+open('child', 'w').write(str(child.pid))
+''' + LISTENS.replace('STOP', 'False'))
+    launcher.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / 'starts' / 'signals')
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=300)
+    assert launcher.returncode == 128 + signal.SIGINT
+    child = int((tmp_path / 'starts' / 'child').read_text())
+    with contextlib.suppress(OSError):      # or it is not waited for
+        assert LAUNCHED.encode() not in Path(
+            f'/proc/{child}/environ').read_bytes()
+    assert (tmp_path / 'starts' / 'signals').read_text() == '15 '

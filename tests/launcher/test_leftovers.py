@@ -1,0 +1,120 @@
+"""What a job has left behind."""
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from chainer_fp8pipe.launcher import leftovers
+from chainer_fp8pipe.launcher.guard import Guard
+from chainer_fp8pipe.launcher.leftovers import (
+    end_job,
+    kill_rest,
+    marked,
+    remove_segments,
+)
+
+import pytest
+
+from tests.ranks import end_with_parent
+
+pytestmark = pytest.mark.skipif(sys.platform != 'linux',
+                                reason='processes are found in /proc')
+
+#: A tree of three processes in sessions of their own; the last one is deaf.
+TREE = '''
+import os, signal, sys, time
+for depth in range(2):
+    if os.fork():
+        break
+    os.setsid()
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print('ready', flush=True)
+time.sleep(1000)
+'''
+
+
+@pytest.fixture
+def mark():
+    mark = f'TEST_OF_LEFTOVERS={uuid.uuid4()}'
+    yield mark
+    for pid in marked(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(mark, code=TREE):
+    name, _, value = mark.partition('=')
+    process = subprocess.Popen(
+        [sys.executable, '-c', code], env={**os.environ, name: value},
+        stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+    assert process.stdout.readline() == 'ready\n'
+    return process
+
+
+def test_all_processes_of_a_job_end_in_whatever_sessions_they_are(mark):
+    process = start(mark)
+    other = start(f'{mark}x')
+    assert len(marked(mark)) == 3
+    end_job(mark, 0.1)
+    assert marked(mark) == []
+    assert process.wait() == -signal.SIGTERM    # it was asked first
+    assert other.poll() is None
+    end_job(f'{mark}x', 0)
+    assert other.wait() == -signal.SIGKILL
+
+
+def test_what_ends_by_itself_in_time_is_not_killed(mark):
+    process = start(mark, 'import time; print("ready", flush=True); '
+                    'time.sleep(0.3)')
+    kill_rest(mark, 60)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize('says_goodbye', [True, False])
+def test_the_guard_ends_the_job_of_a_launcher_that_is_killed(
+        mark, says_goodbye):
+    process = start(mark)
+    launcher = subprocess.Popen(
+        [sys.executable, '-c', f'''
+import os, signal
+from chainer_fp8pipe.launcher.guard import Guard
+guard = Guard({mark!r})
+if {says_goodbye}:
+    guard.dismiss()
+os.kill(os.getpid(), signal.SIGKILL)
+'''], preexec_fn=end_with_parent)
+    launcher.wait()
+    if says_goodbye:
+        assert process.poll() is None
+    else:
+        assert process.wait(60) == -signal.SIGTERM
+        for _ in range(6000):
+            if not marked(mark):
+                break
+            time.sleep(0.01)
+    assert len(marked(mark)) == (3 if says_goodbye else 0)
+
+
+def test_a_guard_that_is_dismissed_is_gone(mark):
+    guard = Guard(mark)
+    guard.dismiss()
+    assert guard._process.returncode == 0
+
+
+def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, '_SEGMENTS', str(tmp_path / 'shm_*'))
+    old, used, dead, other = (tmp_path / name for name in (
+        'shm_old', 'shm_used', 'shm_dead', 'other'))
+    old.touch()
+    since = os.stat(old).st_ctime + 0.005
+    time.sleep(0.02)
+    for path in used, dead, other:
+        path.touch()
+    with open(used):
+        remove_segments(since)
+    assert old.exists()
+    assert used.exists()
+    assert other.exists()
+    assert not dead.exists()

@@ -1,0 +1,157 @@
+"""Jobs of real ranks that die, under ``python -m chainer_fp8pipe launch``."""
+import contextlib
+import glob
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from chainer_fp8pipe.launcher.leftovers import marked
+from chainer_fp8pipe.report.going_on import LAUNCHED
+
+import pytest
+
+from tests.ranks import end_with_parent, environment, mpiexec
+
+pytestmark = pytest.mark.skipif(sys.platform != 'linux',
+                                reason='processes are found in /proc')
+
+#: An unmodified script of ChainerMN's; an update takes a hundredth second.
+SCRIPT = '''
+import time
+import chainer, chainermn, numpy
+import chainer.functions as F, chainer.links as L
+from chainer import training
+comm = chainermn.create_communicator('naive')
+numpy.random.seed(comm.rank)
+model = L.Classifier(chainer.Sequential(L.Linear(8, 16), F.relu,
+                                        L.Linear(16, 2)))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.Adam(0.02), comm).setup(model)
+points = numpy.random.RandomState(1).rand(300, 8).astype('f')
+data = chainer.datasets.TupleDataset(
+    points, (points.sum(1) > 4).astype('i'))
+data = chainermn.scatter_dataset(data, comm, shuffle=True, seed=0)
+updater = training.StandardUpdater(
+    chainer.iterators.SerialIterator(data, 10), optimizer)
+trainer = training.Trainer(updater, (UPDATES, 'iteration'))
+trainer.extend(lambda trainer: time.sleep(0.01), trigger=(1, 'iteration'))
+trainer.run()
+if comm.rank == 0:
+    print('weights', [p.array.sum().tobytes().hex() for p in model.params()])
+'''
+
+
+class Launched:
+    """A launcher with two real ranks, and all processes that come of it."""
+
+    def __init__(self, folder, updates):
+        (folder / 'train.py').write_text(
+            SCRIPT.replace('UPDATES', str(updates)))
+        self.output = folder / 'output'
+        with open(self.output, 'w') as output:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
+                 '--snapshots', 'saved', '--every', '7 iterations',
+                 '--communicator', 'fp8', '--warmup', '5', 'train.py'],
+                env={**environment(), 'MPIEXEC': ' '.join(mpiexec(2)[:-2])},
+                cwd=folder, stdout=output, stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent)
+
+    def said(self):
+        return self.output.read_text()
+
+    def wait_for(self, text, times=1):
+        """Waits until something was said so many times, or to the end."""
+        for _ in range(30_000):
+            if self.process.poll() is not None or (
+                    self.said().count(text) >= times):
+                return
+            time.sleep(0.01)
+        raise AssertionError(self.said())
+
+    def ranks(self):
+        """The processes of ranks."""
+        return [int(name) for name in children_of(children_of(children_of(
+            [self.process.pid]))) if is_rank(name)]
+
+    def mark(self):
+        for child in children_of([self.process.pid]):
+            with open(f'/proc/{child}/environ') as file:
+                if found := re.search(f'{LAUNCHED}=\\w+', file.read()):
+                    return found[0]
+        raise AssertionError('there is no job')
+
+
+def children_of(pids):
+    found = []
+    for pid in pids:
+        for path in glob.glob(f'/proc/{pid}/task/*/children'):
+            with open(path) as file:
+                found += file.read().split()
+    return found
+
+
+def is_rank(pid):
+    with open(f'/proc/{pid}/cmdline') as file:
+        return file.read().split('\0')[1:4] == [
+            '-m', 'chainer_fp8pipe', 'run']
+
+
+def weights(said):
+    return re.findall('^weights (.*)$', said, re.MULTILINE)
+
+
+def segments():
+    return set(glob.glob('/dev/shm/mpich_shm_*'))
+
+
+@pytest.fixture
+def launched(tmp_path):
+    jobs = []
+
+    def launched(updates, name='job'):
+        (tmp_path / name).mkdir()
+        jobs.append(Launched(tmp_path / name, updates))
+        return jobs[-1]
+    yield launched
+    for job in jobs:
+        job.process.kill()
+        job.process.wait()
+
+
+def test_ranks_killed_at_random_moments_end_with_the_undisturbed_bits(
+        launched):
+    undisturbed = launched(60, 'undisturbed')
+    assert undisturbed.process.wait(300) == 0
+    disturbed = launched(60)
+    for time_of in range(1, 4):
+        disturbed.wait_for('trains: update', time_of)
+        time.sleep(random.uniform(0, 0.4))
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            os.kill(random.choice(disturbed.ranks()), signal.SIGKILL)
+        if disturbed.process.poll() is not None:
+            break
+    assert disturbed.process.wait(300) == 0, disturbed.said()
+    assert len(weights(undisturbed.said())) == 1
+    # A rank may be killed when another has printed them already.
+    assert set(weights(disturbed.said())) == set(weights(undisturbed.said()))
+
+
+def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
+    before = segments()
+    job = launched(100_000)
+    job.wait_for('trains: update')
+    mark = job.mark()
+    assert len(marked(mark)) >= 4       # mpiexec, its proxy and two ranks
+    new = segments() - before
+    job.process.kill()
+    job.process.wait()
+    for _ in range(3000):
+        if not marked(mark) and not new & segments():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f'left: {marked(mark)}, {new & segments()}')

@@ -1,0 +1,62 @@
+"""Whether and when a job starts again."""
+from chainer_fp8pipe.launcher.restart_policy import Ending, RestartPolicy
+
+import pytest
+
+KILLED = Ending(9, 'rank 1 was killed', has_updated=True)
+RAISED = Ending(1, 'rank 1: KeyError', 'KeyError', has_updated=True)
+USAGE = Ending(2, 'exit code 2', 'exit code 2')
+
+
+def waits(endings, restarts=20):
+    policy = RestartPolicy(restarts)
+    return [policy.after(ending) for ending in endings], policy.verdict
+
+
+def test_starts_in_vain_wait_longer_each_time_up_to_a_limit():
+    found, verdict = waits(13 * [KILLED])
+    assert found == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    assert not verdict
+
+
+def test_after_progress_the_next_start_comes_at_once_and_counts_anew():
+    found, verdict = waits([KILLED, KILLED, KILLED,
+                            KILLED._replace(progressed=True), KILLED, KILLED])
+    assert found == [0, 1, 2, 0, 0, 1]
+    assert not verdict
+
+
+def test_so_many_restarts_in_vain_are_the_last():
+    assert not waits(3 * [KILLED], restarts=3)[1]
+    assert '4 starts in a row' in waits(4 * [KILLED], restarts=3)[1]
+    assert '1 starts in a row' in waits([KILLED], restarts=0)[1]
+
+
+def test_progress_lets_a_job_die_as_often_as_it_likes():
+    assert not waits(100 * [KILLED._replace(progressed=True)], restarts=1)[1]
+
+
+def test_the_same_failure_of_the_script_three_times_in_a_row_is_enough():
+    assert not waits(2 * [RAISED])[1]
+    assert '3 starts in a row have failed' in waits(3 * [RAISED])[1]
+
+
+@pytest.mark.parametrize('between', [
+    KILLED, RAISED._replace(failure='ValueError'),
+    RAISED._replace(progressed=True)])
+def test_other_endings_in_between_let_the_script_fail_again(between):
+    assert not waits([RAISED, RAISED, between, RAISED, RAISED])[1]
+
+
+def test_a_refusal_is_not_tried_again():
+    assert 'is refused' in waits([USAGE])[1]
+    assert not waits([USAGE._replace(has_updated=True)])[1]
+    assert not waits([KILLED._replace(code=2)])[1]
+
+
+def test_too_few_hosts_are_waited_for_longer_each_time():
+    policy = RestartPolicy(3)
+    assert [policy.without_hosts() for _ in range(3)] == [1, 1, 2]
+    assert not policy.verdict
+    policy.without_hosts()
+    assert 'too few hosts' in policy.verdict

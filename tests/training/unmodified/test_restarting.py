@@ -1,0 +1,148 @@
+"""``run --snapshots`` gives scripts snapshots, and has them go on."""
+import re
+
+import pytest
+
+from tests.ranks import run_script
+
+#: What a script without ChainerMN trains; TRAINERS of them.
+SERIAL = '''
+import os
+import chainer, numpy
+import chainer.functions as F, chainer.links as L
+from chainer import training
+from chainer.training import extensions
+numpy.random.seed(3)
+points = numpy.random.RandomState(1).rand(40, 4).astype('f')
+data = chainer.datasets.TupleDataset(points, (points.sum(1) > 2).astype('i'))
+for number in range(TRAINERS):
+    model = L.Classifier(chainer.Sequential(L.Linear(4, 8), F.relu,
+                                            L.Linear(8, 2)))
+    optimizer = chainer.optimizers.Adam(0.02).setup(model)
+    updater = training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 8), optimizer)
+    trainer = training.Trainer(updater, (20, 'iteration'))
+    MORE
+    @training.make_extension(trigger=(1, 'iteration'))
+    def stop(trainer):
+        if [number, trainer.updater.iteration] == STOP:
+            raise SystemExit(7)
+    trainer.extend(stop)
+    trainer.run()
+    print('from', number, first, 'weights',
+          [float(p.array.sum()) for p in model.params()])
+'''
+#: Says at which update a Trainer goes on.
+FIRST = '''first = []
+    @training.make_extension(trigger=(1, 'iteration'), priority=1000)
+    def note(trainer):
+        first[:] = first or [trainer.updater.iteration]
+    trainer.extend(note)
+    '''
+
+
+def run(folder, stop, *options, ranks=1, trainers=1, more='', code=0,
+        body=SERIAL):
+    script = folder / 'train.py'
+    script.write_text(body.replace('MORE', FIRST + more)
+                      .replace('STOP', repr(list(stop)))
+                      .replace('TRAINERS', str(trainers)))
+    done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                      folder / 'saved', '--every', '6 iterations', *options,
+                      script, cwd=folder)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def ends(done):
+    """By Trainer, the first update of this run, and the weights."""
+    return re.findall(r'from (\d) \[(\d+)\] weights (\[.*\])', done.stdout)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def folders(tmp_path):
+    found = tmp_path / 'undisturbed', tmp_path / 'disturbed'
+    for folder in found:
+        folder.mkdir()
+    return found
+
+
+def test_each_trainer_of_a_script_goes_on_from_its_own_snapshot(folders):
+    whole, cut = folders
+    first = run(whole, (9, 9), trainers=2)
+    assert 'where there is none yet; the training begins' in first.stderr
+    assert names(whole / 'saved') == [
+        '2', 'snapshot_iter_12.npz', 'snapshot_iter_18.npz']
+    run(cut, (1, 9), trainers=2, code=7)
+    again = run(cut, (9, 9), trainers=2)
+    assert [found[1] for found in ends(again)] == ['19', '7']
+    assert [found[2] for found in ends(again)] == [
+        found[2] for found in ends(first)]
+    assert 'goes on after update 6' in again.stderr
+
+
+def test_a_pipeline_goes_on_from_its_snapshot(folders):
+    whole, cut = folders
+    options = '--pipeline', '2', '--micro-batches', '2'
+    run(whole, (9, 9), *options, ranks=2, more=(
+        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
+    run(cut, (0, 15), *options, ranks=2, code=7, more=(
+        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
+    run(cut, (9, 9), *options, ranks=2, more=(
+        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
+    losses = [re.findall(r'"main/loss": .*', (
+        folder / 'result' / 'log').read_text()) for folder in folders]
+    assert len(losses[0]) == 20
+    assert losses[0] == losses[1]
+
+
+def test_a_snapshot_of_the_scripts_own_is_the_one_that_counts(tmp_path):
+    own = '''
+    from chainer_fp8pipe.training.extensions import Snapshot
+    from mpi4py import MPI
+    trainer.extend(Snapshot(MPI.COMM_WORLD), trigger=(4, 'iteration'))
+    '''
+    run(tmp_path, (0, 15), more=own, code=7)
+    assert not (tmp_path / 'saved').exists()
+    again = run(tmp_path, (9, 9), more=own)
+    assert 'has a Snapshot of its own' in again.stderr
+    assert ends(again)[0][1] == '13'
+
+
+def test_a_script_that_resumes_itself_is_not_resumed_again(tmp_path):
+    own = '''
+    if os.path.exists('mine.npz'):
+        chainer.serializers.load_npz('mine.npz', trainer)
+    trainer.extend(lambda trainer: chainer.serializers.save_npz(
+        'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
+    '''
+    run(tmp_path, (0, 16), more=own, code=7)
+    again = run(tmp_path, (9, 9), more=own)
+    assert 'has resumed its Trainer at update 15 itself' in again.stderr
+    assert ends(again)[0][1] == '16'
+
+
+def test_chainers_own_snapshot_is_not_loaded_over_the_newer_one(tmp_path):
+    own = '''
+    trainer.extend(extensions.snapshot(autoload=True),
+                   trigger=(10, 'iteration'))
+    '''
+    run(tmp_path, (0, 15), more=own, code=7)
+    again = run(tmp_path, (9, 9), more=own)
+    assert ends(again)[0][1] == '13'
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    (['--every', '5m'], '--every is an option of --snapshots'),
+    (['--snapshots', 's', '--every', 'often'], "'often' is no interval"),
+])
+def test_a_wrong_interval_is_explained(tmp_path, options, message):
+    (tmp_path / 'x.py').touch()
+    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', *options,
+                      tmp_path / 'x.py')
+    assert done.returncode == 2
+    assert message in done.stderr
