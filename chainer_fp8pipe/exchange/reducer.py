@@ -14,6 +14,7 @@ from ..codecs import Codec, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Signature, agree
 from ..report.stream import EventStream
+from .drift import ReplicaCheck
 from .gradients import SAME_MODEL, Gradients
 from .model_state import ModelState, ModelStates
 from .nonfinite import everywhere, must_be_finite
@@ -59,17 +60,20 @@ class Reducer:
             all.
         nonfinite: What to do about means that are not finite, see
             :func:`.must_be_finite`.
+        replicas: Compares them.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
                  models: ModelStates, events: EventStream,
-                 bucket_bytes: int, nonfinite: str) -> None:
+                 bucket_bytes: int, nonfinite: str, replicas: ReplicaCheck
+                 ) -> None:
         self._comm = comm
         self._algorithm = algorithm
         self._models = models
         self._events = events
         self._bucket_bytes = bucket_bytes
         self._nonfinite = nonfinite
+        self._replicas = replicas
         self._queue = BucketQueue(comm, algorithm, events)
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
@@ -79,6 +83,11 @@ class Reducer:
             gradients = Gradients(model, zero_fill)
             agree(self._comm, self._signature(state, gradients),
                   gradients.problem, SAME_GRADIENTS)
+            if self._replicas.is_due(state.updates):
+                found = self._replicas.differences(model)
+                if found:
+                    self._replicas.mend(model, state.updates, found)
+                    gradients = Gradients(model, zero_fill)
             state.see(gradients.loss_scale)
             codec = state.current
             outcome = self._receive(codec, self._queue,
