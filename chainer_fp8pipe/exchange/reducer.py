@@ -13,6 +13,7 @@ from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Signature, agree
+from ..mpi.failure.update_count import updates
 from ..report.stream import EventStream
 from .drift import ReplicaCheck
 from .gradients import SAME_MODEL, Gradients
@@ -135,7 +136,8 @@ class Reducer:
             part = gradients.part(names, codec.grain)
             if part.size:
                 bucket = Bucket(codec, part, state.wire(
-                    number, codec, part.xp, part.size), decodes=True)
+                    number, codec, part.xp, part.size), decodes=True,
+                    number=number)
                 self._queue.submit(bucket)
                 self._queue.advance()
                 sent.append(Sent(part, bucket))
@@ -165,3 +167,4 @@ class Reducer:
             gradients.write_back()
         state.updates += 1
         self._events.updates += 1
+        updates.finished((id(self), state.number))
