@@ -25,7 +25,7 @@ NEEDED = [
     'pip', 'setuptools',
     # what Chainer and this package need, less NumPy, which comes with CuPy
     'filelock', 'mpi4py', 'mpich', 'packaging', 'protobuf', 'six',
-    'typing_extensions',
+    'typing_extensions', 'xxhash',
     # what the tests need
     'hypothesis', 'iniconfig', 'ml_dtypes', 'pluggy', 'pygments', 'pytest',
     'pytest-timeout', 'sortedcontainers']

@@ -8,6 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from ..mpi.failure.waits import Wait
 from ..report.stream import EventStream
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ class Algorithm(abc.ABC):
     def begin_decoding(self, bucket: Bucket) -> None:
         """Lets means be decoded as they come from now on."""
         assert bucket.finished
+
+    def waits(self) -> list[Wait]:
+        """What buckets wait for, the oldest first; any thread may ask."""
+        return []
 
     def advance(self) -> bool:
         """Does what can be done without waiting; whether it was anything."""

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import Compiled
+from ..mpi.failure.waits import Wait, waiting
 from ..mpi.waiting import BRIEF, LONG, Pauses
 from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
@@ -34,6 +35,7 @@ class Bucket:
             they come.
         contributes: False for a bucket that is sent only because other ranks
             wait for it: all zeros.
+        number: Which of the model's buckets it is.
 
     Attributes:
         compiled: What compiled code knows of the codec; None: compiled code
@@ -50,7 +52,7 @@ class Bucket:
     def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
                  start: int = 0, stop: int | None = None,
                  prescale: float | None = None, decodes: bool = False,
-                 contributes: bool = True) -> None:
+                 contributes: bool = True, number: int = 0) -> None:
         self.codec = codec
         self.tensors = tensors
         self.wire = wire
@@ -61,6 +63,7 @@ class Bucket:
         self.compiled: Compiled | None = None
         self.handle: Any = None
         self.passes = False
+        self.number = number
         self.finished = False
         self.failure = ''
         self._contributes = contributes
@@ -70,6 +73,13 @@ class Bucket:
         self._request: MPI.Request | None = None
         self._means: list[tuple[int, int]] = []
         self._bad: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """The bucket in a message."""
+        names = self.tensors.names
+        return f'bucket {self.number} ({names[0]}' + (
+            f' and {len(names) - 1} more)' if names[1:] else ')')
 
     @property
     def encodes(self) -> bool:
@@ -269,6 +279,17 @@ class BucketQueue:
             RuntimeError: The bucket could not be launched; that was an error
                 then.
         """
+        with waiting(self._waits):
+            self._finish(bucket, beside)
+
+    def _waits(self) -> list[Wait]:
+        """What it waits for, the oldest bucket first."""
+        return self.algorithm.waits() or [
+            Wait(f'the maxima of {bucket.name} from all ranks')
+            for bucket, _ in tuple(self._waiting)]
+
+    def _finish(self, bucket: Bucket, beside: Callable[[], bool] | None
+                ) -> None:
         pauses = Pauses()
         usual = LONG if beside is None else _LITTLE
         more = False

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import IN_PYTHON, Compiled
+from ..mpi.failure.waits import Wait, world_ranks
 from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.node_memory import meet, node_memory
@@ -31,6 +32,9 @@ _LARGEST = (1 << 31) // 4 - 1
 _SLOT = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
+# What compiled code waits for in steps that wait.
+_AWAITED = {Opcode.RECEIVE_PARTIAL: 'the sum', Opcode.RECEIVE_RESULT:
+            'the mean'}
 # The numbers that compiled code has for them.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
@@ -121,6 +125,7 @@ class PlanExecutor(Algorithm):
         self.framing = framing
         self._parts = [program(plan, comm.rank) for plan in plans]
         self._buckets: list[Bucket] = []
+        self._world_ranks = world_ranks(self.comm)
         self._cuts: dict[tuple[int, int, int, int], tuple[_Lane, ...]] = {}
         self._forms: dict[numpy.dtype, _Sums] = {}
         self._most_blocks = max(
@@ -186,6 +191,27 @@ class PlanExecutor(Algorithm):
             self._compiled.decode(bucket.handle)
         finally:
             self._take_notice()
+
+    def waits(self) -> list[Wait]:
+        kinds = {number: kind for kind, number in _KINDS.items()}
+        names = {id(bucket.handle): bucket.name
+                 for bucket in tuple(self._buckets)}
+        found = []
+        for job, lane, frame, step, kind, peer in self._compiled.waits():
+            bucket = names.get(job)
+            what = _AWAITED.get(kinds.get(kind, Opcode.ENCODE))
+            if bucket is None:      # it has just arrived
+                continue
+            of = f'frame {frame} of {bucket}' + (
+                f', lane {lane}' if len(self.plans) > 1 else '')
+            if what is None:
+                found.append(Wait(f'what was sent of {of} to be taken, in '
+                                  f'step {step}'))
+            else:
+                rank = self._world_ranks[peer]
+                found.append(Wait(f'{of} ({what}, step {step}) from rank '
+                                  f'{rank}', (rank,)))
+        return found
 
     def advance(self) -> bool:
         try:

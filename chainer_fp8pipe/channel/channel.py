@@ -34,6 +34,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs.staging import empty_wire
+from ..mpi.failure.waits import Wait, waiting, world_ranks
 from ..mpi.forever import keep_forever
 from ..mpi.waiting import wait_until
 from .headers import DESCRIPTION, FAILURE, FILLER, FRAME, Assembly, frames
@@ -59,7 +60,11 @@ class RemoteError(RuntimeError):
 
 
 class _ChannelEnd:
-    """One of the two ends of a channel; ``peer`` is the rank of the other."""
+    """One of the two ends of a channel.
+
+    Attributes:
+        world_peer: The rank of the other end, in ``MPI.COMM_WORLD``.
+    """
 
     def __init__(self, comm: MPI.Comm, peer: int, tag: int,
                  codec: str | None) -> None:
@@ -70,6 +75,7 @@ class _ChannelEnd:
             raise ValueError(f'tag is {tag}, expected 0 to '
                              f'{(largest - 1) // 2}')
         self._comm, self._peer, self._codec = comm, peer, codec
+        self.world_peer = world_ranks(comm)[peer]
         # MPI's tags: of the channel, and of its receiver's giving up.
         self._forward, self._back = 2 * tag, 2 * tag + 1
         self._far = peer in far_ranks(comm)
@@ -139,7 +145,10 @@ class Sender(_ChannelEnd):
         Raises:
             RemoteError: The receiver gave up.
         """
-        wait_until(self._is_flushed)
+        with waiting(lambda: [Wait(
+                f'rank {self.world_peer} to take what was sent',
+                (self.world_peer,))]):
+            wait_until(self._is_flushed)
 
     def fail(self, text: str) -> None:
         """Sends an error instead of arrays and returns at once.
@@ -275,7 +284,10 @@ class Receiver(_ChannelEnd):
     def _wait(self, request: MPI.Request) -> int:
         """Bytes of the message, when it is there."""
         status = self._status
-        wait_until(lambda: request.Test(status))
+        with waiting(lambda: [Wait(
+                f'a message from rank {self.world_peer}',
+                (self.world_peer,))]):
+            wait_until(lambda: request.Test(status))
         if not self._posted:
             self._mark(busy=False)
         return status.Get_count(MPI.BYTE)

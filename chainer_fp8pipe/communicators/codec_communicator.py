@@ -14,6 +14,7 @@ from mpi4py import MPI
 from ..allreduce.algorithm import Algorithm
 from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
+from ..exchange.drift import ReplicaCheck
 from ..exchange.gradients import (
     SAME_MODEL,
     arrays_of,
@@ -94,6 +95,8 @@ class CodecCommunicator(MpiCommunicatorBase):
             RuntimeError: A gradient is NaN or infinite (unless options say
                 otherwise); on all ranks, naming rank and parameter.  If a
                 parameter itself is, it may be on its rank only.
+            ReplicaDrift: Replicas were compared (option ``check_every``) and
+                differ; on all ranks, naming parameter, updates and ranks.
         """
         if chainer.is_debug():
             self._mean_of_finite(model, zero_fill)
@@ -272,7 +275,8 @@ def _model_state(name: str, options: ExchangeOptions, rank: int, number: int
 def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,
              models: ModelStates, events: EventStream) -> Reducer:
     given = (comm, algorithm, models, events, options.bucket_bytes,
-             options.nonfinite)
+             options.nonfinite, ReplicaCheck(
+                 comm, options.check_every, options.drift == 'repair'))
     if not options.overlap:
         return Reducer(*given)
     if threads_are_allowed(comm):

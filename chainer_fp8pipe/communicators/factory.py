@@ -7,7 +7,7 @@ import chainermn
 from mpi4py import MPI
 
 from ..mpi.failure.abort import abort_on_exception
-from ..mpi.failure.witness import watch
+from ..mpi.failure.watch import watch
 from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options

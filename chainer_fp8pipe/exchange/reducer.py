@@ -13,7 +13,9 @@ from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Signature, agree
+from ..mpi.failure.update_count import updates
 from ..report.stream import EventStream
+from .drift import ReplicaCheck
 from .gradients import SAME_MODEL, Gradients
 from .model_state import ModelState, ModelStates
 from .nonfinite import everywhere, must_be_finite
@@ -59,17 +61,20 @@ class Reducer:
             all.
         nonfinite: What to do about means that are not finite, see
             :func:`.must_be_finite`.
+        replicas: Compares them.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
                  models: ModelStates, events: EventStream,
-                 bucket_bytes: int, nonfinite: str) -> None:
+                 bucket_bytes: int, nonfinite: str, replicas: ReplicaCheck
+                 ) -> None:
         self._comm = comm
         self._algorithm = algorithm
         self._models = models
         self._events = events
         self._bucket_bytes = bucket_bytes
         self._nonfinite = nonfinite
+        self._replicas = replicas
         self._queue = BucketQueue(comm, algorithm, events)
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
@@ -79,6 +84,11 @@ class Reducer:
             gradients = Gradients(model, zero_fill)
             agree(self._comm, self._signature(state, gradients),
                   gradients.problem, SAME_GRADIENTS)
+            if self._replicas.is_due(state.updates):
+                found = self._replicas.differences(model)
+                if found:
+                    self._replicas.mend(model, state.updates, found)
+                    gradients = Gradients(model, zero_fill)
             state.see(gradients.loss_scale)
             codec = state.current
             outcome = self._receive(codec, self._queue,
@@ -126,7 +136,8 @@ class Reducer:
             part = gradients.part(names, codec.grain)
             if part.size:
                 bucket = Bucket(codec, part, state.wire(
-                    number, codec, part.xp, part.size), decodes=True)
+                    number, codec, part.xp, part.size), decodes=True,
+                    number=number)
                 self._queue.submit(bucket)
                 self._queue.advance()
                 sent.append(Sent(part, bucket))
@@ -156,3 +167,4 @@ class Reducer:
             gradients.write_back()
         state.updates += 1
         self._events.updates += 1
+        updates.finished((id(self), state.number))

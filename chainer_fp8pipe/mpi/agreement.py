@@ -87,6 +87,18 @@ class Agreement:
             raise self._error
 
 
+def are_equal(comm: MPI.Comm, number: int) -> bool:
+    """Whether a number of 64 bits, 0 to 2^64 - 1, is the same on all ranks.
+
+    Costs one all-reduce of 16 bytes.
+    """
+    # The largest, and what is left of 2^64 - 1 by the smallest.
+    extremes = numpy.array([number, ~number & (1 << 64) - 1], numpy.uint64)
+    # MPI's own wait would keep the core from other ranks and threads.
+    wait_until(comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX).Test)
+    return bool(extremes[0] == ~extremes[1])
+
+
 def check_same(everyone: Sequence[Mapping[str, Any]], remedy: str,
                write: Callable[[Any], str] = repr) -> None:
     """Raises ValueError if a rank's arguments are not those of rank 0.

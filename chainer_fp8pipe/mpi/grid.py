@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from . import once
 from .agreement import check_same
-from .failure.witness import watch
+from .failure.watch import watch
 from .groups import nodes_of
 from .placement import AXES, divisors, place
 

@@ -326,7 +326,7 @@ class BucketSender:
         update.sent[part.bucket] = Bucket(
             codec, tensors, self._state.wire(
                 part.bucket, codec, tensors.xp, tensors.size),
-            contributes=contributes, decodes=decodes)
+            contributes=contributes, decodes=decodes, number=part.bucket)
         self.queue.submit(update.sent[part.bucket], part.until)
 
     # --- between backward passes ---------------------------------------------

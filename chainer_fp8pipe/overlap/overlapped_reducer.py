@@ -14,6 +14,7 @@ from mpi4py import MPI
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
+from ..exchange.drift import ReplicaCheck
 from ..exchange.gradients import Gradients
 from ..exchange.model_state import ModelState, ModelStates
 from ..exchange.nonfinite import here, must_be_finite
@@ -48,15 +49,17 @@ class OverlappedReducer(Reducer):
         bucket_bytes: Bytes of float32 of gradients that travel together; 0:
             all.
         nonfinite: What to do about means that are not finite.
+        replicas: Compares them.
         defers: An update returns before its exchange is over; parameters
             are updated when the next forward pass wants them.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
                  models: ModelStates, events: EventStream,
-                 bucket_bytes: int, nonfinite: str, defers: bool) -> None:
+                 bucket_bytes: int, nonfinite: str, replicas: ReplicaCheck,
+                 defers: bool) -> None:
         super().__init__(comm, algorithm, models, events, bucket_bytes,
-                         nonfinite)
+                         nonfinite, replicas)
         self._defers = defers
         self._thread = ExchangeThread(events)
         self._is_broken = False
@@ -80,6 +83,16 @@ class OverlappedReducer(Reducer):
             if gradients.problem or not (defers and sender.update.ready
                                          == len(sender.order.slices)):
                 settle()
+            if self._replicas.is_due(state.updates):
+                settle()        # or not all ranks may come here
+                found = self._replicas.differences(model)
+                if found:
+                    # Part of it has been encoded with what is replaced.
+                    self._withdraw(sender)
+                    self._replicas.mend(model, state.updates, found)
+                    if self._is_broken:
+                        raise RuntimeError(_BROKEN)
+                    gradients = Gradients(model, zero_fill)
             state.see(gradients.loss_scale)
             if stage == 'new':
                 sender.follow(gradients.sizes, self._bucket_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from ..mpi.failure.waits import Wait, waiting
 from ..report.stream import EventStream
 from .block import Arrays
 from .channels import Channels
@@ -75,6 +76,7 @@ class StageExecutor:
         """
         self._head, self._places, self._train = head, places, train
         self._outputs: list[Arrays] = [()] * len(places)
+        self._stage = rank
         self._clear()
         for micro_batch, arrays in enumerate(inputs):
             self._activations[micro_batch, -1] = arrays
@@ -164,5 +166,13 @@ class StageExecutor:
         with self._events.section('receive', action.micro_batch,
                                  action.chunk):
             receiver = self._channels.receivers[action.kind, action.chunk]
+            with waiting(lambda: [self._wait(action, receiver.world_peer)]):
+                arrays = receiver.receive()
             self._crossing[action.kind][
-                action.micro_batch, action.boundary] = receiver.receive()
+                action.micro_batch, action.boundary] = arrays
+
+    def _wait(self, action: Action, rank: int) -> Wait:
+        what = ('its input' if action.kind is Kind.RECEIVE_ACTIVATION
+                else 'the gradient of its output')
+        return Wait(f'{what} from rank {rank}, in stage {self._stage}, '
+                    f'micro-batch {action.micro_batch}', (rank,))

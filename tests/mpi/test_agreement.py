@@ -1,4 +1,9 @@
-from chainer_fp8pipe.mpi.agreement import Signature, agree, raise_together
+from chainer_fp8pipe.mpi.agreement import (
+    Signature,
+    agree,
+    are_equal,
+    raise_together,
+)
 
 import pytest
 
@@ -67,3 +72,11 @@ def test_raise_together_tells_every_rank_of_one_ranks_error(comm):
             raise OSError('disk full')
     with pytest.raises(RuntimeError, match='rank 2: OSError: disk full'):
         raise_together(comm, action)
+
+
+@on_ranks(1, 3)
+@pytest.mark.parametrize('number', [0, 1, 1 << 63, (1 << 64) - 1])
+def test_numbers_of_64_bits_are_compared(comm, number):
+    assert are_equal(comm, number)
+    other = number ^ (1 << 40) if comm.rank == 1 else number
+    assert are_equal(comm, other) == (comm.size == 1)

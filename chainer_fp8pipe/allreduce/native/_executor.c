@@ -399,6 +399,44 @@ static PyObject *taken(PyObject *object, PyObject *unused)
     return result;
 }
 
+/* A number that the thread in run() may be changing. */
+#define SEEN(number) __atomic_load_n(&(number), __ATOMIC_RELAXED)
+
+/* What a chunk waits for: (address of its job, lane, frame, step, kind, peer);
+ * NULL without an exception: it is not under way.  Any thread may ask, so
+ * nothing is read here that is ever freed while the executor lives. */
+static PyObject *wait_of(const Lane *lane, const Chunk *chunk)
+{
+    uintptr_t job = (uintptr_t)SEEN(chunk->job);
+    int position = SEEN(chunk->position);
+    if (!job || !SEEN(chunk->active))
+        return NULL;
+    int kind = -1, peer = -1; /* for what it has sent to leave */
+    if (position >= 0 && position < lane->steps_count) {
+        kind = lane->steps[position].kind;
+        peer = lane->steps[position].peer;
+    }
+    return Py_BuildValue("KiLiii", (unsigned long long)job, lane->number,
+                         (long long)SEEN(chunk->frame), position, kind, peer);
+}
+
+/* waits(): of all chunks under way, what they wait for. */
+static PyObject *waits(PyObject *object, PyObject *unused)
+{
+    Executor *self = (Executor *)object;
+    PyObject *found = PyList_New(0);
+    for (int i = 0; found && i < self->lanes_count; ++i)
+        for (int j = 0; found && j < self->lanes[i].in_flight; ++j) {
+            PyObject *wait = wait_of(&self->lanes[i],
+                                     &self->lanes[i].seats[j]);
+            if (wait ? PyList_Append(found, wait) < 0
+                     : PyErr_Occurred() != NULL)
+                Py_CLEAR(found);
+            Py_XDECREF(wait);
+        }
+    return found;
+}
+
 static PyObject *get_busy(PyObject *self, void *unused)
 {
     return PyBool_FromLong(is_busy((Executor *)self));
@@ -417,6 +455,7 @@ static PyMethodDef executor_methods[] = {
     {"interrupt", interrupt, METH_NOARGS, NULL},
     {"decode", decode_now, METH_O, NULL},
     {"taken", taken, METH_NOARGS, NULL},
+    {"waits", waits, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

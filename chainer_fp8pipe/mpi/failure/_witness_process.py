@@ -34,17 +34,20 @@ ALL_END = b'all end'        # the whole job is ended, by a rank that says why
 
 _DYING = 1.0                # seconds from the end of the line to that of all
 _PATIENCE = 0.1             # seconds to wait for how a process ended
+_LONGEST_STACK = 8000       # characters
 _PIDFD_GET_INFO = 0xC040FF0B        # <linux/pidfd.h>
 _PIDFD_INFO_EXIT = 1 << 3
 _INFO = struct.Struct('=Q52xi')     # the mask, and the wait status at 60
 _OWN = struct.Struct('=iII')        # struct ucred: process, user, group
 
 
-def main(listener: int, starter: int, size: int) -> None:
+def main(token: str, listener: int, starter: int, size: int, questions: int
+         ) -> None:
     """Divides into sentinel and witness; returns in neither.
 
     ``listener`` is the file of the socket that ranks connect to, ``starter``
-    the process of the rank that started this one, ``size`` that of the job.
+    the process of the rank that started this one, ``size`` that of the job,
+    ``questions`` the file of the socket that other hosts ask, with ``token``.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)   # ranks may live on
@@ -58,7 +61,8 @@ def main(listener: int, starter: int, size: int) -> None:
         os.setsid()
         with contextlib.suppress(OSError):      # such as: not permitted here
             witness = _Witness(socket.socket(fileno=listener), ours,
-                               _Process(sentinel))
+                               _Process(sentinel),
+                               _Questions(questions, token.encode()))
             if ended := witness.wait(starter):
                 os.write(2, ended.epitaph(len(witness.ranks) == size).encode())
     os._exit(0)
@@ -94,6 +98,13 @@ class _Process:
         return f'was killed by {name}' + (
             ' (the system does that when memory is short)'
             if name in ('SIGKILL', 'SIGBUS') else '')
+
+    def state(self) -> str:
+        """One letter, as in /proc: T is stopped; '' if it is gone."""
+        with contextlib.suppress(OSError, IndexError), open(
+                f'/proc/{self.pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[0]
+        return ''
 
     def _status(self) -> int | None:
         """Wait status, as ``os.wait`` returns it; None if not available."""
@@ -135,6 +146,7 @@ class _Rank(_Process):
         self.closed = False         # the line
         self.name = ''              # that the rank sent
         self.said_goodbye = False   # so that it may end
+        self.stack = 0, 0           # signal that has it written, and to where
         self.how = ''               # the rank has ended, in words
 
     def ends(self, ready: int) -> bool:
@@ -146,6 +158,20 @@ class _Rank(_Process):
         # Not if it has become another program (os.execv).
         return self.is_gone()
 
+    def write_stack(self) -> None:
+        """Has the rank write its stack, which it can do though it waits."""
+        number, _ = self.stack
+        if number and self.pidfd is not None and self.state() in 'RSD':
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def written_stack(self) -> str:
+        """What the rank has written last."""
+        with contextlib.suppress(OSError), open(
+                f'/proc/{self.pid}/fd/{self.stack[1]}') as file:
+            return file.read()[-_LONGEST_STACK:] if self.stack[0] else ''
+        return ''
+
     def epitaph(self, all_are_here: bool) -> str:
         """The line about its end."""
         at = datetime.datetime.now().time().isoformat('microseconds')
@@ -156,14 +182,60 @@ class _Rank(_Process):
                 f'job ({at}{others})\n')
 
 
+class _Questions:
+    """Tells those who ask in what state the ranks' processes are.
+
+    They ask when a job stands still: a rank that is stopped cannot answer
+    itself.  ``file`` is a UDP socket; a question begins with ``token``.
+    """
+
+    def __init__(self, file: int, token: bytes) -> None:
+        self._socket = socket.socket(fileno=file)
+        self._socket.setblocking(False)
+        self._token = token
+
+    def fileno(self) -> int:
+        """For ``epoll``."""
+        return self._socket.fileno()
+
+    def answer(self, ranks: list[_Rank]) -> None:
+        """Answers all questions that have come."""
+        import json  # only a witness that is asked needs it
+
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data, place = self._socket.recvfrom(1 << 12)
+                    if not data.startswith(self._token):
+                        continue
+                    asked = json.loads(data[len(self._token):])
+                    wanted = [rank for rank in ranks
+                              if rank.pid in asked['stacks']]
+                    self._socket.sendto(
+                        (asked['token'] + json.dumps({
+                            'from': asked['from'], 'kind': 'processes',
+                            'found': [(rank.name, rank.state(),
+                                       rank.written_stack()
+                                       if rank in wanted else '')
+                                      for rank in ranks]})).encode(), place)
+                    for rank in wanted:     # for the next question
+                        rank.write_stack()
+                except BlockingIOError:
+                    raise
+                except (OSError, ValueError, KeyError, TypeError):
+                    continue    # who asked is gone, or asked nonsense
+
+
 class _Witness:
     """Waits for the first end.
 
-    Ranks connect to ``listener``; the sentinel reads ``pipe``.
+    Ranks connect to ``listener``; the sentinel reads ``pipe``; others may ask
+    ``questions``.
     """
 
     def __init__(self, listener: socket.socket, pipe: int,
-                 sentinel: _Process) -> None:
+                 sentinel: _Process, questions: _Questions | None = None
+                 ) -> None:
         self._listener = listener
         self._listener.setblocking(False)
         self.ranks: dict[int, _Rank] = {}       # known so far, by process
@@ -172,6 +244,9 @@ class _Witness:
         self._sentinel = sentinel
         self._pipe = pipe
         self._epoll.register(pipe, 0)       # tells when nobody reads it
+        self._questions = questions
+        if questions:
+            self._epoll.register(questions, select.EPOLLIN)
 
     def wait(self, starter: int) -> _Rank | None:
         """The rank that ended first; None if that was in order."""
@@ -181,6 +256,9 @@ class _Witness:
             for ready, _ in self._epoll.poll():
                 if ready == self._pipe:
                     return None
+                if self._questions and ready == self._questions.fileno():
+                    self._questions.answer([*self.ranks.values()])
+                    continue
                 # A goodbye that was sent before an end counts.
                 self._meet()
                 if self._hear():
@@ -233,6 +311,9 @@ class _Witness:
                         return True
                     if message == GOODBYE:
                         rank.said_goodbye = True
+                    elif message.startswith(b'stack '):
+                        _, *numbers = message.split()
+                        rank.stack = int(numbers[0]), int(numbers[1])
                     elif message:
                         rank.name = message.decode(errors='replace')
                     else:
@@ -241,4 +322,4 @@ class _Witness:
 
 
 if __name__ == '__main__':
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -16,15 +16,18 @@ import atexit
 import contextlib
 import fcntl
 import os
+import secrets
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from ..forever import keep_forever
 from . import _witness_process
+from .dumped_stack import register as register_stack
+from .side_channel import Address, address_of, open_socket
 
 #: The environment variable that, as ``0``, has no witness started.
 SWITCH = 'CHAINER_FP8PIPE_WITNESS'
@@ -36,27 +39,34 @@ _BACKLOG = 1024         # ranks that may connect before the witness is up
 _LOWEST_FD = 200
 
 
+class _Reached(NamedTuple):
+    """A witness's addresses: for the ranks of its node, and for questions."""
+
+    line: bytes
+    questions: Address
+
+
 class _Line:
     """This rank's connection to its witness."""
 
     def __init__(self) -> None:
-        self.address = b''      # of the witness; b'' if there is none
+        self.witness: _Reached | None = None
         self.role = ''          # this rank's part in the job
         self._socket: socket.socket | None = None
         self._owner = 0
 
-    def connect(self, address: bytes) -> None:
+    def connect(self, witness: _Reached) -> None:
         """Connects to a witness, if that is possible."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
             low.settimeout(_SECONDS)
             try:
-                low.connect(address)
+                low.connect(witness.line)
                 line = socket.socket(fileno=fcntl.fcntl(
                     low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD))
             except OSError:
                 return
         line.setblocking(False)
-        self.address, self._socket, self._owner = address, line, os.getpid()
+        self.witness, self._socket, self._owner = witness, line, os.getpid()
         atexit.register(say_goodbye)
         # A program may call MPI_Finalize itself.  Its first act is to take
         # away the attributes of this communicator.
@@ -74,8 +84,11 @@ class _Line:
 _line = _Line()
 
 
-def watch(comm: MPI.Comm, role: str = '') -> None:
+def register(comm: MPI.Comm, role: str = '') -> Address | None:
     """Registers these ranks with the witness of their node; call it on all.
+
+    Returns where to ask the witness for the states of its processes; None if
+    there is none.
 
     The first call on a node starts the witness without waiting for it: a
     rank that dies within the next tenth of a second is not named.  The
@@ -84,18 +97,23 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
     ``role`` is this rank's part in the job for the message, such as ``'stage
     0'``; '' keeps that of an earlier call, at first ``'worker'``.
     """
-    if comm.size == 1:
-        return
     _line.role = role or _line.role or 'worker'
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     try:
-        address = _agree_on_one(node)
+        witness = _agree_on_one(node)
     finally:
         node.Free()
-    if address and not _line.address and _is_possible():
-        _line.connect(address)
+    if witness and not _line.witness and _is_possible():
+        _line.connect(witness)
+        _line.say(register_stack().encode())
+    _line.say(own_name().encode())
+    return witness.questions if witness else None
+
+
+def own_name() -> str:
+    """This rank and its part in the job, in words."""
     world = MPI.COMM_WORLD
-    _line.say(f'rank {world.rank} of {world.size} ({_line.role})'.encode())
+    return f'rank {world.rank} of {world.size} ({_line.role})'
 
 
 def say_goodbye(*_: Any) -> None:
@@ -108,15 +126,16 @@ def say_that_all_end() -> None:
     _line.say(_witness_process.ALL_END)
 
 
-def _agree_on_one(node: MPI.Comm) -> bytes:
-    """The address of these ranks' witness; b'' if there cannot be one."""
-    offers = node.allgather(_line.address if _is_possible() else None)
+def _agree_on_one(node: MPI.Comm) -> _Reached | None:
+    """Where these ranks' witness is; None if there cannot be one."""
+    possible, offers = zip(*node.allgather((_is_possible(), _line.witness)),
+                           strict=True)
     if any(offers):
         return next(filter(None, offers))
-    if b'' not in offers:
-        return b''
-    starter = offers.index(b'')
-    return node.bcast(_start() if node.rank == starter else b'', starter)
+    if True not in possible:
+        return None
+    starter = possible.index(True)
+    return node.bcast(_start() if node.rank == starter else None, starter)
 
 
 def _is_possible() -> bool:
@@ -125,18 +144,20 @@ def _is_possible() -> bool:
             and bool(sys.executable) and os.environ.get(SWITCH) != '0')
 
 
-def _start() -> bytes:
-    """Starts a witness; its address, or b'' if it cannot be started."""
+def _start() -> _Reached | None:
+    """Starts a witness; where it is, or None if it cannot be started."""
     with contextlib.suppress(OSError), socket.socket(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, (
+            open_socket()) as questions:
         listener.bind('')       # Linux then finds a name, and no file
         listener.listen(_BACKLOG)
+        token = secrets.token_hex(8)
         # Kept, as Popen warns when a process is freed before it ends.
         keep_forever(subprocess.Popen(
             [sys.executable, '-I', '-S', _witness_process.__file__,
-             str(listener.fileno()), str(os.getpid()),
-             str(MPI.COMM_WORLD.size)],
+             token, *map(str, (listener.fileno(), os.getpid(),
+                               MPI.COMM_WORLD.size, questions.fileno()))],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd='/',
-            pass_fds=[listener.fileno()]))
-        return listener.getsockname()
-    return b''
+            pass_fds=[listener.fileno(), questions.fileno()]))
+        return _Reached(listener.getsockname(), address_of(questions, token))
+    return None

@@ -18,6 +18,7 @@ from chainermn.optimizers import (
 from ...chains.partitioned_chain import PartitionedChain
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.failure.abort import abort_on_exception
+from ...mpi.failure.update_count import updates
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...planning.partition.partition_plan import load_plan
@@ -200,6 +201,7 @@ class PipelineUpdater(StandardUpdater):
         with self.events.section('update'):
             optimizer.update()
         self.events.stop()      # what follows is no part of an update
+        updates.finished((id(self), 'pipeline'))
         self._steps.adapt(optimizer)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)

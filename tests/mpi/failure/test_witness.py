@@ -28,7 +28,7 @@ import contextlib, os, signal, sys, threading, time
 import chainer_fp8pipe
 from chainer_fp8pipe import ProcessGrid, create_communicator
 from chainer_fp8pipe.mpi.failure import witness
-from chainer_fp8pipe.mpi.failure.witness import watch
+from chainer_fp8pipe.mpi.failure.watch import watch
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 
