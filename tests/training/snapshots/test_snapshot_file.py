@@ -1,4 +1,4 @@
-from chainer_fp8pipe.training.extensions.snapshot_file import (
+from chainer_fp8pipe.training.snapshots.snapshot_file import (
     digest,
     opened,
     plan,
@@ -44,7 +44,6 @@ def test_every_rank_can_be_put_together_from_what_is_written(tables):
     (numpy.zeros(2, 'f4'), numpy.zeros(1, 'f8')),
     (numpy.zeros((2, 1)), numpy.zeros((1, 2))),
     (numpy.zeros(2), numpy.array([0.0, -0.0])),
-    (numpy.array(None), numpy.array({'a': 1})),
     (numpy.array('x'), numpy.array('y')),
     (numpy.zeros(0, 'i'), numpy.zeros(0, 'f')),
 ])
@@ -61,9 +60,14 @@ def test_columns_have_the_digest_of_a_copy():
 
 
 def members(*names):
-    yield from ((name, numpy.arange(3)) for name in names)
-    yield 'meta/has', numpy.ones((1, len(names)), bool)
-    yield 'meta/communicator', numpy.asarray('none')
+    return digested([
+        *((name, numpy.arange(3)) for name in names),
+        ('meta/has', numpy.ones((1, len(names)), bool)),
+        ('meta/communicator', numpy.asarray('none'))])
+
+
+def digested(values):
+    return ((name, value, digest(value)) for name, value in values)
 
 
 def test_a_snapshot_file_is_read_as_it_was_written(tmp_path):
@@ -79,7 +83,7 @@ def test_a_snapshot_file_is_read_as_it_was_written(tmp_path):
 
 def test_a_crash_leaves_the_older_file_and_nothing_else(tmp_path):
     def crash():
-        yield 'all/a', numpy.arange(1000)
+        yield from digested([('all/a', numpy.arange(1000))])
         raise KeyboardInterrupt
     path = tmp_path / 'x.npz'
     write(str(path), members('all/a'))
