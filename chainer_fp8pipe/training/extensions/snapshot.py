@@ -51,8 +51,9 @@ _FILENAME = 'snapshot_iter_{}.npz'
 class Snapshot(extension.Extension):
     """Writes ``snapshot_iter_N.npz`` for the whole job.  Add it on all ranks.
 
-    An update waits until the arrays are copied.  The rest happens beside the
-    updates that follow: rank 0 is sent what it lacks, and a thread of it
+    An update waits until the arrays are copied, into memory that is kept for
+    the next snapshot: as much again as the rank's state.  The rest happens
+    beside the updates that follow: rank 0 is sent what it lacks, and a thread of it
     writes to a temporary file, which is renamed when it is complete and on
     the disk, so that no crash leaves half a snapshot or takes an older one.
     The next snapshot, and the end of the training, wait until the last one is
@@ -93,6 +94,7 @@ class Snapshot(extension.Extension):
         self._failures = failures
         self._failed = 0            # in a row
         self._writing: SnapshotWriting | None = None
+        self._copies: dict[str, numpy.ndarray] = {}
         self._is_stepped = False    # whether a trigger steps it
         self._restore_trigger: Callable[[], None] = lambda: None
 
@@ -122,7 +124,8 @@ class Snapshot(extension.Extension):
         self._complete()
         ranks, iteration = all_ranks(self._comm), trainer.updater.iteration
         values = raise_together(ranks, lambda: prepared(
-            collect(trainer, self._comm), copied=self._is_stepped))
+            collect(trainer, self._comm),
+            self._copies if self._is_stepped else None))
         self._writing = SnapshotWriting(
             ranks, os.path.join(trainer.out, _FILENAME.format(iteration)),
             values, _communicator(trainer, self._comm),
@@ -143,6 +146,7 @@ class Snapshot(extension.Extension):
         elif (writing := self._writing) is not None:
             wait_until(lambda: writing.step_in_time(time.monotonic))
             self._writing = None
+        self._copies = {}
 
     def _step(self) -> None:
         """Goes on with a snapshot that is being written; waits for nothing."""

@@ -31,7 +31,7 @@ def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
         RuntimeError: Rank 0 could not write, or a value cannot be saved; on
             all ranks.
     """
-    values = raise_together(comm, lambda: prepared(state, copied=False))
+    values = raise_together(comm, lambda: prepared(state))
     writing = SnapshotWriting(comm, path, values, communicator)
     wait_until(writing.step)
     writing.free()

@@ -63,28 +63,45 @@ class _Entry(NamedTuple):
         return numpy.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
-def prepared(state: Mapping[str, numpy.ndarray], copied: bool
+def prepared(state: Mapping[str, numpy.ndarray],
+             copies: dict[str, numpy.ndarray] | None = None
              ) -> dict[str, Saved]:
     """The values of a state as the file has them.
 
     Args:
         state: Arrays by their keys.
-        copied: Whether arrays are copied, so that they may change afterwards.
+        copies: If given, arrays are copied, so that they may change
+            afterwards: into those of the last time, where they fit, as the
+            system takes several times as long to give new memory.  Those of
+            this time are left here.
 
     Raises:
         TypeError: A value cannot be saved; the key is named.
     """
-    def saved(key: str, value: numpy.ndarray) -> Saved:
+    values, last = {}, copies or {}
+    for key, value in state.items():
         if is_plain(value):
-            return Saved(numpy.array(value, order='C', copy=True) if copied
-                         else numpy.asarray(value, order='C'), False)
+            array = numpy.asarray(value, order='C') if copies is None else (
+                _copy(value, last.get(key)))
+            values[key] = Saved(array, False)
+            continue
         try:
-            return Saved(to_json(value), True)
+            values[key] = Saved(to_json(value), True)
         except TypeError as error:
             raise TypeError(
                 f'{key} cannot be saved: {error}; serialize arrays, numbers, '
                 'texts, and lists and dictionaries of them') from None
-    return {key: saved(key, value) for key, value in state.items()}
+    if copies is not None:
+        copies.clear()
+        copies.update({key: value.array for key, value in values.items()})
+    return values
+
+
+def _copy(value: numpy.ndarray, last: numpy.ndarray | None) -> numpy.ndarray:
+    if last is None or (last.shape, last.dtype) != (value.shape, value.dtype):
+        return numpy.array(value, order='C', copy=True)
+    last[...] = value
+    return last
 
 
 class SnapshotWriting:
