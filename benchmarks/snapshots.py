@@ -105,8 +105,9 @@ def measure(comm: MPI.Comm, way: str, out: str, snapshots: int) -> dict:
     if way == 'Snapshot':
         trainer.extend(Snapshot(communicator, retain=1), trigger=due)
     else:
-        trainer.extend(lambda trainer: save(trainer, communicator, os.path.join(
-            out, f'snapshot_iter_{trainer.updater.iteration}.npz')),
+        trainer.extend(
+            lambda trainer: save(trainer, communicator, os.path.join(
+                out, f'snapshot_iter_{trainer.updater.iteration}.npz')),
             trigger=due, priority=-100, name='save')
     clock = Clock()
     trainer.extend(clock)
@@ -180,8 +181,8 @@ def main() -> None:
         rank(options.rank, options.out, options.snapshots)
         return
     print(describe())
-    print('ranks  way         update [s]  first [s]  still [s]  slower [s]  whole [s]'
-          '  file [MB]', flush=True)
+    print('ranks  way         update [s]  first [s]  still [s]  slower [s]'
+          '  whole [s]  file [MB]', flush=True)
     data = []
     for ranks in options.ranks:
         for way in options.ways:

@@ -53,11 +53,11 @@ class Snapshot(extension.Extension):
 
     An update waits until the arrays are copied, into memory that is kept for
     the next snapshot: as much again as the rank's state.  The rest happens
-    beside the updates that follow: rank 0 is sent what it lacks, and a thread of it
-    writes to a temporary file, which is renamed when it is complete and on
-    the disk, so that no crash leaves half a snapshot or takes an older one.
-    The next snapshot, and the end of the training, wait until the last one is
-    whole.  Continue with :func:`resume`.
+    beside the updates that follow: rank 0 is sent what it lacks, and a thread
+    of it writes to a temporary file, which is renamed when it is complete and
+    on the disk, so that no crash leaves half a snapshot or takes an older
+    one.  The next snapshot, and the end of the training, wait until the last
+    one is whole.  Continue with :func:`resume`.
 
     Where a snapshot cannot be written (disk full, no permission), training
     goes on, rank 0 says so in a warning, and the older snapshots stay.

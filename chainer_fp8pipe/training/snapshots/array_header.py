@@ -25,7 +25,7 @@ _MAGIC = b'\x93NUMPY\x01\x00'
 _HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[?biufcSUmMO]\d{0,9}(?:\[\d{0,9}[a-zA-Z]{1,2}\])?)'"
     rb", 'fortran_order': (True|False), 'shape': "
-    rb'\(((?:\d{1,19}, )*(?:\d{1,19},?)?)\), \} *\n')
+    rb'\((\d{1,19},|\d{1,19}(?:, \d{1,19})+|)\), \} *\n')
 
 
 class ArrayHeader(NamedTuple):

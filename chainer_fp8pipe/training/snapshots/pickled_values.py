@@ -36,7 +36,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 _LITERALS = {
     'BININT', 'BININT1', 'BININT2', 'LONG1', 'BINFLOAT', 'BINUNICODE',
     'SHORT_BINUNICODE', 'BINUNICODE8', 'BINBYTES', 'SHORT_BINBYTES'}
-_IMMUTABLE = (type(None), bool, int, float, str, bytes)
+_IMMUTABLE = (type(None), bool, int, float, str, bytes, numpy.generic)
 
 
 class _Mark:
@@ -144,7 +144,9 @@ class _Machine:
                        else argument] = stack[-1]
         elif name in ('BINGET', 'LONG_BINGET'):
             value = self._kept[argument]
-            if not isinstance(value, (*_IMMUTABLE, _Global)) and value != ():
+            is_dtype = isinstance(value, _Made) and value.name == _DTYPE
+            if not (is_dtype or isinstance(value, (*_IMMUTABLE, _Global))
+                    or value == ()):
                 raise ValueError('a value in two places')
             stack.append(value)
         elif name == 'GLOBAL':
