@@ -47,7 +47,7 @@ from mpi4py import MPI
 
 WAYS = 'Snapshot', 'save'
 WIDTH, LAYERS, BATCH = 1024, 24, 64
-FIRST, APART = 6, 14        # updates before the first snapshot, and between
+FIRST, APART = 6, 24        # updates before the first snapshot, and between
 
 
 class Clock(extension.Extension):

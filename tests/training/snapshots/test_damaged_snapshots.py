@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from . import damage
 
 #: Damaged files of one example: with 1,000 examples in a round, ten rounds
-#: of ``make explore`` try 200,000.
+#: of ``make explore`` try 200,000 in each of the three tests.
 FILES = 20
 # Bytes of Python's own objects, whatever the size of the file.
 _OWN = 1 << 18
