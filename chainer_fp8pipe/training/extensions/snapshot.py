@@ -144,7 +144,9 @@ class Snapshot(extension.Extension):
         if sys.exc_info()[0] is None:
             self._complete()
         elif (writing := self._writing) is not None:
-            wait_until(lambda: writing.step_in_time(time.monotonic))
+            if not writing.is_done:
+                wait_until(lambda: writing.step_in_time(time.monotonic))
+                self._report(writing)
             self._writing = None
         self._copies = {}
 
@@ -161,8 +163,7 @@ class Snapshot(extension.Extension):
         """
         if self._writing is None:
             return
-        while not self._writing.is_done:
-            wait_until(self._stepped)
+        wait_until(self._stepped)
         writing, self._writing = self._writing, None
         writing.free()
         self._failed = self._failed + 1 if writing.problem else 0

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +45,10 @@ _NEEDED = {'meta/has', 'meta/communicator'}
 _VALUE = re.compile(r'(json/)?(all|rank(?:0|[1-9]\d{0,8}))/(.*)', re.DOTALL)
 _DIGEST = 16                # bytes
 _PIECE = 1 << 20            # bytes that are read or written at once
+
+
+_LOCK = threading.Lock()
+_IN_USE: set[str] = set()   # temporary names
 
 
 class SnapshotIndex(NamedTuple):
@@ -264,21 +270,39 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]]
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
-    # A name of its own, so that a killed run leaves no more than one.
-    temporary = os.path.join(directory, 'snapshot.partial')
-    try:
-        with open(temporary, 'wb') as file:
-            with zipfile.ZipFile(file, 'w') as archive:
-                for name, value in marked(members):
-                    _write_member(archive, name, value)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise
+    with _temporary_name(directory) as temporary:
+        try:
+            with open(temporary, 'wb') as file:
+                with zipfile.ZipFile(file, 'w') as archive:
+                    for name, value in marked(members):
+                        _write_member(archive, name, value)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
     _sync_directory(directory)
+
+
+@contextlib.contextmanager
+def _temporary_name(directory: str) -> Iterator[str]:
+    """The same each time, so that a killed run leaves no more than one.
+
+    Another one while a thread of this process writes to that.
+    """
+    first = os.path.join(os.path.realpath(directory), 'snapshot.partial')
+    with _LOCK:
+        name = next(name for name in itertools.chain(
+            [first], (f'{first}.{number}' for number in itertools.count(1)))
+            if name not in _IN_USE)
+        _IN_USE.add(name)
+    try:
+        yield name
+    finally:
+        with _LOCK:
+            _IN_USE.discard(name)
 
 
 def marked(members: Iterable[tuple[str, numpy.ndarray, bytes]]

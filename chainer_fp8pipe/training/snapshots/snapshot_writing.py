@@ -143,6 +143,7 @@ class SnapshotWriting:
             except BaseException as error:
                 self.is_done = True
                 self.problem = f'{type(error).__name__}: {error}'
+                self._give_up()
                 raise
         return self.is_done
 
@@ -164,10 +165,13 @@ class SnapshotWriting:
             self._moved_at = now
         if now - self._moved_at < self._patience:
             return False
+        self._give_up()
+        return True
+
+    def _give_up(self) -> None:
         if self._writer:
             self._writer.give_up()
         keep_forever(self)      # with the memory of its messages
-        return True
 
     # --- the ways of the ranks, which yield where they wait ------------------
 

@@ -1,3 +1,6 @@
+import os
+import stat
+
 from chainer_fp8pipe.training.snapshots.snapshot_file import (
     digest,
     opened,
@@ -92,6 +95,36 @@ def test_a_crash_leaves_the_older_file_and_nothing_else(tmp_path):
         write(str(path), crash())
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_files_can_be_written_at_once(tmp_path):
+    """A snapshot beside the training, and one for which it waits."""
+    def slow():
+        write(str(tmp_path / 'other.npz'), members('all/b'))
+        yield from members('all/a')
+    write(str(tmp_path / 'x.npz'), slow())
+    for name, key in (('x', 'a'), ('other', 'b')):
+        with opened(str(tmp_path / f'{name}.npz')) as content:
+            content.check()
+            assert content.index.keys == [key]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_file_and_name_are_brought_to_the_disk(tmp_path, monkeypatch):
+    """In this order: bytes, name, the name's own bytes."""
+    done = []
+
+    def noted(call, original):
+        def note(*arguments):
+            is_folder = call == 'fsync' and stat.S_ISDIR(
+                os.fstat(arguments[0]).st_mode)
+            done.append('folder' if is_folder else call)
+            return original(*arguments)
+        return note
+    for call in ('fsync', 'replace'):
+        monkeypatch.setattr(os, call, noted(call, getattr(os, call)))
+    write(str(tmp_path / 'x.npz'), members('all/a'))
+    assert done == ['fsync', 'replace', 'folder']
 
 
 def test_other_files_are_no_snapshots(tmp_path):
