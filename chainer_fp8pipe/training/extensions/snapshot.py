@@ -10,10 +10,14 @@ or replicas.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import re
+import sys
+import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -23,7 +27,11 @@ from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.ranks import all_ranks
-from . import snapshot_file, snapshot_transfer
+from ...mpi.waiting import wait_until
+from ..snapshots import snapshot_file, snapshot_transfer
+from ..snapshots.snapshot_file import Content, SnapshotIndex
+from ..snapshots.snapshot_writing import SnapshotWriting, prepared
+from ..snapshots.zip_directory import DamagedSnapshot
 from .job_state import (
     MODEL,
     collect,
@@ -35,7 +43,6 @@ from .job_state import (
     movable,
     restore,
 )
-from .snapshot_file import Content, SnapshotIndex
 
 _PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
@@ -44,9 +51,16 @@ _FILENAME = 'snapshot_iter_{}.npz'
 class Snapshot(extension.Extension):
     """Writes ``snapshot_iter_N.npz`` for the whole job.  Add it on all ranks.
 
-    Rank 0 writes, to a temporary file that is renamed when it is complete,
-    so that no crash leaves half a snapshot or takes an older one.  Continue
-    with :func:`resume`.
+    An update waits until the arrays are copied, into memory that is kept for
+    the next snapshot: as much again as the rank's state.  The rest happens
+    beside the updates that follow: rank 0 is sent what it lacks, and a thread
+    of it writes to a temporary file, which is renamed when it is complete and
+    on the disk, so that no crash leaves half a snapshot or takes an older
+    one.  The next snapshot, and the end of the training, wait until the last
+    one is whole.  Continue with :func:`resume`.
+
+    Where a snapshot cannot be written (disk full, no permission), training
+    goes on, rank 0 says so in a warning, and the older snapshots stay.
 
     A snapshot is written every epoch unless ``extend`` gets a trigger.
 
@@ -54,21 +68,35 @@ class Snapshot(extension.Extension):
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
             communicator of mpi4py's.  Residuals are found in it and in the
             communicators of multi-node optimizers.
-        retain: How many of the newest snapshots to keep; None: all.
+        retain: How many of the newest snapshots to keep; None: all.  Older
+            ones are removed when the new one is whole.
+        failures: How many snapshots in a row may fail before that is an
+            error, on all ranks, at the next snapshot or the end of the
+            training; None: any number.
 
     Raises:
-        ValueError: ``retain`` is less than 1.
+        ValueError: ``retain`` or ``failures`` is less than 1.
+        RuntimeError: From the extension itself, on all ranks: a value cannot
+            be saved, or ``failures`` snapshots in a row were not written.
     """
 
     trigger = 1, 'epoch'
     priority = -100         # after the extensions whose state is saved
     default_name = 'Snapshot'
 
-    def __init__(self, comm: Any, retain: int | None = None) -> None:
-        if retain is not None and retain < 1:
-            raise ValueError(f'retain must be at least 1, not {retain!r}')
+    def __init__(self, comm: Any, retain: int | None = None,
+                 failures: int | None = 3) -> None:
+        for name, number in (('retain', retain), ('failures', failures)):
+            if number is not None and number < 1:
+                raise ValueError(f'{name} must be at least 1, not {number!r}')
         self._comm = comm
         self._retain = retain
+        self._failures = failures
+        self._failed = 0            # in a row
+        self._writing: SnapshotWriting | None = None
+        self._copies: dict[str, numpy.ndarray] = {}
+        self._is_stepped = False    # whether a trigger steps it
+        self._restore_trigger: Callable[[], None] = lambda: None
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Raises RuntimeError on all ranks if a new run finds snapshots.
@@ -84,21 +112,115 @@ class Snapshot(extension.Extension):
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
         raise_together(ranks, look)
+        for entry in trainer._extensions.values():
+            if entry.extension is self and not self._is_stepped:
+                own = entry.trigger
+                entry.trigger = _Stepping(own, self._step)
+                self._is_stepped = True
+                self._restore_trigger = functools.partial(
+                    setattr, entry, 'trigger', own)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        name = _FILENAME.format(trainer.updater.iteration)
-        save(trainer, self._comm, os.path.join(trainer.out, name))
-        if self._retain and all_ranks(self._comm).rank == 0:
-            for path in find_snapshots(trainer.out)[:-self._retain]:
+        self._complete()
+        ranks, iteration = all_ranks(self._comm), trainer.updater.iteration
+        values = raise_together(ranks, lambda: prepared(
+            collect(trainer, self._comm),
+            self._copies if self._is_stepped else None))
+        self._writing = SnapshotWriting(
+            ranks, os.path.join(trainer.out, _FILENAME.format(iteration)),
+            values, _communicator(trainer, self._comm),
+            lambda: self._remove_older(trainer.out, iteration))
+        if not self._is_stepped:        # outside of a Trainer's loop
+            self._complete()
+
+    def finalize(self) -> None:
+        """Completes the last snapshot, at the end of the training.
+
+        At an end by an error, which the other ranks may not have met, only
+        as long as they take part.
+        """
+        self._restore_trigger()
+        self._is_stepped = False
+        if sys.exc_info()[0] is None:
+            self._complete()
+        elif (writing := self._writing) is not None:
+            if not writing.is_done:
+                wait_until(lambda: writing.step_in_time(time.monotonic))
+                self._report(writing)
+            self._writing = None
+        self._copies = {}
+
+    def _step(self) -> None:
+        """Goes on with a snapshot that is being written; waits for nothing."""
+        if self._writing and not self._writing.is_done and (
+                self._writing.step()):
+            self._report(self._writing)
+
+    def _complete(self) -> None:
+        """Waits until the snapshot is written; on all ranks.
+
+        Raises RuntimeError on all if too many in a row were not.
+        """
+        if self._writing is None:
+            return
+        wait_until(self._stepped)
+        writing, self._writing = self._writing, None
+        writing.free()
+        self._failed = self._failed + 1 if writing.problem else 0
+        if self._failed and self._failed == self._failures:
+            raise RuntimeError(
+                f'{self._failed} snapshots in a row could not be written, '
+                f'the last with {writing.problem}. Make room, or choose '
+                "another directory (the trainer's out), and resume; "
+                'Snapshot(comm, failures=None) never ends a run')
+
+    def _stepped(self) -> bool:
+        self._step()
+        return self._writing is None or self._writing.is_done
+
+    def _report(self, writing: SnapshotWriting) -> None:
+        if writing.problem and all_ranks(self._comm).rank == 0:
+            older = find_snapshots(os.path.dirname(writing.path))
+            warnings.warn(
+                f'{writing.path} could not be written ({writing.problem}); '
+                'training goes on, and ' + (
+                    f'{older[-1]} is still there' if older else
+                    'there is no older snapshot'), stacklevel=2)
+
+    def _remove_older(self, directory: str, iteration: int) -> None:
+        """Those of later iterations are of a run that was given up."""
+        paths = [path for number, path in _numbered(directory)
+                 if number <= iteration]
+        for path in paths[:-self._retain] if self._retain else []:
+            try:
                 os.remove(path)
+            except OSError as error:
+                warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
+
+
+class _Stepping:
+    """An extension's trigger, at whose questions something else is done.
+
+    A Trainer asks after every update.
+    """
+
+    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
+        self._trigger, self._step = trigger, step
+
+    def __call__(self, trainer: chainer.training.Trainer) -> bool:
+        self._step()
+        return self._trigger(trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trigger, name)
 
 
 def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
     """Writes the state of all ranks to ``path``; call it on all ranks.
 
     Raises:
-        RuntimeError: Rank 0 could not write, on all ranks.  A file that was
-            at ``path`` before is still there.
+        RuntimeError: Rank 0 could not write, or a value cannot be saved; on
+            all ranks.  A file that was at ``path`` before is still there.
     """
     ranks = all_ranks(comm)
     state = raise_together(ranks, lambda: collect(trainer, comm))
@@ -118,25 +240,30 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
     Residuals, codec state and random numbers then start afresh; rank 0 says
     so in a warning.
 
+    The whole file is read and compared with its digests before anything is
+    changed, and every value again when it is with its rank.  Nothing in a
+    file is run, and nothing is allocated that the file has not got.
+
     Args:
         trainer: Built as for the run that was interrupted.
         comm: The ranks, as for :class:`Snapshot`.
-        path: The snapshot, or a directory, of which the newest is taken.
+        path: The snapshot, or a directory, of which the newest whole one is
+            taken; rank 0 says in a warning which it passed over and why.
             Only rank 0 reads it.
 
     Returns:
         The iteration at which training goes on.
 
     Raises:
-        ValueError: There is no snapshot, it is damaged, or it is of another
+        ValueError: There is no whole snapshot, or it is of another
             model or optimizer, or lacks something.  On all ranks, and before
             anything is changed: trainer and file are as they were.
     """
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
-            ranks, lambda: stack.enter_context(_opened(path))
-            if ranks.rank == 0 else None, error=ValueError)
+            ranks, lambda: _whole(path, stack) if ranks.rank == 0 else None,
+            error=ValueError)
         index: SnapshotIndex = ranks.bcast(content and content.index)
         _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
@@ -151,8 +278,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
         unclaimed = _unclaimed(ranks, index, wishes)
         agree(ranks, Signature({}),
               missing(wanted, current, exact) or unclaimed)
-        saved = snapshot_transfer.read(ranks, content, index.keys, wishes,
-                                       exact)
+        saved = snapshot_transfer.read(ranks, content, index, wishes, exact)
     agree(ranks, Signature({}), incompatible(saved, current))
     restore(saved, trainer, comm)
     _after(trainer)
@@ -166,13 +292,20 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
 
 
 def find_snapshots(directory: str) -> list[str]:
-    """The snapshots in a directory, oldest iteration first."""
+    """The snapshots in a directory, oldest iteration first.
+
+    Whether they are whole :func:`resume` finds out.
+    """
+    return [path for _, path in _numbered(directory)]
+
+
+def _numbered(directory: str) -> list[tuple[int, str]]:
     pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
     found = []
     for path in glob.glob(os.path.join(glob.escape(directory), '*')):
         if match := re.fullmatch(pattern, os.path.basename(path)):
             found.append((int(match[1]), path))
-    return [path for _, path in sorted(found)]
+    return sorted(found)
 
 
 def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
@@ -181,13 +314,37 @@ def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
     return ', '.join(names) or 'none'
 
 
-def _opened(path: str) -> contextlib.AbstractContextManager[Content]:
-    if os.path.isdir(path):
-        found = find_snapshots(path)
-        if not found:
-            raise FileNotFoundError(f'there is no snapshot in {path}')
-        path = found[-1]
-    return snapshot_file.opened(path)
+def _whole(path: str, stack: contextlib.ExitStack) -> Content:
+    """Opens a snapshot that is whole, or the newest that is in a directory.
+
+    Warns of those that are passed over.
+    """
+    if not os.path.isdir(path):
+        return _checked(path, stack)
+    passed = []
+    for candidate in reversed(find_snapshots(path)):
+        try:
+            content = _checked(candidate, stack)
+        except (DamagedSnapshot, OSError) as error:
+            passed.append(f'{candidate} is not whole and is passed over: '
+                          f'{error.__cause__ or error}')
+            continue
+        for text in passed:
+            warnings.warn(text, stacklevel=2)
+        return content
+    raise FileNotFoundError(f'there is no snapshot in {path}' if not passed
+                            else f'no snapshot in {path} can be gone on from;'
+                            f' {"; ".join(passed)}')
+
+
+def _checked(path: str, stack: contextlib.ExitStack) -> Content:
+    """Opens a snapshot after all of it was read and found whole."""
+    with contextlib.ExitStack() as trial:
+        content = trial.enter_context(snapshot_file.opened(path))
+        with snapshot_file.explained(path):
+            content.check()
+        stack.push(trial.pop_all())
+    return content
 
 
 def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,

@@ -1,4 +1,7 @@
-from chainer_fp8pipe.training.extensions.snapshot_file import (
+import os
+import stat
+
+from chainer_fp8pipe.training.snapshots.snapshot_file import (
     digest,
     opened,
     plan,
@@ -44,7 +47,6 @@ def test_every_rank_can_be_put_together_from_what_is_written(tables):
     (numpy.zeros(2, 'f4'), numpy.zeros(1, 'f8')),
     (numpy.zeros((2, 1)), numpy.zeros((1, 2))),
     (numpy.zeros(2), numpy.array([0.0, -0.0])),
-    (numpy.array(None), numpy.array({'a': 1})),
     (numpy.array('x'), numpy.array('y')),
     (numpy.zeros(0, 'i'), numpy.zeros(0, 'f')),
 ])
@@ -61,9 +63,14 @@ def test_columns_have_the_digest_of_a_copy():
 
 
 def members(*names):
-    yield from ((name, numpy.arange(3)) for name in names)
-    yield 'meta/has', numpy.ones((1, len(names)), bool)
-    yield 'meta/communicator', numpy.asarray('none')
+    return digested([
+        *((name, numpy.arange(3)) for name in names),
+        ('meta/has', numpy.ones((1, len(names)), bool)),
+        ('meta/communicator', numpy.asarray('none'))])
+
+
+def digested(values):
+    return ((name, value, digest(value)) for name, value in values)
 
 
 def test_a_snapshot_file_is_read_as_it_was_written(tmp_path):
@@ -79,7 +86,7 @@ def test_a_snapshot_file_is_read_as_it_was_written(tmp_path):
 
 def test_a_crash_leaves_the_older_file_and_nothing_else(tmp_path):
     def crash():
-        yield 'all/a', numpy.arange(1000)
+        yield from digested([('all/a', numpy.arange(1000))])
         raise KeyboardInterrupt
     path = tmp_path / 'x.npz'
     write(str(path), members('all/a'))
@@ -88,6 +95,36 @@ def test_a_crash_leaves_the_older_file_and_nothing_else(tmp_path):
         write(str(path), crash())
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_files_can_be_written_at_once(tmp_path):
+    """A snapshot beside the training, and one for which it waits."""
+    def slow():
+        write(str(tmp_path / 'other.npz'), members('all/b'))
+        yield from members('all/a')
+    write(str(tmp_path / 'x.npz'), slow())
+    for name, key in (('x', 'a'), ('other', 'b')):
+        with opened(str(tmp_path / f'{name}.npz')) as content:
+            content.check()
+            assert content.index.keys == [key]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_file_and_name_are_brought_to_the_disk(tmp_path, monkeypatch):
+    """In this order: bytes, name, the name's own bytes."""
+    done = []
+
+    def noted(call, original):
+        def note(*arguments):
+            is_folder = call == 'fsync' and stat.S_ISDIR(
+                os.fstat(arguments[0]).st_mode)
+            done.append('folder' if is_folder else call)
+            return original(*arguments)
+        return note
+    for call in ('fsync', 'replace'):
+        monkeypatch.setattr(os, call, noted(call, getattr(os, call)))
+    write(str(tmp_path / 'x.npz'), members('all/a'))
+    assert done == ['fsync', 'replace', 'folder']
 
 
 def test_other_files_are_no_snapshots(tmp_path):

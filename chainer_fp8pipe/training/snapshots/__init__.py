@@ -1,0 +1,1 @@
+"""The files of snapshots: their format, and the ranks' way to them."""

@@ -1,0 +1,383 @@
+"""A snapshot on its way from all ranks to the disk, beside the training.
+
+A thread of each rank computes the digests of the rank's values, and one of
+rank 0 writes the file.  Messages are the main thread's alone: whoever owns a
+:class:`SnapshotWriting` calls :meth:`~SnapshotWriting.step` now and then, at
+the ends of updates, which looks at messages that have arrived and starts
+others, and never waits.  So threads and MPI meet nowhere, and no rank has to
+do a step when another does: the messages have a communicator of their own.
+
+Rank 0 is sent the digests of all ranks, answers each rank with the keys that
+it is to send, and receives their values in their order, some megabytes at a
+time, so that it never holds more of the other ranks'.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from ...mpi.forever import keep_forever
+from . import snapshot_file
+from .plain_values import is_plain, to_json
+from .snapshot_file import JSON, digest
+
+#: Bytes of other ranks' values that are on their way to rank 0, and as many
+#: that wait there for the disk.
+WINDOW = 1 << 26
+_TABLE, _PLAN, _VALUES, _OUTCOME = range(4)      # tags
+# Seconds without a step forward after which a rank that ends by an error
+# gives up: the other ranks may have ended, or hang in an update.
+_PATIENCE = 1.0
+# The same while rank 0 writes what all ranks have sent.
+_PATIENCE_WITH_DISK = 10.0
+
+_Way = Generator[None, None, Any]
+
+
+class Saved(NamedTuple):
+    """A value as the file has it."""
+
+    array: numpy.ndarray    # of numbers or texts, in C order
+    is_json: bool
+
+
+class _Entry(NamedTuple):
+    """What the ranks say to each other of a value."""
+
+    digest: bytes
+    is_json: bool
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return numpy.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+def prepared(state: Mapping[str, numpy.ndarray],
+             copies: dict[str, numpy.ndarray] | None = None
+             ) -> dict[str, Saved]:
+    """The values of a state as the file has them.
+
+    Args:
+        state: Arrays by their keys.
+        copies: If given, arrays are copied, so that they may change
+            afterwards: into those of the last time, where they fit, as the
+            system takes several times as long to give new memory.  Those of
+            this time are left here.
+
+    Raises:
+        TypeError: A value cannot be saved; the key is named.
+    """
+    values, last = {}, copies or {}
+    for key, value in state.items():
+        if is_plain(value):
+            array = numpy.asarray(value, order='C') if copies is None else (
+                _copy(value, last.get(key)))
+            values[key] = Saved(array, False)
+            continue
+        try:
+            values[key] = Saved(to_json(value), True)
+        except TypeError as error:
+            raise TypeError(
+                f'{key} cannot be saved: {error}; serialize arrays, numbers, '
+                'texts, and lists and dictionaries of them') from None
+    if copies is not None:
+        copies.clear()
+        copies.update({key: value.array for key, value in values.items()})
+    return values
+
+
+def _copy(value: numpy.ndarray, last: numpy.ndarray | None) -> numpy.ndarray:
+    if last is None or (last.shape, last.dtype) != (value.shape, value.dtype):
+        return numpy.array(value, order='C', copy=True)
+    last[...] = value
+    return last
+
+
+class SnapshotWriting:
+    """The writing of one snapshot.  Make it on all ranks, and step it.
+
+    Args:
+        comm: All ranks; a duplicate is made of it.
+        path: The file.
+        values: This rank's, of :func:`prepared`; the arrays must not change
+            before :meth:`step` returns True.
+        communicator: The names of the job's communicators.
+        after: What rank 0's thread does when the file is whole.
+    """
+
+    def __init__(self, comm: MPI.Comm, path: str, values: dict[str, Saved],
+                 communicator: str, after: Callable[[], None] = lambda: None
+                 ) -> None:
+        self.path = path
+        #: Why the file could not be written; '' while that is not known, and
+        #: if it was.
+        self.problem = ''
+        self.is_done = False
+        self._comm = comm.Dup()
+        self._communicator = communicator
+        self._values = values
+        self._after = after
+        self._digests = _Digests(values)
+        self._writer: _FileWriter | None = None
+        self._moves = 0
+        self._moved_at: float | None = None
+        self._patience = _PATIENCE
+        self._way = self._send() if comm.rank else self._receive()
+
+    def step(self) -> bool:
+        """Does what can be done without waiting; True when all is over."""
+        if not self.is_done:
+            try:
+                self.is_done = next(self._way, self) is self
+            except BaseException as error:
+                self.is_done = True
+                self.problem = f'{type(error).__name__}: {error}'
+                self._give_up()
+                raise
+        return self.is_done
+
+    def free(self) -> None:
+        """Frees the communicator; on all ranks, after the last step."""
+        self._comm.Free()
+
+    def step_in_time(self, clock: Callable[[], float]) -> bool:
+        """A step of a rank that ends by an error, which others may not.
+
+        Returns True when all is over, or nothing has moved for so long that
+        the snapshot was given up; no half file is left then.
+        """
+        moves = self._moves
+        if self.step():
+            return True
+        now = clock()
+        if self._moves != moves or self._moved_at is None:
+            self._moved_at = now
+        if now - self._moved_at < self._patience:
+            return False
+        self._give_up()
+        return True
+
+    def _give_up(self) -> None:
+        if self._writer:
+            self._writer.give_up()
+        keep_forever(self)      # with the memory of its messages
+
+    # --- the ways of the ranks, which yield where they wait ------------------
+
+    def _send(self) -> _Way:
+        """Of the ranks that send their values."""
+        table = yield from self._table()
+        yield from self._send_object(table, 0, _TABLE)
+        keys = yield from self._receive_object(0, _PLAN)
+        self._values = {key: self._values[key] for key in keys}
+        for window in _windows([table[key].size for key in keys]):
+            requests = [self._comm.Isend(
+                [_bytes(self._values[keys[number]].array)[start:stop],
+                 MPI.BYTE], 0, _VALUES) for number, start, stop in window]
+            yield from self._until(
+                functools.partial(MPI.Request.Testall, requests))
+            for number, _, stop in window:
+                if stop == table[keys[number]].size:
+                    del self._values[keys[number]]
+        self._values = {}
+        self._patience = _PATIENCE_WITH_DISK
+        self.problem = yield from self._receive_object(0, _OUTCOME)
+
+    def _receive(self) -> _Way:
+        """Of rank 0, which writes."""
+        tables = [(yield from self._table())]
+        for rank in range(1, self._comm.size):
+            tables.append((yield from self._receive_object(rank, _TABLE)))
+        parts, has = snapshot_file.plan([
+            {key: bytes([entry.is_json]) + entry.digest
+             for key, entry in table.items()} for table in tables])
+        for rank in range(1, self._comm.size):
+            yield from self._send_object([key for _, key in parts[rank]],
+                                         rank, _PLAN)
+        writer = self._writer = _FileWriter(self.path, self._after)
+        for prefix, key in parts[0]:
+            entry = tables[0][key]
+            writer.put(_name(entry, prefix + key), self._values[key].array,
+                       entry.digest)
+        self._values = {}
+        for rank in range(1, self._comm.size):
+            yield from self._receive_values(
+                rank, [(prefix + key, tables[rank][key])
+                       for prefix, key in parts[rank]], writer)
+        for name, value in (('meta/has', has), ('meta/communicator',
+                            numpy.asarray(self._communicator))):
+            writer.put(name, value, digest(value))
+        writer.close()
+        # From here on nobody else is needed for the file.
+        self._patience = math.inf
+        yield from self._until(lambda: not writer.is_alive())
+        self._patience = _PATIENCE
+        self.problem = writer.problem
+        for rank in range(1, self._comm.size):
+            yield from self._send_object(self.problem, rank, _OUTCOME)
+
+    def _receive_values(self, rank: int, part: list[tuple[str, _Entry]],
+                        writer: _FileWriter) -> _Way:
+        arrays: dict[int, numpy.ndarray] = {}
+        for window in _windows([entry.size for _, entry in part]):
+            requests = []
+            for number, start, stop in window:
+                entry = part[number][1]
+                if start == 0:
+                    arrays[number] = numpy.empty(entry.shape, entry.dtype)
+                requests.append(self._comm.Irecv(
+                    [_bytes(arrays[number])[start:stop], MPI.BYTE], rank,
+                    _VALUES))
+            yield from self._until(
+                functools.partial(MPI.Request.Testall, requests))
+            for number, _, stop in window:
+                name, entry = part[number]
+                if stop == entry.size:
+                    writer.put(_name(entry, name), arrays.pop(number),
+                               entry.digest)
+            yield from self._until(lambda: writer.waiting <= WINDOW)
+
+    def _table(self) -> _Way:
+        yield from self._until(lambda: not self._digests.is_alive())
+        if self._digests.error:
+            raise self._digests.error
+        return self._digests.table
+
+    def _until(self, done: Callable[[], bool]) -> _Way:
+        while not done():
+            yield
+        self._moves += 1
+
+    def _send_object(self, value: Any, rank: int, tag: int) -> _Way:
+        request = self._comm.isend(value, rank, tag)
+        yield from self._until(lambda: request.test()[0])
+
+    def _receive_object(self, rank: int, tag: int) -> _Way:
+        # A request of its own knows no size before the message is there.
+        while (message := self._comm.improbe(rank, tag)) is None:
+            yield
+        request = message.irecv()
+        while not (answer := request.test())[0]:
+            yield
+        self._moves += 1
+        return answer[1]
+
+
+def _windows(sizes: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Cuts values into messages, some of which are sent at a time.
+
+    Yields lists of (number, start, stop): a value's place in ``sizes`` and a
+    range of its bytes; a value of no bytes has one range, which is empty.
+    """
+    window: list[tuple[int, int, int]] = []
+    room = WINDOW
+    for number, size in enumerate(sizes):
+        start = 0
+        while True:
+            stop = min(start + room, size)
+            window.append((number, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield window
+                window, room = [], WINDOW
+            if start == size:
+                break
+    if window:
+        yield window
+
+
+def _bytes(array: numpy.ndarray) -> numpy.ndarray:
+    """The bytes of an array in C order, in its memory."""
+    return array.reshape(-1).view(numpy.uint8)
+
+
+def _name(entry: _Entry, name: str) -> str:
+    return JSON + name if entry.is_json else name
+
+
+class _Digests(threading.Thread):
+    """Computes what a rank says of its values; without the interpreter."""
+
+    def __init__(self, values: dict[str, Saved]) -> None:
+        super().__init__(name='digests of a snapshot', daemon=True)
+        self.table: dict[str, _Entry] = {}
+        self.error: Exception | None = None
+        self._saved: dict[str, Saved] | None = values
+        self.start()
+
+    def run(self) -> None:
+        """Fills the table."""
+        try:
+            self.table = {
+                key: _Entry(digest(array), is_json, array.dtype.str,
+                            array.shape)
+                for key, (array, is_json) in (self._saved or {}).items()}
+        except Exception as error:      # the main thread raises it
+            self.error = error
+        self._saved = None
+
+
+class _FileWriter(threading.Thread):
+    """Writes a file from what it is given; ends after :meth:`close`."""
+
+    def __init__(self, path: str, after: Callable[[], None]) -> None:
+        super().__init__(name='writer of a snapshot', daemon=True)
+        self.problem = ''
+        #: Bytes that were put and are not written.
+        self.waiting = 0
+        self._lock = threading.Lock()
+        self._path, self._after = path, after
+        self._given: SimpleQueue[Any] = SimpleQueue()
+        self.start()
+
+    def put(self, name: str, value: numpy.ndarray, digest: bytes) -> None:
+        """Gives it another member of the file."""
+        with self._lock:
+            self.waiting += value.nbytes
+        self._given.put((name, value, digest))
+
+    def close(self) -> None:
+        """Says that the file has all members."""
+        self._given.put(None)
+
+    def give_up(self) -> None:
+        """Says that the file never gets the rest; it is removed."""
+        self._given.put(_GivenUp())
+        self.join()
+
+    def run(self) -> None:
+        """Writes; takes all that comes also where it cannot write."""
+        members = self._members()
+        try:
+            snapshot_file.write(self._path, members)
+            self._after()
+        except Exception as error:
+            self.problem = f'rank 0: {type(error).__name__}: {error}'
+            if not isinstance(error, _GivenUp):
+                with contextlib.suppress(_GivenUp):
+                    for _ in self._members():
+                        pass
+
+    def _members(self) -> Iterator[tuple[str, numpy.ndarray, bytes]]:
+        while (member := self._given.get()) is not None:
+            if isinstance(member, _GivenUp):
+                raise member
+            yield member
+            with self._lock:
+                self.waiting -= member[1].nbytes
+
+
+class _GivenUp(RuntimeError):
+    """The end of a file that is never complete."""

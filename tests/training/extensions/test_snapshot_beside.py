@@ -1,0 +1,380 @@
+"""Snapshots that are written while training goes on, or cannot be."""
+import contextlib
+import os
+import subprocess
+import threading
+import warnings
+
+from chainer_fp8pipe.training.extensions import Snapshot, resume
+from chainer_fp8pipe.training.extensions.snapshot import find_snapshots, save
+from chainer_fp8pipe.training.snapshots import snapshot_file, snapshot_writing
+
+import chainer
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+from .helpers import make_trainer, weights
+
+
+class Held:
+    """A disk on which a file gets no further until it is let go."""
+
+    def __init__(self):
+        self._write, self._may_go = snapshot_file.write, threading.Event()
+
+    def __enter__(self):
+        def write(path, members):
+            self._may_go.wait(60)
+            self._write(path, members)
+        snapshot_file.write = write
+        return self
+
+    def let_go(self):
+        self._may_go.set()
+
+    def __exit__(self, *_):
+        self.let_go()
+        snapshot_file.write = self._write
+
+
+@contextlib.contextmanager
+def no_room(when):
+    """A disk that is full at those calls, which are counted from 0."""
+    calls, original = [], snapshot_file.write
+
+    def write(path, members):
+        calls.append(path)
+        if when(len(calls) - 1):
+            raise OSError(28, 'No space left on device')
+        original(path, members)
+    snapshot_file.write = write
+    try:
+        yield
+    finally:
+        snapshot_file.write = original
+
+
+@contextlib.contextmanager
+def silent():
+    """No warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield
+
+
+def names(folder):
+    return [os.path.basename(path) for path in find_snapshots(str(folder))]
+
+
+def make(comm, out, last, every=3, **options):
+    trainer, communicator = make_trainer(comm, out)
+    trainer.stop_trigger = chainer.training.get_trigger((last, 'iteration'))
+    snapshot = Snapshot(communicator, **options)
+    trainer.extend(snapshot, trigger=(every, 'iteration'))
+    return trainer, communicator
+
+
+def at(trainer, iteration, action):
+    """Does something after an update, after the extensions."""
+    trainer.extend(lambda trainer: action(), name=f'at {iteration}',
+                   trigger=lambda trainer: (
+                       trainer.updater.iteration == iteration), priority=-200)
+
+
+@on_ranks(1, 3)
+def test_training_goes_on_while_the_file_is_written(comm, tmp_path):
+    """And the file has the values of the update at which it was begun."""
+    save_at_3, communicator = make(comm, tmp_path / 'waiting', 4, every=9)
+    at(save_at_3, 3, lambda: save(
+        save_at_3, communicator, str(tmp_path / 'expected.npz')))
+    save_at_3.run()
+    trainer, _ = make(comm, tmp_path / 'beside', 5)
+    seen = []
+    with Held() as disk:
+        at(trainer, 4, lambda: seen.append(names(tmp_path / 'beside')))
+        at(trainer, 5, disk.let_go)
+        trainer.run()
+    assert seen == [[]]
+    if comm.rank == 0:
+        found, expected = (dict(numpy.load(path)) for path in (
+            tmp_path / 'beside/snapshot_iter_3.npz',
+            tmp_path / 'expected.npz'))
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            if 'elapsed' not in key and not key.startswith('meta/'):
+                assert found[key].tobytes() == value.tobytes(), key
+
+
+@on_ranks(2)
+def test_the_next_snapshot_waits_for_the_last(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 6)
+    seen = []
+    with Held() as disk:
+        at(trainer, 5, disk.let_go)
+        at(trainer, 6, lambda: seen.append(names(tmp_path)))
+        trainer.run()
+    comm.Barrier()
+    assert seen == [['snapshot_iter_3.npz']]
+    assert names(tmp_path) == ['snapshot_iter_3.npz', 'snapshot_iter_6.npz']
+
+
+@on_ranks(2)
+def test_older_ones_are_removed_only_after_the_new_one_is_whole(
+        comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 9, retain=1)
+    seen = []
+    with Held() as disk:
+        at(trainer, 4, disk.let_go)
+        at(trainer, 6, lambda: seen.append(names(tmp_path)))
+        trainer.run()
+    comm.Barrier()
+    assert len(seen[0]) == 1
+    assert names(tmp_path) == ['snapshot_iter_9.npz']
+
+
+@on_ranks(2)
+def test_snapshots_of_later_iterations_are_not_taken_for_newer_ones(
+        comm, tmp_path):
+    if comm.rank == 0:
+        (tmp_path / 'snapshot_iter_99.npz').write_bytes(b'damaged')
+    comm.Barrier()
+    trainer, communicator = make_trainer(comm, tmp_path)
+    Snapshot(communicator, retain=1)(trainer)
+    comm.Barrier()
+    assert names(tmp_path) == ['snapshot_iter_0.npz', 'snapshot_iter_99.npz']
+
+
+@on_ranks(3)
+def test_an_error_on_all_ranks_leaves_a_whole_snapshot(comm, tmp_path):
+    trainer, communicator = make(comm, tmp_path, 9, every=4)
+
+    def fail():
+        raise KeyError('all ranks')
+    at(trainer, 5, fail)
+    with pytest.raises(KeyError):
+        trainer.run()
+    comm.Barrier()
+    assert names(tmp_path) == ['snapshot_iter_4.npz']
+    trainer, communicator = make(comm, tmp_path, 9)
+    assert resume(trainer, communicator, str(tmp_path)) == 4
+
+
+@on_ranks(2)
+def test_an_error_on_one_rank_does_not_make_it_wait_for_the_others(
+        comm, tmp_path):
+    """Nor is half a file left, though rank 1 has sent nothing."""
+    trainer, _ = make(comm, tmp_path, 9, every=4)
+    original = snapshot_writing._PATIENCE
+    snapshot_writing._PATIENCE = 0.1
+    try:
+        if comm.rank == 0:
+            at(trainer, 4, lambda: {}['rank 0 alone'])
+            with pytest.raises(KeyError):
+                trainer.run()
+            assert list(tmp_path.glob('*')) == []
+        else:
+            at(trainer, 4, comm.Barrier)    # in the middle of an update
+            trainer.stop_trigger = lambda trainer: (
+                trainer.updater.iteration == 4)
+            trainer._extensions['Snapshot'].extension.finalize = list
+            trainer.run()
+        if comm.rank == 0:
+            comm.Barrier()
+    finally:
+        snapshot_writing._PATIENCE = original
+
+
+@on_ranks(2)
+def test_a_trigger_is_the_users_own_again_after_the_training(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 4)
+    entry = trainer._extensions['Snapshot']
+    own = entry.trigger
+    seen = []
+    at(trainer, 2, lambda: seen.append(entry.trigger))
+    trainer.run()
+    assert entry.trigger is own
+    assert seen[0] is not own
+    assert seen[0].period == own.period
+
+
+# --- where it cannot be written ----------------------------------------------
+
+@on_ranks(2)
+def test_a_full_disk_is_a_warning_and_the_run_goes_on(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 12, retain=1)
+    with no_room(lambda call: call in (1, 2)), warnings.catch_warnings(
+            record=True) as caught:
+        warnings.simplefilter('always')
+        trainer.run()
+    comm.Barrier()
+    texts = [str(warning.message) for warning in caught
+             if 'could not be written' in str(warning.message)]
+    assert len(texts) == (2 if comm.rank == 0 else 0)
+    for text, iteration in zip(texts, (6, 9), strict=False):
+        assert f'snapshot_iter_{iteration}.npz could not be written (rank ' \
+            '0: OSError: [Errno 28] No space left on device); training goes ' \
+            'on, and ' in text
+        assert 'snapshot_iter_3.npz is still there' in text
+    assert names(tmp_path) == ['snapshot_iter_12.npz']
+
+
+@on_ranks(2)
+def test_too_many_failures_in_a_row_are_an_error_on_all_ranks(
+        comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 30, every=2, failures=2)
+    # The one between them was written.
+    with no_room(lambda call: call != 1), silent(), pytest.raises(
+            RuntimeError, match='2 snapshots in a row could not be written, '
+            r'the last with rank 0: OSError: .*No space left.*Make room'):
+        trainer.run()
+    assert trainer.updater.iteration == 10
+    assert names(tmp_path) == ['snapshot_iter_4.npz']
+
+
+@on_ranks(2)
+def test_too_many_failures_at_the_end_are_an_error_too(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 3, failures=1)
+    with no_room(lambda call: True), silent(), pytest.raises(
+            RuntimeError, match='1 snapshots in a row'):
+        trainer.run()
+
+
+@on_ranks(2)
+def test_any_number_of_failures_can_be_allowed(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 20, every=2, failures=None)
+    with no_room(lambda call: True), silent():
+        trainer.run()
+    assert trainer.updater.iteration == 20
+
+
+def test_failures_must_be_at_least_one():
+    with pytest.raises(ValueError, match='failures must be at least 1'):
+        Snapshot(None, failures=0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs with room for one file of the test's and a half."""
+    folder = tmp_path / 'disk'
+    folder.mkdir()
+    done = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=64K', 'tmpfs', str(folder)],
+        capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f'no tmpfs can be mounted here: {done.stderr.strip()}')
+    yield folder
+    subprocess.run(['umount', str(folder)], check=True)
+
+
+@on_ranks(2)
+def test_a_file_system_that_is_full_keeps_the_older_snapshot(
+        comm, small_disk):
+    trainer, _ = make(comm, small_disk, 7)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        trainer.run()
+    assert comm.rank or 'No space left' in str(caught[0].message)
+    comm.Barrier()
+    assert [path.name for path in small_disk.iterdir()] == [
+        'snapshot_iter_3.npz']
+    trainer, communicator = make(comm, small_disk, 7)
+    assert resume(trainer, communicator, str(small_disk)) == 3
+
+
+@on_ranks(2)
+def test_a_directory_that_is_gone_is_made_again(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path / 'out', 6)
+
+    def remove():
+        if comm.rank == 0:
+            os.remove(tmp_path / 'out/snapshot_iter_3.npz')
+            os.rmdir(tmp_path / 'out')
+    with Held() as disk:
+        disk.let_go()
+        at(trainer, 3, lambda: trainer._extensions[
+            'Snapshot'].extension._complete())
+        at(trainer, 4, remove)
+        trainer.run()
+    comm.Barrier()
+    assert names(tmp_path / 'out') == ['snapshot_iter_6.npz']
+
+
+# --- what is not whole -------------------------------------------------------
+
+def damage(path, how):
+    data = path.read_bytes()
+    place = data.index(b'model:main/predictor/l2/W') + 250
+    path.write_bytes({
+        'empty': b'', 'cut off': data[:-2000],
+        'flipped': data[:place] + bytes([data[place] ^ 1]) + data[place + 1:],
+    }[how])
+
+
+@pytest.mark.parametrize('how', ['empty', 'cut off', 'flipped'])
+@on_ranks(2)
+def test_the_newest_whole_snapshot_is_taken(comm, how, tmp_path):
+    """The run ends with the bits of one that was never interrupted."""
+    whole, _ = make(comm, tmp_path / 'whole', 12)
+    whole.run()
+    first, _ = make(comm, tmp_path / 'part', 10)
+    first.run()
+    comm.Barrier()
+    if comm.rank == 0:
+        damage(tmp_path / 'part/snapshot_iter_9.npz', how)
+        os.remove(tmp_path / 'part/snapshot_iter_3.npz')
+    comm.Barrier()
+    trainer, communicator = make(comm, tmp_path / 'part', 12)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert resume(trainer, communicator, str(tmp_path / 'part')) == 6
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == (comm.rank == 0)
+    assert all('snapshot_iter_9.npz is not whole and is passed over: '
+               in text for text in texts)
+    trainer.run()
+    assert weights(trainer) == weights(whole)
+
+
+@on_ranks(2)
+def test_where_no_snapshot_is_whole_all_are_named(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 6)
+    trainer.run()
+    comm.Barrier()
+    if comm.rank == 0:
+        for number in (3, 6):
+            damage(tmp_path / f'snapshot_iter_{number}.npz', 'flipped')
+    comm.Barrier()
+    trainer, communicator = make(comm, tmp_path, 6)
+    before = weights(trainer)
+    with pytest.raises(ValueError, match=r'no snapshot in .* can be gone on '
+                       'from; .*iter_6.npz is not whole .*; .*iter_3.npz is '
+                       'not whole'):
+        resume(trainer, communicator, str(tmp_path))
+    assert weights(trainer) == before
+
+
+@on_ranks(2)
+def test_a_value_that_changes_on_its_way_is_an_error_on_all(comm, tmp_path):
+    """Rank 0 reads the right bits, and others reach rank 1."""
+    trainer, _ = make(comm, tmp_path, 3)
+    trainer.run()
+    comm.Barrier()
+    trainer, communicator = make(comm, tmp_path, 6)
+    ranks = communicator.mpi_comm
+    before = weights(trainer)
+
+    class Bad:
+        def __getattr__(self, name):
+            return getattr(ranks, name)
+
+        def recv(self, *args, **kwargs):
+            name, value = ranks.recv(*args, **kwargs)
+            if value.dtype == 'f' and value.size:
+                value.reshape(-1)[0] += 1
+            return name, value
+    communicator.mpi_comm = Bad()
+    with pytest.raises(ValueError, match=r'rank 1: .*came with other bits'):
+        resume(trainer, communicator, str(tmp_path))
+    assert weights(trainer) == before

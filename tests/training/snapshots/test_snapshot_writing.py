@@ -1,0 +1,115 @@
+from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.training.snapshots import snapshot_writing
+from chainer_fp8pipe.training.snapshots.snapshot_file import opened
+from chainer_fp8pipe.training.snapshots.snapshot_writing import (
+    SnapshotWriting,
+    prepared,
+)
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ranks import on_ranks
+
+SIZES = st.lists(st.integers(0, 3 * snapshot_writing.WINDOW), max_size=20)
+
+
+@given(SIZES)
+def test_messages_cover_every_byte_once_and_in_order(sizes):
+    windows = list(snapshot_writing._windows(sizes))
+    for window in windows:
+        assert sum(stop - start for _, start, stop in window) <= (
+            snapshot_writing.WINDOW)
+    pieces = [piece for window in windows for piece in window]
+    for number, size in enumerate(sizes):
+        place = 0
+        for _, start, stop in [piece for piece in pieces
+                               if piece[0] == number]:
+            assert start == place
+            place = stop
+        assert place == size
+    assert [piece[0] for piece in pieces] == sorted(
+        piece[0] for piece in pieces)
+    assert {piece[0] for piece in pieces} == set(range(len(sizes)))
+
+
+def test_a_copy_does_not_change_with_its_array():
+    array = numpy.arange(6.0).reshape(2, 3).T
+    values = prepared({'a': array, 'b': numpy.array(None)}, {})
+    array[:] = 0
+    assert values['a'].array.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert values['a'].array.flags.c_contiguous
+    assert [value.is_json for value in values.values()] == [False, True]
+
+
+def test_copies_go_where_the_last_ones_were():
+    copies = {}
+    first = prepared({'a': numpy.zeros(3), 'b': numpy.zeros(2, 'f'),
+                      'c': numpy.array(1)}, copies)
+    second = prepared({'a': numpy.ones(3), 'b': numpy.ones(3, 'f')}, copies)
+    assert second['a'].array is first['a'].array
+    assert second['a'].array.tolist() == [1, 1, 1]
+    assert second['b'].array.tolist() == [1, 1, 1]
+    assert copies.keys() == {'a', 'b'}
+
+
+def test_nothing_is_copied_unless_asked():
+    array = numpy.zeros(3)
+    assert prepared({'a': array})['a'].array is array
+
+
+def test_a_value_that_cannot_be_saved_is_named():
+    with pytest.raises(TypeError, match='trainer/x cannot be saved: .*class '
+                       'set; serialize arrays, numbers, texts'):
+        prepared({'trainer/x': numpy.array({1})})
+
+
+@on_ranks(1, 3)
+def test_values_arrive_piece_by_piece(comm, tmp_path):
+    """Rank 0 holds no more than two windows of those of others."""
+    state = {'large': numpy.arange(1000) + comm.rank,
+             'none': numpy.zeros((0, comm.rank)),
+             'shared': numpy.arange(10),
+             **{f'small{number}': numpy.full(number, comm.rank, 'i1')
+                for number in range(9)}}
+    original, snapshot_writing.WINDOW = snapshot_writing.WINDOW, 512
+    try:
+        writing = SnapshotWriting(comm, str(tmp_path / 'x.npz'),
+                                  prepared(state), 'none')
+        waiting = []
+
+        def step():
+            if writing._writer:
+                waiting.append(writing._writer.waiting)
+            return writing.step()
+        wait_until(step)
+        writing.free()
+    finally:
+        snapshot_writing.WINDOW = original
+    assert writing.problem == ''
+    # Before that are rank 0's own, which are there anyway.
+    own = sum(value.nbytes for value in state.values())
+    assert comm.rank or max(waiting) <= own + 2 * 8000
+    comm.Barrier()
+    with opened(str(tmp_path / 'x.npz')) as content:
+        content.check()
+        for key, value in state.items():
+            rank = comm.rank if content.has_own(comm.rank, key) else None
+            found = content.read(key, rank)
+            assert found.dtype == value.dtype
+            assert found.tolist() == value.tolist()
+
+
+@on_ranks(2)
+def test_a_step_does_not_wait_for_the_other_ranks(comm, tmp_path):
+    """Nor do they have to do one at the same time."""
+    writing = SnapshotWriting(comm, str(tmp_path / 'x.npz'), prepared(
+        {'a': numpy.full(100000, comm.rank)}), 'none')
+    is_done, turn = False, 0
+    while not all(comm.allgather(is_done)):     # the others are elsewhere
+        is_done = is_done or turn % 2 == comm.rank and writing.step()
+        turn += 1
+    writing.free()
+    assert writing.problem == ''
