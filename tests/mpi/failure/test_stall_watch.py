@@ -70,7 +70,8 @@ for _ in range(7):
 @pytest.fixture
 def job(tmp_path):
     job = Job(tmp_path / 'script.py')
-    job.environment.update({SECONDS: '2', 'PYTHONHASHSEED': '1'})
+    # Far more than a step takes, on a busy machine, too.
+    job.environment.update({SECONDS: '4', 'PYTHONHASHSEED': '1'})
     yield job
     job.end()
 
