@@ -44,7 +44,7 @@ def _to_a_rank(number: int, named: str) -> Callable[[FaultyRun,
             return ''
         rank = draw.choice(sorted(ranks))
         os.kill(ranks[rank], number)
-        return rf'rank {rank} of {run.job.ranks}\b.*{named}'
+        return rf'\brank {rank}\b.*{named}'
     return inject
 
 
