@@ -25,7 +25,7 @@ _LAST_CODE = 125
 
 
 class LaunchedJob(NamedTuple):
-    """What is started.
+    """Describes the job that the launcher starts, and starts again.
 
     Attributes:
         program: What each rank runs.
@@ -56,7 +56,7 @@ class Supervisor:
     """The starts of a job, one after the other.
 
     Args:
-        job: What is started.
+        job: The job to start.
         token: By which its processes are found.
         interrupts: Signals to this process.
     """

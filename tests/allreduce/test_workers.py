@@ -7,13 +7,18 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.communicators.options import without_warmup
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.communicators.helpers import Model, bits, set_gradients
+from tests.communicators.helpers import (
+    Model,
+    bits_of_updates,
+    set_gradients,
+)
 from tests.ranks import on_ranks
 
 from .helpers import begin_on, plans, tensors_of
@@ -34,16 +39,9 @@ CASES = [('fp8', {}), ('fp8', {'algorithm': 'ring'}),
 
 def means(comm, name, threads, **options):
     """The bits of some updates."""
-    lossy = {'warmup': 0} if name in ('fp8', 'int4') else {}
-    communicator = create_communicator(name, comm, threads=threads, **SMALL,
-                                       **lossy, **options)
-    model, found = Model(SHAPES), []
-    for step in range(3):
-        set_gradients(model, comm.rank, step)
-        communicator.multi_node_mean_grad(model)
-        found.append(bits(model))
-    communicator.finalize()
-    return found
+    return bits_of_updates(create_communicator(
+        name, comm, threads=threads, **SMALL, **without_warmup(name),
+        **options), SHAPES)
 
 
 @pytest.mark.parametrize('shared_memory', [True, False])

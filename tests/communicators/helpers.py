@@ -57,6 +57,17 @@ def average_two_models(communicator):
             check_means(model, communicator.size, 1.5 * factor, step, factor)
 
 
+def bits_of_updates(communicator, shapes, updates=3):
+    """The bits of several updates' means of a model; ends the communicator."""
+    model, found = Model(shapes), []
+    for step in range(updates):
+        set_gradients(model, communicator.rank, step)
+        communicator.multi_node_mean_grad(model)
+        found.append(bits(model))
+    communicator.finalize()
+    return found
+
+
 def bits(model):
     """All gradients' bytes."""
     return b''.join(numpy.asarray(parameter.grad).tobytes()

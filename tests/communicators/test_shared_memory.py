@@ -1,5 +1,6 @@
 """Ranks that read each other's memory get the bits that messages bring."""
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators.options import without_warmup
 from chainer_fp8pipe.mpi import node_memory
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.allreduce.library import refused
 from tests.ranks import on_ranks
 
-from .helpers import Model, bits, set_gradients
+from .helpers import Model, bits, bits_of_updates, set_gradients
 
 SHAPES = (1,), (33,), (), (3, 5, 7), (60_000,)
 NAMES = 'float32', 'float16', 'fp8', 'int4'
@@ -18,21 +19,11 @@ WAYS = [{}, {'algorithm': 'ring'}, {'algorithm': 'torus2d', 'shape': (2, 2)},
         {'overlap': 'next_forward'}]
 
 
-def without_warmup(name):
-    return {'warmup': 0} if name in ('fp8', 'int4') else {}
-
-
 def results(comm, name, shared, way):
     """Bits of three updates' means."""
-    communicator = create_communicator(
-        name, comm, shared_memory=shared, **without_warmup(name), **way)
-    model, found = Model(SHAPES), []
-    for step in range(3):
-        set_gradients(model, comm.rank, step)
-        communicator.multi_node_mean_grad(model)
-        found.append(bits(model))
-    communicator.finalize()
-    return found
+    return bits_of_updates(create_communicator(
+        name, comm, shared_memory=shared, **without_warmup(name), **way),
+        SHAPES)
 
 
 @pytest.mark.parametrize('way', WAYS, ids=str)

@@ -27,7 +27,7 @@ _BROKEN = State.STOPPED, State.GONE, State.LEFT
 
 
 class RankView(NamedTuple):
-    """What is known of a rank.
+    """Says where a rank is and for whom it waits, as another rank knows.
 
     Attributes:
         rank: Its number.

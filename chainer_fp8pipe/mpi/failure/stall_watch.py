@@ -286,7 +286,8 @@ class StallWatch:
         return RankView(peer.rank, peer.who, state, details, call=call)
 
     def _of_silent(self, peer: Peer) -> tuple[State, str, str]:
-        """What is known of a rank that does not answer, and its call."""
+        """Names the state of a rank that does not answer, in words, and the
+        call that it is in."""
         if peer.rank in self._left:
             return State.LEFT, 'its program has ended', ''
         seen = self._observed.get(peer.rank, Observed())
