@@ -32,13 +32,13 @@ _LARGEST = (1 << 31) // 4 - 1
 _SLOT = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
-# What compiled code waits for in steps that wait.
-_AWAITED = {Opcode.RECEIVE_PARTIAL: 'the sum', Opcode.RECEIVE_RESULT:
-            'the mean'}
 # The numbers that compiled code has for them.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
     Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
+# What it waits for in those steps that wait, by these numbers.
+_AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
+            _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,13 +193,12 @@ class PlanExecutor(Algorithm):
             self._take_notice()
 
     def waits(self) -> list[Wait]:
-        kinds = {number: kind for kind, number in _KINDS.items()}
         names = {id(bucket.handle): bucket.name
                  for bucket in tuple(self._buckets)}
         found = []
         for job, lane, frame, step, kind, peer in self._compiled.waits():
             bucket = names.get(job)
-            what = _AWAITED.get(kinds.get(kind, Opcode.ENCODE))
+            what = _AWAITED.get(kind)
             if bucket is None:      # it has just arrived
                 continue
             of = f'frame {frame} of {bucket}' + (

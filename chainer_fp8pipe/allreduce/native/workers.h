@@ -25,18 +25,23 @@ typedef struct Workers {
     atomic_int stop;
     Chunk **tasks; /* a ring; each chunk is there at most once */
     unsigned int room; /* a power of two */
-    unsigned int first;
-    atomic_uint last;
+    atomic_uint first, last; /* the oldest one, and where the next goes */
     atomic_int busy; /* workers that have a task */
 } Workers;
+
+static int has_tasks(Workers *workers)
+{
+    return atomic_load(&workers->first) != atomic_load(&workers->last);
+}
 
 /* The oldest task that nobody does yet; NULL: there is none. */
 static Chunk *next_task(Workers *workers)
 {
     Chunk *chunk = NULL;
     pthread_mutex_lock(&workers->lock);
-    if (workers->first != atomic_load(&workers->last)) {
-        chunk = workers->tasks[workers->first++ & (workers->room - 1)];
+    if (has_tasks(workers)) {
+        chunk = workers->tasks[atomic_fetch_add(&workers->first, 1)
+                               & (workers->room - 1)];
         atomic_fetch_add(&workers->busy, 1);
     }
     pthread_mutex_unlock(&workers->lock);
@@ -46,9 +51,8 @@ static Chunk *next_task(Workers *workers)
 static void enqueue(Workers *workers, Chunk *chunk)
 {
     pthread_mutex_lock(&workers->lock);
-    unsigned int last = atomic_load(&workers->last);
-    workers->tasks[last & (workers->room - 1)] = chunk;
-    atomic_store(&workers->last, last + 1);
+    workers->tasks[atomic_load(&workers->last) & (workers->room - 1)] = chunk;
+    atomic_fetch_add(&workers->last, 1);
     if (workers->asleep)
         pthread_cond_signal(&workers->more);
     pthread_mutex_unlock(&workers->lock);
@@ -65,41 +69,33 @@ static int help(Workers *workers)
     return 1;
 }
 
-/* Waits for a task, at first without sleeping; NULL: this is the end. */
-static Chunk *wait_for_task(Workers *workers)
+/* Waits until there may be a task, or the end; at first without sleeping. */
+static void wait_for_tasks(Workers *workers)
 {
-    Chunk *chunk;
-    unsigned int seen = atomic_load(&workers->last);
-    for (double end = now() + AWAKE; now() < end;) {
-        if ((chunk = next_task(workers)))
-            return chunk;
-        while (atomic_load(&workers->last) == seen && now() < end)
-            sched_yield();
-        seen = atomic_load(&workers->last);
-    }
+    for (double end = now() + AWAKE; now() < end; sched_yield())
+        if (has_tasks(workers))
+            return;
     pthread_mutex_lock(&workers->lock);
     ++workers->asleep;
-    while (!workers->stop && workers->first == atomic_load(&workers->last))
+    while (!workers->stop && !has_tasks(workers))
         pthread_cond_wait(&workers->more, &workers->lock);
     --workers->asleep;
-    int stop = workers->stop;
     pthread_mutex_unlock(&workers->lock);
-    return stop ? NULL : next_task(workers);
 }
 
 static void *work(void *argument)
 {
     Workers *workers = argument;
-    for (;;) {
-        Chunk *chunk = wait_for_task(workers);
+    while (!workers->stop) {
+        wait_for_tasks(workers);
+        Chunk *chunk = next_task(workers);
         if (chunk) {
             chunk->result = perform(workers->shared, chunk);
             atomic_store_explicit(&chunk->working, 0, memory_order_release);
             atomic_fetch_sub(&workers->busy, 1);
         }
-        else if (workers->stop)
-            return NULL;
     }
+    return NULL;
 }
 
 /* Drops what nobody has begun, and waits for the rest: after an error the
@@ -107,7 +103,7 @@ static void *work(void *argument)
 static void abandon(Workers *workers)
 {
     pthread_mutex_lock(&workers->lock);
-    workers->first = atomic_load(&workers->last);
+    atomic_store(&workers->first, atomic_load(&workers->last));
     pthread_mutex_unlock(&workers->lock);
     while (atomic_load(&workers->busy))
         sched_yield();
