@@ -24,12 +24,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.environment import describe, environment  # noqa: E402
-from benchmarks.faults_kinds import FAULTS, Fault  # noqa: E402
-from benchmarks.faults_places import TwoHosts, small_disk  # noqa: E402
-from benchmarks.faults_run import JOBS, FaultyRun  # noqa: E402
+from environment import describe, environment
+from faults_kinds import FAULTS, Fault
+from faults_places import TwoHosts, small_disk
+from faults_run import JOBS, FaultyRun
 
 _DEADLINE = 120.0       # seconds until a job must train again
 _TO_THE_END = 300.0     # until one that nothing happens to must be through

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.faults_run import FaultyRun
+from faults_run import FaultyRun
 
 _MORE = 1 << 28         # bytes of addresses until there is no memory
 _DISK_FULL = 3.0        # seconds

@@ -19,8 +19,7 @@ from typing import NamedTuple
 from chainer_fp8pipe.launcher.leftovers import marked
 
 import numpy
-
-from benchmarks.faults_places import TwoHosts
+from faults_places import TwoHosts
 
 _ROOT = Path(__file__).parent.parent
 _INSIDE = _ROOT / 'benchmarks' / 'faults_inside'

@@ -16,10 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.environment import describe, environment  # noqa: E402
-from benchmarks.network.network import _mpiexec  # noqa: E402
+from environment import describe, environment
+from network.network import mpiexec
 
 _ROOT = Path(__file__).parent.parent
 _RUN = ['-m', 'chainer_fp8pipe', 'run', '--communicator', 'fp8']
@@ -59,7 +57,7 @@ def measure(ranks: int, repeats: int, folder: str) -> dict[str, list[float]]:
     """The times of each row, in seconds."""
     empty = Path(folder) / 'empty.py'
     empty.touch()
-    launcher = [*_mpiexec(), '-n', str(ranks)]
+    launcher = [*mpiexec(), '-n', str(ranks)]
     python = [*launcher, sys.executable]
     imports = 'import chainer_fp8pipe, chainer, chainermn'
     script = [_SCRIPT, '--updates', '1', '--seconds', '0', '--out', folder]

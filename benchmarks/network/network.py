@@ -179,7 +179,7 @@ class Network(abc.ABC):
     def _mpiexec(self, counts: Sequence[int]) -> list[str]:
         hosts = [f'{self._start_up_address(index)}:{count}'
                  for index, count in enumerate(counts) if count]
-        return [*_mpiexec(), '-launcher', 'ssh', '-launcher-exec',
+        return [*mpiexec(), '-launcher', 'ssh', '-launcher-exec',
                 self.spaces.ENTER, '-iface', START_UP,
                 '-hosts', ','.join(hosts), '-n', str(sum(counts))]
 
@@ -227,7 +227,7 @@ class Network(abc.ABC):
             f'burst {self.burst} latency {_LATENCY}' for device in devices))
 
 
-def _mpiexec() -> list[str]:
+def mpiexec() -> list[str]:
     """``$MPIEXEC``, or the one beside the interpreter, or on the path."""
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
     command = os.environ.get('MPIEXEC') or (

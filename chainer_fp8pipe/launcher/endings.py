@@ -4,10 +4,7 @@ from __future__ import annotations
 import signal
 
 from .job_output import JobOutput
-from .restart_policy import Ending
-
-#: Exit code of a program that was called wrongly.
-_USAGE = 2
+from .restart_policy import USAGE, Ending
 
 
 def ending_of(output: JobOutput, code: int, progressed: bool,
@@ -38,6 +35,6 @@ def ending_of(output: JobOutput, code: int, progressed: bool,
                  f'{signal.Signals(-code).name}')
     else:
         cause = f'exit code {code}'
-        failure = cause if code == _USAGE or not has_hosts else ''
+        failure = cause if code == USAGE or not has_hosts else ''
     return Ending(code, cause, failure, output.update is not None,
                   progressed)

@@ -15,7 +15,7 @@ SAME = 3
 #: Seconds that a start waits at most.
 LONGEST = 300.0
 #: Exit code of a program that was called wrongly.
-_USAGE = 2
+USAGE = 2
 
 
 class Ending(NamedTuple):
@@ -63,7 +63,7 @@ class RestartPolicy:
                       else 1)
         self._failure = ending.failure
         if ending.failure:
-            if ending.code == _USAGE and not ending.has_updated:
+            if ending.code == USAGE and not ending.has_updated:
                 self.verdict = ('the command line or the script is refused, '
                                 'which another start does not change')
             elif self._same >= SAME:

@@ -1,10 +1,14 @@
 """The campaign of faults counts what happened."""
+import importlib
+import pathlib
 import random
+import sys
 
 import pytest
 
-from benchmarks.faults import table
-from benchmarks.faults_kinds import FAULTS, _cut, _flip
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+faults = importlib.import_module('faults')      # they import each other
+faults_kinds = importlib.import_module('faults_kinds')
 
 
 def fault(kind, trains, hangs=False):
@@ -13,7 +17,7 @@ def fault(kind, trains, hangs=False):
 
 
 def test_a_row_for_each_kind_has_median_and_99th_percentile():
-    rows = table(
+    rows = faults.table(
         [fault('SIGKILL', seconds) for seconds in range(100)]
         + [fault('raises', None, True)],
         [{'code': 0, 'bits': True, 'left': [], 'speed': 0.5},
@@ -27,7 +31,7 @@ def test_a_row_for_each_kind_has_median_and_99th_percentile():
     assert '1 left something behind; speed 0.60 of' in rows[3]
 
 
-@pytest.mark.parametrize('damage', [_cut, _flip])
+@pytest.mark.parametrize('damage', [faults_kinds._cut, faults_kinds._flip])
 def test_a_damaged_snapshot_is_another_one(damage):
     data = bytes(range(256)) * 8
     for seed in range(20):
@@ -35,5 +39,6 @@ def test_a_damaged_snapshot_is_another_one(damage):
 
 
 def test_a_kind_that_a_job_may_survive_says_how_long_it_lasts():
-    assert {name for name, kind in FAULTS.items() if kind.lasts} == {
+    assert {name for name, kind in faults_kinds.FAULTS.items()
+            if kind.lasts} == {
         'disk full', 'link 1 s', 'link slow', 'link 60 s'}
