@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -151,7 +152,8 @@ def _train(comm, net, job):
 
 def _warm_up(comm):
     """Loads what any training loads, BLAS's buffers and MPI's included."""
-    import chainer_fp8pipe.training.updaters.pipeline_updater  # noqa: F401
+    importlib.import_module(
+        'chainer_fp8pipe.training.updaters.pipeline_updater')
     matrix = numpy.ones((256, 256), 'f')
     matrix @ matrix
     wait_until(comm.Ibarrier().Test)

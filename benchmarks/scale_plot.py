@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import matplotlib
+from matplotlib import pyplot
+from matplotlib.patches import Patch, Rectangle
 
 matplotlib.use('Agg')
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.patches import Patch, Rectangle  # noqa: E402
 
 #: Of codecs, in their order: told apart by colour-blind people, and in grey
 #: by lightness (Okabe and Ito's palette); the last is for no exchange.
