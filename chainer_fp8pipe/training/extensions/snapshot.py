@@ -73,6 +73,8 @@ class Snapshot(extension.Extension):
         failures: How many snapshots in a row may fail before that is an
             error, on all ranks, at the next snapshot or the end of the
             training; None: any number.
+        directory: Of the files, made when it is needed; None: the trainer's
+            ``out``.
 
     Raises:
         ValueError: ``retain`` or ``failures`` is less than 1.
@@ -85,18 +87,24 @@ class Snapshot(extension.Extension):
     default_name = 'Snapshot'
 
     def __init__(self, comm: Any, retain: int | None = None,
-                 failures: int | None = 3) -> None:
+                 failures: int | None = 3, directory: str | None = None
+                 ) -> None:
         for name, number in (('retain', retain), ('failures', failures)):
             if number is not None and number < 1:
                 raise ValueError(f'{name} must be at least 1, not {number!r}')
         self._comm = comm
         self._retain = retain
         self._failures = failures
+        self._directory = directory
         self._failed = 0            # in a row
         self._writing: SnapshotWriting | None = None
         self._copies: dict[str, numpy.ndarray] = {}
         self._is_stepped = False    # whether a trigger steps it
         self._restore_trigger: Callable[[], None] = lambda: None
+
+    def directory(self, trainer: chainer.training.Trainer) -> str:
+        """Where the snapshots of a trainer are."""
+        return trainer.out if self._directory is None else self._directory
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Raises RuntimeError on all ranks if a new run finds snapshots.
@@ -107,7 +115,7 @@ class Snapshot(extension.Extension):
 
         def look() -> None:
             if ranks.rank == 0 and trainer.updater.iteration == 0 and (
-                    found := find_snapshots(trainer.out)):
+                    found := find_snapshots(self.directory(trainer))):
                 raise FileExistsError(
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
@@ -123,13 +131,14 @@ class Snapshot(extension.Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         self._complete()
         ranks, iteration = all_ranks(self._comm), trainer.updater.iteration
+        directory = self.directory(trainer)
         values = raise_together(ranks, lambda: prepared(
             collect(trainer, self._comm),
             self._copies if self._is_stepped else None))
         self._writing = SnapshotWriting(
-            ranks, os.path.join(trainer.out, _FILENAME.format(iteration)),
+            ranks, os.path.join(directory, _FILENAME.format(iteration)),
             values, _communicator(trainer, self._comm),
-            lambda: self._remove_older(trainer.out, iteration))
+            lambda: self._remove_older(directory, iteration))
         if not self._is_stepped:        # outside of a Trainer's loop
             self._complete()
 

@@ -75,13 +75,14 @@ class Restartable(Originals):
     def _add_snapshots(self, trainer: Any, directory: str) -> None:
         if self._trainers > 1:
             directory = os.path.join(directory, str(self._trainers))
-        if any(isinstance(entry.extension, Snapshot)
-               for entry in trainer._extensions.values()):
-            directory = trainer.out
+        own = next((entry.extension for entry in trainer._extensions.values()
+                    if isinstance(entry.extension, Snapshot)), None)
+        if own is not None:
+            directory = own.directory(trainer)
             self._say(f'the Trainer has a Snapshot of its own; its snapshots '
                       f'are in {directory}, and --snapshots adds none')
         else:
-            trainer.extend(SnapshotElsewhere(self._comm, directory),
+            trainer.extend(Snapshot(self._comm, _RETAIN, directory=directory),
                            trigger=self._trigger())
         if trainer.updater.iteration:
             self._say('the script has resumed its Trainer at update '
@@ -114,37 +115,6 @@ class Restartable(Originals):
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
-
-
-class SnapshotElsewhere(Snapshot):
-    """A ``Snapshot`` in a directory that is not the Trainer's.
-
-    Args:
-        comm: All ranks.
-        directory: Is made when it is needed.
-    """
-
-    default_name = 'Snapshot'
-
-    def __init__(self, comm: MPI.Comm, directory: str) -> None:
-        super().__init__(comm, retain=_RETAIN)
-        self._directory = directory
-
-    def initialize(self, trainer: Any) -> None:
-        super().initialize(_Elsewhere(trainer, self._directory))
-
-    def __call__(self, trainer: Any) -> None:
-        super().__call__(_Elsewhere(trainer, self._directory))
-
-
-class _Elsewhere:
-    """A Trainer whose files are in another directory."""
-
-    def __init__(self, trainer: Any, out: str) -> None:
-        self._trainer, self.out = trainer, out
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)
 
 
 @contextlib.contextmanager
