@@ -92,7 +92,7 @@ class StallWatch:
         self._peers: dict[int, Peer] = {}
         self._witnesses: dict[Address, int] = {}    # numbers in the channel
         self._period = min(_PERIOD, settings.limit(0.0) / _PART)
-        self._own = OwnState(updates, _UNHEARD * self._period + 2.0)
+        self._own: OwnState         # made when ranks are known
         self._answers: dict[int, tuple[float, Report]] = {}
         self._observed: dict[int, Observed] = {}
         self._asked_since: float | None = None
