@@ -44,7 +44,8 @@ def _to_a_rank(number: int, named: str) -> Callable[[FaultyRun,
             return ''
         rank = draw.choice(sorted(ranks))
         os.kill(ranks[rank], number)
-        return rf'\brank {rank}\b.*{named}'
+        # Where one waits for the other, both are named.
+        return rf'\branks? (?:\d+, )?{rank}\b.*{named}'
     return inject
 
 
