@@ -34,6 +34,7 @@ from faults_run import JOBS, FaultyRun
 
 _DEADLINE = 120.0       # seconds until a job must train again
 _TO_THE_END = 300.0     # until one that nothing happens to must be through
+_LONG = 12.0            # until a job trains: what is said meanwhile is kept
 
 _TRAINS = r'trains: update (\d+) is done'
 _ENDED = (r'start \d+ has ended after [^:,]+(?:, at update (\d+) or later)?'
@@ -216,7 +217,8 @@ def _one_fault(run: FaultyRun, kind: str, draw: random.Random, place: int
     return {'hangs': trains is None, 'detected': detected - at,
             'trains': trains and trains[1].at - at, 'lost': lost,
             'named': named, 'cause': cause,
-            'said': None if named and trains else ''.join(
+            'said': None if named and trains and (
+                trains[1].at - at < _LONG) else ''.join(
                 line.text for line in run.lines if line.at >= at)}, place
 
 
