@@ -66,6 +66,13 @@ static int sends_total(const Chunk *chunk, const Step *step)
            && chunk->job->sum_size == sizeof(f32);
 }
 
+/* Neighbours read it from the wire. */
+static int lies_in_shared_wire(const Chunk *chunk, const Step *step)
+{
+    return chunk->job->shares_wire && has_one_block(step)
+           && !sends_sum(chunk, step);
+}
+
 /* Whether a step's message lies neither in the wire nor in the sums. */
 static int needs_space(const Chunk *chunk, const Step *step)
 {
@@ -75,7 +82,7 @@ static int needs_space(const Chunk *chunk, const Step *step)
         return !step->near && (step->kind == RECEIVE_PARTIAL
                                || !has_one_block(step));
     if (step->near)
-        return 1;
+        return !lies_in_shared_wire(chunk, step);
     return sends_sum(chunk, step) ? !sends_total(chunk, step)
                                   : !has_one_block(step);
 }
