@@ -4,6 +4,7 @@ The GPU is a stand-in, but for the tests that are marked.
 """
 import contextlib
 import gc
+import warnings
 
 from chainer_fp8pipe.allreduce import executor
 from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
@@ -204,6 +205,66 @@ def test_a_wire_crosses_once_to_the_shared_memory_and_once_back(comm):
         assert runtime.calls == [('unregister', at)]
 
 
+@on_ranks(2)
+def test_every_model_has_memory_of_its_own_until_it_is_gone_or_larger(comm):
+    with stand_in() as (cupy, to):
+        registered = cupy.cuda.runtime.registered
+        job = Job(comm, 'direct', 'float32', Fp8Ratio())
+        first, second = job.state, ModelState(1, Fp8Ratio())
+        for seed, (state, sizes, expected) in enumerate([
+                (first, [5000], [5000]), (second, [9000], [5000, 9000]),
+                (first, [4000], [5000, 9000]), (first, [6000], [6000, 9000]),
+                (second, [10, 20], [6000, 9000])]):
+            job.state = state
+            tensors = tensors_of(comm.rank, sizes, seed)
+            moving = moved(tensors, to)
+            job.update(moving)
+            del moving
+            gc.collect()
+            assert sorted(registered.values()) == expected
+        second.release()
+        gc.collect()
+        assert sorted(registered.values()) == [6000]
+        job.state = first
+        job.close()
+        gc.collect()
+        assert not registered
+
+
+@pytest.mark.parametrize('name', PLANS)
+@on_ranks(4)
+def test_where_one_rank_cannot_register_all_get_the_same(comm, name):
+    """It warns once, and copies as before."""
+    with stand_in() as (cupy, to), warnings.catch_warnings(
+            record=True) as warned:
+        warnings.simplefilter('always')
+        cupy.cuda.runtime.refuses = comm.rank == 1
+        job = Job(comm, name, 'float32', Fp8Ratio())
+        for number, sizes in enumerate((SIZES, [70_000])):
+            tensors = moved(tensors_of(comm.rank, sizes, number), to)
+            job.update(tensors)
+            means = [back(one).tobytes() for one in tensors.gradients]
+            assert len(set(map(tuple, comm.allgather(means)))) == 1
+        assert len(warned) == (comm.rank == 1)
+        assert all('ulimit -l' in str(one.message) for one in warned)
+        job.close()
+
+
+@pytest.mark.parametrize('name', PLANS)
+@on_ranks(4)
+def test_who_sums_in_python_reads_the_same_messages(comm, name):
+    """And writes such that compiled code can read them."""
+    expected, _ = results(comm, host, name, 'float32', BlockScaled)
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(BlockScaled, 'compiled_sums',
+                          lambda *arguments: None)
+        found, compiled = results(comm, stand_in, name, 'float32',
+                                  BlockScaled)
+    assert compiled == (comm.rank != 1)
+    assert_same(found, expected)
+
+
 @on_ranks(2, 4)
 def test_of_parameters_only_those_cross_whose_means_a_rank_makes(comm):
     with stand_in() as (cupy, to):
@@ -247,7 +308,7 @@ def bytes_for_chunks(comm, name, refuses):
 
 
 @pytest.mark.filterwarnings('ignore:CUDA cannot register')
-@pytest.mark.parametrize('name', ['direct', 'ring'])
+@pytest.mark.parametrize('name', ['direct', 'ring', 'two_level_direct_ring'])
 @on_ranks(4)
 def test_neighbours_read_what_the_gpu_has_written_where_it_lies(comm, name):
     """Sums are made in the wire: chunks need memory for messages only."""
