@@ -283,8 +283,11 @@ static void encode_mean_at(const Chunk *chunk, const Step *step, f32 *total,
                     + chunk->site * chunk->job->tensors_count, wire);
 }
 
-/* Elements whose sums stay in the nearest cache until they are encoded. */
-#define GATHERED 4096
+/* Elements whose sums stay in the nearest cache until they are encoded.  More
+ * at a time would have memory wait: contributions are read while sums are
+ * made, parameters and residuals while means are encoded, and neither would
+ * be fetched ahead meanwhile. */
+#define GATHERED 1024
 
 /* Makes the sums of what has come for a step, and of them their mean. */
 static void encode_gathered(const Chunk *chunk, const Step *step, int count)
