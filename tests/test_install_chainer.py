@@ -50,7 +50,7 @@ class Installer:
     def run(self, command, env):
         self.commands.append(command)
         self.constraints.append([
-            env.get(name, '') for name in (
+            env.get(name, '').strip() for name in (
                 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT')])
         self.files = [
             urllib.request.urlopen(url).read().decode()

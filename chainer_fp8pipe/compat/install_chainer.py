@@ -87,13 +87,15 @@ def build_wheel(folder: pathlib.Path,
     with tempfile.TemporaryDirectory() as name:
         # As pip splits the variables at blanks, the path must be a URL.
         constraint = _constraints(pathlib.Path(name)).as_uri()
-        # --use-pep517: else pip before 23.1 builds with the environment's own
-        # setuptools, which needs a package "wheel" there.
-        _call(_pip('wheel', '--use-pep517', '--no-deps', '--wheel-dir',
-                   str(folder), *options, _REQUIREMENT),
+        _call(_pip('wheel', '--no-deps', '--wheel-dir', str(folder), *options,
+                   _REQUIREMENT),
+              # Else pip before 23.1 builds with the environment's setuptools,
+              # which needs the package "wheel" there.
+              PIP_USE_PEP517='1',
               # pip before 25.3 knows the first only, from 26.2 on it reads
               # the second for builds.
-              PIP_CONSTRAINT=constraint, PIP_BUILD_CONSTRAINT=constraint)
+              **{variable: f'{os.environ.get(variable, "")} {constraint}'
+                 for variable in ('PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT')})
     (wheel,) = folder.glob(f'chainer-{CHAINER}-*.whl')
     return wheel
 
@@ -108,12 +110,9 @@ def _constraints(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _call(command: Sequence[str], **constraints: str) -> None:
-    """Runs an installer; the user's own constraints stay."""
-    environment = {**os.environ, **{
-        name: f'{os.environ.get(name, "")} {value}'.strip()
-        for name, value in constraints.items()}}
-    done = subprocess.run(command, env=environment)
+def _call(command: Sequence[str], **variables: str) -> None:
+    """Runs an installer with these environment variables, too."""
+    done = subprocess.run(command, env={**os.environ, **variables})
     if done.returncode:
         raise InstallationError(
             f'this failed, its output is above: {" ".join(command)}')
