@@ -18,7 +18,11 @@ from .interrupts import Interrupts
 from .job_starters import Starter
 from .one_start import OneStart
 from .restart_policy import RestartPolicy
-from .saved_progress import SavedProgress, saved_progress
+from .saved_progress import (
+    SavedProgress,
+    remove_unfinished,
+    saved_progress,
+)
 
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
@@ -116,6 +120,7 @@ class Supervisor:
             {**self._job.environment, LAUNCHED: self._token},
             f'{LAUNCHED}={self._token}', self._interrupts, console.show)
         code = start.watch(lambda: self._tick(start, began))
+        remove_unfinished(self._job.snapshots)
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
             self._hosts.wants_all_back, bool(shares[0].host))
