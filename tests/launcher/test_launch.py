@@ -281,7 +281,8 @@ def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
         '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        'sh -c "test {} = a || test -e back || { touch back; false; }"'))
+        f'sh -c "test {{}} = a || test -e {tmp_path}/back || '
+        f'{{ touch {tmp_path}/back; false; }}"'))
     assert code == 0
     assert said.count('without an answer: b') == 1
     assert 'start 1: 8 ranks' in said
