@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from ..codecs.staging import empty_wire
 from ..mpi.failure.waits import Wait
 from ..report.stream import EventStream
 
@@ -67,6 +68,16 @@ class Algorithm(abc.ABC):
         overflow.
         """
         return 1.0 / self.comm.size
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """Memory on the host for wires of buckets.
+
+        Args:
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+            dtype: Of an entry.
+        """
+        return empty_wire(xp, size, dtype)
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
         """Puts a bucket behind the others, and returns it.

@@ -18,7 +18,11 @@ from .interrupts import Interrupts
 from .job_starters import Starter
 from .one_start import OneStart
 from .restart_policy import RestartPolicy
-from .saved_progress import SavedProgress, saved_progress
+from .saved_progress import (
+    SavedProgress,
+    remove_unfinished,
+    saved_progress,
+)
 
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
@@ -37,6 +41,7 @@ class LaunchedJob(NamedTuple):
         probe: Tells whether a host answers.
         snapshots: The directory; None if the launcher does not know it.
         restarts: Without progress in a row, at most.
+        patience: Seconds that hosts may be away.
         environment: Of the job.
     """
 
@@ -49,6 +54,7 @@ class LaunchedJob(NamedTuple):
     probe: Probe
     snapshots: str | None
     restarts: int
+    patience: float
     environment: Mapping[str, str]
 
 
@@ -64,7 +70,7 @@ class Supervisor:
     def __init__(self, job: LaunchedJob, token: str, interrupts: Interrupts
                  ) -> None:
         self._job, self._token, self._interrupts = job, token, interrupts
-        self._policy = RestartPolicy(job.restarts)
+        self._policy = RestartPolicy(job.restarts, job.patience)
         self._hosts = HostWatch(job.room, job.ranks, job.fewest,
                                 job.multiple, job.probe, say)
         self._ended: list[EndedStart] = []
@@ -83,11 +89,14 @@ class Supervisor:
             while not self._policy.verdict:
                 shares = self._hosts.shares()
                 if shares is None:
-                    wait = self._policy.without_hosts()
+                    wait = self._policy.without_hosts(time.monotonic())
                 else:
                     code, wait = self._start(shares)
                     if code == 0 and not self._hosts.wants_all_back:
                         return self._finished()
+                    if wait and not (self._policy.verdict
+                                     or self._interrupts.received):
+                        say(f'starts again in {said_seconds(wait)}')
                 if self._interrupts.received or (
                         not self._policy.verdict and self._wait(wait)):
                     return self._interrupted()
@@ -111,6 +120,7 @@ class Supervisor:
             {**self._job.environment, LAUNCHED: self._token},
             f'{LAUNCHED}={self._token}', self._interrupts, console.show)
         code = start.watch(lambda: self._tick(start, began))
+        remove_unfinished(self._job.snapshots)
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
             self._hosts.wants_all_back, bool(shares[0].host))
@@ -168,8 +178,6 @@ class Supervisor:
 
     def _wait(self, seconds: float) -> bool:
         """Waits for the next start; True if a signal came meanwhile."""
-        if seconds:
-            say(f'starts again in {said_seconds(seconds)}')
         end = time.monotonic() + seconds
         while not self._interrupts.received and (
                 left := end - time.monotonic()) > 0:

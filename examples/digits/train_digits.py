@@ -169,7 +169,7 @@ def train(options, name, datasets):
     trainer.extend(Snapshot(comm, retain=2))
 
     if found:
-        iteration = resume(trainer, comm, out)
+        iteration = resume(trainer, comm, out, damaged='aside')
         if comm.rank == 0:
             print(f'{name}: goes on after iteration {iteration}')
     elif comm.rank == 0:

@@ -10,14 +10,10 @@ or replicas.
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
-import sys
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -27,25 +23,25 @@ from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.ranks import all_ranks
-from ...mpi.waiting import wait_until
 from ..snapshots import snapshot_file, snapshot_transfer
 from ..snapshots.snapshot_file import Content, SnapshotIndex
-from ..snapshots.snapshot_writing import SnapshotWriting, prepared
 from ..snapshots.zip_directory import DamagedSnapshot
 from .job_state import (
     MODEL,
     collect,
-    communicators,
     describe,
     incompatible,
     layout,
     missing,
     movable,
+    names_of_communicators,
     restore,
 )
+from .saving_beside import SavingBeside, remove_older
 
 _PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
+_DAMAGED = 'error', 'aside'
 
 
 class Snapshot(extension.Extension):
@@ -94,13 +90,8 @@ class Snapshot(extension.Extension):
                 raise ValueError(f'{name} must be at least 1, not {number!r}')
         self._comm = comm
         self._retain = retain
-        self._failures = failures
         self._directory = directory
-        self._failed = 0            # in a row
-        self._writing: SnapshotWriting | None = None
-        self._copies: dict[str, numpy.ndarray] = {}
-        self._is_stepped = False    # whether a trigger steps it
-        self._restore_trigger: Callable[[], None] = lambda: None
+        self._beside = SavingBeside(comm, failures, find_snapshots)
 
     def directory(self, trainer: chainer.training.Trainer) -> str:
         """Where the snapshots of a trainer are."""
@@ -120,108 +111,28 @@ class Snapshot(extension.Extension):
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
         raise_together(ranks, look)
-        for entry in trainer._extensions.values():
-            if entry.extension is self and not self._is_stepped:
-                own = entry.trigger
-                entry.trigger = _Stepping(own, self._step)
-                self._is_stepped = True
-                self._restore_trigger = functools.partial(
-                    setattr, entry, 'trigger', own)
+        self._beside.begin(trainer, self, self.directory(trainer))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        self._complete()
-        ranks, iteration = all_ranks(self._comm), trainer.updater.iteration
-        directory = self.directory(trainer)
-        values = raise_together(ranks, lambda: prepared(
-            collect(trainer, self._comm),
-            self._copies if self._is_stepped else None))
-        self._writing = SnapshotWriting(
-            ranks, os.path.join(directory, _FILENAME.format(iteration)),
-            values, _communicator(trainer, self._comm),
+        iteration, directory = (trainer.updater.iteration,
+                                self.directory(trainer))
+        self._beside.save(
+            trainer, os.path.join(directory, _FILENAME.format(iteration)),
             lambda: self._remove_older(directory, iteration))
-        if not self._is_stepped:        # outside of a Trainer's loop
-            self._complete()
 
     def finalize(self) -> None:
         """Completes the last snapshot, at the end of the training.
 
         At an end by an error, which the other ranks may not have met, only
-        as long as they take part.
+        if they end by one, too.
         """
-        self._restore_trigger()
-        self._is_stepped = False
-        if sys.exc_info()[0] is None:
-            self._complete()
-        elif (writing := self._writing) is not None:
-            if not writing.is_done:
-                wait_until(lambda: writing.step_in_time(time.monotonic))
-                self._report(writing)
-            self._writing = None
-        self._copies = {}
-
-    def _step(self) -> None:
-        """Goes on with a snapshot that is being written; waits for nothing."""
-        if self._writing and not self._writing.is_done and (
-                self._writing.step()):
-            self._report(self._writing)
-
-    def _complete(self) -> None:
-        """Waits until the snapshot is written; on all ranks.
-
-        Raises RuntimeError on all if too many in a row were not.
-        """
-        if self._writing is None:
-            return
-        wait_until(self._stepped)
-        writing, self._writing = self._writing, None
-        writing.free()
-        self._failed = self._failed + 1 if writing.problem else 0
-        if self._failed and self._failed == self._failures:
-            raise RuntimeError(
-                f'{self._failed} snapshots in a row could not be written, '
-                f'the last with {writing.problem}. Make room, or choose '
-                "another directory (the trainer's out), and resume; "
-                'Snapshot(comm, failures=None) never ends a run')
-
-    def _stepped(self) -> bool:
-        self._step()
-        return self._writing is None or self._writing.is_done
-
-    def _report(self, writing: SnapshotWriting) -> None:
-        if writing.problem and all_ranks(self._comm).rank == 0:
-            older = find_snapshots(os.path.dirname(writing.path))
-            warnings.warn(
-                f'{writing.path} could not be written ({writing.problem}); '
-                'training goes on, and ' + (
-                    f'{older[-1]} is still there' if older else
-                    'there is no older snapshot'), stacklevel=2)
+        self._beside.end()
 
     def _remove_older(self, directory: str, iteration: int) -> None:
         """Those of later iterations are of a run that was given up."""
         paths = [path for number, path in _numbered(directory)
                  if number <= iteration]
-        for path in paths[:-self._retain] if self._retain else []:
-            try:
-                os.remove(path)
-            except OSError as error:
-                warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
-
-
-class _Stepping:
-    """An extension's trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
-        self._trigger, self._step = trigger, step
-
-    def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        self._step()
-        return self._trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)
+        remove_older(paths[:-self._retain] if self._retain else [])
 
 
 def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
@@ -233,10 +144,12 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
     """
     ranks = all_ranks(comm)
     state = raise_together(ranks, lambda: collect(trainer, comm))
-    snapshot_transfer.write(ranks, path, state, _communicator(trainer, comm))
+    snapshot_transfer.write(ranks, path, state,
+                            names_of_communicators(trainer, comm))
 
 
-def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
+def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
+           damaged: str = 'error') -> int:
     """Continues from a snapshot; call it on all ranks.
 
     Call it after all extensions were added, before ``trainer.run()``.
@@ -259,6 +172,11 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
         path: The snapshot, or a directory, of which the newest whole one is
             taken; rank 0 says in a warning which it passed over and why.
             Only rank 0 reads it.
+        damaged: What to do where no snapshot in a directory is whole:
+            ``'error'``, or ``'aside'``, which renames all to
+            ``NAME.damaged``, says so in a warning, and leaves the trainer as
+            it is, to begin anew.  A file that cannot be read, which may be
+            whole, is an error all the same.
 
     Returns:
         The iteration at which training goes on.
@@ -268,17 +186,22 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
             model or optimizer, or lacks something.  On all ranks, and before
             anything is changed: trainer and file are as they were.
     """
+    if damaged not in _DAMAGED:
+        raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
+                         f'{damaged!r}')
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
-            ranks, lambda: _whole(path, stack) if ranks.rank == 0 else None,
-            error=ValueError)
-        index: SnapshotIndex = ranks.bcast(content and content.index)
+            ranks, lambda: _whole(path, stack, damaged == 'aside')
+            if ranks.rank == 0 else None, error=ValueError)
+        index: SnapshotIndex | None = ranks.bcast(content and content.index)
+        if index is None:
+            return trainer.updater.iteration
         _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
             index.ranks == ranks.size
-            and index.communicator == _communicator(trainer, comm)
+            and index.communicator == names_of_communicators(trainer, comm)
             and layout(index.of_rank(ranks.rank)) == layout(current),
             MPI.LAND)
         wanted = set(index.of_rank(ranks.rank) if exact
@@ -317,33 +240,39 @@ def _numbered(directory: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
-    names = [getattr(communicator, 'name', type(communicator).__name__)
-             for communicator in communicators(trainer, comm)]
-    return ', '.join(names) or 'none'
-
-
-def _whole(path: str, stack: contextlib.ExitStack) -> Content:
+def _whole(path: str, stack: contextlib.ExitStack, aside: bool
+           ) -> Content | None:
     """Opens a snapshot that is whole, or the newest that is in a directory.
 
-    Warns of those that are passed over.
+    Warns of those that are passed over.  Where all are damaged, and are to
+    be set aside, they are, and there is none.
     """
     if not os.path.isdir(path):
         return _checked(path, stack)
-    passed = []
-    for candidate in reversed(find_snapshots(path)):
+    passed: list[str] = []
+    unreadable = False
+    found = find_snapshots(path)[::-1]
+    for candidate in found:
         try:
             content = _checked(candidate, stack)
         except (DamagedSnapshot, OSError) as error:
+            unreadable |= isinstance(error, OSError)
             passed.append(f'{candidate} is not whole and is passed over: '
                           f'{error.__cause__ or error}')
             continue
         for text in passed:
             warnings.warn(text, stacklevel=2)
         return content
-    raise FileNotFoundError(f'there is no snapshot in {path}' if not passed
-                            else f'no snapshot in {path} can be gone on from;'
-                            f' {"; ".join(passed)}')
+    if not passed:
+        raise FileNotFoundError(f'there is no snapshot in {path}')
+    text = f'no snapshot in {path} can be gone on from; {"; ".join(passed)}'
+    if unreadable or not aside:
+        raise FileNotFoundError(text)
+    for candidate in found:
+        os.replace(candidate, f'{candidate}.damaged')
+    warnings.warn(f'{text}; their names end in .damaged now, and the training '
+                  'begins anew', stacklevel=2)
+    return None
 
 
 def _checked(path: str, stack: contextlib.ExitStack) -> Content:
