@@ -35,10 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_on_ranks(given: Sequence[str]) -> None:
     """Runs a command that ``mpiexec`` has started, or prints help."""
+    from .mpi.world import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):
         options = _parser(given).parse_args(given)
+        try:
+            enter_world()
+        except StartError as error:
+            options.parser.exit(2, f'{options.parser.prog}: {error}\n')
         action = options.call(options)
     if action is not None:      # which prints on all ranks
         action()

@@ -7,7 +7,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..mpi.failure.abort import abort_on_exception
 from .allreduce import Case, as_json, measure, table
 
 _DESCRIPTION = """
@@ -63,7 +62,6 @@ def add_bench(commands: Any) -> None:
 
 
 def _allreduce(options: argparse.Namespace) -> None:
-    abort_on_exception()
     comm = MPI.COMM_WORLD
     if comm.size < 2:
         options.parser.error('there is one rank only; start it with '

@@ -9,10 +9,10 @@ import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import abort_on_exception
 from ..mpi.grid import ProcessGrid
 from ..mpi.link_speed import measure_links
 from ..mpi.once import once
+from ..mpi.world import enter_world
 from ..pipeline.schedules.schedule import make_schedule
 from ..planning.partition.cuts import CutProblem, Wire
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
@@ -100,7 +100,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             model's own ``forward`` reads computed values, which may be on
             another rank (:func:`atomic` helps); on all ranks.
     """
-    abort_on_exception()
+    enter_world()
     grid = _grid(comm)
     limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,

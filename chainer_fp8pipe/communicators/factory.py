@@ -6,9 +6,9 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
-from ..mpi.failure.abort import abort_on_exception
 from ..mpi.failure.update_count import updates
 from ..mpi.failure.watch import watch
+from ..mpi.world import enter_world
 from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options
@@ -52,6 +52,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         ValueError: Unknown name or option, or a value that is not allowed;
             the message lists what is.
         TypeError: ``mpi_comm`` is no communicator of mpi4py.
+        StartError: Of several processes that have been started each is
+            alone, says MPI (a ``RuntimeError``).
 
     .. admonition:: Example
 
@@ -60,7 +62,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         >>> comm.size
         1
     """
-    abort_on_exception()        # first, or others wait for an error here
+    enter_world()        # first, or others wait for an error here
     if name not in FAMILIES and name not in CHAINERMN:
         raise ValueError(f'no communicator is called {name!r}; choose from: '
                          f'{", ".join([*FAMILIES, *CHAINERMN])}')

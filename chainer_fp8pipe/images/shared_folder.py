@@ -36,12 +36,12 @@ class FolderRanks:
             return
         from mpi4py import MPI
 
-        from ..mpi.failure.abort import abort_on_exception
+        from ..mpi.world import enter_world
         comm = getattr(shard, 'mpi_comm', shard)
         if not isinstance(comm, MPI.Comm):
             raise TypeError(f'shard={shard!r} is neither a communicator nor '
                             '(index, count)')
-        abort_on_exception()        # or the others wait in their next step
+        enter_world()        # or the others wait in their next step
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
 
     def together(self, action: Callable[[], Any]) -> Any:

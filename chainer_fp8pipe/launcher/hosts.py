@@ -83,6 +83,28 @@ def slurm_hosts(environment: Mapping[str, str], ranks: int) -> list[Share]:
                    'the allocation of Slurm')
 
 
+def allocation_probe(environment: Mapping[str, str]) -> Probe:
+    """A probe of hosts in the Slurm allocation that this process runs in.
+
+    A host answers if it is up and still in the allocation: with ``sbatch
+    --no-kill`` a node that has failed leaves it, and never comes back.
+    """
+    def answers(host: str) -> bool:
+        return tcp_answers(host) and _is_allocated(
+            host, environment.get('SLURM_JOB_ID', ''))
+    return answers
+
+
+def _is_allocated(host: str, job: str) -> bool:
+    try:
+        return bool(subprocess.run(
+            ['squeue', '--noheader', f'--jobs={job}', f'--nodelist={host}',
+             '--format=%i'], stdin=subprocess.DEVNULL, capture_output=True,
+            check=True, timeout=4 * _SECONDS).stdout.strip())
+    except (OSError, subprocess.SubprocessError):
+        return True         # Slurm does not say
+
+
 def _filled(found: Sequence[tuple[str, int]], ranks: int, where: str
             ) -> list[Share]:
     names = [name for name, _ in found]

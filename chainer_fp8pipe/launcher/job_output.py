@@ -11,8 +11,10 @@ _STALLED = re.compile(r'chainer_fp8pipe: (the job stands still: .*)')
 #: Follows where that is no mere warning.
 _STALL_ENDS = 'ending all ranks with exit code 75'
 _FAILED = re.compile(r'(rank \d+ of \d+) failed, ending all:')
-#: The last line of a traceback.
-_ERROR = re.compile(r'([A-Za-z_][\w.]*(?:: .*)?)')
+_NODE_FAILED = re.compile(r'srun: error: (Node failure on .*)')
+#: The last line of a traceback, not of srun, which may follow and differs
+#: from start to start.
+_ERROR = re.compile(r'(?!srun: )([A-Za-z_][\w.]*(?:: .*)?)')
 _LONGEST = 1 << 16      # characters of a line that are looked at
 
 
@@ -22,7 +24,8 @@ class JobOutput:
     Attributes:
         update: The first update that was finished; None before.
         latest: The latest one that is known.
-        dead: What the witness says about the rank that died; ''.
+        dead: What the witness says about the rank that died, or Slurm about
+            its node; ''.
         stalled: The line about a job that stands still, and that ranks end
             therefore; ''.
         failed: The rank that raised an exception; ''.
@@ -65,7 +68,7 @@ class JobOutput:
             if self.update is None:
                 self.update = self.latest
             return not line.startswith(UPDATED)
-        if found := _WITNESS.search(line):
+        if found := _WITNESS.search(line) or _NODE_FAILED.match(line):
             self.dead = self.dead or found[1]
         elif found := _STALLED.search(line):
             self._still = found[1]

@@ -12,7 +12,15 @@ from typing import Any
 from ..planning.trigger_intervals import parse_interval
 from ..report.going_on import LAUNCHED
 from .guard import Guard
-from .hosts import Share, command_probe, read_hosts, slurm_hosts, tcp_answers
+from .hosts import (
+    Probe,
+    Share,
+    allocation_probe,
+    command_probe,
+    read_hosts,
+    slurm_hosts,
+    tcp_answers,
+)
 from .interrupts import Interrupts
 from .job_starters import Starter, StarterError, find_starter
 from .supervisor import LaunchedJob, Supervisor
@@ -158,7 +166,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument(
         '--probe', metavar='COMMAND', help='what ends with 0 if the host {} '
         "answers, such as 'ping -c 1 -W 3 {}' (default: the host accepts or "
-        'refuses a connection to port 22 within 5 seconds)')
+        'refuses a connection to port 22 within 5 seconds; with srun, it is '
+        'also still in the allocation)')
     return parser
 
 
@@ -184,9 +193,8 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
         [sys.executable, '-m', 'chainer_fp8pipe', 'run', *snapshots,
          *of_run, *script],
         starter, _room(options, starter, environment), options.ranks, fewest,
-        multiple_of, command_probe(options.probe) if options.probe
-        else tcp_answers, options.snapshots, options.restarts,
-        options.wait_for_hosts, {
+        multiple_of, _probe(options, starter, environment),
+        options.snapshots, options.restarts, options.wait_for_hosts, {
             **environment,
             **({} if options.stall is None else {STALL: options.stall})})
 
@@ -215,6 +223,15 @@ def _room(options: argparse.Namespace, starter: Starter,
         with contextlib.suppress(ValueError):
             return slurm_hosts(environment, options.ranks)
     return [Share('', options.ranks)]
+
+
+def _probe(options: argparse.Namespace, starter: Starter,
+           environment: Mapping[str, str]) -> Probe:
+    if options.probe:
+        return command_probe(options.probe)
+    if starter.family == 'srun' and 'SLURM_JOB_ID' in environment:
+        return allocation_probe(environment)
+    return tcp_answers
 
 
 def _value(of_run: Sequence[str], name: str) -> str:

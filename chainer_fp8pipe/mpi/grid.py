@@ -10,6 +10,7 @@ from .agreement import check_same
 from .failure.watch import watch
 from .groups import nodes_of
 from .placement import AXES, divisors, place
+from .world import enter_world
 
 
 class ProcessGrid:
@@ -56,12 +57,14 @@ class ProcessGrid:
     Raises:
         ValueError: An argument is wrong, or not the same on all ranks; on
             all ranks.
+        StartError: Of several processes each is alone, says MPI.
     """
 
     def __init__(self, comm: Any, pipeline: int, inside: str = 'auto',
                  pipeline_bytes: float | None = None,
                  data_bytes: float | None = None,
                  ranks_per_node: int | None = None) -> None:
+        enter_world()
         self.comm: MPI.Comm = getattr(comm, 'mpi_comm', comm)
         arguments = {'pipeline': pipeline, 'inside': inside,
                      'pipeline_bytes': pipeline_bytes,

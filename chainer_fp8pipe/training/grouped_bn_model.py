@@ -13,8 +13,8 @@ from ..links.divisible.lazy import Lazy
 from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import abort_on_exception
 from ..mpi.groups import Group, ranks_of, split_groups
+from ..mpi.world import enter_world
 
 
 def create_grouped_bn_model(
@@ -54,7 +54,7 @@ def create_grouped_bn_model(
             or what only a function's closure holds, which no copy reaches.
     """
     ranks = ranks_of(comm)
-    abort_on_exception()        # or the others would wait in their next batch
+    enter_world()        # or the others would wait in their next batch
     group = Group(split_groups(ranks, group_size, tile, shape))
     result, found, lazies = raise_together(
         ranks, lambda: _copied(model), ValueError)

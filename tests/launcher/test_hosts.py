@@ -3,6 +3,7 @@ import socket
 
 from chainer_fp8pipe.launcher.hosts import (
     Share,
+    allocation_probe,
     answering,
     command_probe,
     lay_out,
@@ -85,6 +86,20 @@ def test_a_host_answers_if_it_accepts_or_refuses():
         assert tcp_answers('127.0.0.1', port)
     assert tcp_answers('127.0.0.1', port)
     assert not tcp_answers('no-such-host.invalid', port)
+
+
+@pytest.mark.parametrize(('squeue', 'answer'), [
+    ('[ "$2$3" = "--jobs=7--nodelist=localhost" ] && echo 7', True),
+    ('true', False),
+    ('exit 1', True)])      # the controller is away, not the host
+def test_a_host_that_has_left_the_allocation_does_not_answer(
+        tmp_path, monkeypatch, squeue, answer):
+    (tmp_path / 'squeue').write_text(f'#!/bin/sh\n{squeue}\n')
+    (tmp_path / 'squeue').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    probe = allocation_probe({'SLURM_JOB_ID': '7'})
+    assert probe('localhost') == answer
+    assert not probe('no-such-host.invalid')
 
 
 def test_a_probe_may_be_a_command():

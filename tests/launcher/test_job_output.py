@@ -47,6 +47,20 @@ def test_the_last_error_of_a_traceback_is_the_exception():
     assert output.error == 'my.module.Trouble: it is broken: twice'
 
 
+def test_what_srun_says_after_a_traceback_is_no_exception():
+    output = JobOutput()
+    output.feed(f'{TRACE}srun: error: node0: tasks 0-1: Killed\n'
+                'srun: launch/slurm: _step_signal: Terminating StepId=1.1\n')
+    assert output.error == 'my.module.Trouble: it is broken: twice'
+
+
+def test_a_node_that_slurm_has_lost_is_named():
+    output = JobOutput()
+    output.feed('srun: error: Node failure on node1\n'
+                'srun: error: node0: tasks 0-1: Killed\n')
+    assert output.dead == 'Node failure on node1'
+
+
 def test_a_progress_bar_is_shown_as_it_comes():
     output = JobOutput()
     assert output.feed('12 %\r') == '12 %\r'

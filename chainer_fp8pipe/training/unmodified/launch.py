@@ -11,7 +11,8 @@ from typing import Any
 from mpi4py import MPI
 
 from ...intercept.training_objects import creating_communicators, substituting
-from ...mpi.failure.abort import abort_on_exception, end_all_ranks
+from ...mpi.failure.abort import end_all_ranks
+from ...mpi.world import enter_world
 from .refusal import Refusal, refuse_all
 
 
@@ -34,7 +35,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
     """
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    abort_on_exception()
+    enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
         with creating_communicators(create), (

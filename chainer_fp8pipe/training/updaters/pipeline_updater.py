@@ -17,10 +17,10 @@ from chainermn.optimizers import (
 
 from ...chains.partitioned_chain import PartitionedChain
 from ...mpi.agreement import Signature, agree, raise_together
-from ...mpi.failure.abort import abort_on_exception
 from ...mpi.failure.update_count import updates
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
+from ...mpi.world import enter_world
 from ...planning.partition.partition_plan import load_plan
 from ...report.stream import EventStream
 from .chain_work import ChainWork
@@ -116,7 +116,7 @@ class PipelineUpdater(StandardUpdater):
                  converter: Callable = concat_examples, device: Any = None,
                  label_key: Any = -1, activation_codec: str | None = None,
                  seed: int = 0, auto_new_epoch: bool = True) -> None:
-        abort_on_exception()
+        enter_world()
         grid = comm if isinstance(comm, ProcessGrid) else once(
             getattr(comm, 'mpi_comm', comm), 'one pipeline',
             lambda: ProcessGrid(comm, pipeline=comm.size))

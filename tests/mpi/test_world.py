@@ -1,0 +1,139 @@
+"""Several processes, each of which is alone as far as MPI knows."""
+import contextlib
+import os
+import re
+import subprocess
+import sys
+
+import chainer_fp8pipe
+from chainer_fp8pipe.mpi.world import ALONE, StartError, enter_world
+
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import end_with_parent, environment, mpiexec, on_ranks
+
+_STEP = {'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_STEP_ID': '0',
+         'SLURM_STEP_NUM_TASKS': '4'}
+_TWO = {'SLURM_NTASKS': '2', 'SLURM_STEP_NUM_TASKS': '2'}
+_NAMES = ('SLURM_', 'PMI', 'OMPI_', 'MPI_LOCAL', 'CHAINER_FP8PIPE_')
+
+
+@contextlib.contextmanager
+def started_with(variables):
+    """As if a starter of ranks had set these variables, and no others."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(_NAMES):
+                patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.mark.parametrize(('variables', 'words'), [
+    (_STEP, ["Slurm's srun", 'number 2', 'SLURM_STEP_NUM_TASKS=4']),
+    ({'PMI_SIZE': '3', 'PMI_RANK': '0'}, ['PMI', 'number 0', 'PMI_SIZE=3']),
+    ({'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_RANK': '1'},
+     ["Open MPI's mpirun", 'number 1', 'OMPI_COMM_WORLD_SIZE=2']),
+    # MPICH's mpiexec starts one process on each node by srun.
+    ({**_STEP, 'SLURM_STEP_NUM_TASKS': '1', 'SLURM_NTASKS': '1',
+      'PMI_SIZE': '3', 'PMI_RANK': '2'}, ['number 2', 'PMI_SIZE=3']),
+    ({**_STEP, ALONE: '0'}, ['SLURM_STEP_NUM_TASKS=4']),
+])
+def test_one_of_several_processes_is_not_alone(variables, words):
+    with started_with(variables), pytest.raises(StartError) as caught:
+        enter_world()
+    for word in [*words, MPI.get_vendor()[0], 'rank 0 of 1', ALONE]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(('vendor', 'remedy'), [
+    ('Open MPI', 'srun --mpi=pmix'), ('MPICH', 'srun --mpi=pmi2'),
+    ('Intel MPI', 'srun --mpi=pmi2')])
+def test_the_remedy_is_for_the_library_that_is_loaded(
+        vendor, remedy, monkeypatch):
+    monkeypatch.setattr(MPI, 'get_vendor', lambda: (vendor, (1, 0, 0)))
+    with started_with(_STEP), pytest.raises(StartError, match=remedy):
+        enter_world()
+
+
+@pytest.mark.parametrize('variables', [
+    {},
+    # salloc's shell
+    {'SLURM_NTASKS': '4', 'SLURM_JOB_ID': '1', 'SLURM_TASKS_PER_NODE': '4'},
+    # a batch script
+    {'SLURM_NTASKS': '4', 'SLURM_JOB_ID': '1', 'SLURM_PROCID': '0'},
+    # salloc's shell on a node (use_interactive_step)
+    {**_STEP, 'SLURM_PROCID': '0', 'SLURM_STEP_ID': '4294967290',
+     'SLURM_STEP_NUM_TASKS': '1'},
+    # a batch script that was submitted from a step of 4 tasks
+    {**_STEP, 'SLURM_PROCID': '0', 'SLURM_NTASKS': '2'},
+    # srun -n 1
+    {**_STEP, 'SLURM_NTASKS': '1', 'SLURM_STEP_NUM_TASKS': '1'},
+    # mpiexec -n 1 of MPICH's, in a step of two nodes
+    {**_TWO, 'PMI_SIZE': '1', 'PMI_RANK': '0'},
+    # mpirun -n 1 of Open MPI's
+    {**_TWO, 'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'},
+    {**_STEP, ALONE: '1'},
+    {**_STEP, 'SLURM_STEP_NUM_TASKS': 'many', 'SLURM_NTASKS': 'many'},
+])
+def test_a_process_that_was_started_alone_may_be(variables):
+    with started_with(variables):
+        enter_world()
+
+
+@on_ranks(2)
+def test_ranks_that_know_of_each_other_may_be_more_or_fewer(comm):
+    with started_with({**_STEP, 'PMI_SIZE': '7'}):
+        enter_world()
+
+
+@on_ranks(2)
+def test_a_program_that_a_rank_starts_is_no_rank(comm):
+    """It has the rank's variables; without PMI's it comes through."""
+    with started_with(_TWO):
+        enter_world()
+        done = subprocess.run(
+            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.world import *\n'
+             'enter_world()'], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+# What a script begins with, on all its ranks.
+@pytest.mark.parametrize('first', [
+    "chainer_fp8pipe.create_communicator('fp8')",
+    "chainer_fp8pipe.create_communicator('naive', MPI.COMM_SELF)",
+    'chainer_fp8pipe.ProcessGrid(MPI.COMM_WORLD, pipeline=4)',
+    'chainer_fp8pipe.partition(None, None, MPI.COMM_WORLD)',
+    'chainer_fp8pipe.PipelineUpdater(None, None, MPI.COMM_WORLD)',
+    'chainer_fp8pipe.plan(None, None, 4)',
+    'chainer_fp8pipe.create_grouped_bn_model(None, MPI.COMM_WORLD)',
+])
+def test_nothing_that_works_on_all_ranks_works_on_each_alone(first):
+    with started_with(_STEP), pytest.raises(StartError):
+        eval(first, {'MPI': MPI, 'chainer_fp8pipe': chainer_fp8pipe})
+
+
+@pytest.mark.skipif(
+    MPI.get_vendor()[0] != 'MPICH' or bool(os.environ.get('MPIEXEC')),
+    reason="needs MPICH's library and mpiexec")
+@pytest.mark.parametrize('command', [
+    ['run', 'train.py'], ['run', '--pipeline', '2', 'train.py'],
+    ['bench', 'allreduce'], ['plan', 'train.py']])
+def test_commands_refuse_on_each_of_two_real_processes(command, tmp_path):
+    (tmp_path / 'train.py').write_text('print("it trains")')
+    # Without these two the library does not find mpiexec, as if it spoke
+    # another protocol.
+    mute = ['env', '-u', 'PMI_FD', '-u', 'PMI_PORT']
+    done = subprocess.run(
+        [*mpiexec(2), *mute, sys.executable, '-m', 'chainer_fp8pipe',
+         *command], env=environment(), cwd=tmp_path, capture_output=True,
+        text=True, timeout=300, preexec_fn=end_with_parent)
+    assert done.returncode == 2
+    assert not done.stdout
+    lines = done.stderr.splitlines()
+    assert 1 <= len(lines) <= 2         # the first to end ends the other
+    for line in lines:
+        assert re.match(
+            rf'python -m chainer_fp8pipe {command[0]}[ a-z]*: PMI', line)
