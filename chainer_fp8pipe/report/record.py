@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 from .events import Event
 
-#: Into what the time of an update goes, in the order of a picture.  The
-#: exchange includes waiting for slower ranks; ``other`` is what no section
-#: covers: hooks, other extensions, Chainer itself.
+#: Into what the time of a step goes, in the order of a picture.  The exchange
+#: includes waiting for slower ranks; ``other`` is what no section of an update
+#: covers, ``between`` what passes from an update to the next: evaluation,
+#: snapshots, other extensions.
 PHASES = ('input', 'forward', 'recompute', 'backward', 'backward_weight',
           'encode', 'exchange', 'decode', 'send', 'receive', 'update',
-          'other')
+          'other', 'between')
 
-#: Phases in which a rank works and waits for nobody.
-OWN_WORK = ('input', 'forward', 'recompute', 'backward', 'backward_weight',
-            'encode', 'decode', 'update')
+#: Phases in which a rank may wait for another.
+COMMUNICATION = ('exchange', 'send', 'receive')
 
 #: Why the events of an update were kept.
 FIRST, REGULAR, SLOW = 'first', 'regular', 'slow'
@@ -49,8 +49,10 @@ class RunStart(NamedTuple):
             ``'cpu'``, ``'cores'``, ``'memory'`` of rank 0's host.
         launched: How often the launcher had started the job before; None
             without a launcher.
+        after: What the launcher says has ended the start before; ''.
         reporting: Ranks whose data the record has; all but where only some
             were given the extension.
+        origin: What the clock of rank 0 (``time.monotonic``) showed.
     """
 
     number: int
@@ -64,7 +66,9 @@ class RunStart(NamedTuple):
     options: Mapping[str, str] = {}
     environment: Mapping[str, str] = {}
     launched: int | None = None
+    after: str = ''
     reporting: tuple[int, ...] = ()
+    origin: float = 0.0
 
 
 class RunEnd(NamedTuple):
@@ -129,7 +133,8 @@ class RankInterval(NamedTuple):
         first: The first update.
         last: The last update.
         step: Seconds from the end of an update to the end of the next.
-        own: Seconds of :data:`OWN_WORK` of an update.
+        own: Seconds of a step but for :data:`COMMUNICATION`, in which it
+            waits for nobody.
         phases: Mean seconds of an update by phase, see :data:`PHASES`; their
             sum is ``step.mean``.
         hidden: Mean seconds of an update of what the exchange's thread did

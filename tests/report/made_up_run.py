@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
 from chainer_fp8pipe.report.record import (
+    COMMUNICATION,
     FIRST,
-    OWN_WORK,
     REGULAR,
     SLOW,
     ClockReading,
@@ -153,7 +153,7 @@ class MadeUpRun:
         laps = numpy.array([[*_SECONDS.values()]] * self.ranks)
         laps[:, 0] = self.input_seconds
         laps *= numpy.exp(self._random.normal(0, self.noise, laps.shape))
-        own = [name in OWN_WORK for name in _SECONDS]
+        own = [name not in COMMUNICATION for name in _SECONDS]
         for rank, factor in self.slow.items():
             laps[rank, own] *= factor
         exchange = [*_SECONDS].index('exchange')
@@ -211,7 +211,7 @@ class MadeUpRun:
 
     def _summarise(self, number: int, first: int, last: int,
                    laps: numpy.ndarray) -> None:
-        own = [name in OWN_WORK for name in _SECONDS]
+        own = [name not in COMMUNICATION for name in _SECONDS]
         for rank in range(self.ranks):
             mine = laps[:, rank]
             self._record.intervals.append(RankInterval(
