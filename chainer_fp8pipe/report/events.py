@@ -98,10 +98,11 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
         The events by their start.
     """
     events = sorted(events, key=lambda event: (event.start, event.end))
-    sent = _when_sent(events)
+    sends = sends_of(events)
     parts: list[Event] = []
     for event in events:
-        cut = min(max(sent.get(event, event.start), event.start), event.end)
+        sent = sends[event].start if event in sends else event.start
+        cut = min(max(sent, event.start), event.end)
         if cut > event.start:
             parts.append(event._replace(name=WAITING, end=cut))
         if cut < event.end or cut == event.start:
@@ -160,10 +161,14 @@ def _in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
     return found
 
 
-def _when_sent(events: list[Event]) -> dict[Event, float]:
-    """For each receive, when its message began to be sent, if known."""
+def sends_of(events: list[Event]) -> dict[Event, Event]:
+    """For each ``'receive'`` the ``'send'`` of its message, if known.
+
+    Args:
+        events: By their start.
+    """
     sends = _messages(events, 'send')
-    sent = {}
+    sent: dict[Event, Event] = {}
     for message, receivers in _messages(events[::-1], 'receive').items():
         senders = sends.get(message, {})
         if len(senders) != len(receivers):
@@ -173,7 +178,7 @@ def _when_sent(events: list[Event]) -> dict[Event, float]:
                                   strict=True):
             for send, receive in zip(
                     senders[source], receivers[target][::-1], strict=False):
-                sent[receive] = send.start
+                sent[receive] = send
     return sent
 
 

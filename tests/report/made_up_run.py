@@ -53,7 +53,8 @@ class MadeUpRun:
         ranks_per_host: How many of them share a host, and its clock.
         epochs: How many.
         updates: Of an epoch.
-        kept: Updates of an epoch whose events are kept.
+        kept: Updates of an epoch whose events are kept as regular ones; 0:
+            no events are kept at all.
         codec: Of the communicator.
         slow: By rank, how many times as long its own work takes.
         links: By pair of ranks, of the usual bandwidth.
@@ -102,7 +103,7 @@ class MadeUpRun:
             if dies_at is not None and dies_at < last:
                 record.last_seen = _BEGAN + before + now
                 return done, before + now
-            laps = numpy.array([self._lap() for _ in range(self.updates)])
+            laps = self._laps()
             for place in self._kept(laps):
                 at = now + float(
                     laps[:place].sum(axis=2).max(axis=1).sum())
@@ -148,23 +149,27 @@ class MadeUpRun:
     def _host(self, rank: int) -> int:
         return rank // self.ranks_per_host
 
-    def _lap(self) -> numpy.ndarray:
-        """Seconds of one update: ranks x phases of ``_SECONDS``."""
-        laps = numpy.array([[*_SECONDS.values()]] * self.ranks)
-        laps[:, 0] = self.input_seconds
+    def _laps(self) -> numpy.ndarray:
+        """Seconds of an epoch: updates x ranks x phases of ``_SECONDS``."""
+        laps = numpy.array(
+            [[[*_SECONDS.values()]] * self.ranks] * self.updates)
+        laps[..., 0] = self.input_seconds
         laps *= numpy.exp(self._random.normal(0, self.noise, laps.shape))
         own = [name not in COMMUNICATION for name in _SECONDS]
         for rank, factor in self.slow.items():
-            laps[rank, own] *= factor
+            laps[:, rank, own] *= factor
         exchange = [*_SECONDS].index('exchange')
-        laps[:, exchange] *= 1 / min([1, *self.links.values()])
+        laps[..., exchange] *= 1 / min([1, *self.links.values()])
         # The last to come is waited for.
-        before = laps[:, :exchange].sum(axis=1)
-        laps[:, exchange] = (
-            before.max() - before + laps[:, exchange].max())
+        before = laps[..., :exchange].sum(axis=2)
+        laps[..., exchange] = (
+            before.max(axis=1, keepdims=True) - before
+            + laps[..., exchange].max(axis=1, keepdims=True))
         return laps
 
     def _kept(self, laps: numpy.ndarray) -> list[int]:
+        if not self.kept:
+            return []
         regular = range(0, self.updates, max(1, self.updates // self.kept))
         return sorted({0, 1, *regular, int(laps.sum(axis=2)[:, 0].argmax())})
 
