@@ -1,4 +1,5 @@
-"""``python -m chainer_fp8pipe``: ``launch``, ``run``, ``plan``, ``bench``."""
+"""``python -m chainer_fp8pipe``: ``launch``, ``run``, ``plan``, ``report``, ...
+"""
 from __future__ import annotations
 
 import argparse
@@ -12,6 +13,7 @@ _COMMANDS = {
     'bench': ('bench.command', 'add_bench'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.scripts.plan_command', 'add_plan'),
+    'report': ('report.report_command', 'add_report'),
     'run': ('planner.scripts.run_command', 'add_run'),
 }
 
@@ -24,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # and ranks need not wait for what it needs.
         from .launcher import launch_command
         sys.exit(launch_command.main(given[1:]))
+    if given[:1] == ['report']:
+        # Reads files, without ranks.
+        from .report import report_command
+        report_command.main(given[1:])
+        return
     _run_on_ranks(given)
 
 
