@@ -66,6 +66,9 @@ class RecordWriter:
     Raises:
         OSError: The folder cannot be written.
         ValueError: There is something else in it.
+
+    Attributes:
+        starts: How many starts the record had.
     """
 
     def __init__(self, folder: str, most_events: int = 100_000) -> None:
@@ -74,7 +77,7 @@ class RecordWriter:
         os.makedirs(self._directory, exist_ok=True)
         self._most_events = most_events
         self._kept: list[_Kept] = []
-        self._left_out, self._stride = 0, 1
+        self._left_out, self.starts = 0, 0
         for name in RECORD, EVENTS:
             self._begin(os.path.join(self._directory, name))
 
@@ -119,7 +122,9 @@ class RecordWriter:
         if cut:
             with open(path, 'a') as file:
                 file.write('\n')
-        if os.path.basename(path) == EVENTS:
+        if os.path.basename(path) == RECORD:
+            self.starts = sum(name == 'start' for name, _ in lines)
+        else:
             for name, fields in lines:
                 if name == 'update':
                     self._kept.append(_Kept(

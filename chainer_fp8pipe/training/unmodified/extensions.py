@@ -12,6 +12,7 @@ from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
 from ...mpi.waiting import wait_until
+from ..extensions.marks import EveryUpdate
 from ..extensions.snapshot import save
 from . import files
 from .refusal import Refusal
@@ -20,7 +21,7 @@ _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
 #: These depend on the number of updates alone.
-_COUNTING = IntervalTrigger, ManualScheduleTrigger
+_COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
 
 
 def adapted(extension: Any, job: Any) -> Any:
