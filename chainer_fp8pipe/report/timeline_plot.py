@@ -16,7 +16,6 @@ from .events import (
 )
 from .looks import WAITING_LOOK, Look, Looks
 
-
 # Where a rank's row has its lanes: from the middle down, and how high.
 _WHOLE = {'': (-0.4, 0.8)}
 _LANES = {'': (-0.45, 0.6), EXCHANGE: (0.18, 0.13), BUCKETS: (0.34, 0.06)}
