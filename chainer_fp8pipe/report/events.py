@@ -135,7 +135,7 @@ def chrome_trace(events: Iterable[Event], most: int = MOST_IN_TRACE
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
          'args': {'name': 'pipeline'}}]
-    placed = _in_rows(events)
+    placed = in_rows(events)
     # A rank's main thread has the rank as its number.
     numbers = {place: number for number, place in enumerate(sorted(
         {place for _, place in placed}, key=lambda place: (
@@ -174,7 +174,7 @@ def _whole_updates(events: list[Event], most: int
             f'{most} at most')
 
 
-def _in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
+def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
     """Gives each bucket the first row that no other one is in meanwhile."""
     found: list[tuple[Event, _Place]] = []
     ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones

@@ -1,0 +1,93 @@
+"""What died and was started again, and what each start ran with."""
+from __future__ import annotations
+
+import datetime
+import shlex
+
+from ..record import RunRecord, RunStart
+from .quantities import seconds
+from .sections import Section, Table, label
+
+
+def history_section(runs: dict[str, RunRecord]) -> Section:
+    """Starts and how they ended.
+
+    Args:
+        runs: By the letter that stands for each.
+    """
+    section = Section('starts', 'What died, and was it started again?')
+    rows = []
+    for run, record in runs.items():
+        for start in record.starts:
+            rows.append(_row(run, record, start))
+        lost = len(record.starts) - len(record.ends)
+        if len(record.starts) > 1:
+            section.sentences.append(label(run, (
+                f'{len(record.starts)} starts, of which {lost} did not end '
+                'in an orderly way.')))
+        section.sentences += [label(run, remark)
+                              for remark in record.remarks]
+    if not rows:
+        section.sentences.append('No start was recorded.')
+        return section
+    if not section.sentences:
+        section.sentences.append('Nothing: one start.')
+    section.tables.append(('Starts', Table(
+        ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
+         'ranks', 'hosts', 'by the launcher', 'end'), rows)))
+    return section
+
+
+def settings_section(runs: dict[str, RunRecord]) -> Section:
+    """Versions, options, environment and command of the last start.
+
+    Args:
+        runs: By the letter that stands for each.
+    """
+    section = Section('settings', 'What did it run with?')
+    starts = {run: record.starts[-1] for run, record in runs.items()
+              if record.starts}
+    if not starts:
+        section.sentences.append('Nothing was recorded.')
+        return section
+    header = ('', *(f'run {run}' if run else '' for run in starts))
+    section.tables.append(('Command', Table(header, [
+        ('command', *(shlex.join(start.command)
+                      for start in starts.values())),
+        ('ranks', *(str(start.ranks) for start in starts.values())),
+        ('hosts', *(', '.join(dict.fromkeys(start.hosts))
+                    for start in starts.values()))])))
+    for title in ('options', 'versions', 'environment'):
+        parts = [getattr(start, title) for start in starts.values()]
+        names = dict.fromkeys(name for part in parts for name in part)
+        if names:
+            section.tables.append((title.capitalize(), Table(header, [
+                (name, *(str(part.get(name, '-')) for part in parts))
+                for name in names])))
+    return section
+
+
+def _row(run: str, record: RunRecord, start: RunStart) -> tuple[str, ...]:
+    end = next((end for end in record.ends if end.start == start.number),
+               None)
+    later = [other for other in record.starts if other.number > start.number]
+    last = max((item.last for item in record.intervals
+                if item.start == start.number), default=start.iteration)
+    if end:
+        how, until, done = end.error or 'orderly', end.time, end.iteration
+    else:
+        how = ('did not end in an orderly way' if later else
+               'runs still, or did not end in an orderly way')
+        # What it did after the last write is not known.
+        until = later[0].time if later else record.last_seen
+        done = last
+        if later and later[0].iteration < done:
+            how += (f'; updates {later[0].iteration + 1} to {done} were '
+                    'done again')
+    return (label(run, str(start.number)), datetime.datetime.fromtimestamp(
+        start.time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S'),
+        str(start.iteration), str(done),
+        seconds(max(0.0, until - start.time)), str(start.ranks),
+        str(len(set(start.hosts))),
+        '-' if start.launched is None else f'start {start.launched + 1}',
+        how)

@@ -1,0 +1,128 @@
+"""Which rank or link is slow, with the figures that say so."""
+from __future__ import annotations
+
+from statistics import median
+
+from ..diagnosis import diagnose
+from ..record import LinkReading, RunRecord
+from .base_figure import base_figure, css
+from .quantities import number, seconds, size
+from .sections import LINE_COLOURS, Drawing, Section, Table, label
+
+_LOW, _HIGH = (0.99, 0.90, 0.55), (0.10, 0.25, 0.45)
+
+
+def slowness_section(runs: dict[str, RunRecord]) -> Section:
+    """What the diagnosis says, each rank's own work, and the links.
+
+    Args:
+        runs: By the letter that stands for each.
+    """
+    section = Section('slow', 'Which rank or link is slow?')
+    for run, record in runs.items():
+        section.sentences += [label(run, finding.text)
+                              for finding in diagnose(record)]
+    if not section.sentences:
+        section.sentences.append(
+            'No rank and no link stands out.' if any(
+                record.intervals for record in runs.values())
+            else 'No times of updates were recorded.')
+    if any(record.intervals for record in runs.values()):
+        section.drawings.append(_own_work(runs))
+    for run, record in runs.items():
+        if record.links:
+            section.drawings.append(_links(run, record))
+    section.tables += [
+        (label(run, 'Clocks'), _clocks(record))
+        for run, record in runs.items() if record.clocks]
+    return section
+
+
+def _own_work(runs: dict[str, RunRecord]) -> Drawing:
+    """Medians and quartiles of a rank's own work in the last interval."""
+    rows = []
+    for run, record in runs.items():
+        last = {item.rank: item for item in record.intervals}
+        rows += [(label(run, f'rank {rank}'), last[rank].own,
+                  last[rank].step) for rank in sorted(last)]
+    names = [row[0] for row in rows]
+    plot = base_figure('ms', None, 70 + 24 * len(rows), tools='reset,save',
+                       y_range=names[::-1])
+    plot.x_range.start = 0
+    plot.hbar(y=names, left=[0.0] * len(rows),
+              right=[1e3 * row[1].median for row in rows], height=0.5,
+              color=LINE_COLOURS[5], name='medians')
+    plot.segment(x0=[1e3 * row[1].low for row in rows], y0=names,
+                 x1=[1e3 * row[1].high for row in rows], y1=names,
+                 line_width=3, line_color=LINE_COLOURS[1], name='quartiles')
+    return Drawing(
+        'own-work', 'A rank\'s own work in an update (bar: median; line: '
+        'quartiles), last interval', plot, Table(
+            ('rank', 'lower quartile', 'median', 'upper quartile', 'longest',
+             'whole update, median'),
+            [(name, *map(seconds, (own.low, own.median, own.high, own.most,
+                                   step.median)))
+             for name, own, step in rows]))
+
+
+def _links(run: str, record: RunRecord) -> Drawing:
+    """A square per pair of ranks: the darker, the slower."""
+    from bokeh.models import ColumnDataSource, HoverTool
+    readings: dict[tuple[int, int], list[LinkReading]] = {}
+    for link in record.links:
+        readings.setdefault((link.source, link.target), []).append(link)
+    pairs = {pair: (median(link.bandwidth for link in found),
+                    median(link.latency for link in found),
+                    found[-1].is_local)
+             for pair, found in sorted(readings.items())}
+    ranks = sorted({rank for pair in pairs for rank in pair})
+    names = [str(rank) for rank in ranks]
+    columns = ColumnDataSource({
+        'source': [str(source) for source, _ in pairs],
+        'target': [str(target) for _, target in pairs],
+        'bandwidth': [size(values[0]) + '/s' for values in pairs.values()],
+        'latency': [seconds(values[1]) for values in pairs.values()],
+        'colour': _colours([(values[0], values[2])
+                            for values in pairs.values()])})
+    plot = base_figure('to rank', 'from rank', 90 + max(
+        160, min(26 * len(ranks), 800)), tools='reset,save', x_range=names,
+        y_range=names[::-1])
+    plot.grid.visible = False
+    drawn = plot.rect('target', 'source', 0.94, 0.94, source=columns,
+                      fill_color='colour', line_color=None, name='links')
+    plot.add_tools(HoverTool(renderers=[drawn], visible=False, tooltips=[
+        ('', 'rank @source to rank @target'), ('bandwidth', '@bandwidth'),
+        ('latency', '@latency')]))
+    slowest = sorted(pairs.items(), key=lambda item: item[1][0])[:100]
+    return Drawing(
+        f'links-{run or "0"}', label(
+            run, 'Links; the darker, the slower among those of its kind, '
+            'inside hosts or between them'), plot, Table(
+            ('from rank', 'to rank', 'bandwidth, median', 'latency, median',
+             'where'),
+            [(str(source), str(target), size(bandwidth) + '/s',
+              seconds(latency), 'one host' if is_local else 'two hosts')
+             for (source, target), (bandwidth, latency, is_local)
+             in slowest], '' if len(slowest) == len(pairs)
+            else f'The slowest 100 of {len(pairs):,}.'))
+
+
+def _colours(links: list[tuple[float, bool]]) -> list[str]:
+    found = []
+    for bandwidth, is_local in links:
+        usual = median(other for other, kind in links if kind == is_local)
+        # 1 from the usual bandwidth on, 0 at a quarter of it.
+        part = min(max((bandwidth / usual - 0.25) / 0.75, 0.0), 1.0)
+        red, green, blue = (high + part * (low - high)
+                            for low, high in zip(_LOW, _HIGH, strict=True))
+        found.append(css((red, green, blue)))
+    return found
+
+
+def _clocks(record: RunRecord) -> Table:
+    last = {(item.start, item.rank): item for item in record.clocks}
+    return Table(
+        ('start', 'rank', 'ahead of rank 0\'s', 'right to', 'drift'),
+        [(str(start), str(rank), f'{number(item.offset)} s',
+          seconds(item.error), seconds(item.drift))
+         for (start, rank), item in sorted(last.items())])
