@@ -25,11 +25,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from chainer_fp8pipe.report import page
+
 import numpy
 from browser import SOFTWARE_WEBGL, Browser
 from environment import describe
-
-from chainer_fp8pipe.report import page
 
 RANKS, LANES = 8, 3
 COLOURS = ['#3366ab', '#de701f', '#228733', '#d978bd', '#0d8c99']

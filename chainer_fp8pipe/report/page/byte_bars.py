@@ -12,7 +12,7 @@ from .sections import (
     LINE_COLOURS,
     Drawing,
     LegendEntry,
-    Section,
+    PageSection,
     Table,
     label,
 )
@@ -27,13 +27,13 @@ class _Sent(NamedTuple):
     uncompressed: float
 
 
-def byte_section(runs: dict[str, RunRecord]) -> Section:
+def byte_section(runs: dict[str, RunRecord]) -> PageSection:
     """Bytes of an update, the share of the link, predicted and measured.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('bytes', 'What crosses the network?')
+    section = PageSection('bytes', 'What crosses the network?')
     sent = [row for run, record in runs.items()
             for row in _sent(run, record)]
     if sent:
