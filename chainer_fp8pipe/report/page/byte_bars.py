@@ -15,6 +15,7 @@ from .sections import (
     PageSection,
     Table,
     label,
+    said_of,
 )
 
 
@@ -95,7 +96,7 @@ def _link_share(run: str, record: RunRecord) -> list[str]:
     most = max(intervals, key=lambda item: item.bytes / item.step.mean)
     rate = most.bytes / most.step.mean
     kind = 'between hosts' if between else 'inside the host'
-    return [label(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
+    return [said_of(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
                   f'average: {share(rate / median(speeds))} of what a link '
                   f'{kind} carries ({size(median(speeds))}/s, median).')]
 
@@ -129,7 +130,7 @@ def _planned(run: str, plan: PlannedStep) -> Drawing:
 def _planned_bytes(run: str, record: RunRecord, plan: PlannedStep) -> str:
     measured = [item.bytes for item in record.intervals
                 if item.start == plan.start]
-    return label(run, f'Start {plan.start}: the plan predicts '
+    return said_of(run, f'Start {plan.start}: the plan predicts '
                  f'{size(plan.bytes or 0)} per rank and update' + (
                      f'; sent were {size(fmean(measured))}, mean of all '
                      'ranks.' if measured else '.'))

@@ -6,7 +6,7 @@ import shlex
 
 from ..record import RunRecord, RunStart
 from .quantities import seconds
-from .sections import PageSection, Table, label
+from .sections import PageSection, Table, label, said_of
 
 
 def history_section(runs: dict[str, RunRecord]) -> PageSection:
@@ -22,10 +22,10 @@ def history_section(runs: dict[str, RunRecord]) -> PageSection:
             rows.append(_row(run, record, start))
         lost = len(record.starts) - len(record.ends)
         if len(record.starts) > 1:
-            section.sentences.append(label(run, (
+            section.sentences.append(said_of(run, (
                 f'{len(record.starts)} starts, of which {lost} did not end '
                 'in an orderly way.')))
-        section.sentences += [label(run, remark)
+        section.sentences += [said_of(run, remark)
                               for remark in record.remarks]
     if not rows:
         section.sentences.append('No start was recorded.')

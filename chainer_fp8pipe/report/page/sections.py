@@ -118,6 +118,11 @@ def thinned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
                  f'{MOST_ROWS} of {len(rows):,} rows, evenly chosen.')
 
 
+def said_of(run: str, sentence: str) -> str:
+    """A sentence about a run: which one, if there are several."""
+    return f'Run {run}: {sentence}' if run else sentence
+
+
 def label(run: str, text: str) -> str:
     """A text about a run: its letter in front, if there are several."""
     return f'{run} {text}' if run else text

@@ -7,7 +7,7 @@ from ..diagnosis import diagnose
 from ..record import LinkReading, RunRecord
 from .base_figure import bars_height, base_figure, css
 from .quantities import number, seconds, size
-from .sections import LINE_COLOURS, Drawing, PageSection, Table, label
+from .sections import LINE_COLOURS, Drawing, PageSection, Table, label, said_of
 
 _LOW, _HIGH = (0.99, 0.90, 0.55), (0.10, 0.25, 0.45)
 
@@ -20,7 +20,7 @@ def slowness_section(runs: dict[str, RunRecord]) -> PageSection:
     """
     section = PageSection('slow', 'Which rank or link is slow?')
     for run, record in runs.items():
-        section.sentences += [label(run, finding.text)
+        section.sentences += [said_of(run, finding.text)
                               for finding in diagnose(record)]
     if not section.sentences:
         section.sentences.append(
