@@ -182,7 +182,7 @@ def train(options, name, datasets):
         trainer.extend(RunReport(comm))
 
     if found:
-        iteration = resume(trainer, comm, out)
+        iteration = resume(trainer, comm, out, damaged='aside')
         if comm.rank == 0:
             print(f'{name}: goes on after iteration {iteration}')
     elif comm.rank == 0:

@@ -283,10 +283,26 @@ def test_too_few_hosts_are_waited_for(launch, tmp_path):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
         '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        'test {} = a', '--restarts', '1'))
+        'test {} = a', '--wait-for-hosts', '2s'))
     assert code == 1
     assert 'gives up: too few hosts' in said
     assert not (tmp_path / 'starts' / 'commands').exists()
+
+
+def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
+    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
+    code, said = launch('', options=(
+        '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
+        'sh -c "test {} = a || test -e back || { touch back; false; }"'))
+    assert code == 0
+    assert said.count('without an answer: b') == 1
+    assert 'start 1: 8 ranks' in said
+
+
+def test_a_time_to_wait_for_hosts_is_a_time(capsys):
+    with pytest.raises(SystemExit):
+        main(['-n', '2', '--wait-for-hosts', 'ever', 'a.py'], {})
+    assert "'ever' is no time; write it as in 90s" in capsys.readouterr().err
 
 
 # --- signals -----------------------------------------------------------------
