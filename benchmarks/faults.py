@@ -1,12 +1,15 @@
 """Injects faults into jobs under ``launch``: what is lost, and how long?
 
-    python benchmarks/faults.py --faults 60 --seed 1
+    python benchmarks/faults.py --faults 60 --seed 1 --results runs.jsonl
 
 Three jobs: the digits example with fp8, a pipeline of 2 stages and 2
 replicas, and an unmodified ChainerMN script.  While one trains, faults happen
 at random moments; then it may end, and its model is compared with that of a
 run that nothing happened to.  --disk and --network, which need root, add
 faults of a small disk and of two hosts with links.
+
+Runs are added to the file as they end, so that a long campaign can be made in
+parts, with another seed each; --table prints what all of them came to.
 """
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from faults_run import JOBS, FaultyRun
 
 _DEADLINE = 120.0       # seconds until a job must train again
 _TO_THE_END = 300.0     # until one that nothing happens to must be through
+_LONG = 12.0            # until a job trains: what is said meanwhile is kept
 
 _TRAINS = r'trains: update (\d+) is done'
 _ENDED = (r'start \d+ has ended after [^:,]+(?:, at update (\d+) or later)?'
@@ -39,6 +43,10 @@ _ENDED = (r'start \d+ has ended after [^:,]+(?:, at update (\d+) or later)?'
 
 def main() -> None:
     options = _parser().parse_args()
+    if options.table:
+        print(describe())
+        print(table(*_read(options.results)))
+        return
     # So that a campaign that is ended leaves no job behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     there = {'', *(name for name in ('disk', 'network', 'stall')
@@ -62,24 +70,30 @@ def _inject(options: argparse.Namespace, kinds: Sequence[str],
     draw = random.Random(options.seed)
     undisturbed = {name: _undisturbed(start(name))
                    for name in options.jobs}
-    faults: list[dict[str, Any]] = []
-    runs: list[dict[str, Any]] = []
+    count = 0
     print(describe(), flush=True)
     turns = itertools.cycle(kinds)      # each comes as often as any other
-    while len(faults) < options.faults:
-        name = options.jobs[len(runs) % len(options.jobs)]
+    for name in itertools.cycle(options.jobs):
         planned = list(itertools.islice(
-            turns, min(options.per_run, options.faults - len(faults))))
-        happened, found = _campaign(
+            turns, min(options.per_run, options.faults - count)))
+        if not planned:
+            break
+        faults, run = _campaign(
             start(name), name, planned, undisturbed[name],
             lambda: draw.uniform(0.1, 1.9) * options.apart, draw)
-        faults += happened
-        runs.append(found)
-        print(f'{len(faults)} faults: {found}', file=sys.stderr, flush=True)
-        if options.json:
-            Path(options.json).write_text(json.dumps({
-                **environment(), 'faults': faults, 'runs': runs}))
-    print(table(faults, runs))
+        count += len(faults)
+        print(f'{count} faults: {run}', file=sys.stderr, flush=True)
+        with open(options.results, 'a') as file:
+            file.write(json.dumps({**environment(), 'run': run,
+                                   'faults': faults}) + '\n')
+    print(table(*_read(options.results)))
+
+
+def _read(path: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The faults and the runs of a file."""
+    found = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return ([fault for line in found for fault in line['faults']],
+            [line['run'] for line in found])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,8 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--network', action='store_true',
                         help='the ranks are on two hosts; also faults of '
                         'links and hosts; needs root')
-    parser.add_argument('--json', metavar='FILE',
-                        help='write the raw data there')
+    parser.add_argument('--results', metavar='FILE', required=True,
+                        help='where runs are kept, one a line')
+    parser.add_argument('--table', action='store_true',
+                        help='inject nothing, print what FILE has')
     return parser
 
 
@@ -197,10 +213,13 @@ def _one_fault(run: FaultyRun, kind: str, draw: random.Random, place: int
     if trains and latest:
         # At least, as the launcher hears of updates twice a second only.
         lost = max(int(latest) - int(trains[2][1]) + 1, 0)
+    named = bool(re.search(expected, cause))
     return {'hangs': trains is None, 'detected': detected - at,
             'trains': trains and trains[1].at - at, 'lost': lost,
-            'named': bool(re.search(expected, cause)),
-            'cause': cause}, place
+            'named': named, 'cause': cause,
+            'said': None if named and trains and (
+                trains[1].at - at < _LONG) else ''.join(
+                line.text for line in run.lines if line.at >= at)}, place
 
 
 def _survives(run: FaultyRun, fault: Fault, place: int) -> float:

@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from faults_run import FaultyRun
 
 _MORE = 1 << 28         # bytes of addresses until there is no memory
 _DISK_FULL = 3.0        # seconds
+_FIRST_SNAPSHOT = 20.0  # that is waited for, at most
 _SLOW_LINK = 5.0
 _BOOT = 20.0            # that a lost host needs to come back
 
@@ -44,7 +46,8 @@ def _to_a_rank(number: int, named: str) -> Callable[[FaultyRun,
             return ''
         rank = draw.choice(sorted(ranks))
         os.kill(ranks[rank], number)
-        return rf'\brank {rank}\b.*{named}'
+        # Where one waits for the other, both are named.
+        return rf'\branks? (?:\d+, )?{rank}\b.*{named}'
     return inject
 
 
@@ -70,15 +73,18 @@ def _kill_launcher(run: FaultyRun, draw: random.Random) -> str:
 
 def _damaged(damage: Callable[[bytes, random.Random], bytes]
              ) -> Callable[[FaultyRun, random.Random], str]:
-    """Damages the newest snapshot, and has a rank die so that it is read."""
+    """Has a rank die, and damages the snapshot that would be read then."""
     kill = _to_a_rank(signal.SIGKILL, 'SIGKILL')
 
     def inject(run: FaultyRun, draw: random.Random) -> str:
-        path = run.newest()
-        if path is None:
+        end = time.monotonic() + _FIRST_SNAPSHOT
+        while not (path := run.newest()) and time.monotonic() < end:
+            time.sleep(0.02)
+        # In this order: nobody would read a snapshot of a job that is through.
+        if path is None or not (expected := kill(run, draw)):
             return ''
         path.write_bytes(damage(path.read_bytes(), draw))
-        return kill(run, draw)
+        return expected
     return inject
 
 

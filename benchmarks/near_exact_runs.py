@@ -10,9 +10,10 @@ import math
 import os
 import random
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chainer_fp8pipe.codecs import BlockScaled, Fp8Ratio
+from chainer_fp8pipe.codecs import BlockScaled, Codec, Fp8Ratio
 
 import chainer
 import chainer.functions as F
@@ -23,14 +24,52 @@ from simulated_workers import SimulatedWorkers
 
 _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 
-#: Of a rank; None: float32.
+
+class Variant(NamedTuple):
+    """A codec, and how it is used.
+
+    Attributes:
+        make: Makes that of a rank; None: float32.
+        warm: Share of the updates in float32, before all others.
+        make_small: Of tensors of fewer than ``_SMALL`` elements, if another.
+    """
+
+    make: Callable[[int], Codec] | None
+    warm: float = 0.05
+    make_small: Callable[[int], Codec] | None = None
+
+
+class _Forgetting(BlockScaled):
+    """``int4`` whose feedback decays."""
+
+    def start(self, loss_scale: float) -> None:
+        super().start(loss_scale)
+        self._residuals.multiply(0.9)
+
+
+def _int4(rank):
+    return BlockScaled('int4')
+
+
+def _int5(rank):
+    return BlockScaled('int5')
+
+
 CODECS = {
-    'float32': None,
-    'fp8': lambda rank: Fp8Ratio(rank=rank),
-    'int5': lambda rank: BlockScaled('int5'),
-    'int4': lambda rank: BlockScaled('int4'),
-    'e2m1': lambda rank: BlockScaled('e2m1'),
+    'float32': Variant(None),
+    'fp8': Variant(lambda rank: Fp8Ratio(rank=rank)),
+    'int5': Variant(_int5),
+    'int4': Variant(_int4),
+    'e2m1': Variant(lambda rank: BlockScaled('e2m1')),
 }
+
+#: What was tried to lose less with int4.
+IDEAS = {
+    'int4-warm': Variant(_int4, warm=0.2),
+    'int4-small5': Variant(_int4, make_small=_int5),
+    'int4-decay': Variant(lambda rank: _Forgetting('int4')),
+}
+_SMALL = 5000
 
 TASKS = 'digits', 'language'
 OPTIMIZERS = 'MomentumSGD', 'Adam'
@@ -72,7 +111,9 @@ def train(task, optimizer, workers, codec, seed):
     rule.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4)
                   if task == 'digits'
                   else chainer.optimizer_hooks.GradientClipping(1.0))
-    simulated = SimulatedWorkers(CODECS[codec], workers)
+    variant = (CODECS | IDEAS)[codec]
+    simulated = [SimulatedWorkers(make, workers) for make in (
+        variant.make, variant.make_small or variant.make)]
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
@@ -80,7 +121,7 @@ def train(task, optimizer, workers, codec, seed):
             'lr' if optimizer == 'MomentumSGD' else 'alpha'
         ] = rate * risen_and_fallen(number, updates, made.rise)
         average_gradients(made.model, next(iterator), simulated, workers,
-                          warm=number >= updates // 20)
+                          warm=number >= int(variant.warm * updates))
         rule.update()
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         return made.figure()
@@ -100,7 +141,10 @@ def risen_and_fallen(done, updates, rise):
 
 
 def average_gradients(model, batch, simulated, workers, warm):
-    """Leaves the mean of all workers' gradients in the model."""
+    """Leaves the mean of all workers' gradients in the model.
+
+    ``simulated`` are the workers for large tensors and for small ones.
+    """
     names, parameters = zip(*sorted(model.namedparams()), strict=True)
     gradients = []
     size = len(batch) // workers
@@ -108,11 +152,17 @@ def average_gradients(model, batch, simulated, workers, warm):
         model.cleargrads()
         model(*concat_examples(batch[worker * size:][:size])).backward()
         gradients.append([parameter.grad for parameter in parameters])
-    means = simulated.average(
-        names, gradients, [parameter.array for parameter in parameters],
-        warm=warm)
-    for parameter, mean in zip(parameters, means, strict=True):
-        parameter.grad = mean
+    for which, of_size in zip(simulated, (
+            lambda size: size >= _SMALL, lambda size: size < _SMALL),
+            strict=True):
+        places = [place for place, parameter in enumerate(parameters)
+                  if of_size(parameter.size)]
+        means = which.average(
+            [names[place] for place in places],
+            [[own[place] for place in places] for own in gradients],
+            [parameters[place].array for place in places], warm=warm)
+        for place, mean in zip(places, means, strict=True):
+            parameters[place].grad = mean
 
 
 def digits():

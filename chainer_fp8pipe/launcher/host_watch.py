@@ -38,6 +38,7 @@ class HostWatch:
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._asked = 0.0
         self._saved = SavedProgress()
+        self._said: set[str] = set()        # since the last start
         self.wants_all_back = False
 
     def shares(self) -> list[Share] | None:
@@ -45,24 +46,26 @@ class HostWatch:
         hosts = [share.host for share in self._room if share.host]
         there = answering(hosts, self._probe) if hosts else set()
         if hosts and not there:
-            self._say('no host answers; perhaps it is the question that they '
-                      'do not answer (--probe)')
+            self._say_once('no host answers; perhaps it is the question that '
+                           'they do not answer (--probe)')
             there = set(hosts)
         self._away = [host for host in hosts if host not in there]
         if self._away:
-            self._say('without an answer: ' + ', '.join(self._away))
+            self._say_once('without an answer: ' + ', '.join(self._away))
         shares = lay_out([share for share in self._room
                           if share.host not in self._away],
                          self._ranks, self._multiple)
         count = sum(share.ranks for share in shares)
         if count < self._fewest:
-            self._say(f'the hosts that answer have room for {count} ranks, '
-                      f'and {self._fewest} are needed (--min-ranks)')
+            self._say_once(
+                f'the hosts that answer have room for {count} ranks, and '
+                f'{self._fewest} are needed (--min-ranks); asking again')
             return None
         return shares
 
     def begin(self, saved: SavedProgress) -> None:
         """Call it at a start, with what is saved by then."""
+        self._said.clear()
         self._are_back = self.wants_all_back = False
         self._asked = time.monotonic()
         self._saved = saved
@@ -92,6 +95,12 @@ class HostWatch:
     def close(self) -> None:
         """Waits for no answer any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _say_once(self, text: str) -> None:
+        """Hosts that are away are asked every few seconds."""
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _ask(self) -> None:
         """Asks those that were away, in a thread, as that may take long."""

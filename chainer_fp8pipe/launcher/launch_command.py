@@ -44,8 +44,9 @@ A start that has led to a new snapshot is followed by another one at once;
 after those that have not, it waits 0, 1, 2, 4 seconds and so on, up to 5
 minutes.  The launcher ends with 0 when the job does.  It gives up when
 --restarts starts in a row have made no progress; at once, when a command line
-is refused; and after 3 starts in a row in which the script has failed in the
-same way.  Then a table says what died when, and why.
+is refused; after 3 starts in a row in which the script has failed in the same
+way; and when too few hosts have answered for --wait-for-hosts.  Then a table
+says what died when, and why.
 
 SIGINT and SIGTERM are handed on to the job; a second one ends everything.
 """
@@ -142,6 +143,9 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         'while hosts do not answer, and with all from the first snapshot '
         'after they do (default: all)')
     parser.add_argument(
+        '--wait-for-hosts', metavar='TIME', type=_time, default=_time('1h'),
+        help='until enough of them answer: 90s, 10m, 1h (default: 1h)')
+    parser.add_argument(
         '--snapshots', metavar='DIR', help='where "run" writes snapshots of '
         'the whole job, and goes on from')
     parser.add_argument(
@@ -181,7 +185,8 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
          *of_run, *script],
         starter, _room(options, starter, environment), options.ranks, fewest,
         multiple_of, command_probe(options.probe) if options.probe
-        else tcp_answers, options.snapshots, options.restarts, {
+        else tcp_answers, options.snapshots, options.restarts,
+        options.wait_for_hosts, {
             **environment,
             **({} if options.stall is None else {STALL: options.stall})})
 
@@ -238,6 +243,17 @@ def _interval(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _time(text: str) -> float:
+    try:
+        amount, unit = parse_interval(text)
+    except ValueError:
+        unit = ''
+    if unit != 'second':
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no time; write it as in 90s, 10m or 1h')
+    return amount
 
 
 def _seconds(text: str) -> str:

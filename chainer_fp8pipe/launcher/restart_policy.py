@@ -5,6 +5,9 @@ one that has not, each waits twice as long as the one before.  The launcher
 gives up after so many in a row that have brought nothing; and earlier where
 it is the script that fails, in the same way each time: what three starts in
 a row have shown, a fourth would not change.
+
+Hosts that do not answer are no failure of the job's: they are asked again and
+again for a given time, and the job starts as soon as enough of them answer.
 """
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from typing import NamedTuple
 SAME = 3
 #: Seconds that a start waits at most.
 LONGEST = 300.0
+#: Seconds between two questions to hosts, at most.
+_ASK = 5.0
 #: Exit code of a program that was called wrongly.
 USAGE = 2
 
@@ -42,10 +47,12 @@ class RestartPolicy:
 
     Args:
         restarts: In a row without progress, at most.
+        patience: Seconds that hosts may be away.
     """
 
-    def __init__(self, restarts: int) -> None:
-        self._restarts = restarts
+    def __init__(self, restarts: int, patience: float) -> None:
+        self._restarts, self._patience = restarts, patience
+        self._away: list[float] = []    # when hosts were asked in vain
         self._in_vain = 0           # starts in a row
         self._failure = ''          # of the last start
         self._same = 0              # starts in a row with that failure
@@ -54,6 +61,7 @@ class RestartPolicy:
 
     def after(self, ending: Ending) -> float:
         """Seconds to wait before the next start; see :attr:`verdict`."""
+        self._away = []
         if ending.progressed:
             self._in_vain = self._same = 0
             self._failure = ''
@@ -74,13 +82,17 @@ class RestartPolicy:
                             f'progress (--restarts {self._restarts})')
         return self.wait()
 
-    def without_hosts(self) -> float:
-        """Seconds to wait when too few hosts answer; see :attr:`verdict`."""
-        self._in_vain += 1
-        if self._in_vain > self._restarts:
-            self.verdict = ('too few hosts have answered for too long '
-                            f'(--restarts {self._restarts})')
-        return max(self.wait(), 1.0)
+    def without_hosts(self, now: float) -> float:
+        """Seconds to wait when too few hosts answer; see :attr:`verdict`.
+
+        ``now`` is in seconds, of any clock.
+        """
+        self._away.append(now)
+        away = now - self._away[0]
+        if away >= self._patience:
+            self.verdict = (f'too few hosts have answered for {away:.0f} '
+                            'seconds (--wait-for-hosts)')
+        return min(2.0 ** min(len(self._away) - 1, 30), _ASK)
 
     def wait(self) -> float:
         """Seconds: 0, 1, 2, 4 and so on."""

@@ -38,6 +38,7 @@ class LaunchedJob(NamedTuple):
         probe: Tells whether a host answers.
         snapshots: The directory; None if the launcher does not know it.
         restarts: Without progress in a row, at most.
+        patience: Seconds that hosts may be away.
         environment: Of the job.
     """
 
@@ -50,6 +51,7 @@ class LaunchedJob(NamedTuple):
     probe: Probe
     snapshots: str | None
     restarts: int
+    patience: float
     environment: Mapping[str, str]
 
 
@@ -65,7 +67,7 @@ class Supervisor:
     def __init__(self, job: LaunchedJob, token: str, interrupts: Interrupts
                  ) -> None:
         self._job, self._token, self._interrupts = job, token, interrupts
-        self._policy = RestartPolicy(job.restarts)
+        self._policy = RestartPolicy(job.restarts, job.patience)
         self._hosts = HostWatch(job.room, job.ranks, job.fewest,
                                 job.multiple, job.probe, say)
         self._ended: list[EndedStart] = []
@@ -84,11 +86,14 @@ class Supervisor:
             while not self._policy.verdict:
                 shares = self._hosts.shares()
                 if shares is None:
-                    wait = self._policy.without_hosts()
+                    wait = self._policy.without_hosts(time.monotonic())
                 else:
                     code, wait = self._start(shares)
                     if code == 0 and not self._hosts.wants_all_back:
                         return self._finished()
+                    if wait and not (self._policy.verdict
+                                     or self._interrupts.received):
+                        say(f'starts again in {said_seconds(wait)}')
                 if self._interrupts.received or (
                         not self._policy.verdict and self._wait(wait)):
                     return self._interrupted()
@@ -170,8 +175,6 @@ class Supervisor:
 
     def _wait(self, seconds: float) -> bool:
         """Waits for the next start; True if a signal came meanwhile."""
-        if seconds:
-            say(f'starts again in {said_seconds(seconds)}')
         end = time.monotonic() + seconds
         while not self._interrupts.received and (
                 left := end - time.monotonic()) > 0:

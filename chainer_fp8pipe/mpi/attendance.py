@@ -18,7 +18,7 @@ _HERE, _ANSWER = 32_301, 32_302     # tags; MPI has at least 32,767
 #: Seconds that rank 0 waits for others after it has come as far as they.
 PATIENCE = 5.0
 #: Seconds after which others are sure that rank 0 does not take part.
-_IN_VAIN = 120.0
+IN_VAIN = 120.0
 
 
 class Attendance:
@@ -34,14 +34,11 @@ class Attendance:
         if comm.rank:
             self._said = comm.Isend(numpy.zeros(1, numpy.uint8), 0, _HERE)
 
-    def settle(self, patience: float = PATIENCE) -> tuple[int, ...]:
+    def settle(self) -> tuple[int, ...]:
         """The ranks that take part; call it on those that do.
 
         All must have made this object before any rank comes here.  If all
         take part, nobody waits longer than messages travel.
-
-        Args:
-            patience: Seconds that rank 0 waits for messages of others.
 
         Raises:
             RuntimeError: Rank 0 does not take part; on the others.
@@ -49,7 +46,7 @@ class Attendance:
         if self._comm.rank:
             return self._ask()
         there = {0}
-        end = time.monotonic() + patience
+        end = time.monotonic() + PATIENCE
 
         def all_there() -> bool:
             there.update(self._heard())
@@ -76,7 +73,7 @@ class Attendance:
     def _ask(self) -> tuple[int, ...]:
         flags = numpy.zeros(self._comm.size, numpy.uint8)
         answer = self._comm.Irecv(flags, 0, _ANSWER)
-        end, came = time.monotonic() + _IN_VAIN, [False]
+        end, came = time.monotonic() + IN_VAIN, [False]
 
         def has_come() -> bool:
             came[0] = answer.Test()

@@ -159,7 +159,8 @@ def _whole_updates(events: list[Event], most: int
     updates: dict[int | None, int] = {}
     for event in events:
         updates[event.iteration] = updates.get(event.iteration, 0) + 1
-    kept, count = set(), 0
+    kept: set[int | None] = set()
+    count = 0
     for iteration, size in updates.items():
         if kept and count + size > most:
             break

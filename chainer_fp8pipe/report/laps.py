@@ -48,8 +48,9 @@ class _Lap(NamedTuple):
     end: float
     busy: float                 # from the update's begin to its end
     seconds: dict[str, float]   # by section, since the stream began
+    outside: dict[str, float]   # the same when the update began
     hidden: dict[str, float]
-    bytes: int
+    bytes: tuple[int, int, int]     # gradients; to stages: sent, whole
 
 
 class Laps:
@@ -67,16 +68,16 @@ class Laps:
         self._stream, self._rank = stream, rank
         self.recording = Recording(rank, 0.0)
         stream.keep(self.recording)
-        self._before = self._lap(iteration, now, 0.0)
-        self.begin(())
+        self.update_begins(now)
+        self._before = self._lap(iteration, now)
+        self.choose(())
+        self._clear()
 
-    def begin(self, regular: Collection[int]) -> None:
-        """Begins an interval.
-
-        Args:
-            regular: Updates whose events are kept as regular ones.
-        """
+    def choose(self, regular: Collection[int]) -> None:
+        """Says which updates' events are kept as regular ones, by number."""
         self._regular = frozenset(regular)
+
+    def _clear(self) -> None:
         self._laps: list[_Lap] = []
         self._kept: list[KeptEvents] = []
         self._slow: list[KeptEvents] = []
@@ -85,31 +86,37 @@ class Laps:
         """Notes nothing any more."""
         self._stream.keep_no_more(self.recording)
 
-    def lap(self, iteration: int, begin: float, end: float, is_first: bool
-            ) -> None:
-        """An update is done; times are those of ``time.monotonic``.
+    def update_begins(self, now: float) -> None:
+        """An update begins; ``now`` is that of ``time.monotonic``.
+
+        What lies between updates, such as an evaluation, is none of one.
+        """
+        self._begin, self._outside = now, dict(self._stream.seconds)
+
+    def update_ends(self, now: float, iteration: int, is_first: bool) -> None:
+        """The update is done.
 
         Args:
+            now: By ``time.monotonic``.
             iteration: Its number.
-            begin: When it began.
-            end: When it ended.
             is_first: Whether it is one of the first of its kind.
         """
-        events, busy = self.recording.take(), end - begin
-        self._laps.append(self._lap(iteration, end, busy))
+        begin, busy = self._begin, now - self._begin
+        events = self.recording.take()
+        self._laps.append(self._lap(iteration, now))
         if is_first or iteration in self._regular:
             self._kept.append(KeptEvents(
                 iteration, FIRST if is_first else REGULAR, busy,
-                since(begin, events)))
+                _since(begin, events)))
         elif len(self._slow) < _OFFERED or busy > self._slow[-1].seconds:
             self._slow.append(KeptEvents(iteration, SLOW, busy,
-                                         since(begin, events)))
+                                         _since(begin, events)))
             self._slow.sort(key=lambda kept: -kept.seconds)
             del self._slow[_OFFERED:]
 
     def summary(self, start: int) -> tuple[RankInterval | None,
                                            list[KeptEvents]]:
-        """What this rank did in the interval; None: nothing.
+        """What this rank did in an interval, which ends now; None: nothing.
 
         Args:
             start: Number of the start.
@@ -123,7 +130,10 @@ class Laps:
         self._before = laps[-1]
         steps = numpy.diff([lap.end for lap in laps])
         busy = numpy.array([lap.busy for lap in laps[1:]])
-        sections = _differences([lap.seconds for lap in laps])
+        sections = {name: numpy.array([
+            lap.seconds[name] - lap.outside.get(name, 0.0)
+            if name in lap.seconds else 0.0 for lap in laps[1:]])
+            for name in laps[-1].seconds}
         waits = sum((sections[name] for name in COMMUNICATION
                      if name in sections), numpy.zeros(len(steps)))
         named = sum(sections.values(), numpy.zeros(len(steps)))
@@ -139,23 +149,25 @@ class Laps:
             {name: means[name] for name in PHASES if means.get(name)},
             {name: float(values.mean()) for name, values in _differences(
                 [lap.hidden for lap in laps]).items() if values.any()},
-            (laps[-1].bytes - laps[0].bytes) / count)
+            *((after - before) / count for before, after in zip(
+                laps[0].bytes, laps[-1].bytes, strict=True)))
         typical = float(numpy.median(busy))
-        return interval, [*self._kept, *(
-            kept for kept in self._slow if kept.seconds > _SLOW * typical)]
+        kept = [*self._kept, *(one for one in self._slow
+                               if one.seconds > _SLOW * typical)]
+        self._clear()
+        return interval, kept
 
-    def _lap(self, iteration: int, end: float, busy: float) -> _Lap:
+    def _lap(self, iteration: int, now: float) -> _Lap:
         stream = self._stream
-        return _Lap(iteration, end, busy, dict(stream.seconds),
-                    dict(stream.hidden), stream.bytes_sent)
+        return _Lap(iteration, now, now - self._begin, dict(stream.seconds),
+                    self._outside, dict(stream.hidden), (
+                        stream.bytes_sent, stream.stage_bytes,
+                        stream.stage_arrays))
 
 
-def since(begin: float, events: list[Event]) -> list[Event]:
-    """Events of an update: those that have not ended before it began.
-
-    What lies between updates, such as an evaluation, is none of one.
-    """
-    return [event for event in events if event.end >= begin or event.lane]
+def _since(begin: float, events: list[Event]) -> list[Event]:
+    """Events of an update: those that have not ended before it began."""
+    return [event for event in events if event.end > begin or event.lane]
 
 
 def together(start: int, everyone: dict[int, list[KeptEvents]]

@@ -139,7 +139,9 @@ class RankInterval(NamedTuple):
             sum is ``step.mean``.
         hidden: Mean seconds of an update of what the exchange's thread did
             beside, by phase.
-        bytes: Sent in an update, the mean.
+        bytes: Of gradients sent in an update, the mean.
+        stage_bytes: The same of messages to other stages.
+        stage_arrays: Bytes of the arrays in these.
     """
 
     start: int
@@ -151,6 +153,8 @@ class RankInterval(NamedTuple):
     phases: Mapping[str, float]
     hidden: Mapping[str, float] = {}
     bytes: float = 0.0
+    stage_bytes: float = 0.0
+    stage_arrays: float = 0.0
 
 
 class SentBytes(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from . import clock_line
 from .events import LANES, Event
+from .measured_parts import measured_parts
 from .record import (
     REGULAR,
     ClockReading,
@@ -231,11 +232,14 @@ def read_record(folder: str) -> RunRecord:
         return record
     for name, fields in _lines(path, record.remarks):
         if name == 'seen':
-            record.last_seen = fields['time']
+            record.last_seen = max(record.last_seen, _seen(path, fields))
         elif name in _KINDS:
             kind, place = _KINDS[name]
             getattr(record, place).append(_part(path, kind, fields))
     record.curves = _one_line(record)
+    record.plans = [plan._replace(measured=measured_parts(
+        interval for interval in record.intervals
+        if interval.start == plan.start)) for plan in record.plans]
     events = os.path.join(directory, EVENTS)
     if os.path.isfile(events):
         _read_updates(events, record)
@@ -321,6 +325,14 @@ def _check_header(path: str, name: str, fields: Any) -> None:
 def _no_record(path: str) -> str:
     return (f'{path!r} is not a record of a run: it does not begin as one; '
             'move it away, or choose another result folder')
+
+
+def _seen(path: str, fields: dict[str, Any]) -> float:
+    try:
+        return float(fields['time'])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f'{path!r} has a damaged line about the time of a '
+                         f'write: {error}') from None
 
 
 def _part(path: str, kind: Any, fields: dict[str, Any]) -> Any:

@@ -27,6 +27,8 @@ class EventStream:
             over all updates; without the 16 bytes of the agreement and what
             ``bcast_data`` sends.  For ``MPI_Allreduce``, which sends out of
             sight, what a reduce-scatter and an all-gather need.
+        stage_bytes: Bytes of messages to other stages of a pipeline.
+        stage_arrays: Bytes of the arrays in them, which a codec makes fewer.
         seconds: Seconds by section over all updates, among them
             ``'encode'``, ``'exchange'`` (MPI, incl. waiting for slower
             ranks) and ``'decode'`` (incl. sums).  Sections exclude each
@@ -38,7 +40,7 @@ class EventStream:
 
     def __init__(self) -> None:
         self.updates = 0
-        self.bytes_sent = 0
+        self.bytes_sent = self.stage_bytes = self.stage_arrays = 0
         self.seconds: dict[str, float] = defaultdict(
             float, dict.fromkeys(_EXCHANGE, 0.0))
         self.hidden = self.seconds.copy()
@@ -97,6 +99,18 @@ class EventStream:
     def sent(self, count: int) -> None:
         """Adds bytes that were handed to MPI, in the innermost section."""
         self.bytes_sent += count
+        if self._thread.open:
+            self._thread.open[-1].bytes += count
+
+    def carried(self, count: int, whole: int) -> None:
+        """Adds bytes that go to another stage, in the innermost section.
+
+        Args:
+            count: Of the message.
+            whole: Of the arrays in it.
+        """
+        self.stage_bytes += count
+        self.stage_arrays += whole
         if self._thread.open:
             self._thread.open[-1].bytes += count
 

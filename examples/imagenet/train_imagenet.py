@@ -165,7 +165,8 @@ def main():
         found = comm.mpi_comm.bcast(raise_together(
             comm.mpi_comm,
             lambda: None if comm.rank else prepare(options), ValueError))
-        start = resume(trainer, comm, options.out) if found else 0
+        start = resume(trainer, comm, options.out,
+                       damaged='aside') if found else 0
     if comm.rank == 0:
         announce(options, comm, trainer, start)
     trainer.run(show_loop_exception_msg=False)

@@ -266,8 +266,8 @@ def main():
                 if MPI.COMM_WORLD.size > 1 else None)
         trainer, times = make_trainer(options, grid, text)
         found = on_root(lambda: prepare_out(options, text))
-        start = (resume(trainer, grid or MPI.COMM_WORLD, options.out)
-                 if found else 0)
+        start = (resume(trainer, grid or MPI.COMM_WORLD, options.out,
+                        damaged='aside') if found else 0)
     if MPI.COMM_WORLD.rank == 0:
         announce(options, grid, trainer, text, start)
     trainer.run()

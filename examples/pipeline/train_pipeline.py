@@ -220,7 +220,8 @@ def main():
         grid = ProcessGrid(MPI.COMM_WORLD, options.pipeline)
         trainer, times = make_trainer(options, grid, datasets)
         found = grid.comm.bcast(on_root(lambda: prepare(options)))
-        start = resume(trainer, grid, options.out) if found else 0
+        start = resume(trainer, grid, options.out,
+                       damaged='aside') if found else 0
     model = trainer.updater.get_optimizer('main').target
     if grid.comm.rank == 0:
         print(f'{grid}\n\n{model}\n')

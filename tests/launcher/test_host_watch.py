@@ -53,6 +53,18 @@ def test_too_few_ranks_are_none(watched):
     assert '5 are needed (--min-ranks)' in said[-1]
 
 
+def test_hosts_that_are_asked_again_and_again_are_named_once(watched):
+    watch, up, said = watched
+    watch._fewest = 5
+    up.remove('a')
+    for _ in range(3):
+        watch.shares()
+    assert len(said) == 2
+    watch.begin(OLD)
+    watch.shares()
+    assert len(said) == 4
+
+
 def test_where_no_host_answers_the_question_is_doubted(watched):
     watch, up, said = watched
     up.clear()

@@ -1,5 +1,6 @@
 """``python -m chainer_fp8pipe launch``, with a fake ``mpiexec``."""
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from chainer_fp8pipe.launcher import host_watch, launch_command, one_start
 from chainer_fp8pipe.launcher.launch_command import main, split_arguments
-from chainer_fp8pipe.report.going_on import LAUNCHED, UPDATED
+from chainer_fp8pipe.report.going_on import ENDED, LAUNCHED, UPDATED
 
 import pytest
 
@@ -163,6 +164,17 @@ def test_a_job_that_dies_starts_again_until_it_ends_in_order(
         KILLED, 'exit code 9', 'its end, in order']
 
 
+def test_ranks_are_told_what_has_ended_the_starts_before(launch, tmp_path):
+    note = f"""
+import os
+open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
+"""
+    launch(note + WITNESSED + DIES, note + DIES, note)
+    said = (tmp_path / 'starts' / 'ended').read_text().splitlines()
+    assert [json.loads(line) for line in said] == [
+        [], [KILLED], [KILLED, 'exit code 9']]
+
+
 def test_the_same_exception_three_times_is_the_end(launch, tmp_path):
     code, said = launch(RAISES, options=('-n', '2', '--snapshots', 'none'))
     assert code == 1
@@ -271,10 +283,26 @@ def test_too_few_hosts_are_waited_for(launch, tmp_path):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
         '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        'test {} = a', '--restarts', '1'))
+        'test {} = a', '--wait-for-hosts', '2s'))
     assert code == 1
     assert 'gives up: too few hosts' in said
     assert not (tmp_path / 'starts' / 'commands').exists()
+
+
+def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
+    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
+    code, said = launch('', options=(
+        '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
+        'sh -c "test {} = a || test -e back || { touch back; false; }"'))
+    assert code == 0
+    assert said.count('without an answer: b') == 1
+    assert 'start 1: 8 ranks' in said
+
+
+def test_a_time_to_wait_for_hosts_is_a_time(capsys):
+    with pytest.raises(SystemExit):
+        main(['-n', '2', '--wait-for-hosts', 'ever', 'a.py'], {})
+    assert "'ever' is no time; write it as in 90s" in capsys.readouterr().err
 
 
 # --- signals -----------------------------------------------------------------

@@ -9,7 +9,7 @@ USAGE = Ending(2, 'exit code 2', 'exit code 2')
 
 
 def waits(endings, restarts=20):
-    policy = RestartPolicy(restarts)
+    policy = RestartPolicy(restarts, 60.0)
     return [policy.after(ending) for ending in endings], policy.verdict
 
 
@@ -54,9 +54,26 @@ def test_a_refusal_is_not_tried_again():
     assert not waits([KILLED._replace(code=2)])[1]
 
 
-def test_too_few_hosts_are_waited_for_longer_each_time():
-    policy = RestartPolicy(3)
-    assert [policy.without_hosts() for _ in range(3)] == [1, 1, 2]
+def test_too_few_hosts_are_asked_again_every_few_seconds():
+    policy = RestartPolicy(3, 60.0)
+    assert [policy.without_hosts(now) for now in range(10, 60, 10)] == [
+        1, 2, 4, 5, 5]
     assert not policy.verdict
-    policy.without_hosts()
-    assert 'too few hosts' in policy.verdict
+
+
+def test_hosts_that_are_away_for_too_long_end_it():
+    policy = RestartPolicy(3, 60.0)
+    policy.without_hosts(100.0)
+    policy.without_hosts(159.9)
+    assert not policy.verdict
+    policy.without_hosts(160.0)
+    assert '60 seconds (--wait-for-hosts)' in policy.verdict
+
+
+def test_hosts_that_were_away_are_no_failures_of_the_job():
+    policy = RestartPolicy(1, 60.0)
+    for now in range(50):
+        policy.without_hosts(now)
+    assert policy.after(KILLED) == 0
+    policy.without_hosts(1000.0)
+    assert not policy.verdict

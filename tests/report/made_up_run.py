@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.measured_parts import measured_parts
 from chainer_fp8pipe.report.record import (
     COMMUNICATION,
     FIRST,
@@ -84,11 +85,14 @@ class MadeUpRun:
     def record(self) -> RunRecord:
         """The record of the whole run."""
         self._random = numpy.random.default_rng(self.seed)
-        self._record = RunRecord(self.name)
+        self._record = record = RunRecord(self.name)
         done, seconds = 0, 0.0
         for number, end in enumerate([*self.dies_at, None]):
             done, seconds = self._run(number, done, seconds, end)
-        return self._record
+        record.plans = [plan._replace(measured=measured_parts(
+            one for one in record.intervals if one.start == plan.start))
+            for plan in record.plans]
+        return record
 
     # --- details -------------------------------------------------------------
 
@@ -143,8 +147,7 @@ class MadeUpRun:
             number, f'{self.codec}, direct', 0.025, 0.1,
             {'forward and backward': 17.5e-3, 'exchange': 5.5e-3,
              'update': 1.5e-3, 'other': 0.5e-3},
-            {'forward and backward': 17.1e-3, 'exchange': 6.4e-3,
-             'update': 1.6e-3, 'other': 0.7e-3}, float(self._wire())))
+            bytes=float(self._wire())))
 
     def _host(self, rank: int) -> int:
         return rank // self.ranks_per_host

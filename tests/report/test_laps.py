@@ -24,13 +24,13 @@ class Rank:
     def update(self, before=0.0, is_first=False, rest=0.0, **sections):
         """One update, after so many seconds of something else."""
         self.now += before
-        begin = self.now
+        self.laps.update_begins(self.now)
         for name, seconds in sections.items():
             with self.stream.section(name):
                 self.now += seconds
         self.now += rest
         self.iteration += 1
-        self.laps.lap(self.iteration, begin, self.now, is_first)
+        self.laps.update_ends(self.now, self.iteration, is_first)
 
 
 @pytest.fixture
@@ -60,7 +60,6 @@ def test_an_interval_begins_where_the_last_one_ended(rank):
         interval, _ = rank.laps.summary(0)
         assert interval.phases == {'forward': seconds}
         assert interval.first == interval.last == seconds
-        rank.laps.begin(())
     assert rank.laps.summary(0) == (None, [])
 
 
@@ -72,7 +71,7 @@ def test_bytes_are_those_of_an_update(rank):
 
 
 def test_events_of_first_regular_and_slow_updates_are_kept(rank):
-    rank.laps.begin({4})
+    rank.laps.choose({4})
     for number in range(1, 21):
         rank.update(is_first=number == 2, forward={7: 3, 9: 1.3}.get(
             number, 1))
@@ -83,12 +82,13 @@ def test_events_of_first_regular_and_slow_updates_are_kept(rank):
         Event(3, 'forward', 106.0, 109.0)]
 
 
-def test_what_lies_between_updates_is_no_event_of_one(rank):
-    rank.laps.begin({1})
+def test_what_lies_between_updates_is_no_part_of_one(rank):
+    rank.laps.choose({1})
     with rank.stream.section('forward'):     # an evaluation
         rank.now += 5
     rank.update(forward=1)
-    (kept,) = rank.laps.summary(0)[1]
+    interval, (kept,) = rank.laps.summary(0)
+    assert interval.phases == {'forward': 1, 'between': 5}
     assert kept.events == [Event(3, 'forward', 105.0, 106.0)]
 
 

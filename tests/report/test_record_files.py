@@ -108,11 +108,11 @@ def test_a_kill_at_any_moment_costs_one_line(tmp_path, cut):
         path.write_bytes(path.read_bytes()[:-cut])
     writer = RecordWriter(str(folder))
     assert writer.starts == 1
-    writer.write([START._replace(number=1)], 5000.0)
+    writer.write([START._replace(number=1)], 2e9)
     writer.write_updates([update(9, start=1)])
     found = read_record(str(folder))
     assert len(found.starts) == 2
-    assert found.last_seen == 5000.0
+    assert found.last_seen == 2e9
     assert found.curves == [
         point for point in record.curves if point.iteration <= 0]
     assert len(found.updates) >= len(record.updates)

@@ -31,7 +31,9 @@ class CurveMeans:
     def add(self, trainer: Any) -> None:
         """Takes over what an update and extensions have reported."""
         updater = trainer.updater
-        self._summary.add(trainer.observation)
+        self._summary.add({
+            name: value for name, value in trainer.observation.items()
+            if not isinstance(value, (str, bytes))})
         if (updater.iteration - self._begin) % self._updates:
             return
         values = {name: float(value) for name, value

@@ -1,6 +1,7 @@
 """Hooks and triggers that only tell when something happens."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,9 @@ def mark_update(optimizer: Any, name: str, begin: Callable[[], None],
 
     def remove() -> None:
         for timing in marks:
-            optimizer.remove_hook(f'{name} {timing}')
+            # A user may have removed it.
+            with contextlib.suppress(KeyError):
+                optimizer.remove_hook(f'{name} {timing}')
     return remove
 
 

@@ -20,7 +20,7 @@ from ...report.record import (
 )
 from ...report.record_files import Part, RecordWriter, read_record
 from .curve_means import CurveMeans
-from .report_gathering import Gathered
+from .report_gathering import FromRank, Gathered
 from .run_start import describe_start
 from .write_schedule import WriteSchedule, training_length
 
@@ -168,14 +168,19 @@ class ReportWriting:
                 found.append(reading)
         return found
 
-    def _sent(self, rank: int, one: Any) -> list[SentBytes]:
-        traffic = one.traffic
-        nbytes = (one.interval.bytes if traffic.known
-                  else traffic.uncompressed)
-        return [SentBytes(
-            self._number, rank, one.interval.last, traffic.codec, level,
-            round(share * nbytes), round(share * traffic.uncompressed))
-            for level, share in traffic.levels.items() if share]
+    def _sent(self, rank: int, one: FromRank) -> list[SentBytes]:
+        interval, traffic = one.interval, one.traffic
+        assert interval is not None
+        nbytes = interval.bytes if traffic.known else traffic.uncompressed
+        found = [(traffic.codec, level, share * nbytes,
+                  share * traffic.uncompressed)
+                 for level, share in traffic.levels.items()]
+        found.append(('fp8' if interval.stage_bytes < interval.stage_arrays
+                      else 'as they are', 'pipeline', interval.stage_bytes,
+                      interval.stage_arrays))
+        return [SentBytes(self._number, rank, interval.last, codec, level,
+                          round(sent), round(whole))
+                for codec, level, sent, whole in found if sent]
 
     def _shares(self, tensors: dict[str, tuple[int, dict[str, float]]]
                 ) -> dict[str, tuple[int, dict[str, float]]]:
@@ -196,8 +201,15 @@ class ReportWriting:
         if self._filename is None:
             return
         from ...report.page import write_page
-        write_page([read_record(self._out)],
-                   os.path.join(self._out, self._filename))
+        try:
+            write_page([read_record(self._out)],
+                       os.path.join(self._out, self._filename))
+        except ImportError as error:
+            self._filename = None
+            warnings.warn(
+                f'the run is recorded, but there is no page of it: {error}, '
+                f'and call "python -m chainer_fp8pipe report {self._out}"',
+                stacklevel=2)
 
 
 def _epochs(trainer: Any) -> float:

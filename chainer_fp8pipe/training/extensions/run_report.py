@@ -143,14 +143,13 @@ class RunReport(extension.Extension):
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
         """Is around each update."""
-        begin = time.monotonic()
+        self._laps.update_begins(time.monotonic())
         yield
-        end = time.monotonic()
-        if self._sections is None:
-            return
-        self._sections.settle()
-        self._laps.lap(self._trainer.updater.iteration, begin, end,
-                       self._is_first())
+        now = time.monotonic()
+        if self._sections is not None:
+            self._sections.settle()
+            self._laps.update_ends(now, self._trainer.updater.iteration,
+                                   self._is_first())
 
     def _is_first(self) -> bool:
         """Whether an update is one of the first of its kind."""
@@ -199,7 +198,7 @@ class RunReport(extension.Extension):
         now = trainer.updater.iteration
         self._next, self._last = self._gathering.comm.bcast(
             self._writing and self._writing.next(trainer))
-        self._laps.begin(regular_updates(now, self._next, _REGULAR))
+        self._laps.choose(regular_updates(now, self._next, _REGULAR))
 
     def _write(self, trainer: chainer.training.Trainer) -> None:
         """Gathers what all ranks have, and writes it; on all ranks."""

@@ -46,6 +46,7 @@ from .job_state import (
 
 _PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
+_DAMAGED = 'error', 'aside'
 
 
 class Snapshot(extension.Extension):
@@ -236,7 +237,8 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
     snapshot_transfer.write(ranks, path, state, _communicator(trainer, comm))
 
 
-def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
+def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
+           damaged: str = 'error') -> int:
     """Continues from a snapshot; call it on all ranks.
 
     Call it after all extensions were added, before ``trainer.run()``.
@@ -259,6 +261,11 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
         path: The snapshot, or a directory, of which the newest whole one is
             taken; rank 0 says in a warning which it passed over and why.
             Only rank 0 reads it.
+        damaged: What to do where no snapshot in a directory is whole:
+            ``'error'``, or ``'aside'``, which renames all to
+            ``NAME.damaged``, says so in a warning, and leaves the trainer as
+            it is, to begin anew.  A file that cannot be read, which may be
+            whole, is an error all the same.
 
     Returns:
         The iteration at which training goes on.
@@ -268,12 +275,17 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str) -> int:
             model or optimizer, or lacks something.  On all ranks, and before
             anything is changed: trainer and file are as they were.
     """
+    if damaged not in _DAMAGED:
+        raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
+                         f'{damaged!r}')
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
-            ranks, lambda: _whole(path, stack) if ranks.rank == 0 else None,
-            error=ValueError)
-        index: SnapshotIndex = ranks.bcast(content and content.index)
+            ranks, lambda: _whole(path, stack, damaged == 'aside')
+            if ranks.rank == 0 else None, error=ValueError)
+        index: SnapshotIndex | None = ranks.bcast(content and content.index)
+        if index is None:
+            return trainer.updater.iteration
         _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
@@ -323,27 +335,39 @@ def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
     return ', '.join(names) or 'none'
 
 
-def _whole(path: str, stack: contextlib.ExitStack) -> Content:
+def _whole(path: str, stack: contextlib.ExitStack, aside: bool
+           ) -> Content | None:
     """Opens a snapshot that is whole, or the newest that is in a directory.
 
-    Warns of those that are passed over.
+    Warns of those that are passed over.  Where all are damaged, and are to
+    be set aside, they are, and there is none.
     """
     if not os.path.isdir(path):
         return _checked(path, stack)
-    passed = []
-    for candidate in reversed(find_snapshots(path)):
+    passed: list[str] = []
+    unreadable = False
+    found = find_snapshots(path)[::-1]
+    for candidate in found:
         try:
             content = _checked(candidate, stack)
         except (DamagedSnapshot, OSError) as error:
+            unreadable |= isinstance(error, OSError)
             passed.append(f'{candidate} is not whole and is passed over: '
                           f'{error.__cause__ or error}')
             continue
         for text in passed:
             warnings.warn(text, stacklevel=2)
         return content
-    raise FileNotFoundError(f'there is no snapshot in {path}' if not passed
-                            else f'no snapshot in {path} can be gone on from;'
-                            f' {"; ".join(passed)}')
+    if not passed:
+        raise FileNotFoundError(f'there is no snapshot in {path}')
+    text = f'no snapshot in {path} can be gone on from; {"; ".join(passed)}'
+    if unreadable or not aside:
+        raise FileNotFoundError(text)
+    for candidate in found:
+        os.replace(candidate, f'{candidate}.damaged')
+    warnings.warn(f'{text}; their names end in .damaged now, and the training '
+                  'begins anew', stacklevel=2)
+    return None
 
 
 def _checked(path: str, stack: contextlib.ExitStack) -> Content:

@@ -4,8 +4,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-#: Of the time, what writing may take: an update's time times this, at most.
-_SHARE = 0.01
+#: Of the time, what writing may take.
+SHARE = 0.01
 #: Seconds and updates after which a report is written within an epoch, too.
 _LONGEST, _MOST = 600.0, 10_000
 #: Writes after which there are two epochs from one to the next, then four, ...
@@ -39,7 +39,7 @@ class WriteSchedule:
         """
         self._writes += 1
         per_update = self._epochs_of_an_update(iteration, epochs)
-        least = max(1, math.ceil(cost / _SHARE / max(step, 1e-9)))
+        least = max(1, math.ceil(cost / SHARE / max(step, 1e-9)))
         most = max(least, min(_MOST, int(_LONGEST / max(step, 1e-9))))
         found = iteration + most
         if per_update > 0:

@@ -97,13 +97,14 @@ class Restartable(Originals):
             self._say(f'snapshots go to {directory}, where there is none '
                       'yet; the training begins')
             return
-        update = resume(trainer, self._comm, directory)
+        update = resume(trainer, self._comm, directory, damaged='aside')
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
             if isinstance(entry.extension, _snapshot._Snapshot):
                 entry.extension.autoload = False
         self._say(f'the training goes on after update {update}, by a '
-                  f'snapshot in {directory}')
+                  f'snapshot in {directory}' if update else
+                  'the training begins')
 
     def _trigger(self) -> Any:
         amount, unit = self._every

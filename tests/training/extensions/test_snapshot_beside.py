@@ -12,6 +12,7 @@ from chainer_fp8pipe.training.snapshots import snapshot_file, snapshot_writing
 import chainer
 import numpy
 import pytest
+from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
@@ -353,6 +354,53 @@ def test_where_no_snapshot_is_whole_all_are_named(comm, tmp_path):
                        'not whole'):
         resume(trainer, communicator, str(tmp_path))
     assert weights(trainer) == before
+
+
+@on_ranks(2)
+def test_where_no_snapshot_is_whole_a_run_may_begin_anew(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 6)
+    trainer.run()
+    comm.Barrier()
+    if comm.rank == 0:
+        for number in (3, 6):
+            damage(tmp_path / f'snapshot_iter_{number}.npz', 'cut off')
+    comm.Barrier()
+    trainer, communicator = make(comm, tmp_path, 6)
+    before = weights(trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert resume(trainer, communicator, str(tmp_path),
+                      damaged='aside') == 0
+    assert weights(trainer) == before
+    assert len(caught) == (comm.rank == 0)
+    assert all('iter_6.npz is not whole' in str(warning.message)
+               and 'iter_3.npz is not whole' in str(warning.message)
+               for warning in caught)
+    comm.Barrier()
+    assert {name for name in os.listdir(tmp_path) if 'iter' in name} == {
+        'snapshot_iter_3.npz.damaged', 'snapshot_iter_6.npz.damaged'}
+
+
+@on_ranks(2)
+def test_what_cannot_be_read_is_not_set_aside(comm, tmp_path):
+    trainer, _ = make(comm, tmp_path, 6)
+    trainer.run()
+    comm.Barrier()
+    if comm.rank == 0:
+        damage(tmp_path / 'snapshot_iter_6.npz', 'cut off')
+        os.remove(tmp_path / 'snapshot_iter_3.npz')
+        (tmp_path / 'snapshot_iter_3.npz').mkdir()
+    comm.Barrier()
+    trainer, communicator = make(comm, tmp_path, 6)
+    with pytest.raises(ValueError, match='can be gone on from'):
+        resume(trainer, communicator, str(tmp_path), damaged='aside')
+    comm.Barrier()
+    assert (tmp_path / 'snapshot_iter_6.npz').exists()
+
+
+def test_what_to_do_with_damage_is_a_word_of_two(tmp_path):
+    with pytest.raises(ValueError, match="error, aside, not 'ignore'"):
+        resume(None, MPI.COMM_SELF, str(tmp_path), damaged='ignore')
 
 
 @on_ranks(2)

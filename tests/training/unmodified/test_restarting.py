@@ -100,6 +100,17 @@ def test_a_pipeline_goes_on_from_its_snapshot(folders):
     assert losses[0] == losses[1]
 
 
+def test_a_run_whose_snapshots_are_all_damaged_begins_anew(folders):
+    whole, cut = folders
+    run(cut, (0, 9), code=7)
+    (cut / 'saved' / 'snapshot_iter_6.npz').write_bytes(b'cut off')
+    again = run(cut, (0, 30))
+    assert 'snapshot_iter_6.npz is not whole' in again.stderr
+    assert 'the training begins\n' in again.stderr
+    assert ends(again) == ends(run(whole, (0, 30)))
+    assert (cut / 'saved' / 'snapshot_iter_6.npz.damaged').exists()
+
+
 def test_a_snapshot_of_the_scripts_own_is_the_one_that_counts(tmp_path):
     own = '''
     from chainer_fp8pipe.training.extensions import Snapshot
