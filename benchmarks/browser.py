@@ -23,8 +23,9 @@ _OPTIONS = ('--headless=new', '--remote-debugging-pipe', '--no-sandbox',
             '--no-first-run', '--hide-scrollbars', '--disable-extensions',
             '--disable-component-update', '--disable-background-networking')
 #: WebGL by software, for machines without a GPU.
-SOFTWARE_WEBGL = ('--use-angle=swiftshader', '--enable-unsafe-swiftshader',
-                  '--disable-gpu-compositing', '--disable-accelerated-2d-canvas')
+SOFTWARE_WEBGL = (
+    '--use-angle=swiftshader', '--enable-unsafe-swiftshader',
+    '--disable-gpu-compositing', '--disable-accelerated-2d-canvas')
 
 _LIMIT = 120.0          # seconds for an answer
 

@@ -11,7 +11,8 @@ Chromium on the processor:
 * zoom, pan: pictures per second while the times in view change at every
   frame of the browser (which has 60 a second).
 
-WebGL is done by software here (SwiftShader); ``--gpu`` lets Chromium choose.
+"In view" draws what :file:`boxes_in_view.js` leaves of the boxes; "page" is
+the page of ``write_page`` itself.  WebGL is done by software (SwiftShader).
 Needs Chromium, and ``pip install bokeh plotly``.
 """
 from __future__ import annotations
@@ -25,11 +26,14 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from chainer_fp8pipe.report import page
+from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.page.html_page import page_text
+from chainer_fp8pipe.report.record import FIRST, RecordedUpdate, RunRecord
+
 import numpy
 from browser import SOFTWARE_WEBGL, Browser
 from environment import describe
-
-from chainer_fp8pipe.report import page
 
 RANKS, LANES = 8, 3
 COLOURS = ['#3366ab', '#de701f', '#228733', '#d978bd', '#0d8c99']
@@ -89,6 +93,19 @@ function show(from, to) {
 }
 '''
 
+_PAGE = _MEASURE.replace('let pictures', 'var pictures') + '''
+setInterval(() => {
+  const [mark] = performance.getEntriesByName('timeline drawn');
+  if (!mark || window.first) return;
+  window.first = mark.startTime / 1000;
+  const paint = timeline.view._actual_paint.bind(timeline.view);
+  timeline.view._actual_paint = () => { paint(); pictures++; };
+}, 5);
+function show(from, to) {
+  timeline.plot.x_range.setv({start: from, end: to});
+}
+'''
+
 #: Draws only what is in view; redraw(seen) is the library's.
 _IN_VIEW = '''
 let boxes, cells;
@@ -134,7 +151,6 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--boxes', type=int, default=100_000)
     parser.add_argument('--seconds', type=float, default=2.0)
-    parser.add_argument('--gpu', action='store_true')
     parser.add_argument('--ways', nargs='+', choices=WAYS,
                         default=list(WAYS))
     parser.add_argument('--json', metavar='FILE')
@@ -157,14 +173,18 @@ def measure(way: str, arguments: Any) -> dict[str, Any]:
     """One way's row of the table."""
     boxes = some_boxes(arguments.boxes)
     text = WAYS[way](boxes)
-    options = () if arguments.gpu else SOFTWARE_WEBGL
+    options = SOFTWARE_WEBGL if 'gl' in way else ()
     with tempfile.TemporaryDirectory() as folder, Browser(*options) as chrome:
         path = pathlib.Path(folder) / 'page.html'
         path.write_text(text, encoding='utf-8')
         chrome.open(path)
+        last = boxes['end'].max()
+        if way == 'page':
+            # Its policy lets no script run that is not its own.
+            chrome.run(_PAGE)
+            last *= 1e3
         first = chrome.run('''new Promise(done => setInterval(() => {
             if (window.first) done(window.first) }, 10))''')
-        last = boxes['end'].max()
         zoom, pan = (chrome.run(
             f'view("{how}", {arguments.seconds}, {last})')
             for how in ('zoom', 'pan'))
@@ -173,7 +193,6 @@ def measure(way: str, arguments: Any) -> dict[str, Any]:
         if others := [url for url in chrome.requests[1:]
                       if not url.startswith('data:')]:
             print(way, 'asks for', others)
-        chrome.screenshot(f'/tmp/report-page/bench {way}.png')
         return {'way': way, 'megabytes': path.stat().st_size / 1e6,
                 'first': first, 'zoom': zoom, 'pan': pan}
 
@@ -272,7 +291,22 @@ def plotly(kind: str, in_view: bool = False
     return draw
 
 
+def whole_page(boxes: dict[str, numpy.ndarray]) -> str:
+    """The page of a run that has the boxes as events."""
+    names = 'forward', 'backward', 'update', 'exchange', 'encode'
+    lanes = '', EXCHANGE, BUCKETS
+    return page_text([RunRecord('run', updates=[RecordedUpdate(
+        0, 1, FIRST, tuple(
+            Event(row // LANES, names[look], start, end,
+                  lane=lanes[row % LANES])
+            for start, end, row, look in zip(
+                *(boxes[name].tolist()
+                  for name in ('start', 'end', 'row', 'look')),
+                strict=True)))])])
+
+
 WAYS = {
+    'page': whole_page,
     'bokeh quad canvas': bokeh('quad', 'canvas'),
     'bokeh quad webgl': bokeh('quad', 'webgl'),
     'bokeh hbar canvas': bokeh('hbar', 'canvas'),

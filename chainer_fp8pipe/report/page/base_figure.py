@@ -32,6 +32,11 @@ def base_figure(x_label: str, y_label: str | None, height: int,
     return plot
 
 
+def bars_height(count: int) -> int:
+    """Pixels of a figure with so many bars; the more, the lower each is."""
+    return 70 + count * min(max(1000 // max(count, 1), 13), 24)
+
+
 def plain(text: str) -> str:
     """Text that Bokeh shows as it is."""
     return text if not text.startswith(_MATHEMATICS) else _SPACE + text

@@ -12,9 +12,10 @@ from .sections import (
     LINE_COLOURS,
     Drawing,
     LegendEntry,
-    Section,
+    PageSection,
     Table,
     label,
+    said_of,
 )
 
 
@@ -27,13 +28,13 @@ class _Sent(NamedTuple):
     uncompressed: float
 
 
-def byte_section(runs: dict[str, RunRecord]) -> Section:
+def byte_section(runs: dict[str, RunRecord]) -> PageSection:
     """Bytes of an update, the share of the link, predicted and measured.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('bytes', 'What crosses the network?')
+    section = PageSection('bytes', 'What crosses the network?')
     sent = [row for run, record in runs.items()
             for row in _sent(run, record)]
     if sent:
@@ -95,7 +96,7 @@ def _link_share(run: str, record: RunRecord) -> list[str]:
     most = max(intervals, key=lambda item: item.bytes / item.step.mean)
     rate = most.bytes / most.step.mean
     kind = 'between hosts' if between else 'inside the host'
-    return [label(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
+    return [said_of(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
                   f'average: {share(rate / median(speeds))} of what a link '
                   f'{kind} carries ({size(median(speeds))}/s, median).')]
 
@@ -129,7 +130,7 @@ def _planned(run: str, plan: PlannedStep) -> Drawing:
 def _planned_bytes(run: str, record: RunRecord, plan: PlannedStep) -> str:
     measured = [item.bytes for item in record.intervals
                 if item.start == plan.start]
-    return label(run, f'Start {plan.start}: the plan predicts '
+    return said_of(run, f'Start {plan.start}: the plan predicts '
                  f'{size(plan.bytes or 0)} per rank and update' + (
                      f'; sent were {size(fmean(measured))}, mean of all '
                      'ranks.' if measured else '.'))

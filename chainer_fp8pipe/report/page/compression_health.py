@@ -4,7 +4,7 @@ from __future__ import annotations
 from ..record import RunRecord, TensorHealth
 from .line_bundle import Points, line_bundle
 from .quantities import number, share
-from .sections import MOST_ROWS, Section, Table, label
+from .sections import MOST_ROWS, PageSection, Table, label
 
 _TITLES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
            'clipped': 'Share of elements that were clipped',
@@ -15,13 +15,13 @@ _TITLES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
 _MOST_TENSORS = 100
 
 
-def compression_section(runs: dict[str, RunRecord]) -> Section:
+def compression_section(runs: dict[str, RunRecord]) -> PageSection:
     """A figure per value, with a line per tensor.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('compression', 'Is compression healthy?')
+    section = PageSection('compression', 'Is compression healthy?')
     tensors: dict[str, list[TensorHealth]] = {}
     for run, record in runs.items():
         for item in record.tensors:

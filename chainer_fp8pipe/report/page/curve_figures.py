@@ -12,7 +12,7 @@ from .sections import (
     Choice,
     Drawing,
     LegendEntry,
-    Section,
+    PageSection,
     label,
     thinned,
 )
@@ -27,18 +27,18 @@ _AXES = (('iteration', 'updates'), ('epoch', 'epochs'),
 _Curve = tuple[str, str, list[tuple[float, float, float, float]]]
 
 
-def curve_section(runs: dict[str, RunRecord]) -> Section:
+def curve_section(runs: dict[str, RunRecord]) -> PageSection:
     """A figure for each quantity, with a line per run and place.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('learning', 'Is it learning?')
+    section = PageSection('learning', 'Is it learning?')
     quantities: dict[str, list[_Curve]] = {}
     for run, record in runs.items():
         for name in sorted({name for point in record.curves
                             for name in point.values}):
-            points = [(point.iteration, point.epoch, point.seconds,
+            points = [(float(point.iteration), point.epoch, point.seconds,
                        float(point.values[name]))
                       for point in record.curves if name in point.values]
             quantities.setdefault(name.rsplit('/', 1)[-1], []).append(
@@ -87,8 +87,8 @@ def _drawing(name: str, quantity: str, curves: list[_Curve],
 def _draw(plot: Any, line: str, title: str,
           points: list[tuple[float, float, float, float]], colour: str,
           dash: bool) -> None:
-    from bokeh.models import ColumnDataSource, HoverTool
     import numpy
+    from bokeh.models import ColumnDataSource, HoverTool
     points = _fewer(points)
     columns = numpy.array(points, 'd').reshape(-1, 4).T
     columns[~numpy.isfinite(columns)] = numpy.nan

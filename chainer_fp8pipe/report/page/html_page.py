@@ -18,7 +18,7 @@ from .curve_figures import curve_section
 from .phase_bars import phase_section
 from .rank_figures import input_section, memory_section
 from .run_history import history_section, settings_section
-from .sections import Section
+from .sections import PageSection
 from .slowness import slowness_section
 from .timeline_figure import timeline_section
 
@@ -93,7 +93,7 @@ def page_text(records: Sequence[RunRecord]) -> str:
         style=(_HERE / 'page.css').read_text(encoding='utf-8'))
 
 
-def _data(sections: list[Section]) -> str:
+def _data(sections: list[PageSection]) -> str:
     """What the script needs, as JSON that cannot end its element."""
     from bokeh.embed import json_item
     drawings = [drawing for section in sections

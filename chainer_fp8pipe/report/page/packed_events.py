@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
+
 from ..events import BUCKETS, EXCHANGE, Event, in_rows
 from ..looks import Look, Looks
 from .base_figure import css
-
-import numpy
 
 # Where a rank's row has its lanes: from the middle down, and how high.
 _WHOLE = (-0.4, 0.8)

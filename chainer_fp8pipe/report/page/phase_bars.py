@@ -6,21 +6,18 @@ from typing import Any
 
 from ..looks import look_of_name
 from ..record import PHASES, RankInterval, RunRecord
-from .base_figure import base_figure, css
+from .base_figure import bars_height, base_figure, css
 from .quantities import seconds, share
-from .sections import Drawing, LegendEntry, Section, Table, label
-
-#: Bars are so high, in pixels.
-_BAR = 24
+from .sections import Drawing, LegendEntry, PageSection, Table, label
 
 
-def phase_section(runs: dict[str, RunRecord]) -> Section:
+def phase_section(runs: dict[str, RunRecord]) -> PageSection:
     """Mean seconds of an update by phase.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('phases', 'Where does the time go?')
+    section = PageSection('phases', 'Where does the time go?')
     main = _bars(runs, lambda interval: interval.phases)
     if not main:
         section.sentences.append('No times of updates were recorded.')
@@ -66,7 +63,7 @@ def _drawing(name: str, title: str, bars: dict[str, dict[str, float]]
     phases = [phase for phase in known
               if any(bar.get(phase) for bar in bars.values())]
     ranks = list(bars)
-    plot = base_figure('ms', None, 70 + _BAR * len(ranks),
+    plot = base_figure('ms', None, bars_height(len(ranks)),
                        tools='reset,save', y_range=ranks[::-1])
     plot.x_range.start = 0
     plot.ygrid.visible = False

@@ -5,16 +5,16 @@ from ..record import RunRecord
 from .line_bundle import Points, line_bundle
 from .phase_bars import mean_phases
 from .quantities import seconds, share, size
-from .sections import Section, Table, label
+from .sections import PageSection, Table, label
 
 
-def input_section(runs: dict[str, RunRecord]) -> Section:
+def input_section(runs: dict[str, RunRecord]) -> PageSection:
     """How long ranks wait for batches.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('input', 'Do ranks wait for their data?')
+    section = PageSection('input', 'Do ranks wait for their data?')
     lines: dict[str, Points] = {}
     rows = []
     for run, record in runs.items():
@@ -45,13 +45,13 @@ def input_section(runs: dict[str, RunRecord]) -> Section:
     return section
 
 
-def memory_section(runs: dict[str, RunRecord]) -> Section:
+def memory_section(runs: dict[str, RunRecord]) -> PageSection:
     """Memory of each rank.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('memory', 'How much memory does each rank take?')
+    section = PageSection('memory', 'How much memory does each rank take?')
     process: dict[str, Points] = {}
     gpu: dict[str, Points] = {}
     rows = []

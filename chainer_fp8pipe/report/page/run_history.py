@@ -6,26 +6,26 @@ import shlex
 
 from ..record import RunRecord, RunStart
 from .quantities import seconds
-from .sections import Section, Table, label
+from .sections import PageSection, Table, label, said_of
 
 
-def history_section(runs: dict[str, RunRecord]) -> Section:
+def history_section(runs: dict[str, RunRecord]) -> PageSection:
     """Starts and how they ended.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('starts', 'What died, and was it started again?')
+    section = PageSection('starts', 'What died, and was it started again?')
     rows = []
     for run, record in runs.items():
         for start in record.starts:
             rows.append(_row(run, record, start))
         lost = len(record.starts) - len(record.ends)
         if len(record.starts) > 1:
-            section.sentences.append(label(run, (
+            section.sentences.append(said_of(run, (
                 f'{len(record.starts)} starts, of which {lost} did not end '
                 'in an orderly way.')))
-        section.sentences += [label(run, remark)
+        section.sentences += [said_of(run, remark)
                               for remark in record.remarks]
     if not rows:
         section.sentences.append('No start was recorded.')
@@ -38,13 +38,13 @@ def history_section(runs: dict[str, RunRecord]) -> Section:
     return section
 
 
-def settings_section(runs: dict[str, RunRecord]) -> Section:
+def settings_section(runs: dict[str, RunRecord]) -> PageSection:
     """Versions, options, environment and command of the last start.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('settings', 'What did it run with?')
+    section = PageSection('settings', 'What did it run with?')
     starts = {run: record.starts[-1] for run, record in runs.items()
               if record.starts}
     if not starts:

@@ -4,6 +4,7 @@ Text is plain here; the template escapes it.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class Table(NamedTuple):
     """
 
     header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     remark: str = ''
 
 
@@ -88,7 +89,7 @@ class Drawing:
 
 
 @dataclass
-class Section:
+class PageSection:
     """A question that one has about a run, and its answer.
 
     Attributes:
@@ -106,7 +107,8 @@ class Section:
     tables: list[tuple[str, Table]] = field(default_factory=list)
 
 
-def thinned(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def thinned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+            ) -> Table:
     """A table of evenly chosen rows, if there are more than a page takes."""
     if len(rows) <= MOST_ROWS:
         return Table(header, rows)
@@ -114,6 +116,11 @@ def thinned(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     return Table(header, [rows[round(step * row)]
                           for row in range(MOST_ROWS)],
                  f'{MOST_ROWS} of {len(rows):,} rows, evenly chosen.')
+
+
+def said_of(run: str, sentence: str) -> str:
+    """A sentence about a run: which one, if there are several."""
+    return f'Run {run}: {sentence}' if run else sentence
 
 
 def label(run: str, text: str) -> str:

@@ -5,22 +5,22 @@ from statistics import median
 
 from ..diagnosis import diagnose
 from ..record import LinkReading, RunRecord
-from .base_figure import base_figure, css
+from .base_figure import bars_height, base_figure, css
 from .quantities import number, seconds, size
-from .sections import LINE_COLOURS, Drawing, Section, Table, label
+from .sections import LINE_COLOURS, Drawing, PageSection, Table, label, said_of
 
 _LOW, _HIGH = (0.99, 0.90, 0.55), (0.10, 0.25, 0.45)
 
 
-def slowness_section(runs: dict[str, RunRecord]) -> Section:
+def slowness_section(runs: dict[str, RunRecord]) -> PageSection:
     """What the diagnosis says, each rank's own work, and the links.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('slow', 'Which rank or link is slow?')
+    section = PageSection('slow', 'Which rank or link is slow?')
     for run, record in runs.items():
-        section.sentences += [label(run, finding.text)
+        section.sentences += [said_of(run, finding.text)
                               for finding in diagnose(record)]
     if not section.sentences:
         section.sentences.append(
@@ -46,7 +46,7 @@ def _own_work(runs: dict[str, RunRecord]) -> Drawing:
         rows += [(label(run, f'rank {rank}'), last[rank].own,
                   last[rank].step) for rank in sorted(last)]
     names = [row[0] for row in rows]
-    plot = base_figure('ms', None, 70 + 24 * len(rows), tools='reset,save',
+    plot = base_figure('ms', None, bars_height(len(rows)), tools='reset,save',
                        y_range=names[::-1])
     plot.x_range.start = 0
     plot.hbar(y=names, left=[0.0] * len(rows),
@@ -108,9 +108,12 @@ def _links(run: str, record: RunRecord) -> Drawing:
 
 
 def _colours(links: list[tuple[float, bool]]) -> list[str]:
+    usual_of = {kind: median(bandwidth for bandwidth, is_local in links
+                             if is_local == kind)
+                for kind in {is_local for _, is_local in links}}
     found = []
     for bandwidth, is_local in links:
-        usual = median(other for other, kind in links if kind == is_local)
+        usual = usual_of[is_local]
         # 1 from the usual bandwidth on, 0 at a quarter of it.
         part = min(max((bandwidth / usual - 0.25) / 0.75, 0.0), 1.0)
         red, green, blue = (high + part * (low - high)

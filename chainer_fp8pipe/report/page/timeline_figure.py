@@ -7,7 +7,7 @@ from ..record import FIRST, SLOW, RecordedUpdate, RunRecord
 from ..wait_causes import explain_waits
 from .base_figure import base_figure
 from .packed_events import PackedEvents
-from .sections import Choice, Drawing, Section, Table, label
+from .sections import Choice, Drawing, PageSection, Table, label
 
 #: A page holds the events of so many; later regular updates are left out.
 MOST_EVENTS = 200_000
@@ -15,15 +15,16 @@ MOST_EVENTS = 200_000
 _WHY = {FIRST: 'one of the first', SLOW: 'a slow one'}
 
 
-def timeline_section(runs: dict[str, RunRecord]) -> Section:
+def timeline_section(runs: dict[str, RunRecord]) -> PageSection:
     """The timeline of chosen updates.
 
     Args:
         runs: By the letter that stands for each.
     """
-    section = Section('timeline', 'What does each rank do when?')
+    section = PageSection('timeline', 'What does each rank do when?')
     packed = PackedEvents()
-    updates, left_out = [], 0
+    updates: list[tuple[str, RecordedUpdate, dict[str, Any]]] = []
+    left_out = 0
     room = MOST_EVENTS
     for run, update in _by_interest(runs):
         # Marks of codecs take no time.
