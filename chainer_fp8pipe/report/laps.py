@@ -94,17 +94,21 @@ class Laps:
         """
         self._begin, self._outside = now, dict(self._stream.seconds)
 
-    def update_ends(self, now: float, iteration: int, is_first: bool) -> None:
+    def update_ends(self, now: float, iteration: int,
+                    is_first: bool | None) -> None:
         """The update is done.
 
         Args:
             now: By ``time.monotonic``.
             iteration: Its number.
-            is_first: Whether it is one of the first of its kind.
+            is_first: Whether it is one of the first of its kind; None: it is
+                like no other, and its events are not kept.
         """
         begin, busy = self._begin, now - self._begin
         events = self.recording.take()
         self._laps.append(self._lap(iteration, now))
+        if is_first is None:
+            return
         if is_first or iteration in self._regular:
             self._kept.append(KeptEvents(
                 iteration, FIRST if is_first else REGULAR, busy,
