@@ -1,5 +1,4 @@
-"""``python -m chainer_fp8pipe``: ``launch``, ``run``, ``plan``, ``report``, ...
-"""
+"""``python -m chainer_fp8pipe``: the command line."""
 from __future__ import annotations
 
 import argparse

@@ -66,7 +66,8 @@ class Laps:
     def __init__(self, stream: EventStream, rank: int, now: float,
                  iteration: int) -> None:
         self._stream, self._rank = stream, rank
-        self.recording = Recording(rank, 0.0)
+        # Most events are forgotten: those that are kept get their rank later.
+        self.recording = Recording(0, 0.0)
         stream.keep(self.recording)
         self.update_begins(now)
         self._before = self._lap(iteration, now)
@@ -93,24 +94,28 @@ class Laps:
         """
         self._begin, self._outside = now, dict(self._stream.seconds)
 
-    def update_ends(self, now: float, iteration: int, is_first: bool) -> None:
+    def update_ends(self, now: float, iteration: int,
+                    is_first: bool | None) -> None:
         """The update is done.
 
         Args:
             now: By ``time.monotonic``.
             iteration: Its number.
-            is_first: Whether it is one of the first of its kind.
+            is_first: Whether it is one of the first of its kind; None: it is
+                like no other, and its events are not kept.
         """
         begin, busy = self._begin, now - self._begin
         events = self.recording.take()
         self._laps.append(self._lap(iteration, now))
+        if is_first is None:
+            return
         if is_first or iteration in self._regular:
             self._kept.append(KeptEvents(
                 iteration, FIRST if is_first else REGULAR, busy,
-                _since(begin, events)))
+                self._since(begin, events)))
         elif len(self._slow) < _OFFERED or busy > self._slow[-1].seconds:
             self._slow.append(KeptEvents(iteration, SLOW, busy,
-                                         _since(begin, events)))
+                                         self._since(begin, events)))
             self._slow.sort(key=lambda kept: -kept.seconds)
             del self._slow[_OFFERED:]
 
@@ -157,17 +162,17 @@ class Laps:
         self._clear()
         return interval, kept
 
+    def _since(self, begin: float, events: list[Event]) -> list[Event]:
+        """Events of an update: those that have not ended before it began."""
+        return [event._replace(rank=self._rank) for event in events
+                if event.end > begin or event.lane]
+
     def _lap(self, iteration: int, now: float) -> _Lap:
         stream = self._stream
         return _Lap(iteration, now, now - self._begin, dict(stream.seconds),
                     self._outside, dict(stream.hidden), (
                         stream.bytes_sent, stream.stage_bytes,
                         stream.stage_arrays))
-
-
-def _since(begin: float, events: list[Event]) -> list[Event]:
-    """Events of an update: those that have not ended before it began."""
-    return [event for event in events if event.end > begin or event.lane]
 
 
 def together(start: int, everyone: dict[int, list[KeptEvents]]

@@ -27,11 +27,12 @@ class Recording:
 
     def keep(self, event: Event) -> None:
         """Keeps an event on the clock of ``time.monotonic``."""
-        if event.start < self.origin:
+        origin = self.origin
+        if event.start < origin:
             return
-        event = event._replace(
-            rank=self.rank, start=event.start - self.origin,
-            end=event.end - self.origin)
+        if origin or self.rank:     # which costs as much as the rest
+            event = event._replace(rank=self.rank, start=event.start - origin,
+                                   end=event.end - origin)
         # Another thread may take the events meanwhile.
         events = self.events
         if event.lane and event.name != 'bucket':

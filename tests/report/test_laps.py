@@ -99,6 +99,15 @@ def test_nothing_is_noted_after_the_end(rank):
     assert rank.laps.recording.events == []
 
 
+def test_an_update_that_is_like_no_other_is_not_kept(rank):
+    rank.laps.choose({1})
+    rank.update(is_first=None, forward=9)
+    rank.update(forward=1)
+    interval, kept = rank.laps.summary(0)
+    assert not kept
+    assert interval.first == 1
+
+
 def test_only_the_slowest_of_many_slow_updates_are_offered(rank):
     for number in range(1, 101):
         rank.update(forward=1 + number % 10)

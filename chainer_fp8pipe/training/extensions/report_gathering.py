@@ -64,6 +64,7 @@ class Gathered(NamedTuple):
     Attributes:
         iteration: Updates done.
         seconds: Since the start.
+        cost: Seconds that gathering took.
         ranks: What each has said.
         clocks: Offset and error of each rank's clock, in seconds.
         pairs: Speeds between hosts; None: not measured this time.
@@ -72,6 +73,7 @@ class Gathered(NamedTuple):
 
     iteration: int
     seconds: float
+    cost: float
     ranks: list[FromRank]
     clocks: list[tuple[float, float]]
     pairs: list[PairSpeed] | None
@@ -117,6 +119,7 @@ class ReportGathering:
 
     def gather(self) -> Gathered | None:
         """What all ranks have had since the last call, on rank 0."""
+        begin = time.monotonic()
         clocks = measure_offsets(self.comm, self._clock_names)
         pairs = (measure_pairs(self.comm, list(self.hosts))
                  if self._pairs.keep() else None)
@@ -129,9 +132,9 @@ class ReportGathering:
             _gpu_memory(), _traffic(self._trainer.updater)))
         if ranks is None:
             return None
-        return Gathered(self._trainer.updater.iteration,
-                        time.monotonic() - self._origin, ranks, clocks,
-                        pairs, tensors)
+        now = time.monotonic()
+        return Gathered(self._trainer.updater.iteration, now - self._origin,
+                        now - begin, ranks, clocks, pairs, tensors)
 
 
 def communicator_of(updater: Any) -> Any:

@@ -22,7 +22,10 @@ from ...report.record_files import Part, RecordWriter, read_record
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start
-from .write_schedule import WriteSchedule, training_length
+from .write_schedule import SHARE, WriteSchedule, training_length
+
+#: Seconds that the first page is guessed to take.
+_FIRST_PAGE = 0.3
 
 
 class ReportWriting:
@@ -46,6 +49,8 @@ class ReportWriting:
         self._most_events, self._ranks = most_events, ranks
         self._warned = False
         self._cost, self._step = 0.0, 0.0
+        # The first page also imports Bokeh, which takes a while.
+        self._page_at = time.monotonic() + _FIRST_PAGE / SHARE
         self._readings: dict[int, list[ClockReading]] = {}
         # Clipped and encoded elements at the last reading, by tensor.
         self._counted: dict[str, tuple[float, float]] = {}
@@ -103,10 +108,13 @@ class ReportWriting:
                  if one.interval is not None]
         self._step = max(steps, default=self._step)
         self._attempt(lambda: self._write(gathered))
-        if page:
-            self._attempt(self._page)
         # What the last one took is a guess at what the next one will.
-        self._cost = time.monotonic() - begin
+        self._cost = time.monotonic() - begin + gathered.cost
+        if page and begin > self._page_at:
+            begin = time.monotonic()
+            self._attempt(self._page)
+            now = time.monotonic()
+            self._page_at = now + (now - begin) / SHARE
 
     def end(self, trainer: Any, error: str) -> None:
         """Writes that the start has ended, and the last page."""

@@ -151,8 +151,11 @@ class RunReport(extension.Extension):
             self._laps.update_ends(now, self._trainer.updater.iteration,
                                    self._is_first())
 
-    def _is_first(self) -> bool:
-        """Whether an update is one of the first of its kind."""
+    def _is_first(self) -> bool | None:
+        """Whether an update is one of the first of its kind.
+
+        None: it is the very first, and like no other.
+        """
         warming = any(getattr(optimizer, 'communicator', None) is not None
                       and getattr(optimizer.communicator, 'is_warming_up',
                                   False)
@@ -162,7 +165,7 @@ class RunReport(extension.Extension):
             self._warmed, self._skipped, self._first = warming, 0, 0
         if self._skipped < _SKIPPED:
             self._skipped += 1
-            return False
+            return None
         self._first += 1
         return self._first <= _FIRST
 
