@@ -48,6 +48,7 @@ _LOOKS = {
     'decode': Look((6, 2), 'decode', (0.45, 0.75, 0.70)),
     'bucket': Look((6, 3), 'bucket on its way', (0.35, 0.35, 0.35)),
     'wait': WAITING_LOOK,
+    'between': Look((7, 1), 'between updates', (0.75, 0.70, 0.50)),
 }
 
 

@@ -1,10 +1,12 @@
 // The level of detail of a timeline: which boxes to draw for a part of time.
 'use strict';
 
+const MOST_BOXES = 6000;      // a browser draws them 30 times a second
+
 // Gives the boxes between two times, for a picture of so many pixels.
 //
-// A box that is longer than a cell (a pixel, or more where there are many
-// rows) stays as it is.  Of the shorter ones, each cell of a row shows the
+// A box that is longer than a cell (a pixel, or more where there would be too
+// many boxes) stays as it is.  Of the shorter ones, each cell of a row shows the
 // look that takes most of its time, and neighbours that look the same become
 // one box.  So at most two boxes per row and cell are drawn, however many
 // there are.
@@ -13,8 +15,16 @@
 // first: where each row begins there, and the end; looks: how many there are.
 // Returns arrays {left, right, row, look, box}; box is -1 for merged ones.
 function boxesInView(boxes, from, to, pixels) {
+  let seen, cells = Math.max(1, Math.round(pixels));
+  do {
+    seen = boxesOfCells(boxes, from, to, cells);
+    cells = Math.floor(cells / 2);
+  } while (seen.box.length > MOST_BOXES && cells >= 100);
+  return seen;
+}
+
+function boxesOfCells(boxes, from, to, cells) {
   const rows = boxes.first.length - 1;
-  const cells = Math.max(1, Math.min(pixels, Math.floor(20000 / rows)));
   const cell = (to - from) / cells;
   const seen = {left: [], right: [], row: [], look: [], box: []};
   const add = (row, left, right, look, box) => {

@@ -91,10 +91,12 @@ def _link_share(run: str, record: RunRecord) -> list[str]:
     between = [link.bandwidth for link in record.links if not link.is_local]
     speeds = between or [link.bandwidth for link in record.links]
     intervals = [item for item in record.intervals if item.step.mean > 0]
-    if not speeds or not any(item.bytes for item in intervals):
+    if not speeds or not any(item.bytes + item.stage_bytes
+                             for item in intervals):
         return []
-    most = max(intervals, key=lambda item: item.bytes / item.step.mean)
-    rate = most.bytes / most.step.mean
+    most = max(intervals, key=lambda item: (
+        item.bytes + item.stage_bytes) / item.step.mean)
+    rate = (most.bytes + most.stage_bytes) / most.step.mean
     kind = 'between hosts' if between else 'inside the host'
     return [said_of(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
                   f'average: {share(rate / median(speeds))} of what a link '

@@ -36,10 +36,7 @@ def line_bundle(name: str, title: str, lines: Mapping[str, Points],
         choice: What a list above the figure chooses; '' for no list.
     """
     from bokeh.models import ColumnDataSource, HoverTool
-    if logarithmic and not any(point[2] > 0 and math.isfinite(point[2])
-                               for points in lines.values()
-                               for point in points):
-        logarithmic = False
+    logarithmic &= _has_positive(lines)
     plot = base_figure('updates', unit or None, 280,
                        y_axis_type='log' if logarithmic else 'linear')
     few = len(lines) <= len(LINE_COLOURS)
@@ -69,6 +66,11 @@ def line_bundle(name: str, title: str, lines: Mapping[str, Points],
         (Choice('line', choice, (('', 'all'), *(
             (line, line) for line in lines))),)
         if choice and len(lines) > 1 else ())
+
+
+def _has_positive(lines: Mapping[str, Points]) -> bool:
+    return any(point[2] > 0 and math.isfinite(point[2])
+               for points in lines.values() for point in points)
 
 
 def _with_gaps(points: Points, logarithmic: bool

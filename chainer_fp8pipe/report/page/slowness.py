@@ -2,12 +2,27 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from ..diagnosis import diagnose
 from ..record import LinkReading, RunRecord
 from .base_figure import bars_height, base_figure, css
 from .quantities import number, seconds, size
-from .sections import LINE_COLOURS, Drawing, PageSection, Table, label, said_of
+from .sections import (
+    LINE_COLOURS,
+    MOST_ROWS,
+    Drawing,
+    PageSection,
+    Table,
+    label,
+    said_of,
+)
+
+#: Of ranks, along a side of the square of links.
+_MOST_NAMES = 16
+
+#: Bandwidth, latency, whether inside a host.
+_Speed = tuple[float, float, bool]
 
 _LOW, _HIGH = (0.99, 0.90, 0.55), (0.10, 0.25, 0.45)
 
@@ -67,7 +82,6 @@ def _own_work(runs: dict[str, RunRecord]) -> Drawing:
 
 def _links(run: str, record: RunRecord) -> Drawing:
     """A square per pair of ranks: the darker, the slower."""
-    from bokeh.models import ColumnDataSource, HoverTool
     readings: dict[tuple[int, int], list[LinkReading]] = {}
     for link in record.links:
         readings.setdefault((link.source, link.target), []).append(link)
@@ -75,36 +89,49 @@ def _links(run: str, record: RunRecord) -> Drawing:
                     median(link.latency for link in found),
                     found[-1].is_local)
              for pair, found in sorted(readings.items())}
-    ranks = sorted({rank for pair in pairs for rank in pair})
-    names = [str(rank) for rank in ranks]
-    columns = ColumnDataSource({
-        'source': [str(source) for source, _ in pairs],
-        'target': [str(target) for _, target in pairs],
-        'bandwidth': [size(values[0]) + '/s' for values in pairs.values()],
-        'latency': [seconds(values[1]) for values in pairs.values()],
-        'colour': _colours([(values[0], values[2])
-                            for values in pairs.values()])})
-    plot = base_figure('to rank', 'from rank', 90 + max(
-        160, min(26 * len(ranks), 800)), tools='reset,save', x_range=names,
-        y_range=names[::-1])
-    plot.grid.visible = False
-    drawn = plot.rect('target', 'source', 0.94, 0.94, source=columns,
-                      fill_color='colour', line_color=None, name='links')
-    plot.add_tools(HoverTool(renderers=[drawn], visible=False, tooltips=[
-        ('', 'rank @source to rank @target'), ('bandwidth', '@bandwidth'),
-        ('latency', '@latency')]))
-    slowest = sorted(pairs.items(), key=lambda item: item[1][0])[:100]
+    slowest = sorted(pairs.items(), key=lambda item: item[1][0])[:MOST_ROWS]
     return Drawing(
         f'links-{run or "0"}', label(
             run, 'Links; the darker, the slower among those of its kind, '
-            'inside hosts or between them'), plot, Table(
+            'inside hosts or between them'), _square(pairs), Table(
             ('from rank', 'to rank', 'bandwidth, median', 'latency, median',
              'where'),
             [(str(source), str(target), size(bandwidth) + '/s',
               seconds(latency), 'one host' if is_local else 'two hosts')
              for (source, target), (bandwidth, latency, is_local)
              in slowest], '' if len(slowest) == len(pairs)
-            else f'The slowest 100 of {len(pairs):,}.'))
+            else f'The slowest {len(slowest)} of {len(pairs):,}.'))
+
+
+def _square(pairs: dict[tuple[int, int], _Speed]) -> Any:
+    from bokeh.models import ColumnDataSource, FixedTicker, HoverTool
+    ranks = sorted({rank for pair in pairs for rank in pair})
+    places = {rank: place for place, rank in enumerate(ranks)}
+    columns = ColumnDataSource({
+        'source': [source for source, _ in pairs],
+        'target': [target for _, target in pairs],
+        'x': [places[target] for _, target in pairs],
+        'y': [places[source] for source, _ in pairs],
+        'bandwidth': [size(speed[0]) + '/s' for speed in pairs.values()],
+        'latency': [seconds(speed[1]) for speed in pairs.values()],
+        'colour': _colours([(speed[0], speed[2])
+                            for speed in pairs.values()])})
+    last = len(ranks) - 0.5
+    plot = base_figure(
+        'to rank', 'from rank', 90 + max(160, min(26 * len(ranks), 800)),
+        tools='reset,save', x_range=(-0.5, last), y_range=(last, -0.5))
+    plot.grid.visible = False
+    # There is no room for the numbers of hundreds of ranks.
+    named = range(0, len(ranks), -(-len(ranks) // _MOST_NAMES))
+    plot.axis.ticker = FixedTicker(ticks=[*named])
+    plot.axis.major_label_overrides = {place: str(ranks[place])
+                                       for place in named}
+    drawn = plot.rect('x', 'y', 0.94, 0.94, source=columns,
+                      fill_color='colour', line_color=None, name='links')
+    plot.add_tools(HoverTool(renderers=[drawn], visible=False, tooltips=[
+        ('', 'rank @source to rank @target'), ('bandwidth', '@bandwidth'),
+        ('latency', '@latency')]))
+    return plot
 
 
 def _colours(links: list[tuple[float, bool]]) -> list[str]:

@@ -102,8 +102,10 @@ def _empty_timeline() -> Any:
     def source(*more: str) -> Any:
         return ColumnDataSource({name: [] for name in (*sides, *more)})
 
-    plot.quad(**sides, source=source('colour', 'edge'), name='boxes',
-              fill_color='colour', line_color='edge')
+    plot.quad(**sides, source=source('colour'), name='boxes',
+              fill_color='colour', line_color=None)
+    plot.quad(**sides, source=source(), name='waits', fill_color=None,
+              line_color='#8c8c8c')
     plot.quad(**sides, source=source('hatch'), name='hatched',
               fill_color=None, line_color=None, hatch_pattern='hatch',
               hatch_color='white', hatch_scale=8)

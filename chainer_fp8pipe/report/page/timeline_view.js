@@ -94,26 +94,29 @@ class Timeline {
     const sides = {left: seen.left, right: seen.right,
                    top: place('top'), bottom: place('bottom')};
     this.source('boxes').data = {
-      ...sides, colour: seen.look.map(look => colours[look]),
-      edge: seen.look.map((look, box) => seen.box[box] >= 0
-          && looks[look].colour === LIGHT_WAITING ? '#8c8c8c' : null)};
+      ...sides, colour: seen.look.map(look => colours[look])};
     this.drawDetails(seen, sides, pixels / (end - start));
     this.drawChosen();
     if (this.table.open) this.fillTable();
   }
 
-  // Hatches and numbers, where there is room for them.
+  // Edges, hatches and numbers, where there is room for them.
   drawDetails(seen, sides, scale) {
     const hatched = {left: [], right: [], top: [], bottom: [], hatch: []};
+    const waits = {left: [], right: [], top: [], bottom: []};
+    const copy = (target, box) => {
+      for (const side of ['left', 'right', 'top', 'bottom']) {
+        target[side].push(sides[side][box]);
+      }
+    };
     const numbers = {x: [], y: [], text: [], colour: []};
     seen.box.forEach((event, box) => {
       const width = (sides.right[box] - sides.left[box]) * scale;
       const look = this.data.looks[seen.look[box]];
       if (event < 0 || width < 6) return;
+      if (look.colour === LIGHT_WAITING) copy(waits, box);
       if (look.hatch) {
-        for (const side of ['left', 'right', 'top', 'bottom']) {
-          hatched[side].push(sides[side][box]);
-        }
+        copy(hatched, box);
         hatched.hatch.push(look.hatch);
       }
       const row = this.update.rows[seen.row[box]];
@@ -125,6 +128,7 @@ class Timeline {
         numbers.colour.push(textColour(this.colour(seen.look[box])));
       }
     });
+    this.source('waits').data = waits;
     this.source('hatched').data = hatched;
     this.source('numbers').data = numbers;
   }
