@@ -105,7 +105,7 @@ def _draw(plot: Any, line: str, title: str,
     source.data['title'] = [plain(title)] * len(points)
     plot.add_tools(HoverTool(renderers=drawn[:1], tooltips=[
         ('', '@title'), ('update', '@iteration'), ('epoch', '@epoch{0.00}'),
-        ('seconds', '@seconds{0.0}'), ('value', '@value{0.0000}')],
+        ('seconds', '@seconds{0.0}'), ('value', '@value')],
         visible=False))
 
 

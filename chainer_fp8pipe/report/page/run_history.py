@@ -20,13 +20,13 @@ def history_section(runs: dict[str, RunRecord]) -> PageSection:
     for run, record in runs.items():
         for start in record.starts:
             rows.append(_row(run, record, start))
-        lost = len(record.starts) - len(record.ends)
+        lost = len(record.starts) - sum(not end.error for end in record.ends)
         if len(record.starts) > 1:
             section.sentences.append(said_of(run, (
                 f'{len(record.starts)} starts, of which {lost} did not end '
                 'in an orderly way.')))
-        section.sentences += [said_of(run, remark)
-                              for remark in record.remarks]
+        section.sentences += [said_of(run, remark) for remark in (
+            *_silent_ranks(record), *record.remarks)]
     if not rows:
         section.sentences.append('No start was recorded.')
         return section
@@ -67,6 +67,14 @@ def settings_section(runs: dict[str, RunRecord]) -> PageSection:
     return section
 
 
+def _silent_ranks(record: RunRecord) -> list[str]:
+    start = record.starts[-1] if record.starts else None
+    if start is None or not 0 < len(start.reporting) < start.ranks:
+        return []
+    return [f'{len(start.reporting)} of {start.ranks} ranks report; what the '
+            'others do is not known. Extend the trainers of all ranks.']
+
+
 def _row(run: str, record: RunRecord, start: RunStart) -> tuple[str, ...]:
     end = next((end for end in record.ends if end.start == start.number),
                None)
@@ -76,8 +84,8 @@ def _row(run: str, record: RunRecord, start: RunStart) -> tuple[str, ...]:
     if end:
         how, until, done = end.error or 'orderly', end.time, end.iteration
     else:
-        how = ('did not end in an orderly way' if later else
-               'runs still, or did not end in an orderly way')
+        how = ((later[0].after or 'did not end in an orderly way')
+               if later else 'runs still, or did not end in an orderly way')
         # What it did after the last write is not known.
         until = later[0].time if later else record.last_seen
         done = last

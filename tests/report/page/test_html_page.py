@@ -143,6 +143,19 @@ def test_lost_updates_of_a_start_that_died_are_counted(read):
     assert '2 starts, of which 1 did not end in an orderly way.' in texts
 
 
+def test_what_ended_a_start_is_said_as_the_launcher_says_it(read):
+    record = MadeUpRun(dies_at=(100,)).record()
+    record.starts[1] = record.starts[1]._replace(after='rank 2 was killed')
+    assert 'rank 2 was killed' in read(record).texts
+
+
+def test_ranks_that_do_not_report_are_counted(read):
+    record = MadeUpRun(ranks=4, epochs=1).record()
+    record.starts[0] = record.starts[0]._replace(reporting=(0,))
+    assert any(text.startswith('1 of 4 ranks report')
+               for text in read(record).texts)
+
+
 def test_values_that_are_not_finite_are_counted(read):
     record = MadeUpRun(epochs=1).record()
     record.curves[3].values['main/loss'] = float('nan')
