@@ -122,7 +122,8 @@ def test_links_of_one_host_are_not_compared():
 
 def interval(rank, own, **phases):
     spread = Spread(own, own, own, own, own)
-    return RankInterval(0, rank, 1, 10, spread, spread, phases)
+    return RankInterval(0, rank, 1, 20, spread, spread, phases or {
+        'forward': own})
 
 
 def test_replicas_are_compared_within_their_stage():
@@ -137,6 +138,20 @@ def test_replicas_are_compared_within_their_stage():
         (SLOW_RANK, (3,)), (SLOW_STAGE, (2, 3))]
     assert found[0].figure == pytest.approx(2.0)
     assert found[1].figure == pytest.approx(1.65)
+
+
+def test_a_rank_whose_core_is_busy_now_and_then_is_not_slow():
+    """As two even ranks were measured on a machine that others used."""
+    start = RunStart(0, 0.0, 0, 2, ('a', 'a'))
+    spreads = (Spread(0.0537, 0.1058, 0.1658, 0.1241, 0.3053),
+               Spread(0.0539, 0.0815, 0.1236, 0.0894, 0.2183))
+    intervals = [RankInterval(0, rank, 1, 20, spread, spread, {})
+                 for rank, spread in enumerate(spreads)]
+    assert not diagnose(RunRecord('', [start], intervals=intervals))
+    # Were a quarter of its updates not as quick as the other's, it would be.
+    intervals[0] = interval(0, 0.1058)
+    found, = diagnose(RunRecord('', [start], intervals=intervals))
+    assert found.ranks == (0,)
 
 
 def test_a_rank_that_is_slow_in_few_intervals_is_not():
