@@ -6,11 +6,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Chainer's source distribution builds with an older setuptools only.  pip
-# before 25.3 reads the first, from then on the second.  The path is relative
-# because pip splits the value at blanks, and a directory's name may have one.
-export PIP_CONSTRAINT := $(strip $(PIP_CONSTRAINT) constraints.txt)
-export PIP_BUILD_CONSTRAINT := $(strip $(PIP_BUILD_CONSTRAINT) constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Every rank is one process on one core: BLAS must not start more threads.
@@ -52,7 +47,7 @@ extras = $(if $(filter mpich,$(MPI)),mpich$(comma))$(1)
 comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
-    constraints.txt $(wildcard $(addprefix \
+    chainer_fp8pipe/compat/install_chainer.py $(wildcard $(addprefix \
     chainer_fp8pipe/,*/*.c */*.h */*/*.c */*/*.h))
 DEMO := $(VENV)/.demo-$(MPI)
 TEST := $(VENV)/.test-$(MPI)
@@ -63,7 +58,8 @@ quietly = $(1) > $(LOG) 2>&1 || { cat $(LOG) >&2; \
     echo 'Cannot set up: the step above failed, its output is above' >&2; \
     exit 1; }
 
-# $(call install,EXTRAS): this package, editable, on the chosen MPI.
+# $(call install,EXTRAS): Chainer and this package, editable, on the chosen
+# MPI.
 TEST_EXTRAS := examples,plot,test,docs
 define install
 @rm -f $(VENV)/.*-$(if $(filter own,$(MPI)),mpich,own)
@@ -71,6 +67,7 @@ define install
     $(BIN)/python -m pip uninstall --yes mpich))
 @$(call quietly,$(BIN)/python -m pip install \
     --editable '.[$(call extras,$(1))]')
+@$(call quietly,$(BIN)/python -m chainer_fp8pipe install-chainer)
 @$(if $(filter own,$(MPI)),$(check_own_mpi))
 endef
 
@@ -84,7 +81,7 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
 endef
 
 .PHONY: help demo images test lint docs pytest explore bench test-gpu wheels \
-    gpu matrix clean
+    gpu matrix package clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -152,8 +149,12 @@ gpu:  ## all that waits for a GPU, within 8 minutes, into result/gpu.rst
 matrix:  ## the import and quick tests on every supported Python found
 	$(PYTHON) tools/matrix.py
 
+package: $(VENV)/.package-$(MPI)  ## dist/, tried on every supported Python
+	@$(BIN)/python -m tools.package
+
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) .venv-matrix .venv-gpu wheels build docs/_build *.egg-info
+	rm -rf $(VENV) .venv-matrix .venv-gpu wheels build dist docs/_build
+	rm -rf *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache result
 	find chainer_fp8pipe -name '*.so' -exec rm {} +
@@ -185,6 +186,11 @@ $(TEST): $(INSTALLED_FROM)
 	    'Sphinx, NVRTC (1 to 5 minutes the first time)'
 	$(call install,$(TEST_EXTRAS))
 	@touch $(DEMO) $@
+
+$(VENV)/.package-$(MPI): $(DEMO)
+	@echo 'Installing what builds packages (some seconds)'
+	@$(call quietly,$(BIN)/python -m pip install --editable '.[package]')
+	@touch $@
 
 # CUDA= names the major version; else the driver is asked.
 ifneq ($(filter test-gpu,$(MAKECMDGOALS)),)

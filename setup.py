@@ -1,9 +1,14 @@
 """Builds what is compiled: loops of number formats, what runs all-reduces,
 and an index of JPEGs.
 
-The rest is in setup.cfg.
+The rest is in setup.cfg, but for the description.
 """
+import pathlib
+import re
+
 from setuptools import Extension, setup
+
+README = pathlib.Path(__file__).with_name('README.md')
 
 LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
          for part in ('e5m2', 'half', 'vector', 'convert', 'loops',
@@ -20,7 +25,20 @@ OF_LOOPS = [
     '-fno-trapping-math',
 ]
 
+
+
+def description():
+    """The README without its links and pictures within the checkout.
+
+    On a package index they would lead nowhere.
+    """
+    text = re.sub(r'!\[[^]]*\]\((?!https?:)[^)]*\)\n*', '', README.read_text())
+    return re.sub(r'\[([^]^]+)\]\((?!https?:)[^)]*\)', r'\1', text)
+
+
 setup(
+    long_description=description(),
+    long_description_content_type='text/markdown',
     ext_modules=[
         Extension(
             'chainer_fp8pipe.fp8._loops',

@@ -1,9 +1,11 @@
 """Speed of the way from a GPU to MPI's host memory and back.
 
-What crosses is a wire in pinned memory, as the communicators make it; beside
-it the same from pageable memory.  The codecs' times are of one update of a
-model of the size of ResNet-50 on one rank: gradients to a wire on the host,
-and back; nothing is exchanged.
+What crosses is a wire, as the communicators make it: "shared", in memory that
+the ranks of a node share and CUDA has registered.  Beside it: pinned memory,
+which MPI alone reads; that and a second copy to or from memory that ranks
+share, which is the way where CUDA refuses to register; and pageable memory.
+The codecs' times are of one update of a model of the size of ResNet-50 on one
+rank: gradients to a wire on the host, and back; nothing is exchanged.
 """
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ from chainer_fp8pipe.codecs import (
     Tensors,
 )
 from chainer_fp8pipe.codecs.staging import download, empty_wire, upload_now
+from chainer_fp8pipe.mpi.node_memory import NodeMemory
+from chainer_fp8pipe.mpi.page_locked import PageLockedMemory
 
 import numpy as np
 from codec_updates import begin
@@ -53,15 +57,22 @@ def transfers(xp: Any, sizes: tuple[int, ...], repeats: int
               ) -> dict[str, list[float]]:
     """Prints one line per size and way; returns the seconds."""
     found = {}
+    memory = NodeMemory()
     print(f'{"":10}{"bytes":>14}{"us":>12}{"GB/s":>8}')
     for size in sizes:
         pinned = empty_wire(xp, size, np.uint8)
         pinned[...] = np.arange(size, dtype=np.uint32).astype(np.uint8)
         pageable = pinned.copy()
         there = upload_now(xp, pinned)
+        second = memory.empty(size)
+        second[...] = pinned
         ways = {
+            **shared_ways(xp, memory, there, pinned),
             'upload, pinned': partial(upload_now, xp, pinned),
             'download, pinned': partial(download, there, pinned),
+            'upload, two copies': partial(upload_twice, xp, second, pinned),
+            'download, two copies': partial(
+                download_twice, there, pinned, second),
             'upload, pageable': partial(upload_now, xp, pageable),
             'download, pageable': partial(download, there, pageable)}
         for way, run in ways.items():
@@ -69,8 +80,31 @@ def transfers(xp: Any, sizes: tuple[int, ...], repeats: int
             print(f'{way:20}{size:14,}{times[1] * 1e6:12.1f}'
                   f'{size / times[1] / 1e9:8.1f}')
         assert (pinned == pageable).all(), 'the bytes changed on their way'
+        assert (pinned == second).all(), 'they changed at the second copy'
         assert (pinned[:256] == np.arange(min(size, 256))).all()
     return found
+
+
+def shared_ways(xp: Any, memory: NodeMemory, there: Any, values: np.ndarray
+                ) -> dict[str, Callable[[], object]]:
+    """The ways through registered memory; none where CUDA refuses."""
+    shared = PageLockedMemory(memory).empty(xp.cuda.runtime, values.size)
+    if shared is None:
+        return {}
+    shared[...] = values
+    return {'upload, shared': partial(upload_now, xp, shared),
+            'download, shared': partial(download, there, shared)}
+
+
+def upload_twice(xp: Any, shared: np.ndarray, pinned: np.ndarray) -> None:
+    pinned[...] = shared
+    upload_now(xp, pinned)
+
+
+def download_twice(there: Any, pinned: np.ndarray, shared: np.ndarray
+                   ) -> None:
+    download(there, pinned)
+    shared[...] = pinned
 
 
 def updates(xp: Any, sizes: tuple[int, ...], repeats: int

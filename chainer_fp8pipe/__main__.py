@@ -1,4 +1,8 @@
-"""``python -m chainer_fp8pipe``: the command line."""
+"""``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
+
+``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
+``launch``, ``report`` and ``install-chainer`` are called without it.
+"""
 from __future__ import annotations
 
 import argparse
@@ -10,6 +14,7 @@ from collections.abc import Sequence
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
     'bench': ('bench.command', 'add_bench'),
+    'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.scripts.plan_command', 'add_plan'),
     'report': ('report.report_command', 'add_report'),
@@ -20,16 +25,12 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ['launch']:
-        # The launcher is no rank, which importing the others would make it,
-        # and ranks need not wait for what it needs.
-        from .launcher import launch_command
-        sys.exit(launch_command.main(given[1:]))
-    if given[:1] == ['report']:
-        # Reads files, without ranks.
-        from .report import report_command
-        report_command.main(given[1:])
-        return
+    if given[:1] in (['launch'], ['report'], ['install-chainer']):
+        # They are no ranks, which importing the others would make them, and
+        # ranks need not wait for what they need.
+        module, _ = _COMMANDS[given[0]]
+        sys.exit(importlib.import_module(f'.{module}', __package__).main(
+            given[1:]))
     _run_on_ranks(given)
 
 

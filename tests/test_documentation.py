@@ -1,4 +1,5 @@
 """The pages say what the code does, and their code blocks run."""
+import ast
 import dataclasses
 import doctest
 import functools
@@ -7,12 +8,14 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import chainer_fp8pipe
+from chainer_fp8pipe.__main__ import _COMMANDS, _parser
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import (
     FAMILIES,
@@ -165,6 +168,81 @@ def test_the_example_of_a_docstring_is_what_comes_out(module):
     assert not failed
 
 
+# --- commands ----------------------------------------------------------------
+
+def commands_of(page):
+    """What follows the prompts of a page, continued lines joined."""
+    text = re.sub(r'\\\n +', '', page.read_text())
+    blocks = re.findall(r'^( *)\.\. code-block:: (?:console|shell)\n'
+                        r'((?:\1   .*\n|\n)+)', text, re.MULTILINE)
+    return [line for _, code in blocks for line in re.findall(
+        r'^ +(?:[$#] )?((?!:)\S.*)$', code, re.MULTILINE)]
+
+
+COMMANDS = pytest.mark.parametrize(
+    'words', [pytest.param(shlex.split(line), id=f'{page.stem}: {line[:60]}')
+              for page in PAGES for line in commands_of(page)])
+
+
+def after_python(words):
+    """What Python runs and is given; nothing where no Python is called."""
+    for place, word in enumerate(words):
+        if word.rpartition('/')[2] == 'python':
+            return [word for word in words[place + 1:] if word not in (
+                '[OPTIONS]', '[ARGS]')]
+    return []
+
+
+@COMMANDS
+def test_a_command_calls_what_there_is(words):
+    ran = after_python(words)
+    programs = [word.rpartition('/')[2] for word in words if '=' not in word]
+    assert programs[0] in {'make', 'mpiexec', 'pytest', 'python', 'salloc'}
+    if programs[0] == 'pytest':
+        assert all((ROOT / path).exists() for path in words[1:])
+    if programs[0] == 'make' and len(programs) > 1:
+        assert f'\n{programs[1]}:' in (ROOT / 'Makefile').read_text()
+    if ran[:1] == ['-m'] and ran[1].startswith('benchmarks'):
+        assert (ROOT / ran[1].replace('.', '/')).exists()
+    elif ran and '/' in ran[0] and 'NAME' not in ran[0]:
+        folder = (ROOT / ran[0]).parent
+        sources = ''.join(path.read_text() for path in folder.glob('*.py'))
+        assert (ROOT / ran[0]).is_file()
+        for option in re.findall(r'^--[a-z][\w-]*', '\n'.join(ran), re.M):
+            assert f"'{option}'" in sources, option
+
+
+@COMMANDS
+def test_a_command_of_the_package_has_options_that_it_knows(words):
+    ran = after_python(words)
+    if ran[:2] != ['-m', 'chainer_fp8pipe']:
+        return
+    command, *options = ran[2:]
+    assert command in _COMMANDS
+    if command == 'launch':     # hands what it does not know to run
+        at = options.index('-n')
+        options = options[:at] + options[at + 2:]
+        command = 'run'
+    if command != 'install-chainer':
+        _parser([command]).parse_args([command, *options])
+
+
+@pytest.mark.parametrize('code', [
+    pytest.param(found.code, id=f'{found.page}-{place}')
+    for place, found in enumerate(BLOCKS)
+    if found.language == 'text' and 'create_communicator(' in found.code])
+def test_a_call_that_is_shown_alone_has_options_that_there_are(code):
+    known = {field.name for options in (
+        ExchangeOptions, Fp8Options, Int4Options)
+        for field in dataclasses.fields(options)}
+    calls = [node for node in ast.walk(ast.parse(code))
+             if isinstance(node, ast.Call)]
+    assert calls
+    for call in calls:
+        assert call.args[0].value in FAMILIES
+        assert {keyword.arg for keyword in call.keywords} <= known
+
+
 # --- the tour's script -------------------------------------------------------
 
 def changed(code, diff, old=' -', new=' +'):
@@ -200,9 +278,7 @@ def test_with_two_lines_changed_the_tours_script_learns(tmp_path):
 
 
 @pytest.mark.parametrize('line', [
-    line[2:] for found in BLOCKS
-    if (found.page, found.language) == ('tour', 'console')
-    for line in found.code.splitlines()])
+    line[2:] for line in block('tour', 'unmodified').splitlines()])
 def test_a_command_of_the_tour_trains_the_unmodified_script(line, tmp_path):
     (tmp_path / 'train.py').write_text(block('tour', 'train'))
     launcher, arguments = line.split(' python ')

@@ -1,15 +1,16 @@
-"""The documented pip line works in a fresh environment, with any pip."""
+"""The documented line works in a fresh environment, with any pip."""
 import os
-import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from tools.package import DROPPED, JOB, documented_line, missing
+
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'installation.rst'
 
 IMPORT_ALL = """
 import chainer_fp8pipe
@@ -20,15 +21,6 @@ from chainer_fp8pipe.block_formats import record_kernels
 assert record_kernels.source()      # of headers, fp8's among them
 print(chainer.__version__, chainermn.__name__, loops.__file__)
 """
-
-
-def documented_line():
-    """The shell line under the name ``install-line`` in the docs."""
-    match = re.search(
-        r':name: install-line\n\n   (.+)\n\n', PAGE.read_text()
-    )
-    assert match, f'{PAGE} has no code block named install-line'
-    return match.group(1)
 
 
 def run(command, cwd, environment):
@@ -63,6 +55,14 @@ def copy_of_checkout(target):
     return target
 
 
+def source_distribution(target):
+    """That of a copy of the checkout."""
+    tree = copy_of_checkout(target / 'tree')
+    run(f'{sys.executable} setup.py -q sdist', tree, os.environ)
+    (found,) = (tree / 'dist').iterdir()
+    return found
+
+
 def cache_without_wheels(directory):
     """pip's cache of downloads; what it built itself must be built anew."""
     listed = subprocess.run(
@@ -82,13 +82,7 @@ def fresh_environment(directory, pip):
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name
-        not in (
-            'PIP_CONSTRAINT',
-            'PIP_BUILD_CONSTRAINT',
-            'PYTHONPATH',
-            'VIRTUAL_ENV',
-        )
+        if name not in DROPPED
     }
     environment = dict(
         inherited,
@@ -110,22 +104,71 @@ def fresh_environment(directory, pip):
     return environment
 
 
+def tracked_files():
+    listed = subprocess.run(
+        ['git', 'ls-files', 'chainer_fp8pipe'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return listed.stdout.splitlines() or pytest.skip('needs a git checkout')
+
+
+def test_the_source_distribution_holds_every_file_of_the_package(tmp_path):
+    with tarfile.open(source_distribution(tmp_path)) as archive:
+        names = [
+            Path(*Path(name).parts[1:]) for name in archive.getnames()
+        ]
+        information = next(
+            name for name in archive.getnames() if name.endswith('/PKG-INFO')
+        )
+        metadata = archive.extractfile(information).read().decode()
+    for name in (*tracked_files(), 'setup.py', 'LICENSE', 'README.md'):
+        assert Path(name) in names
+    # Links to files of the checkout would lead nowhere on an index.
+    description = metadata.partition('\n\n')[2]
+    assert '](' not in description
+    assert 'create_communicator' in description
+
+
+@pytest.mark.parametrize(
+    'lost', ['fp8/_loops.so', 'py.typed', 'fp8/e5m2.h']
+)
+def test_what_a_wheel_lacks_is_found(lost):
+    files = ['fp8/_loops.c', 'fp8/e5m2.h', 'py.typed', 'images/jpeg/cut.h']
+    tracked = [f'chainer_fp8pipe/{name}' for name in files]
+    built = [
+        f'chainer_fp8pipe/{name}'
+        for name in ('fp8/_loops.so', 'fp8/e5m2.h', 'py.typed')
+    ]
+    assert missing(built, tracked) == []
+    built.remove(f'chainer_fp8pipe/{lost}')
+    assert missing(built, tracked) == [
+        f'chainer_fp8pipe/{lost}'.replace('.so', '.c')
+    ]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('pip', [
     'pip==23.2.1', pytest.param('pip', marks=pytest.mark.skipif(
         'CI' in os.environ, reason='one pip a commit: each takes a minute'))])
-def test_the_documented_line_installs_all_that_is_imported(tmp_path, pip):
-    tree = copy_of_checkout(tmp_path / 'tree')
+def test_the_documented_line_installs_what_trains_on_two_ranks(tmp_path, pip):
+    source = source_distribution(tmp_path)
     environment = fresh_environment(tmp_path / 'venv', pip)
-    report = run(documented_line(), tree, environment)
-    assert 'DEPRECATION' not in report
     elsewhere = tmp_path / 'elsewhere'
     elsewhere.mkdir()
-    script = elsewhere / 'script.py'
-    script.write_text(IMPORT_ALL)
-    found = run(f'python {script.name}', elsewhere, environment)
+    report = run(documented_line(source), elsewhere, environment)
+    assert 'DEPRECATION' not in report
+    (elsewhere / 'script.py').write_text(IMPORT_ALL)
+    found = run('python script.py', elsewhere, environment)
     assert found.startswith('7.8.1 chainermn')
     assert str(tmp_path / 'venv') in found
+    (elsewhere / 'job.py').write_text(JOB)
+    found = run('mpiexec -n 2 python job.py', elsewhere, environment)
+    assert str(tmp_path / 'venv') in found
+    assert 'No broken requirements' in run(
+        'python -m pip check', elsewhere, environment
+    )
 
 
 def make(arguments, cwd):
@@ -145,15 +188,15 @@ def make(arguments, cwd):
 
 def tree_for_make(tmp_path):
     """What ``make`` reads before it installs anything."""
-    (tmp_path / 'tools').mkdir()
     for name in (
         'Makefile',
+        'chainer_fp8pipe/compat/install_chainer.py',
         'tools/check_python.py',
         'setup.cfg',
         'setup.py',
         'pyproject.toml',
-        'constraints.txt',
     ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

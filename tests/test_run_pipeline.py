@@ -1,6 +1,7 @@
 """``run --pipeline``, with scripts that know nothing of ranks."""
 import json
 import os
+import re
 import shutil
 
 import chainer
@@ -142,6 +143,36 @@ def run_lines(folder, lines, ranks=2):
     (folder / 'script.py').write_text(_HEAD + lines)
     return run_pipeline(folder, ranks, stages=min(ranks, 2),
                         script=folder / 'script.py')
+
+
+def test_chainers_snapshot_of_the_trainer_is_written_beside_the_training(
+        tmp_path):
+    """An update after its trigger the disk still holds the file."""
+    done = run_lines(tmp_path, '''
+import os, threading
+from chainer_fp8pipe.training.snapshots import snapshot_file
+may_go, write = threading.Event(), snapshot_file.write
+def held(*given):
+    may_go.wait(30)
+    write(*given)
+snapshot_file.write = held
+''' + _UPDATER + '''
+trainer.extend(extensions.snapshot(filename='saved_{.updater.iteration}'),
+               trigger=training.triggers.ManualScheduleTrigger(
+                   2, 'iteration'))
+def look(trainer):
+    print('there:', [name for name in os.listdir(trainer.out)
+                     if name.startswith('saved')])
+    may_go.set()
+trainer.extend(look, trigger=training.triggers.ManualScheduleTrigger(
+    3, 'iteration'))
+trainer.run()
+print('there:', [name for name in os.listdir(trainer.out)
+                 if name.startswith('saved')])
+''')
+    assert done.returncode == 0, done.stderr
+    assert re.findall('^there: (.*)$', done.stdout, re.MULTILINE) == [
+        '[]', "['saved_2']"]
 
 
 REFUSED = [

@@ -24,10 +24,8 @@ REQUIREMENTS = ['h5py', 'hypothesis', 'ml_dtypes', 'mpich', 'pytest',
 TESTS = ['tests/test_compat.py', 'tests/fp8', 'tests/allreduce']
 COLUMNS = ['Python', 'NumPy', 'mpi4py', 'setuptools', 'passed', 'failed',
            'skipped', 'seconds']
-# What pip reads; the paths are relative as pip splits them at blanks.
-ENVIRONMENT = {**os.environ, 'PIP_CONSTRAINT': 'constraints.txt',
-               'PIP_BUILD_CONSTRAINT': 'constraints.txt',
-               'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'OMP_NUM_THREADS': '1'}
+ENVIRONMENT = {**os.environ, 'PIP_DISABLE_PIP_VERSION_CHECK': '1',
+               'OMP_NUM_THREADS': '1'}
 VERSIONS = """
 import sys
 from importlib import metadata
@@ -94,7 +92,7 @@ def prepare(interpreter, minor, age, fresh):
     sources = sorted((ROOT / 'chainer_fp8pipe').rglob('*.[ch]'))
     made_of = '\n'.join([str(interpreter), *wanted, *(
         (ROOT / name).read_text() for name in (
-            'setup.cfg', 'setup.py', 'constraints.txt', *sources))])
+            'setup.cfg', 'setup.py', *sources))])
     stamp = place / '.made_of'
     if not fresh and stamp.exists() and stamp.read_text() == made_of:
         # The compiled part lies in the tree, and may have been cleaned.
@@ -106,8 +104,10 @@ def prepare(interpreter, minor, age, fresh):
     must(interpreter, '-m', 'venv', place)
     pip = python, '-m', 'pip'
     must(*pip, 'install', *wanted)
+    must(python, '-m', 'chainer_fp8pipe', 'install-chainer')
     if age == 'oldest':
-        must(*pip, 'install', '--upgrade', 'setuptools')
+        # The last that has pkg_resources, of which Chainer is aware.
+        must(*pip, 'install', 'setuptools<81')
     else:
         must(*pip, 'uninstall', '--yes', 'setuptools')
     stamp.write_text(made_of)

@@ -13,6 +13,11 @@ import pathlib
 import subprocess
 import sys
 
+from chainer_fp8pipe.compat.install_chainer import (
+    InstallationError,
+    build_wheel,
+)
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / 'wheels'
 PYTHON = '3.12'
@@ -29,7 +34,6 @@ NEEDED = [
     # what the tests need
     'hypothesis', 'iniconfig', 'ml_dtypes', 'pluggy', 'pygments', 'pytest',
     'pytest-timeout', 'sortedcontainers']
-CHAINER = 'chainer==7.8.1'
 #: What builds and runs leave behind does not travel.
 IGNORED = {'.git', 'build', 'dist', 'result', '__pycache__', 'wheels'}
 LIMIT = 40e6
@@ -40,10 +44,7 @@ def pip(*arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, '-m', 'pip', *arguments], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        # setup.cfg is not needed, but constraints.txt is, by its name.
-        env={'PIP_CONSTRAINT': 'constraints.txt',
-             'PIP_BUILD_CONSTRAINT': 'constraints.txt',
-             'PIP_DISABLE_PIP_VERSION_CHECK': '1', **os.environ})
+        env={'PIP_DISABLE_PIP_VERSION_CHECK': '1', **os.environ})
     if done.returncode:
         sys.exit(f'{done.stdout}\nCannot fill wheels/: pip {arguments[0]} '
                  'failed, its output is above')
@@ -55,13 +56,14 @@ def fill(folder: pathlib.Path) -> None:
         '--implementation', 'cp', '--python-version', PYTHON,
         *(f'--platform={platform}' for platform in PLATFORMS),
         '--dest', str(folder), *NEEDED)
-    pip('wheel', '--no-deps', '--wheel-dir', str(folder), CHAINER)
-    if not list(folder.glob('chainer-*-py3-none-any.whl')):
+    try:
+        chainer = build_wheel(folder, ['--quiet'])
+    except InstallationError as error:
+        sys.exit(f'Cannot fill wheels/: {error}')
+    if not chainer.name.endswith('-py3-none-any.whl'):
         sys.exit('Cannot fill wheels/: the wheel of Chainer is for this '
                  'Python alone')
     sys.path.insert(0, str(ROOT / 'examples' / 'digits'))
-    import chainer_fp8pipe  # noqa: F401
-
     from data import save_digits
     save_digits(folder / 'digits.npz')
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from ..codecs.staging import empty_wire
 from ..mpi.failure.waits import Wait
 from ..report.stream import EventStream
 
@@ -79,6 +80,16 @@ class Algorithm(abc.ABC):
             node: The ranks of this rank's node.
         """
         return (len(node) - 1) / max(self.comm.size - 1, 1)
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """Memory on the host for wires of buckets.
+
+        Args:
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+            dtype: Of an entry.
+        """
+        return empty_wire(xp, size, dtype)
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
         """Puts a bucket behind the others, and returns it.

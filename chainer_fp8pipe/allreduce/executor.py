@@ -4,7 +4,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
@@ -15,6 +15,7 @@ from ..mpi.failure.waits import Wait, world_ranks
 from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.node_memory import meet, node_memory
+from ..mpi.page_locked import page_locked_memory
 from ..mpi.waiting import BRIEF, LONG
 from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
@@ -134,6 +135,7 @@ class PlanExecutor(Algorithm):
         self._memory = node_memory()
         neighbours = (meet(self.comm, self._slots(), _SLOT)
                       if framing.shared_memory else ())
+        self._locked = page_locked_memory() if neighbours else None
         mpi = library()
         self._compiled = _executor.Executor(
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
@@ -159,6 +161,18 @@ class PlanExecutor(Algorithm):
                     blocks[action.peer in node] += (
                         (action.stop - action.start) / plan.blocks)
         return blocks[True] / (sum(blocks.values()) or 1.0)
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """As :meth:`.Algorithm.empty_wire`; a GPU's, where neighbours read.
+
+        They take what the GPU has written from there.
+        """
+        nbytes = size * numpy.dtype(dtype).itemsize
+        if xp is not numpy and self._locked and nbytes:
+            found = self._locked.empty(xp.cuda.runtime, nbytes)
+            if found is not None:
+                return found.view(dtype)
+        return super().empty_wire(xp, size, dtype)
 
     def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
                   start: int, stop: int) -> None:
@@ -311,7 +325,7 @@ class PlanExecutor(Algorithm):
                 f'{bucket.wire.size}')
         sums = self._sums(bucket.codec)
         prescale = 1.0 if bucket.prescale is None else bucket.prescale
-        bucket.compiled = bucket.codec.compiled(bucket.tensors, prescale)
+        bucket.compiled = self._tables(bucket, lanes, prescale, sums.in_place)
         if bucket.compiled and bucket.decodes and (
                 not bucket.compiled.decode_into(bucket.tensors.gradients)):
             bucket.compiled = None
@@ -330,10 +344,23 @@ class PlanExecutor(Algorithm):
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
             format=of.format, in_place=sums.in_place,
             keeps_wire=not bucket.passes,
+            shares_wire=bool(self._memory
+                             and self._memory.holds(bucket.wire)),
             encodes=bucket.encodes, decodes=bucket.decodes,
             prescale=prescale, epsilon=of.epsilon,
             shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
             findings=of.findings, shares=len(self.plans))
+
+    def _tables(self, bucket: Bucket, lanes: Sequence[_Lane],
+                prescale: float, in_place: bool) -> Compiled | None:
+        """What compiled code needs; None: it asks of Python instead."""
+        codec, tensors = bucket.codec, bucket.tensors
+        if tensors.xp is numpy:
+            return codec.compiled(tensors, prescale)
+        if bucket.encodes or bucket.decodes:    # frame by frame, on a device
+            return None
+        return codec.compiled_sums(tensors, [] if in_place else [
+            owned for lane in lanes for _, owned in lane.sites])
 
     def _residuals(self, bucket: Bucket, lane: _Lane) -> numpy.ndarray:
         """By site and tensor, where the codec keeps what means lose."""

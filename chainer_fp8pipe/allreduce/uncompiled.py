@@ -1,6 +1,6 @@
 """What compiled code asks for where it has nothing for a codec.
 
-That is the case on a GPU, and for stochastic rounding.
+That is the case for stochastic rounding.
 """
 from __future__ import annotations
 

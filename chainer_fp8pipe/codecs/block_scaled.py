@@ -11,13 +11,14 @@ and where means are (error feedback on both sides: Tang et al.,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
 from ..block_formats import FORMATS
 from .codec import Codec, Residuals
-from .staging import download, output, upload
+from .staging import download, output, upload, upload_now
 from .tensors import (
     RECORDS,
     Compiled,
@@ -97,7 +98,7 @@ class BlockScaled(Codec):
 
     def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
                ) -> list[str]:
-        records = upload(tensors.xp, self._records(tensors.xp, wire))
+        records = upload_now(tensors.xp, self._records(tensors.xp, wire))
         return [
             tensors.names[index]
             for index, part, place in tensors.overlaps(start,
@@ -122,6 +123,10 @@ class BlockScaled(Codec):
             RECORDS, tensors, self.residuals_of_gradients(tensors),
             format=self.format.number,
             scales=self._scales(tensors, prescale))
+
+    def compiled_sums(self, tensors: Tensors,
+                      owned: Sequence[tuple[int, int]]) -> Compiled | None:
+        return compile_sizes(RECORDS, tensors, format=self.format.number)
 
     def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
         return numpy.tile(numpy.array(

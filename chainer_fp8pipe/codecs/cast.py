@@ -1,18 +1,20 @@
 """float32 and float16 on the wire."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
 from .codec import Codec
-from .staging import download, output, upload
+from .staging import download, output, upload, upload_now
 from .tensors import (
     FLOAT16,
     FLOAT32,
     Compiled,
     Tensors,
     array_module,
+    compile_sizes,
     compile_tensors,
 )
 
@@ -34,6 +36,7 @@ class Cast(Codec):
                              f'not {dtype!r}')
         self.name = dtype
         self.wire_dtype = numpy.dtype(dtype)
+        self._number = FLOAT32 if dtype == 'float32' else FLOAT16
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
                prescale: float = 1.0, start: int = 0) -> None:
@@ -64,7 +67,7 @@ class Cast(Codec):
 
     def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
                ) -> list[str]:
-        values = upload(tensors.xp, wire)
+        values = upload_now(tensors.xp, wire)
         nonfinite = []
         for index, part, place in tensors.overlaps(start, start + wire.size):
             tensors.gradients[index][part] = values[place]
@@ -73,8 +76,11 @@ class Cast(Codec):
         return nonfinite
 
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        return compile_tensors(
-            FLOAT32 if self.name == 'float32' else FLOAT16, tensors)
+        return compile_tensors(self._number, tensors)
+
+    def compiled_sums(self, tensors: Tensors,
+                      owned: Sequence[tuple[int, int]]) -> Compiled | None:
+        return compile_sizes(self._number, tensors)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return _all_finite(wire)

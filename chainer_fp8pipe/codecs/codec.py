@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -141,6 +142,23 @@ class Codec(abc.ABC):
         """
         return None
 
+    def compiled_sums(self, tensors: Tensors,
+                      owned: Sequence[tuple[int, int]]) -> Compiled | None:
+        """What compiled code needs of gradients that lie on a device.
+
+        They are encoded and decoded there; between, compiled code sums wires
+        and encodes means on the host.  The bits are those of the CPU.
+
+        Args:
+            tensors: The tensors of this update, on the device.
+            owned: The ranges of the fused vector whose means this rank
+                encodes.
+
+        Returns:
+            None, as here, if there is no compiled code for this codec.
+        """
+        return None
+
     def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
                            site: str, owned: tuple[int, int]
                            ) -> numpy.ndarray:
@@ -150,7 +168,8 @@ class Codec(abc.ABC):
         where nothing is kept.
 
         Args:
-            compiled: What :meth:`compiled` returned; keeps the arrays.
+            compiled: What :meth:`compiled` or :meth:`compiled_sums` returned;
+                keeps the arrays.
             tensors: As there.
             site: As for :meth:`encode_mean`.
             owned: As for :meth:`encode_mean`.
@@ -159,8 +178,8 @@ class Codec(abc.ABC):
         residuals = [
             (index, part, residual)
             for index, part, _ in tensors.overlaps(*owned)
-            for residual in [self.owned_residual(tensors, index, part, site,
-                                                 owned)]
+            for residual in [self.residual(numpy, site, tensors.names[index],
+                                           part.start, part.stop)]
             if residual is not None]
         compiled.kept += [residual for *_, residual in residuals]
         found = places([residual for *_, residual in residuals],
@@ -278,8 +297,8 @@ class Residuals:
             array = xp.zeros(stop - start, numpy.float32)
         elif isinstance(array, xp.ndarray):
             return array
-        else:       # was restored, and is on the host still
-            array = xp.asarray(array)
+        else:       # was restored, or its tensor has moved
+            array = (to_host(array) if xp is numpy else xp.asarray(array))
         self._residuals[site, name] = start, array
         return array
 

@@ -26,6 +26,7 @@ Two things go beyond the paper, and both can be switched off:
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -33,12 +34,13 @@ import numpy
 from .. import fp8
 from .codec import Codec, Residuals
 from .scales import limited, sampled_quantile
-from .staging import download, output, upload
+from .staging import download, output, upload, upload_now
 from .tensors import (
     FP8,
     Compiled,
     Tensors,
     array_module,
+    compile_sizes,
     compile_tensors,
 )
 
@@ -177,7 +179,7 @@ class Fp8Ratio(Codec):
 
     def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
                ) -> list[str]:
-        codes = upload(tensors.xp, wire)
+        codes = upload_now(tensors.xp, wire)
         return [
             tensors.names[index]
             for index, part, place in tensors.overlaps(start,
@@ -192,14 +194,26 @@ class Fp8Ratio(Codec):
         # Random numbers are seeded with names, in Python.
         if self.rounding == 'stochastic' or tensors.xp is not numpy:
             return None
-        scales = [self._scale(name) for name in tensors.names]
         return compile_tensors(
             FP8, tensors, self.residuals_of_gradients(tensors),
-            rounding=fp8.ROUNDINGS.index(self.rounding),
-            epsilon=self.epsilon, scales=numpy.array([
-                (*fp8.with_inverse(scale * prescale),
-                 *fp8.with_inverse(scale)) for scale in scales],
-                numpy.float32).reshape(-1, 4))
+            **self._of_codec(tensors, prescale))
+
+    def compiled_sums(self, tensors: Tensors,
+                      owned: Sequence[tuple[int, int]]) -> Compiled | None:
+        if self.rounding == 'stochastic':
+            return None
+        made = compile_sizes(FP8, tensors, **self._of_codec(tensors, 1.0))
+        made.fetch_parameters(tensors, owned)
+        return made
+
+    def _of_codec(self, tensors: Tensors, prescale: float) -> dict[str, Any]:
+        """What tables say of the codec."""
+        return {'rounding': fp8.ROUNDINGS.index(self.rounding),
+                'epsilon': self.epsilon, 'scales': numpy.array([
+                    (*fp8.with_inverse(scale * prescale),
+                     *fp8.with_inverse(scale))
+                    for scale in map(self._scale, tensors.names)],
+                    numpy.float32).reshape(-1, 4)}
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         super().conclude(compiled, tensors)

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy
 
 from . import _places
+from .staging import download, empty_wire
 
 #: Numbers of codecs.
 IN_PYTHON, FLOAT32, FP8, RELAY, FLOAT16, RECORDS = range(6)
 
-_OUT = 4                # column of `tensors`
+_PARAMETER, _OUT = 3, 4         # columns of `tensors`
 _BLAMED, _NONFINITE = 2, 3      # of `findings`
 
 
@@ -84,6 +85,17 @@ class Tensors:
                      min(max(stop - offset, 0) * self.grain, size))
 
 
+def union(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same numbers in ranges that do not overlap, in order."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
 def array_module(*arrays: Any) -> Any:
     """``numpy`` if all arrays are NumPy's (or there are none), else CuPy."""
     if all(isinstance(array, numpy.ndarray) for array in arrays):
@@ -131,6 +143,37 @@ class Compiled:
         self.kept += gradients
         return True
 
+    def fetch_parameters(self, tensors: Tensors,
+                         owned: Sequence[tuple[int, int]]) -> None:
+        """Copies parameters from a device to where compiled code reads them.
+
+        Args:
+            tensors: The fused vector.
+            owned: Ranges of it; only elements in these are copied.  The
+                address in the table is that of the tensor's first element
+                all the same, which may not be there.
+        """
+        parts = [(index, part) for start, stop in union(owned)
+                 for index, part, _ in tensors.overlaps(start, stop)]
+        if not parts:
+            return
+        bounds: dict[int, tuple[int, int]] = {}     # of what is there
+        for index, part in parts:
+            start, _ = bounds.setdefault(index, (part.start, part.stop))
+            bounds[index] = start, part.stop
+        host = empty_wire(tensors.xp, sum(
+            stop - start for start, stop in bounds.values()), numpy.float32)
+        first, place = {}, 0    # by tensor, where its first element would be
+        for index, (start, stop) in bounds.items():
+            first[index] = place - start
+            place += stop - start
+            self.tensors[index, _PARAMETER] = (
+                host.ctypes.data + first[index] * host.itemsize)
+        for index, part in parts:
+            download(tensors.parameters[index][part], host[
+                first[index] + part.start:first[index] + part.stop])
+        self.kept.append(host)
+
     def nonfinite(self, names: Sequence[str]) -> list[str]:
         """Names of the tensors whose decoded mean is not finite."""
         return [name for name, found in zip(
@@ -176,7 +219,7 @@ def compile_tensors(codec: int, tensors: Tensors,
         return None
     made = compile_sizes(codec, tensors, **of_codec)
     made.tensors[:, 2] = gradients[:, 0]
-    made.tensors[:, 3] = parameters[:, 0]
+    made.tensors[:, _PARAMETER] = parameters[:, 0]
     if residuals:
         found = places(residuals, writeable=True)
         assert found is not None

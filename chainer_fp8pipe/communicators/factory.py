@@ -7,6 +7,7 @@ import chainermn
 from mpi4py import MPI
 
 from ..mpi.failure.abort import abort_on_exception
+from ..mpi.failure.update_count import updates
 from ..mpi.failure.watch import watch
 from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
@@ -76,7 +77,25 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         raise ValueError(f'communicator {name!r} has no option '
                          f'{unknown[0]!r}; its options are: {known}')
     watch(mpi_comm)
-    return _create_chainermn_communicator(name, mpi_comm, **options)
+    made = _create_chainermn_communicator(name, mpi_comm, **options)
+    made.__class__ = _counting(made.__class__)
+    return made
+
+
+def _counting(kind: Any) -> Any:
+    """A class of ChainerMN's whose communicators count updates.
+
+    So that a job that stands still is noticed.  What is split off such a
+    communicator is of the class, too.
+    """
+    class Counting(kind):
+        def multi_node_mean_grad(self, model: Any, *args: Any,
+                                 **kwargs: Any) -> None:
+            super().multi_node_mean_grad(model, *args, **kwargs)
+            updates.finished((id(self), id(model)))
+    # Snapshots have the name of the communicator.
+    Counting.__name__ = Counting.__qualname__ = kind.__name__
+    return Counting
 
 
 def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from importlib import metadata
 
 CHAINER = '7.8.1'
+#: The packages of Chainer's distribution whose absence is explained.
+_OF_CHAINER = 'chainer', 'chainermn'
 
 
 class CompatWarning(UserWarning):
@@ -57,7 +59,10 @@ class ImportPatch:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as the other finders do, and wraps their loader."""
+    """Finds modules as the other finders do, and wraps their loader.
+
+    Where there is no Chainer, the error of its import names the remedy.
+    """
 
     def __init__(self, patches):
         self._patches = patches
@@ -66,7 +71,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path, target=None):
         # Another finder may ask all finders in turn: do not answer it.
         question = fullname, threading.get_ident()
-        if fullname not in self._patches or question in self._asked:
+        wanted = fullname in self._patches or fullname in _OF_CHAINER
+        if not wanted or question in self._asked:
             return None
         self._asked.add(question)
         try:
@@ -76,7 +82,13 @@ class _Finder(importlib.abc.MetaPathFinder):
                 if finder is not self and hasattr(finder, 'find_spec'))), None)
         finally:
             self._asked.remove(question)
-        if spec is not None:
+        if spec is None and fullname in _OF_CHAINER:
+            raise ModuleNotFoundError(
+                f'{fullname} is not installed: installing chainer_fp8pipe '
+                'does not bring Chainer, which no current setuptools can '
+                'build; this command does:  '
+                'python -m chainer_fp8pipe install-chainer', name=fullname)
+        if spec is not None and fullname in self._patches:
             spec.loader = _Loader(spec.loader, self._patches[fullname])
         return spec
 

@@ -8,11 +8,13 @@ from typing import Any
 import chainer
 import numpy
 
+from ..allreduce.algorithm import Algorithm
 from ..codecs import Cast, Codec
-from ..codecs.staging import empty_wire
 from .buckets import BucketNames, divide
 
 State = dict[str, numpy.ndarray]
+
+_NO_WIRE = numpy.empty(0, numpy.uint8)
 
 
 class ModelState:
@@ -42,7 +44,7 @@ class ModelState:
         self.scaling_is_dynamic = False
         self._first = Cast('float32')
         self._loss_scale = 0.0
-        self._wires: dict[int, numpy.ndarray] = {}
+        self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
         self._divided: tuple[dict[str, int], tuple[BucketNames, ...]] = {}, ()
 
     @property
@@ -57,18 +59,26 @@ class ModelState:
             self._divided = dict(sizes), divide(sizes, limit)
         return self._divided[1]
 
-    def wire(self, bucket: int, codec: Codec, xp: Any, size: int
-             ) -> numpy.ndarray:
-        """The wire of a bucket; the same memory at the next update."""
-        wire = self._wires.get(bucket)
-        if (wire is None or wire.size < size
+    def wire(self, bucket: int, codec: Codec, xp: Any, size: int,
+             algorithm: Algorithm) -> numpy.ndarray:
+        """The wire of a bucket; the same memory at the next update.
+
+        Args:
+            bucket: Number of the bucket.
+            codec: Of the wire.
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+            algorithm: To which the bucket goes; has the memory.
+        """
+        known, wire = self._wires.get(bucket, (None, _NO_WIRE))
+        if (known is not xp or wire.size < size
                 or wire.dtype != codec.wire_dtype):
-            wire = empty_wire(xp, size, codec.wire_dtype)
-            self._wires[bucket] = wire
+            wire = algorithm.empty_wire(xp, size, codec.wire_dtype)
+            self._wires[bucket] = xp, wire
         return wire[:size]
 
     def release(self) -> None:
-        """Gives up the memory of the wires: the model is no more."""
+        """Gives up the memory of the wires."""
         self._wires.clear()
 
     def see(self, loss_scale: float | None) -> None:
@@ -131,6 +141,11 @@ class ModelStates:
         if len(self._models) > len(self._states):
             self._states.append(self._make(len(self._states)))
         return self._states[len(self._models) - 1]
+
+    def release(self) -> None:
+        """Gives up the memory of all wires."""
+        for state in self._states:
+            state.release()
 
     def state(self) -> State:
         """All that must be saved for an exact continuation."""

@@ -112,9 +112,10 @@ class Reducer:
         """The models' states have been replaced."""
 
     def free(self) -> None:
-        """Gives MPI's communicators back."""
+        """Gives MPI's communicators, and the memory of wires, back."""
         self._queue.free()
         self._algorithm.free()
+        self._models.release()
 
     # --- the parts of a mean -------------------------------------------------
 
@@ -136,8 +137,8 @@ class Reducer:
             part = gradients.part(names, codec.grain)
             if part.size:
                 bucket = Bucket(codec, part, state.wire(
-                    number, codec, part.xp, part.size), decodes=True,
-                    number=number)
+                    number, codec, part.xp, part.size, self._algorithm),
+                    decodes=True, number=number)
                 self._queue.submit(bucket)
                 self._queue.advance()
                 sent.append(Sent(part, bucket))

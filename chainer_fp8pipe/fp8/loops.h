@@ -115,30 +115,45 @@ E5M2_FUNCTION Counts keep_any(int rounding, const float *values,
     return (Counts){large - nonfinite, nonfinite};
 }
 
-/* If all ratios are finite, and what is left of them, no code can be an
- * infinity or NaN; otherwise this begins again.  Codes of 32 bits until the
- * end need fewer registers at a time. */
+/* Elements encoded with error feedback at a time: enough to make little of
+ * the beginning and end of a loop, few enough for the nearest cache. */
+#define FEEDBACK_STRIP ((size_t)256)
+
+/* Three short loops take less time than a long one: an element's operations
+ * wait for each other, and the more of them a loop has, the fewer elements a
+ * processor works on at a time.
+ *
+ * What is left is infinite or NaN wherever a value or its weight is.  If all
+ * of it is finite, no code can be an infinity or NaN; otherwise this begins
+ * again.  Codes of 32 bits until the end need fewer registers at a time. */
 E5M2_FUNCTION Counts feedback_strip(
     int kind, int rounding, const f32 *source, float number,
     const f32 *parameter, f32 *residual, u8 *codes, size_t n, Ratio q,
     Random random)
 {
-    float values[STRIP];
-    uint32_t wide[STRIP], large = 0;
+    float values[FEEDBACK_STRIP], ratios[FEEDBACK_STRIP];
+    uint32_t wide[FEEDBACK_STRIP], large = 0;
     int largest = 0;
     INDEPENDENT
     for (size_t i = 0; i < n; ++i) {
-        float weight = e5m2_weight(parameter[i], q.epsilon), rounded;
-        float value = feedback_value(source[i], kind, number, weight,
-                                     q.inverse) + residual[i];
-        float ratio = e5m2_ratio(value, weight, q.scale);
-        wide[i] = e5m2_encode_to(ratio, rounding, RANDOM_BITS(random, i),
+        float weight = e5m2_weight(parameter[i], q.epsilon);
+        values[i] = feedback_value(source[i], kind, number, weight,
+                                   q.inverse) + residual[i];
+        ratios[i] = e5m2_ratio(values[i], weight, q.scale);
+    }
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float rounded;
+        large += (uint32_t)e5m2_is_large(ratios[i]);
+        wide[i] = e5m2_encode_to(ratios[i], rounding, RANDOM_BITS(random, i),
                                  &rounded);
-        float left = value - rounded * q.inverse * weight;
+        ratios[i] = rounded;
+    }
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float weight = e5m2_weight(parameter[i], q.epsilon);
+        float left = values[i] - ratios[i] * q.inverse * weight;
         residual[i] = left;
-        values[i] = value;
-        large += (uint32_t)e5m2_is_large(ratio);
-        largest = e5m2_max(largest, e5m2_magnitude(ratio));
         largest = e5m2_max(largest, e5m2_magnitude(left));
     }
     INDEPENDENT
@@ -158,12 +173,13 @@ E5M2_FUNCTION Counts feedback_strip(
     { \
         Counts counts, sum = {0, 0}; \
         size_t i = 0; \
-        for (; n - i >= STRIP; i += STRIP, random.first += STRIP) { \
+        for (; n - i >= FEEDBACK_STRIP; i += FEEDBACK_STRIP) { \
             counts = feedback_strip(KIND, ROUNDING, source + i, number, \
                                     parameter + i, residual + i, codes + i, \
-                                    STRIP, q, random); \
+                                    FEEDBACK_STRIP, q, random); \
             sum.clipped += counts.clipped; \
             sum.nonfinite += counts.nonfinite; \
+            random.first += FEEDBACK_STRIP; \
         } \
         counts = feedback_strip(KIND, ROUNDING, source + i, number, \
                                 parameter + i, residual + i, codes + i, \

@@ -45,7 +45,9 @@ static inline Counts long_ratio_mean(const f32 *total, float count,
         loop = nearest ? ratio_mean_times_nearest : ratio_mean_times_truncate;
         count = 1 / count;
     }
-    FOR_EACH_CHUNK(start, length, n, parameter) {
+    /* From the start, wherever the parameter lies: sums come a few strips at a
+     * time, and a chunk up to the next cache line would cost as much as one. */
+    FOR_EACH_CHUNK(start, length, n, NULL) {
         Counts counts = loop(total + start, count, parameter + start,
                              residual + start, codes + start, length, q,
                              none);

@@ -19,7 +19,11 @@ from .interrupts import Interrupts
 from .job_starters import Starter
 from .one_start import OneStart
 from .restart_policy import RestartPolicy
-from .saved_progress import SavedProgress, saved_progress
+from .saved_progress import (
+    SavedProgress,
+    remove_unfinished,
+    saved_progress,
+)
 
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
@@ -118,6 +122,7 @@ class Supervisor:
              ENDED: json.dumps([ended.cause for ended in self._ended])},
             f'{LAUNCHED}={self._token}', self._interrupts, console.show)
         code = start.watch(lambda: self._tick(start, began))
+        remove_unfinished(self._job.snapshots)
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
             self._hosts.wants_all_back, bool(shares[0].host))

@@ -76,6 +76,10 @@ class NodeMemory:
                          ).atexit = False
         return numpy.asarray(block)
 
+    def holds(self, array: numpy.ndarray) -> bool:
+        """Whether an array lies in this memory."""
+        return 0 <= array.ctypes.data - self.address < RESERVED
+
     def _free(self, start: int, stop: int) -> None:
         # A process that was forked off has not the right.  Blocks may be
         # freed at any moment, even inside of empty(), so this takes no lock.

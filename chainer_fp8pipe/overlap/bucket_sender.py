@@ -325,7 +325,8 @@ class BucketSender:
             return
         update.sent[part.bucket] = Bucket(
             codec, tensors, self._state.wire(
-                part.bucket, codec, tensors.xp, tensors.size),
+                part.bucket, codec, tensors.xp, tensors.size,
+                self.queue.algorithm),
             contributes=contributes, decodes=decodes, number=part.bucket)
         self.queue.submit(update.sent[part.bucket], part.until)
 

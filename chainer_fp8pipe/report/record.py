@@ -350,3 +350,8 @@ class RunRecord:
     left_out: int = 0
     last_seen: float = 0.0
     remarks: list[str] = field(default_factory=list)
+
+    def stages(self, start: int) -> tuple[int, ...]:
+        """The pipeline stage of each rank in a start; () if there is none."""
+        return next((one.stages for one in self.starts
+                     if one.number == start), ())

@@ -33,6 +33,30 @@ def tensors_of(rank, sizes, seed=0, grain=1):
         grain=grain)
 
 
+def spoiled(tensors, rank, kind):
+    """Gradients and parameters that are hard to encode."""
+    values = numpy.random.default_rng((rank, 7))
+    first, last = tensors.gradients[0], tensors.gradients[-1]
+    if kind == 'extreme':
+        first *= 10.0 ** values.integers(-44, 38, first.size)
+        first[values.integers(first.size, size=300)] = 0.0
+        first[values.integers(first.size, size=300)] *= -0.0
+    elif kind == 'nonfinite':
+        first[5 + rank] = numpy.nan
+        last[700 + 3 * rank] = numpy.inf if rank % 2 else -numpy.inf
+        if rank == 1:
+            tensors.parameters[2][1] = numpy.nan
+    return tensors
+
+
+def bits(array):
+    """Of a number that is not one, only that it is none."""
+    if array.dtype.kind == 'f':
+        array = numpy.where(numpy.isnan(array), array.dtype.type('nan'),
+                            array)
+    return array.reshape(-1).view(numpy.uint8)
+
+
 def mean_and_spread(size, sizes, seed=0):
     """Of all ranks' gradients, in float64: mean, and mean of magnitudes."""
     everyone = [numpy.concatenate(

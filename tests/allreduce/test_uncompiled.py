@@ -15,7 +15,7 @@ import pytest
 from tests.codecs import fake_cupy
 from tests.ranks import on_ranks
 
-from .helpers import begin_on, plans, tensors_of
+from .helpers import begin_on, bits, plans, spoiled, tensors_of
 
 SIZES = [1000, 0, 3, 2037]
 OF_CODECS = {
@@ -27,22 +27,6 @@ OF_CODECS = {
     'clipping': lambda: Fp8Ratio(period=2, headroom=1.0),
     'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
     'int5': lambda: BlockScaled('int5', error_feedback=False)}
-
-
-def spoiled(tensors, rank, kind):
-    """Gradients and parameters that are hard to encode."""
-    values = numpy.random.default_rng((rank, 7))
-    first, last = tensors.gradients[0], tensors.gradients[-1]
-    if kind == 'extreme':
-        first *= 10.0 ** values.integers(-44, 38, first.size)
-        first[values.integers(first.size, size=300)] = 0.0
-        first[values.integers(first.size, size=300)] *= -0.0
-    elif kind == 'nonfinite':
-        first[5 + rank] = numpy.nan
-        last[700 + 3 * rank] = numpy.inf if rank % 2 else -numpy.inf
-        if rank == 1:
-            tensors.parameters[2][1] = numpy.nan
-    return tensors
 
 
 def results(comm, name, form, make_codec, kind, early):
@@ -121,14 +105,6 @@ def check_bits(comm, name, form, codec, kind):
                 numpy.testing.assert_array_equal(bits(one), bits(other))
             else:
                 assert one == other
-
-
-def bits(array):
-    """Of a number that is not one, only that it is none."""
-    if array.dtype.kind == 'f':
-        array = numpy.where(numpy.isnan(array), array.dtype.type('nan'),
-                            array)
-    return array.reshape(-1).view(numpy.uint8)
 
 
 @on_ranks(2)

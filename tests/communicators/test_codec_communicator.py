@@ -3,6 +3,7 @@ import warnings
 import weakref
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce.executor import PlanExecutor
 
 import chainer
 import chainer.functions as F
@@ -487,6 +488,32 @@ def test_finalize_gives_mpis_communicators_back(comm):
         for _ in range(40):
             communicator.split(0, 0).finalize()
     communicator.finalize()
+
+
+@pytest.mark.parametrize('overlap', [False, True, 'next_forward'])
+@on_ranks(2)
+def test_finalize_gives_the_memory_of_wires_up(comm, overlap):
+    """On a GPU's host it must be unregistered then."""
+    lent = []
+    empty = PlanExecutor.empty_wire
+
+    def lend(*arguments):
+        wire = empty(*arguments)
+        lent.append(weakref.ref(wire))
+        return wire
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlanExecutor, 'empty_wire', lend)
+        communicator = make('fp8', comm, overlap=overlap)
+        model = L.Classifier(L.Linear(4, 3))
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), communicator).setup(model)
+        for _ in range(4):
+            optimizer.update(model, numpy.ones((5, 4), 'f4'),
+                             numpy.zeros(5, 'i4'))
+        assert any(wire() is not None for wire in lent)
+        communicator.finalize()
+    gc.collect()
+    assert all(wire() is None for wire in lent)
 
 
 @on_ranks(2)

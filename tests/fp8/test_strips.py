@@ -9,8 +9,8 @@ import pytest
 
 from . import compilers, reference
 
-#: Shorter than a strip, one, a bit more, and many with a rest.
-LENGTHS = [0, 1, 100, 128, 129, 5000]
+#: Shorter than a strip, one of either length, a bit more, many with a rest.
+LENGTHS = [0, 1, 100, 128, 129, 256, 257, 5000]
 
 SOURCE = '''
 #include "half.h"
@@ -116,8 +116,10 @@ def test_sums_begin_with_zeros_and_take_contributions_in_order(
 def floats(n, finite):
     """Few enough strips have a NaN that all cases are met."""
     values = reference.random_in_range(n) if finite else np.resize(
-        np.concatenate([reference.random_in_range(700),
-                        reference.interesting_floats()]), n)
+        np.concatenate([reference.random_in_range(90),
+                        [np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-45],
+                        reference.random_in_range(600),
+                        reference.interesting_floats()[:300]]), n)
     return values.astype(np.float32)
 
 

@@ -11,6 +11,7 @@ import time
 
 from chainer_fp8pipe.launcher.leftovers import marked
 from chainer_fp8pipe.report.going_on import LAUNCHED
+from chainer_fp8pipe.training.snapshots.snapshot_file import opened
 
 import pytest
 
@@ -45,17 +46,37 @@ if comm.rank == 0:
 '''
 
 
+#: Before a script: its second snapshot and those that follow get no further
+#: than their first member while there is a file ``hold``.
+HELD = '''
+import os, signal, time
+from chainer_fp8pipe.training.snapshots import snapshot_file
+from mpi4py import MPI
+def fail(*_):
+    raise RuntimeError('a rank that raises')
+def held(*given, write=snapshot_file._write_member):
+    while os.path.exists('saved/snapshot_iter_7.npz') and (
+            os.path.exists('hold')):
+        time.sleep(0.01)
+    write(*given)
+snapshot_file._write_member = held
+signal.signal(signal.SIGUSR1, fail)
+if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
+    print('found', *sorted(os.listdir('saved')), flush=True)
+'''
+
+
 class Launched:
     """A launcher with two real ranks, and all processes that come of it."""
 
-    def __init__(self, folder, updates):
+    def __init__(self, folder, updates, head='', every='7 iterations'):
         (folder / 'train.py').write_text(
-            SCRIPT.replace('UPDATES', str(updates)))
-        self.output = folder / 'output'
+            head + SCRIPT.replace('UPDATES', str(updates)))
+        self.folder, self.output = folder, folder / 'output'
         with open(self.output, 'w') as output:
             self.process = subprocess.Popen(
                 [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
-                 '--snapshots', 'saved', '--every', '7 iterations',
+                 '--snapshots', 'saved', '--every', every,
                  '--communicator', 'fp8', '--warmup', '5', 'train.py'],
                 env={**environment(), 'MPIEXEC': ' '.join(mpiexec(2)[:-2])},
                 cwd=folder, stdout=output, stderr=subprocess.STDOUT,
@@ -73,10 +94,19 @@ class Launched:
             time.sleep(0.01)
         raise AssertionError(self.said())
 
+    def wait_until_it_saves(self):
+        """Waits until a snapshot is whole and another is being written."""
+        for _ in range(30_000):
+            names = {path.name for path in self.folder.glob('saved/*')}
+            if names == {'snapshot.partial', 'snapshot_iter_7.npz'}:
+                return
+            time.sleep(0.01)
+        raise AssertionError(self.said())
+
     def ranks(self):
-        """The processes of ranks."""
-        return [int(name) for name in children_of(children_of(children_of(
-            [self.process.pid]))) if is_rank(name)]
+        """The processes of ranks, in their order."""
+        return sorted(int(name) for name in children_of(children_of(
+            children_of([self.process.pid]))) if is_rank(name))
 
     def mark(self):
         for child in children_of([self.process.pid]):
@@ -113,9 +143,9 @@ def segments():
 def launched(tmp_path):
     jobs = []
 
-    def launched(updates, name='job'):
-        (tmp_path / name).mkdir()
-        jobs.append(Launched(tmp_path / name, updates))
+    def launched(updates, name='job', **options):
+        (tmp_path / name).mkdir(exist_ok=True)
+        jobs.append(Launched(tmp_path / name, updates, **options))
         return jobs[-1]
     yield launched
     for job in jobs:
@@ -155,3 +185,56 @@ def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
             return
         time.sleep(0.1)
     raise AssertionError(f'left: {marked(mark)}, {new & segments()}')
+
+
+def check_older(job):
+    """That the snapshot before the one that was being written is whole."""
+    with opened(str(job.folder / 'saved/snapshot_iter_7.npz')) as content:
+        content.check()
+
+
+def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
+        launched):
+    """And leave no part of the new one."""
+    undisturbed = launched(30, 'undisturbed')
+    job = launched(30, head=HELD)
+    (job.folder / 'hold').touch()
+    endings = [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGUSR1),
+               (1, signal.SIGUSR1)]
+    for number, (rank, how) in enumerate(endings, 1):
+        job.wait_for('trains: update', number)
+        job.wait_until_it_saves()
+        os.kill(job.ranks()[rank], how)
+        job.wait_for(f'start {number} has ended')
+        check_older(job)
+    (job.folder / 'hold').unlink()
+    assert job.process.wait(300) == 0, job.said()
+    found = re.findall('^found (.*)$', job.said(), re.MULTILINE)
+    assert found == ['snapshot_iter_7.npz'] * len(endings)
+    assert undisturbed.process.wait(300) == 0
+    assert weights(job.said()) == weights(undisturbed.said())
+    assert {path.name for path in (job.folder / 'saved').iterdir()} == {
+        'snapshot_iter_21.npz', 'snapshot_iter_28.npz'}
+
+
+def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
+        launched):
+    undisturbed = launched(30, 'undisturbed')
+    job = launched(30, head=HELD)
+    (job.folder / 'hold').touch()
+    job.wait_for('trains: update')
+    job.wait_until_it_saves()
+    mark = job.mark()
+    job.process.kill()
+    job.process.wait()
+    while marked(mark):
+        time.sleep(0.1)
+    check_older(job)
+    assert (job.folder / 'saved/snapshot.partial').exists()
+    again = launched(30, head=HELD, every='100 iterations')
+    assert again.process.wait(300) == 0, again.said()
+    assert 'from saved/snapshot_iter_7.npz' in again.said()
+    assert undisturbed.process.wait(300) == 0
+    assert weights(again.said()) == weights(undisturbed.said())
+    assert [path.name for path in (job.folder / 'saved').iterdir()] == [
+        'snapshot_iter_7.npz']

@@ -1,9 +1,11 @@
 """How far a job has come, by its snapshots."""
 from chainer_fp8pipe.launcher.saved_progress import (
     SavedProgress,
+    remove_unfinished,
     saved_progress,
 )
 from chainer_fp8pipe.training.extensions import snapshot
+from chainer_fp8pipe.training.snapshots.snapshot_file import _temporary_name
 
 
 def test_the_newest_snapshot_is_found_by_its_number(tmp_path):
@@ -22,3 +24,16 @@ def test_a_later_trainer_is_further_than_an_earlier_one(tmp_path):
         (tmp_path / trainer).mkdir(exist_ok=True)
         (tmp_path / trainer / f'snapshot_iter_{update}.npz').touch()
     assert saved_progress(str(tmp_path))[:2] == (3, 1)
+
+
+def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / '2').mkdir()
+    with _temporary_name(str(tmp_path)) as first, (
+            _temporary_name(str(tmp_path))) as second, (
+            _temporary_name(str(tmp_path / '2'))) as third:
+        for path in first, second, third, str(tmp_path / 'log'):
+            open(path, 'w').close()
+    remove_unfinished(None)
+    remove_unfinished(str(tmp_path / 'nowhere'))
+    remove_unfinished(str(tmp_path))
+    assert {path.name for path in tmp_path.rglob('*')} == {'2', 'log'}

@@ -17,7 +17,7 @@ PROGRAMS = {
                      '1000', '--repeats', '2'],
                     ['copy (kernel)', 'e2m1 encode + residual']),
     'gpu_staging': (['benchmarks/gpu_staging.py', '--dry', '--repeats', '2'],
-                    ['download, pinned', 'int4'])}
+                    ['download, shared', 'download, two copies', 'int4'])}
 
 
 def python(*arguments):

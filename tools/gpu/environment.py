@@ -80,7 +80,7 @@ def make(python: str, place: pathlib.Path, root: pathlib.Path,
     (own / 'start_up.py').write_text(START_UP)
     (own / 'start_up.pth').write_text('import start_up\n')
     install(made, pip, wheels, root, [*PACKAGES])
-    install(made, pip, wheels, root, ['--editable', '.'])
+    install(made, pip, wheels, root, ['--editable', '.[chainer]'])
     return made
 
 
@@ -93,7 +93,7 @@ def install(python: pathlib.Path, pip: pathlib.Path, wheels: pathlib.Path,
 
 
 def _run(command: Sequence[str], folder: pathlib.Path) -> str:
-    # Constraints of the caller's name files that pip may not find.
+    # What the caller's variables name may not be there.
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith(('PIP_', 'PYTHONPATH'))}
     return subprocess.run(

@@ -72,8 +72,9 @@ class Plan:
 
     def _staging(self) -> Step:
         return Step(
-            'Staging', 'The way to the host, where MPI reads, and back; and '
-            'the codecs on the gradients of a model of 25.5 M parameters.',
+            'Staging', 'The way to memory that MPI and other ranks read, and '
+            'back; and the codecs on the gradients of a model of 25.5 M '
+            'parameters.',
             self._benchmark('gpu_staging', ['--dry', '--repeats', '3']), 90)
 
     def _communicator(self, spec: str) -> Step:

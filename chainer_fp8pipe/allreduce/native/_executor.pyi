@@ -6,7 +6,7 @@ class Job:
     def __init__(
         self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
         grain: int, codec: int, rounding: int, format: int,
-        in_place: bool, keeps_wire: bool,
+        in_place: bool, keeps_wire: bool, shares_wire: bool,
         encodes: bool, decodes: bool, prescale: float, epsilon: float,
         shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,

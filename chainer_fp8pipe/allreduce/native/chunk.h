@@ -175,8 +175,8 @@ static int send(Shared *shared, Chunk *chunk, const Step *step)
     shared->bytes_sent += (int64_t)size;
     if (step->near)
         return post_mail(step->near, chunk->message - shared->memory, size,
-                         chunk->tag, pending) < 0 ? out_of_step(shared)
-                                                  : LAST;
+                         chunk->tag, is_scattered(chunk, step), pending) < 0
+            ? out_of_step(shared) : LAST;
     return transmit(&shared->messages, shared->messages.send, chunk->message,
                     size, step->peer, chunk->tag, pending) < 0 ? FAILED
                                                                : LAST;

@@ -75,6 +75,7 @@ typedef struct {
     int format; /* of RECORDS */
     int in_place; /* sums are made in the wire */
     int keeps_wire; /* or frames are in their chunks alone */
+    int shares_wire; /* neighbours can read it */
     int encodes, decodes;
     float prescale, epsilon;
     float shrink; /* of sums that travel as halves */

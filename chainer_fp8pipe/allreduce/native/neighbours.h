@@ -2,9 +2,10 @@
  * copied on the way.
  *
  * Each rank writes one mailbox for each neighbour, a ring of slots.  A slot
- * says where in the writer's memory a message lies; the reader marks it when
- * the message has been used, and only then may its memory change.  Messages
- * of one tag arrive in their order, as MPI's do.
+ * says where in the writer's memory a message lies, in one piece or by block
+ * in the writer's wire; the reader marks it when the message has been used, and
+ * only then may its memory change.  Messages of one tag arrive in their order,
+ * as MPI's do.
  */
 #ifndef CHAINER_FP8PIPE_NEIGHBOURS_H
 #define CHAINER_FP8PIPE_NEIGHBOURS_H
@@ -25,6 +26,7 @@ enum { UNUSED, POSTED, USED };
 typedef struct {
     _Alignas(CACHE_LINE) atomic_int state;
     int tag;
+    int scattered;        /* blocks lie as far apart as they do in a wire */
     int64_t offset, size; /* bytes, in the writer's memory */
 } Mail;
 
@@ -36,6 +38,7 @@ typedef struct {
     size_t size; /* bytes */
     Mail *mail;  /* that says where it lies; NULL: MPI's */
     int tag;
+    int scattered; /* as of Mail */
 } Receive;
 
 typedef struct {
@@ -93,7 +96,7 @@ static int is_quiet(const Neighbour *of)
 
 /* Sends what lies at an offset of this rank's memory; -1: no slot is free. */
 static int post_mail(Neighbour *to, int64_t offset, size_t size, int tag,
-                     int *pending)
+                     int scattered, int *pending)
 {
     /* A full ring would look like one that has been read. */
     if (to->sent - to->oldest >= to->slots - 1)
@@ -101,6 +104,7 @@ static int post_mail(Neighbour *to, int64_t offset, size_t size, int tag,
     unsigned int slot = to->sent++ & (to->slots - 1);
     Mail *mail = &to->out[slot];
     mail->tag = tag;
+    mail->scattered = scattered;
     mail->offset = offset;
     mail->size = (int64_t)size;
     to->pending[slot] = pending;
@@ -114,6 +118,7 @@ static int hand_over(const Neighbour *from, Mail *mail, Receive *receive)
 {
     receive->mail = mail;
     receive->data = from->memory + mail->offset;
+    receive->scattered = mail->scattered;
     return mail->size == (int64_t)receive->size ? 0 : -1;
 }
 

@@ -66,6 +66,20 @@ static int sends_total(const Chunk *chunk, const Step *step)
            && chunk->job->sum_size == sizeof(f32);
 }
 
+/* Neighbours read what is sent from the wire.  Where Python sums, it wants
+ * messages in one piece. */
+static int lies_in_shared_wire(const Chunk *chunk, const Step *step)
+{
+    return chunk->job->shares_wire && !sends_sum(chunk, step)
+           && (has_one_block(step) || chunk->job->codec != IN_PYTHON);
+}
+
+/* What neighbours read is not in one piece. */
+static int is_scattered(const Chunk *chunk, const Step *step)
+{
+    return lies_in_shared_wire(chunk, step) && !has_one_block(step);
+}
+
 /* Whether a step's message lies neither in the wire nor in the sums. */
 static int needs_space(const Chunk *chunk, const Step *step)
 {
@@ -75,7 +89,7 @@ static int needs_space(const Chunk *chunk, const Step *step)
         return !step->near && (step->kind == RECEIVE_PARTIAL
                                || !has_one_block(step));
     if (step->near)
-        return 1;
+        return !lies_in_shared_wire(chunk, step);
     return sends_sum(chunk, step) ? !sends_total(chunk, step)
                                   : !has_one_block(step);
 }
@@ -117,7 +131,7 @@ static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
         return write_sums(shared, chunk, step, message, size) < 0 ? NULL
                                                                   : message;
     else
-        copy_blocks(chunk, step, message, 0);
+        write_blocks(chunk, step, message);
     if (step->near && step->kind == SEND_RESULT) {
         chunk->streamed = step;
         chunk->streamed_to = message;
@@ -148,14 +162,14 @@ static int decodes_where_it_lies(const Chunk *chunk, const Step *step)
 
 static int take_result(Shared *shared, Chunk *chunk, const Step *step)
 {
-    char *data = chunk->receives[chunk->next_receive].data;
+    const Receive *receive = &chunk->receives[chunk->next_receive];
     if (!decodes_where_it_lies(chunk, step)) {
-        copy_blocks(chunk, step, data, 1);
+        take_blocks(chunk, step, receive);
         return DONE;
     }
     return chunk->decodes
         && decode_part(shared, chunk->job, part_of(chunk, step->start),
-                          data) < 0 ? FAILED : DONE;
+                          receive->data) < 0 ? FAILED : DONE;
 }
 
 static int decode_blocks(Shared *shared, Chunk *chunk)
@@ -179,8 +193,7 @@ static int perform(Shared *shared, Chunk *chunk)
     case WRITE_MESSAGE: return write_message(shared, chunk, step);
     case BEGIN_SUMS: begin_sums(chunk, step); return DONE;
     case ADD_MESSAGE:
-        return add_message(shared, chunk, step, receive->data,
-                           receive->size) < 0 ? FAILED : DONE;
+        return add_message(shared, chunk, step, receive) < 0 ? FAILED : DONE;
     case MAKE_MEAN: return make_mean(shared, chunk, step);
     case TAKE_RESULT: return take_result(shared, chunk, step);
     default: return decode_blocks(shared, chunk);

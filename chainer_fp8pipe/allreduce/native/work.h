@@ -140,6 +140,19 @@ static int is_gathered(const Chunk *chunk)
            && first_gathered(lane, i) <= chunk->position;
 }
 
+/* Where a block of a message that has come lies, behind `before` bytes of
+ * other blocks. */
+static char *block_of(const Chunk *chunk, const Step *step,
+                      const Receive *receive, int block, size_t before)
+{
+    if (!receive->scattered)
+        return receive->data + before;
+    return receive->data
+           + (size_t)(part_of(chunk, block).start
+                      - part_of(chunk, step->start).start)
+                 * chunk->job->itemsize;
+}
+
 /* Begins the sums of a step with this rank's own contribution. */
 static void begin_sums(const Chunk *chunk, const Step *step)
 {
@@ -155,14 +168,16 @@ static void begin_sums(const Chunk *chunk, const Step *step)
 }
 
 static void add_in_wire(const Chunk *chunk, const Step *step,
-                        const char *data)
+                        const Receive *receive)
 {
     const Job *job = chunk->job;
     const Random none = {0};
+    size_t place = 0;
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t n = (size_t)(part.stop - part.start);
         void *wire = wire_of(chunk, block);
+        const char *data = block_of(chunk, step, receive, block, place);
         if (step->fresh && !chunk->lane->contributes)
             memcpy(wire, data, n * job->itemsize);
         else if (job->codec == FLOAT32)
@@ -171,39 +186,76 @@ static void add_in_wire(const Chunk *chunk, const Step *step,
             half_add((const u16 *)data, wire, n);
         else
             long_add((const u8 *)data, wire, wire, n, job->rounding, none);
-        data += n * job->itemsize;
+        place += n * job->itemsize;
     }
+}
+
+static void accumulate_message(const Chunk *chunk, const Step *step,
+                               const Receive *receive)
+{
+    size_t place = 0;
+    for (int block = step->start; block < step->stop; ++block) {
+        Range part = part_of(chunk, block);
+        size_t n = (size_t)(part.stop - part.start);
+        accumulate(chunk->job, block_of(chunk, step, receive, block, place),
+                   total_of(chunk, block), n);
+        place += n * chunk->job->itemsize;
+    }
+}
+
+/* Python gets messages in one piece. */
+static int add_in_python(Shared *shared, const Chunk *chunk, const Step *step,
+                         const Receive *receive)
+{
+    Memory message = {receive->data, receive->size};
+    if (receive->scattered) {
+        message.data = malloc(receive->size);
+        if (message.data == NULL) {
+            shared->messages.error = NO_MEMORY;
+            return -1;
+        }
+        size_t place = 0;
+        for (int block = step->start; block < step->stop; ++block) {
+            Range part = part_of(chunk, block);
+            size_t size = (size_t)(part.stop - part.start)
+                          * chunk->job->itemsize;
+            memcpy((char *)message.data + place,
+                   block_of(chunk, step, receive, block, place), size);
+            place += size;
+        }
+    }
+    int result = in_python(shared, chunk->job, "add", "(iLiO&)",
+                           chunk->lane->number, (long long)chunk->frame,
+                           chunk->position, view, &message);
+    if (receive->scattered)
+        free(message.data);
+    return result;
 }
 
 /* Adds a message to the sums of a step. */
 static int add_message(Shared *shared, const Chunk *chunk, const Step *step,
-                       char *data, size_t size)
+                       const Receive *receive)
 {
     const Job *job = chunk->job;
-    int result = 0;
+    const void *data = receive->data;
+    size_t size = receive->size;
     if (size == 0)
         return 0;
-    if (job->codec == IN_PYTHON) {
-        Memory message = {data, size};
-        result = in_python(shared, job, "add", "(iLiO&)",
-                           chunk->lane->number, (long long)chunk->frame,
-                           chunk->position, view, &message);
-    }
-    else if (job->in_place)
-        add_in_wire(chunk, step, data);
+    if (job->codec == IN_PYTHON)
+        return add_in_python(shared, chunk, step, receive);
+    if (job->in_place)
+        add_in_wire(chunk, step, receive);
     else if (is_gathered(chunk))
         return 0;
     else if (step->summed && job->sum_size == sizeof(u16))
-        half_accumulate_scaled((const u16 *)data, 1 / job->shrink,
+        half_accumulate_scaled(data, 1 / job->shrink,
                                total_of(chunk, step->start),
                                size / sizeof(u16));
     else if (step->summed)
-        add_floats((const f32 *)data, total_of(chunk, step->start),
-                   size / sizeof(f32));
+        add_floats(data, total_of(chunk, step->start), size / sizeof(f32));
     else
-        accumulate(job, data, total_of(chunk, step->start),
-                   size / job->itemsize);
-    return result;
+        accumulate_message(chunk, step, receive);
+    return 0;
 }
 
 /* Writes the sums of a step into a message. */
@@ -231,8 +283,11 @@ static void encode_mean_at(const Chunk *chunk, const Step *step, f32 *total,
                     + chunk->site * chunk->job->tensors_count, wire);
 }
 
-/* Elements whose sums stay in the nearest cache until they are encoded. */
-#define GATHERED 4096
+/* Elements whose sums stay in the nearest cache until they are encoded.  More
+ * at a time would have memory wait: contributions are read while sums are
+ * made, parameters and residuals while means are encoded, and neither would
+ * be fetched ahead meanwhile. */
+#define GATHERED 1024
 
 /* Makes the sums of what has come for a step, and of them their mean. */
 static void encode_gathered(const Chunk *chunk, const Step *step, int count)
@@ -242,7 +297,7 @@ static void encode_gathered(const Chunk *chunk, const Step *step, int count)
     const int own = chunk->lane->contributes != 0;
     const int64_t most = GATHERED / job->grain;
     f32 sums[GATHERED] __attribute__((aligned(CACHE_LINE)));
-    size_t place = 0; /* in messages */
+    size_t place = 0; /* of a block, in messages */
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block), range = part;
         for (; range.start < part.stop; range.start = range.stop) {
@@ -254,11 +309,13 @@ static void encode_gathered(const Chunk *chunk, const Step *step, int count)
                                  range.start);
             wires[0] = wire;
             for (int i = 0; i < count; ++i)
-                wires[own + i] = receives[i].data + place;
+                wires[own + i] = wire_at(job, block_of(
+                    chunk, step, &receives[i], block, place), part,
+                    range.start);
             sum_contributions(job, wires, own + count, sums, n);
             encode_mean_at(chunk, step, sums, range, wire);
-            place += n * job->itemsize;
         }
+        place += (size_t)(part.stop - part.start) * job->itemsize;
     }
 }
 
@@ -284,22 +341,33 @@ static int encode_sums(Shared *shared, const Chunk *chunk, const Step *step)
     return result;
 }
 
-/* Copies blocks of the wire to or from a message. */
-static void copy_blocks(const Chunk *chunk, const Step *step, char *message,
-                        int to_wire)
+/* Copies blocks of the wire to a message. */
+static void write_blocks(const Chunk *chunk, const Step *step, char *message)
 {
     const Job *job = chunk->job;
     for (int block = step->start; block < step->stop; ++block) {
         Range part = part_of(chunk, block);
         size_t size = (size_t)(part.stop - part.start) * job->itemsize;
-        char *wire = wire_of(chunk, block);
-        if (to_wire)
-            memcpy(wire, message, size);
-        else if (step->near)
-            stream(message, wire, size);
+        if (step->near)
+            stream(message, wire_of(chunk, block), size);
         else
-            memcpy(message, wire, size);
+            memcpy(message, wire_of(chunk, block), size);
         message += size;
+    }
+}
+
+/* Copies blocks of a message that has come to the wire. */
+static void take_blocks(const Chunk *chunk, const Step *step,
+                        const Receive *receive)
+{
+    size_t place = 0;
+    for (int block = step->start; block < step->stop; ++block) {
+        Range part = part_of(chunk, block);
+        size_t size = (size_t)(part.stop - part.start)
+                      * chunk->job->itemsize;
+        memcpy(wire_of(chunk, block),
+               block_of(chunk, step, receive, block, place), size);
+        place += size;
     }
 }
 

@@ -18,6 +18,9 @@ from .witness import say_that_all_end
 
 #: Seconds after which a launcher that does not read is waited for no more.
 _PATIENCE = 10.0
+# Seconds in which it passes on what it has read.  Hydra needs none, as it does
+# one after the other what a rank prints and what it asks for.
+_PASSING_ON = 0.1
 
 
 def abort_on_exception() -> None:
@@ -51,7 +54,7 @@ def end_all_ranks(text: str, code: int) -> None:
     sys.stderr.flush()
     # MPI_Abort may end the launcher before it has passed that on.
     wait_until_read()
-    time.sleep(0.5)
+    time.sleep(_PASSING_ON)
     MPI.COMM_WORLD.Abort(code)
 
 

@@ -28,7 +28,8 @@ def timeline_section(runs: dict[str, RunRecord]) -> PageSection:
     room = MOST_EVENTS
     for run, update in _by_interest(runs):
         # Marks of codecs take no time.
-        events = [event for event in explain_waits(update.events)
+        stages = runs[run].stages(update.start)
+        events = [event for event in explain_waits(update.events, stages)
                   if event.end > event.start]
         if not events:
             continue

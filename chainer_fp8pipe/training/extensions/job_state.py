@@ -69,6 +69,14 @@ def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
     return found
 
 
+def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
+                           ) -> str:
+    """The names of the job's communicators, as a snapshot has them."""
+    names = [getattr(communicator, 'name', type(communicator).__name__)
+             for communicator in communicators(trainer, comm)]
+    return ', '.join(names) or 'none'
+
+
 def layout(keys: Collection[str]) -> set[str]:
     """The keys of the model and of the updater's own values.
 

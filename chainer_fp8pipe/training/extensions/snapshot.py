@@ -10,14 +10,10 @@ or replicas.
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
-import sys
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -27,22 +23,21 @@ from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.ranks import all_ranks
-from ...mpi.waiting import wait_until
 from ..snapshots import snapshot_file, snapshot_transfer
 from ..snapshots.snapshot_file import Content, SnapshotIndex
-from ..snapshots.snapshot_writing import SnapshotWriting, prepared
 from ..snapshots.zip_directory import DamagedSnapshot
 from .job_state import (
     MODEL,
     collect,
-    communicators,
     describe,
     incompatible,
     layout,
     missing,
     movable,
+    names_of_communicators,
     restore,
 )
+from .saving_beside import SavingBeside, remove_older
 
 _PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
@@ -95,13 +90,8 @@ class Snapshot(extension.Extension):
                 raise ValueError(f'{name} must be at least 1, not {number!r}')
         self._comm = comm
         self._retain = retain
-        self._failures = failures
         self._directory = directory
-        self._failed = 0            # in a row
-        self._writing: SnapshotWriting | None = None
-        self._copies: dict[str, numpy.ndarray] = {}
-        self._is_stepped = False    # whether a trigger steps it
-        self._restore_trigger: Callable[[], None] = lambda: None
+        self._beside = SavingBeside(comm, failures, find_snapshots)
 
     def directory(self, trainer: chainer.training.Trainer) -> str:
         """Where the snapshots of a trainer are."""
@@ -121,108 +111,28 @@ class Snapshot(extension.Extension):
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
         raise_together(ranks, look)
-        for entry in trainer._extensions.values():
-            if entry.extension is self and not self._is_stepped:
-                own = entry.trigger
-                entry.trigger = _Stepping(own, self._step)
-                self._is_stepped = True
-                self._restore_trigger = functools.partial(
-                    setattr, entry, 'trigger', own)
+        self._beside.begin(trainer, self, self.directory(trainer))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        self._complete()
-        ranks, iteration = all_ranks(self._comm), trainer.updater.iteration
-        directory = self.directory(trainer)
-        values = raise_together(ranks, lambda: prepared(
-            collect(trainer, self._comm),
-            self._copies if self._is_stepped else None))
-        self._writing = SnapshotWriting(
-            ranks, os.path.join(directory, _FILENAME.format(iteration)),
-            values, _communicator(trainer, self._comm),
+        iteration, directory = (trainer.updater.iteration,
+                                self.directory(trainer))
+        self._beside.save(
+            trainer, os.path.join(directory, _FILENAME.format(iteration)),
             lambda: self._remove_older(directory, iteration))
-        if not self._is_stepped:        # outside of a Trainer's loop
-            self._complete()
 
     def finalize(self) -> None:
         """Completes the last snapshot, at the end of the training.
 
         At an end by an error, which the other ranks may not have met, only
-        as long as they take part.
+        if they end by one, too.
         """
-        self._restore_trigger()
-        self._is_stepped = False
-        if sys.exc_info()[0] is None:
-            self._complete()
-        elif (writing := self._writing) is not None:
-            if not writing.is_done:
-                wait_until(lambda: writing.step_in_time(time.monotonic))
-                self._report(writing)
-            self._writing = None
-        self._copies = {}
-
-    def _step(self) -> None:
-        """Goes on with a snapshot that is being written; waits for nothing."""
-        if self._writing and not self._writing.is_done and (
-                self._writing.step()):
-            self._report(self._writing)
-
-    def _complete(self) -> None:
-        """Waits until the snapshot is written; on all ranks.
-
-        Raises RuntimeError on all if too many in a row were not.
-        """
-        if self._writing is None:
-            return
-        wait_until(self._stepped)
-        writing, self._writing = self._writing, None
-        writing.free()
-        self._failed = self._failed + 1 if writing.problem else 0
-        if self._failed and self._failed == self._failures:
-            raise RuntimeError(
-                f'{self._failed} snapshots in a row could not be written, '
-                f'the last with {writing.problem}. Make room, or choose '
-                "another directory (the trainer's out), and resume; "
-                'Snapshot(comm, failures=None) never ends a run')
-
-    def _stepped(self) -> bool:
-        self._step()
-        return self._writing is None or self._writing.is_done
-
-    def _report(self, writing: SnapshotWriting) -> None:
-        if writing.problem and all_ranks(self._comm).rank == 0:
-            older = find_snapshots(os.path.dirname(writing.path))
-            warnings.warn(
-                f'{writing.path} could not be written ({writing.problem}); '
-                'training goes on, and ' + (
-                    f'{older[-1]} is still there' if older else
-                    'there is no older snapshot'), stacklevel=2)
+        self._beside.end()
 
     def _remove_older(self, directory: str, iteration: int) -> None:
         """Those of later iterations are of a run that was given up."""
         paths = [path for number, path in _numbered(directory)
                  if number <= iteration]
-        for path in paths[:-self._retain] if self._retain else []:
-            try:
-                os.remove(path)
-            except OSError as error:
-                warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
-
-
-class _Stepping:
-    """An extension's trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
-        self._trigger, self._step = trigger, step
-
-    def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        self._step()
-        return self._trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)
+        remove_older(paths[:-self._retain] if self._retain else [])
 
 
 def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
@@ -234,7 +144,8 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
     """
     ranks = all_ranks(comm)
     state = raise_together(ranks, lambda: collect(trainer, comm))
-    snapshot_transfer.write(ranks, path, state, _communicator(trainer, comm))
+    snapshot_transfer.write(ranks, path, state,
+                            names_of_communicators(trainer, comm))
 
 
 def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
@@ -290,7 +201,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
             index.ranks == ranks.size
-            and index.communicator == _communicator(trainer, comm)
+            and index.communicator == names_of_communicators(trainer, comm)
             and layout(index.of_rank(ranks.rank)) == layout(current),
             MPI.LAND)
         wanted = set(index.of_rank(ranks.rank) if exact
@@ -327,12 +238,6 @@ def _numbered(directory: str) -> list[tuple[int, str]]:
         if match := re.fullmatch(pattern, os.path.basename(path)):
             found.append((int(match[1]), path))
     return sorted(found)
-
-
-def _communicator(trainer: chainer.training.Trainer, comm: Any) -> str:
-    names = [getattr(communicator, 'name', type(communicator).__name__)
-             for communicator in communicators(trainer, comm)]
-    return ', '.join(names) or 'none'
 
 
 def _whole(path: str, stack: contextlib.ExitStack, aside: bool

@@ -19,6 +19,7 @@ pipeline is in the file once, and Chainer's ``load_npz`` finds a model below
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import os
@@ -26,7 +27,7 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ _NEEDED = {'meta/has', 'meta/communicator'}
 _VALUE = re.compile(r'(json/)?(all|rank(?:0|[1-9]\d{0,8}))/(.*)', re.DOTALL)
 _DIGEST = 16                # bytes
 _PIECE = 1 << 20            # bytes that are read or written at once
-
+_UNFINISHED = 'snapshot.partial'
 
 _LOCK = threading.Lock()
 _IN_USE: set[str] = set()   # temporary names
@@ -261,12 +262,17 @@ def explained(path: str) -> Iterator[None]:
             error)
 
 
-def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]]
-          ) -> None:
+def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]],
+          check: Callable[[], None] = lambda: None) -> None:
     """Writes a file; what was at ``path`` before is replaced at the very end.
 
-    ``members`` are names, values and digests, written as they come.  When
-    this returns, file and name are on the disk.
+    When this returns, file and name are on the disk.
+
+    Args:
+        path: Of the file.
+        members: Names, values and digests, written as they come.
+        check: Called before each megabyte; what it raises ends the writing,
+            and nothing is left of it.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
@@ -275,7 +281,7 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]]
             with open(temporary, 'wb') as file:
                 with zipfile.ZipFile(file, 'w') as archive:
                     for name, value in marked(members):
-                        _write_member(archive, name, value)
+                        _write_member(archive, name, value, check)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -292,7 +298,7 @@ def _temporary_name(directory: str) -> Iterator[str]:
 
     Another one while a thread of this process writes to that.
     """
-    first = os.path.join(os.path.realpath(directory), 'snapshot.partial')
+    first = os.path.join(os.path.realpath(directory), _UNFINISHED)
     with _LOCK:
         name = next(name for name in itertools.chain(
             [first], (f'{first}.{number}' for number in itertools.count(1)))
@@ -303,6 +309,16 @@ def _temporary_name(directory: str) -> Iterator[str]:
     finally:
         with _LOCK:
             _IN_USE.discard(name)
+
+
+def remove_unfinished(directory: str) -> None:
+    """Removes what killed runs have left of snapshots in a directory."""
+    pattern = os.path.join(glob.escape(os.path.realpath(directory)),
+                           f'{_UNFINISHED}*')
+    with _LOCK:
+        for name in set(glob.glob(pattern)) - _IN_USE:
+            with contextlib.suppress(OSError):
+                os.remove(name)
 
 
 def marked(members: Iterable[tuple[str, numpy.ndarray, bytes]]
@@ -346,13 +362,14 @@ def plan(tables: Sequence[dict[str, bytes]]
     return parts, numpy.array(has, bool).reshape(len(tables), len(order))
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, value: numpy.ndarray
-                  ) -> None:
+def _write_member(archive: zipfile.ZipFile, name: str, value: numpy.ndarray,
+                  check: Callable[[], None]) -> None:
     with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
         member.write(header_of(value))
         data = _bytes_of(value)
         # In pieces, between which other threads go on.
         for start in range(0, len(data), _PIECE):
+            check()
             member.write(data[start:start + _PIECE])
 
 

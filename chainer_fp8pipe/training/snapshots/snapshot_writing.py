@@ -17,6 +17,7 @@ import contextlib
 import functools
 import math
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -33,11 +34,11 @@ from .snapshot_file import JSON, digest
 #: that wait there for the disk.
 WINDOW = 1 << 26
 _TABLE, _PLAN, _VALUES, _OUTCOME = range(4)      # tags
-# Seconds without a step forward after which a rank that ends by an error
-# gives up: the other ranks may have ended, or hang in an update.
-_PATIENCE = 1.0
-# The same while rank 0 writes what all ranks have sent.
-_PATIENCE_WITH_DISK = 10.0
+# Seconds after which a rank that ends by an error finds that it does so alone:
+# the other ranks have ended, or wait for it in an update.
+_PATIENCE = 0.5
+# Seconds that a disk has for its last piece when a file is given up.
+_LAST_PIECE = 0.1
 
 _Way = Generator[None, None, Any]
 
@@ -130,9 +131,8 @@ class SnapshotWriting:
         self._after = after
         self._digests = _Digests(values)
         self._writer: _FileWriter | None = None
-        self._moves = 0
-        self._moved_at: float | None = None
-        self._patience = _PATIENCE
+        self._all_end: MPI.Request | None = None
+        self._ends_since = 0.0
         self._way = self._send() if comm.rank else self._receive()
 
     def step(self) -> bool:
@@ -151,19 +151,20 @@ class SnapshotWriting:
         """Frees the communicator; on all ranks, after the last step."""
         self._comm.Free()
 
-    def step_in_time(self, clock: Callable[[], float]) -> bool:
+    def step_at_an_error(self, clock: Callable[[], float] = time.monotonic
+                         ) -> bool:
         """A step of a rank that ends by an error, which others may not.
 
-        Returns True when all is over, or nothing has moved for so long that
-        the snapshot was given up; no half file is left then.
+        Returns True when all is over: the file is whole, or this rank has
+        waited for half a second, and not all others end by an error, too.
+        The snapshot was given up then, and no half file is left.
         """
-        moves = self._moves
+        if self._all_end is None:
+            self._all_end = self._comm.Ibarrier()
+            self._ends_since = clock()
         if self.step():
             return True
-        now = clock()
-        if self._moves != moves or self._moved_at is None:
-            self._moved_at = now
-        if now - self._moved_at < self._patience:
+        if self._all_end.Test() or clock() - self._ends_since < _PATIENCE:
             return False
         self._give_up()
         return True
@@ -191,7 +192,6 @@ class SnapshotWriting:
                 if stop == table[keys[number]].size:
                     del self._values[keys[number]]
         self._values = {}
-        self._patience = _PATIENCE_WITH_DISK
         self.problem = yield from self._receive_object(0, _OUTCOME)
 
     def _receive(self) -> _Way:
@@ -219,10 +219,7 @@ class SnapshotWriting:
                             numpy.asarray(self._communicator))):
             writer.put(name, value, digest(value))
         writer.close()
-        # From here on nobody else is needed for the file.
-        self._patience = math.inf
         yield from self._until(lambda: not writer.is_alive())
-        self._patience = _PATIENCE
         self.problem = writer.problem
         for rank in range(1, self._comm.size):
             yield from self._send_object(self.problem, rank, _OUTCOME)
@@ -257,7 +254,6 @@ class SnapshotWriting:
     def _until(self, done: Callable[[], bool]) -> _Way:
         while not done():
             yield
-        self._moves += 1
 
     def _send_object(self, value: Any, rank: int, tag: int) -> _Way:
         request = self._comm.isend(value, rank, tag)
@@ -270,7 +266,6 @@ class SnapshotWriting:
         request = message.irecv()
         while not (answer := request.test())[0]:
             yield
-        self._moves += 1
         return answer[1]
 
 
@@ -340,6 +335,7 @@ class _FileWriter(threading.Thread):
         self._lock = threading.Lock()
         self._path, self._after = path, after
         self._given: SimpleQueue[Any] = SimpleQueue()
+        self._is_given_up = False
         self.start()
 
     def put(self, name: str, value: numpy.ndarray, digest: bytes) -> None:
@@ -353,30 +349,36 @@ class _FileWriter(threading.Thread):
         self._given.put(None)
 
     def give_up(self) -> None:
-        """Says that the file never gets the rest; it is removed."""
-        self._given.put(_GivenUp())
-        self.join()
+        """Says that the file is not wanted any more; it is removed.
+
+        Unless the disk holds the thread for longer than a moment.
+        """
+        self._is_given_up = True
+        self.close()                # it may wait for the next member
+        self.join(_LAST_PIECE)
 
     def run(self) -> None:
         """Writes; takes all that comes also where it cannot write."""
         members = self._members()
         try:
-            snapshot_file.write(self._path, members)
+            snapshot_file.write(self._path, members, self._check)
             self._after()
         except Exception as error:
             self.problem = f'rank 0: {type(error).__name__}: {error}'
-            if not isinstance(error, _GivenUp):
-                with contextlib.suppress(_GivenUp):
-                    for _ in self._members():
-                        pass
+            with contextlib.suppress(_GivenUp):
+                for _ in members:
+                    pass
 
     def _members(self) -> Iterator[tuple[str, numpy.ndarray, bytes]]:
         while (member := self._given.get()) is not None:
-            if isinstance(member, _GivenUp):
-                raise member
             yield member
             with self._lock:
                 self.waiting -= member[1].nbytes
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_given_up:
+            raise _GivenUp
 
 
 class _GivenUp(RuntimeError):

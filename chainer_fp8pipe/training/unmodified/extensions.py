@@ -1,6 +1,7 @@
 """Chainer's extensions and triggers where every rank runs the script."""
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 from ...mpi.waiting import wait_until
 from ..extensions.marks import EveryUpdate
-from ..extensions.snapshot import save
+from ..extensions.saving_beside import SavingBeside, remove_older
 from . import files
 from .refusal import Refusal
 
@@ -22,6 +23,8 @@ _NEED_THE_WHOLE_MODEL = (
     extensions.ParameterStatistics)
 #: These depend on the number of updates alone.
 _COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
+# Snapshots in a row that may fail, as with the package's own Snapshot.
+_FAILURES = 3
 
 
 def adapted(extension: Any, job: Any) -> Any:
@@ -76,6 +79,7 @@ def _whole(extension: Any, job: Any) -> WholeSnapshot:
                  'part: no snapshot is taken after an error')
     extension.__class__ = WholeSnapshot
     extension.job = job
+    extension.beside = SavingBeside(job.comm, _FAILURES, extension.older)
     return extension
 
 
@@ -93,9 +97,11 @@ class WholeSnapshot(_snapshot._Snapshot):
 
     default_name = '_Snapshot'
     job: Any
+    beside: SavingBeside
 
     def initialize(self, trainer: Any) -> None:
         """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
+        self.beside.begin(trainer, self, trainer.out)
         if self.autoload:
             name = self.job.comm.bcast(
                 None if self.job.comm.rank else
@@ -106,6 +112,11 @@ class WholeSnapshot(_snapshot._Snapshot):
         if self.job.comm.rank == 0 and hasattr(self.writer,
                                                '_add_cleanup_hook'):
             self.writer._add_cleanup_hook(lambda: self._clean(trainer.out))
+
+    def finalize(self) -> None:
+        """Completes the last snapshot, at the end of the training."""
+        super().finalize()
+        self.beside.end()
 
     def on_error(self, trainer: Any, exc: Any, tb: Any) -> None:
         """Does nothing, as the other ranks may not take part."""
@@ -119,9 +130,8 @@ class WholeSnapshot(_snapshot._Snapshot):
                 else self.filename.format(trainer))
         target, job = self._object(trainer), self.job
         if target is trainer:
-            save(trainer, job.comm, os.path.join(trainer.out, name))
-            if job.comm.rank == 0:
-                self._clean(trainer.out)
+            self.beside.save(trainer, os.path.join(trainer.out, name),
+                             lambda: self._clean(trainer.out))
             return
         files.on_rank_0(job, lambda arrays: self.writer(
             name, trainer.out, arrays), target)
@@ -129,11 +139,19 @@ class WholeSnapshot(_snapshot._Snapshot):
     def _object(self, trainer: Any) -> Any:
         return trainer if self._target is None else self._target
 
+    def older(self, out: str) -> list[str]:
+        """The snapshots in a directory, the newest last."""
+        found = []
+        if isinstance(self.filename, str):
+            with contextlib.suppress(OSError):      # the directory is gone
+                found = _snapshot._find_snapshot_files(self.filename, out)
+        return [os.path.join(out, name) for _, name in found]
+
     def _clean(self, out: str) -> None:
         if self.n_retains > 0 and isinstance(self.filename, str):
-            for name in _snapshot._find_stale_snapshots(
-                    self.filename, out, self.n_retains):
-                os.remove(os.path.join(out, name))
+            remove_older(os.path.join(out, name) for name
+                         in _snapshot._find_stale_snapshots(
+                             self.filename, out, self.n_retains))
 
 
 def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:

@@ -67,6 +67,25 @@ for _ in range(7):
 """
 
 
+CHAINERMN = """
+import chainer, chainer.functions as F, chainer.links as L, chainermn, numpy
+from chainer import training
+communicator = chainermn.create_communicator('naive')
+model = L.Classifier(L.Linear(100, 9))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), communicator).setup(model)
+data = chainer.datasets.TupleDataset(
+    numpy.ones((40, 100), 'f'), numpy.zeros(40, 'i'))
+trainer = training.Trainer(training.StandardUpdater(
+    chainer.iterators.SerialIterator(data, 4), optimizer), (7, 'iteration'))
+def fail(trainer):
+    if trainer.updater.iteration == 4 and world.rank == 1:
+        {fault}
+trainer.extend(fail, trigger=(1, 'iteration'))
+trainer.run()
+"""
+
+
 @pytest.fixture
 def job(tmp_path):
     job = Job(tmp_path / 'script.py')
@@ -126,6 +145,20 @@ def test_a_rank_that_calls_one_collective_more_is_the_cause(job, call):
     assert (who, why) == ('2', 'in another call than the others')
     assert f'in MPI: {call.partition("(")[0]}; at script.py' in lines
     assert 'the others:\n  rank 0 of 3' in errors
+
+
+@pytest.mark.parametrize(('fault', 'expected'), [
+    ('os.kill(os.getpid(), signal.SIGSTOP)', 'gone or stopped'),
+    ('world.Barrier()', 'in another call than the others')])
+def test_updates_of_chainermns_own_communicators_count(job, fault, expected):
+    """As ``run`` without options has unmodified scripts make them."""
+    launcher = job.start(3, CHAINERMN.format(fault=fault),
+                         command=['-m', 'chainer_fp8pipe', 'run'])
+    _, errors = launcher.communicate(timeout=200)
+    assert launcher.returncode == EXIT_CODE, errors
+    assert job.leaves_nothing()
+    who, why, _ = cause(errors)
+    assert (who, why) == ('1', expected)
 
 
 def test_a_rank_in_an_endless_loop_is_the_cause(job):

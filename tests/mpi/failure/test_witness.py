@@ -94,9 +94,10 @@ class Job:
             + inspect.getsource(is_watched), body=body, dying=dying))
         return str(self._path)
 
-    def start(self, ranks, body, dying=-1):
+    def start(self, ranks, body, dying=-1, command=()):
         return subprocess.Popen(
-            [*mpiexec(ranks), sys.executable, self.script(body, dying)],
+            [*mpiexec(ranks), sys.executable, *command,
+             self.script(body, dying)],
             env=self.environment, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
 

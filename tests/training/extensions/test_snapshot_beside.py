@@ -26,9 +26,9 @@ class Held:
         self._write, self._may_go = snapshot_file.write, threading.Event()
 
     def __enter__(self):
-        def write(path, members):
+        def write(path, *given):
             self._may_go.wait(60)
-            self._write(path, members)
+            self._write(path, *given)
         snapshot_file.write = write
         return self
 
@@ -45,11 +45,11 @@ def no_room(when):
     """A disk that is full at those calls, which are counted from 0."""
     calls, original = [], snapshot_file.write
 
-    def write(path, members):
+    def write(path, *given):
         calls.append(path)
         if when(len(calls) - 1):
             raise OSError(28, 'No space left on device')
-        original(path, members)
+        original(path, *given)
     snapshot_file.write = write
     try:
         yield
@@ -188,6 +188,70 @@ def test_an_error_on_one_rank_does_not_make_it_wait_for_the_others(
 
 
 @on_ranks(2)
+def test_an_error_on_rank_0_alone_does_not_wait_for_the_disk(comm, tmp_path):
+    """And the older snapshot is all that there is afterwards."""
+    trainer, _ = make(comm, tmp_path, 9 if comm.rank == 0 else 6)
+    snapshot = trainer._extensions['Snapshot'].extension
+    at(trainer, 3, snapshot._beside._complete)
+    disk = Held()
+    at(trainer, 5, disk.__enter__)
+    original = snapshot_writing._PATIENCE
+    snapshot_writing._PATIENCE = 0.1
+    try:
+        if comm.rank == 0:
+            at(trainer, 6, lambda: {}['rank 0 alone'])
+            with pytest.raises(KeyError):
+                trainer.run()
+            disk.let_go()
+            for thread in threading.enumerate():
+                if thread.name == 'writer of a snapshot':
+                    thread.join()
+            assert [path.name for path in tmp_path.iterdir()] == [
+                'snapshot_iter_3.npz']
+            comm.Barrier()
+        else:
+            at(trainer, 6, comm.Barrier)    # in the middle of an update
+            snapshot.finalize = list
+            trainer.run()
+    finally:
+        snapshot_writing._PATIENCE = original
+        disk.__exit__()
+    trainer, communicator = make(comm, tmp_path, 9)
+    assert resume(trainer, communicator, str(tmp_path)) == 3
+
+
+@on_ranks(2)
+def test_what_a_killed_run_was_writing_is_removed_at_the_next_start(
+        comm, tmp_path):
+    if comm.rank == 0:
+        for name in ('snapshot.partial', 'snapshot.partial.1', 'else.partial'):
+            (tmp_path / name).write_bytes(b'half a snapshot')
+    comm.Barrier()
+    trainer, _ = make(comm, tmp_path, 2, every=9)
+    trainer.run()
+    comm.Barrier()
+    assert [path.name for path in tmp_path.iterdir()] == ['else.partial']
+
+
+@on_ranks(2)
+def test_a_disk_that_fails_at_the_very_end_does_not_stop_the_run(
+        comm, tmp_path):
+    """When the file has all values, and nothing more comes."""
+    trainer, _ = make(comm, tmp_path, 3)
+    original = os.fsync
+
+    def fail(descriptor):
+        raise OSError(5, 'Input/output error')
+    os.fsync = fail
+    try:
+        with silent():
+            trainer.run()
+    finally:
+        os.fsync = original
+    assert names(tmp_path) == []
+
+
+@on_ranks(2)
 def test_a_trigger_is_the_users_own_again_after_the_training(comm, tmp_path):
     trainer, _ = make(comm, tmp_path, 4)
     entry = trainer._extensions['Snapshot']
@@ -295,7 +359,7 @@ def test_a_directory_that_is_gone_is_made_again(comm, tmp_path):
     with Held() as disk:
         disk.let_go()
         at(trainer, 3, lambda: trainer._extensions[
-            'Snapshot'].extension._complete())
+            'Snapshot'].extension._beside._complete())
         at(trainer, 4, remove)
         trainer.run()
     comm.Barrier()

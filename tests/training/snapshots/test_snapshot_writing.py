@@ -1,5 +1,7 @@
+import threading
+
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.training.snapshots import snapshot_writing
+from chainer_fp8pipe.training.snapshots import snapshot_file, snapshot_writing
 from chainer_fp8pipe.training.snapshots.snapshot_file import opened
 from chainer_fp8pipe.training.snapshots.snapshot_writing import (
     SnapshotWriting,
@@ -10,6 +12,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
@@ -113,3 +116,91 @@ def test_a_step_does_not_wait_for_the_other_ranks(comm, tmp_path):
         turn += 1
     writing.free()
     assert writing.problem == ''
+
+
+class Stuck:
+    """A disk at which a file waits, with all values, for :meth:`go_on`."""
+
+    def __init__(self, comm, path):
+        self._write, may_go = snapshot_file.write, threading.Event()
+        self.go_on, has_all = may_go.set, threading.Event()
+
+        def write(path, members, check):
+            members = list(members)
+            has_all.set()
+            may_go.wait(60)
+            self._write(path, members, check)
+        snapshot_file.write = write
+        self.writing = SnapshotWriting(
+            comm, path, prepared({'a': numpy.full(1000, comm.rank)}), 'none')
+        while not comm.bcast(has_all.is_set()):
+            self.writing.step()
+
+    def __enter__(self):
+        return self.writing
+
+    def __exit__(self, *_):
+        self.go_on()
+        snapshot_file.write = self._write
+
+
+@on_ranks(2)
+def test_a_rank_that_ends_alone_does_not_wait_for_the_others_disk(
+        comm, tmp_path):
+    with Stuck(comm, str(tmp_path / 'x.npz')) as writing:
+        if comm.rank == 1:
+            assert not writing.step_at_an_error(lambda: 0.0)
+            assert writing.step_at_an_error(lambda: 1.0)    # second
+        comm.Barrier()
+
+
+@on_ranks(3)
+def test_ranks_that_all_end_complete_the_file_however_long_it_takes(
+        comm, tmp_path):
+    disk, now = Stuck(comm, str(tmp_path / 'x.npz')), 0
+    with disk as writing:
+        # So long until all have heard that all end.
+        while not comm.allreduce(writing._all_end is not None
+                                 and writing._all_end.Test(), MPI.LAND):
+            assert not writing.step_at_an_error(lambda: now)
+        now = 1e9
+        assert not writing.step_at_an_error(lambda: now)
+        comm.Barrier()
+        disk.go_on()
+        wait_until(lambda: writing.step_at_an_error(lambda: now))
+    assert writing.problem == ''
+    writing.free()
+    with opened(str(tmp_path / 'x.npz')) as content:
+        content.check()
+
+
+def test_a_file_that_is_given_up_ends_in_the_middle_of_a_value(tmp_path):
+    """Of 30 pieces; the disk holds the tenth."""
+    pieces, may_go = [], threading.Event()
+    original = snapshot_file.write
+
+    def write(path, members, check):
+        def check_piece():
+            pieces.append(check)
+            if len(pieces) == 10:
+                may_go.wait(60)
+            check()
+        original(path, members, check_piece)
+    snapshot_file.write = write
+    try:
+        writer = snapshot_writing._FileWriter(
+            str(tmp_path / 'x.npz'), lambda: None)
+        value = numpy.zeros(30 << 17)
+        writer.put('a', value, snapshot_file.digest(value))
+        while len(pieces) < 10:
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == [
+            'snapshot.partial']
+        writer.give_up()        # which does not wait for the disk
+        may_go.set()
+        writer.join(60)
+    finally:
+        snapshot_file.write = original
+        may_go.set()
+    assert len(pieces) == 10
+    assert list(tmp_path.iterdir()) == []
