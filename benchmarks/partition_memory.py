@@ -4,9 +4,10 @@ from __future__ import annotations
 import gc
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.planner.own_memory import bytes_in, forget_peak
+from chainer_fp8pipe.planner.own_memory import forget_peak
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
 from chainer_fp8pipe.planning.sizes import parse_bytes
+from chainer_fp8pipe.report.process_memory import bytes_in
 
 import chainer
 from models.encoder import Encoder

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.mpi.waiting import wait_until
-from chainer_fp8pipe.planner.own_memory import bytes_in, forget_peak
+from chainer_fp8pipe.planner.own_memory import forget_peak
+from chainer_fp8pipe.report.process_memory import bytes_in
 
 import numpy
 from environment import describe, write_json

@@ -1,7 +1,7 @@
 """``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
 
-``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``; ``launch``
-and ``install-chainer`` are called without it.
+``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
+``launch``, ``report`` and ``install-chainer`` are called without it.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.scripts.plan_command', 'add_plan'),
+    'report': ('report.report_command', 'add_report'),
     'run': ('planner.scripts.run_command', 'add_run'),
 }
 
@@ -24,7 +25,7 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] in (['launch'], ['install-chainer']):
+    if given[:1] in (['launch'], ['report'], ['install-chainer']):
         # They are no ranks, which importing the others would make them, and
         # ranks need not wait for what they need.
         module, _ = _COMMANDS[given[0]]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -68,6 +69,17 @@ class Algorithm(abc.ABC):
         overflow.
         """
         return 1.0 / self.comm.size
+
+    def share_inside(self, node: Collection[int]) -> float:
+        """Which share of the bytes that this rank sends stays in its node.
+
+        Where the algorithm does not know, as inside MPI, that of the node's
+        other ranks among all others.
+
+        Args:
+            node: The ranks of this rank's node.
+        """
+        return (len(node) - 1) / max(self.comm.size - 1, 1)
 
     def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
         """Memory on the host for wires of buckets.

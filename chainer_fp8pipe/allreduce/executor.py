@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -152,6 +152,15 @@ class PlanExecutor(Algorithm):
     def prescale(self, codec: Codec) -> float:
         return (1.0 / self.plans[0].workers if self._sums(codec).in_place
                 else 1.0)
+
+    def share_inside(self, node: Collection[int]) -> float:
+        blocks: dict[bool, float] = {True: 0.0, False: 0.0}
+        for plan, part in zip(self.plans, self._parts, strict=True):
+            for action, *_ in part.steps:
+                if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
+                    blocks[action.peer in node] += (
+                        (action.stop - action.start) / plan.blocks)
+        return blocks[True] / (sum(blocks.values()) or 1.0)
 
     def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
         """As :meth:`.Algorithm.empty_wire`; a GPU's, where neighbours read.

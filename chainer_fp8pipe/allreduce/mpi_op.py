@@ -1,7 +1,7 @@
 """Sums in the wire's own format (the fp8 paper's way, ``'mpi_op'``)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy
@@ -166,6 +166,13 @@ class TwoLevel(Algorithm):
 
     def prescale(self, codec: Codec) -> float:
         return self.intra.prescale(codec)
+
+    def share_inside(self, node: Collection[int]) -> float:
+        local, nodes = self.intra.comm.size, self.inter.comm.size
+        # Of the wire, twice each: pieces there and back, one piece between.
+        inside = (local - 1) / local
+        between = (nodes - 1) / nodes / local
+        return inside / ((inside + between) or 1.0)
 
     def free(self) -> None:
         self.intra.free()

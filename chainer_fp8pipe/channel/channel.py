@@ -114,13 +114,16 @@ class Sender(_ChannelEnd):
         weakref.finalize(self, keep_forever, self._leaving)
         self._failed = False
 
-    def send(self, arrays: Sequence[Any]) -> None:
+    def send(self, arrays: Sequence[Any]) -> int:
         """Starts to send and returns at once.
 
         Args:
             arrays: NumPy or CuPy arrays of any shape and of any dtype of
                 plain numbers, bytes or text, and None.  NumPy arrays must
                 not be changed before :meth:`flush`.
+
+        Returns:
+            Bytes of the message.
 
         Raises:
             RuntimeError: :meth:`fail` was called before.
@@ -136,6 +139,7 @@ class Sender(_ChannelEnd):
         if layout is not self._layout:
             self._send_description(layout)
         self._start(wire)
+        return layout.size
 
     def flush(self) -> None:
         """Waits until all that was sent has left.

@@ -133,6 +133,9 @@ class BlockScaled(Codec):
             [prescale / self._unit, 0, self._unit, 0], numpy.float32),
             (len(tensors.names), 1))
 
+    def residual_norms(self) -> dict[str, float]:
+        return self._residuals.norms()
+
     def residual(self, xp: Any, site: str, name: str, start: int,
                  stop: int) -> Any:
         if not self.error_feedback:

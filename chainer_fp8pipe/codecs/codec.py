@@ -222,6 +222,14 @@ class Codec(abc.ABC):
                                            strict=True)]
         return [] if any(one is None for one in found) else found
 
+    def residual_norms(self) -> dict[str, float]:
+        """2-norms of what encodings of gradients lost on this rank.
+
+        By tensor, in the units of gradients with their loss scale; without
+        error feedback there are none.
+        """
+        return {}
+
     def residual(self, xp: Any, site: str, name: str, start: int,
                  stop: int) -> Any:
         """As :meth:`Residuals.get`; None, as here: nothing is kept."""
@@ -293,6 +301,12 @@ class Residuals:
             array = (to_host(array) if xp is numpy else xp.asarray(array))
         self._residuals[site, name] = start, array
         return array
+
+    def norms(self) -> dict[str, float]:
+        """The 2-norm of what encodings of gradients lost, by tensor."""
+        return {name: float(array.dot(array)) ** 0.5
+                for (site, name), (_, array) in self._residuals.items()
+                if site == 'gradient'}
 
     def multiply(self, factor: float) -> None:
         """Multiplies all residuals, as their gradients are."""

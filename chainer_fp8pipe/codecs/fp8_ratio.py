@@ -315,6 +315,9 @@ class Fp8Ratio(Codec):
             rounding=self.rounding, seed=self._rounding_seed(
                 f'{site}:{part.start} {tensors.names[index]}'))
 
+    def residual_norms(self) -> dict[str, float]:
+        return self._residuals.norms()
+
     def residual(self, xp: Any, site: str, name: str, start: int,
                   stop: int) -> Any:
         if not self.error_feedback:

@@ -66,10 +66,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._models = ModelStates(functools.partial(
             _model_state, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
-        self._algorithm = make_algorithm(
-            mpi_comm, options,
-            gather_nodes(mpi_comm, self.inter_rank, self.intra_rank),
-            self.events)
+        nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
+        self._node = next(node for node in nodes if mpi_comm.rank in node)
+        self._algorithm = make_algorithm(mpi_comm, options, nodes,
+                                         self.events)
         self._reducer = _reducer(mpi_comm, options, self._algorithm,
                                  self._models, self.events)
 
@@ -192,6 +192,36 @@ class CodecCommunicator(MpiCommunicatorBase):
             for name, report in codec.report().items():
                 reports[prefix + name] = report
         return reports
+
+    def health(self) -> dict[str, dict[str, float]]:
+        """What compression does to each tensor of the first model.
+
+        By the parameter's name, as far as the codec has them: ``'q'``,
+        ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
+        ``'residual'``, the 2-norm of what error feedback keeps of this
+        rank's gradients.  Call it on all ranks, as with :meth:`report`.
+        """
+        self._reducer.complete()
+        for state in self._models:
+            codec = state.codec
+            found: dict[str, dict[str, float]] = {}
+            if isinstance(codec, Fp8Ratio):
+                found = {name: {key: float(value) for key, value
+                                in report._asdict().items()}
+                         for name, report in codec.report().items()}
+            for name, norm in codec.residual_norms().items():
+                found.setdefault(name, {})['residual'] = norm
+            return found
+        return {}
+
+    def sent_levels(self) -> dict[str, float]:
+        """Which shares of the bytes it sends stay inside this rank's node.
+
+        By ``'inside nodes'`` and ``'between nodes'``; they add up to 1.
+        """
+        inside = self._algorithm.share_inside(
+            set(self._node)) if self.size > 1 else 1.0
+        return {'inside nodes': inside, 'between nodes': 1.0 - inside}
 
     def state(self) -> dict[str, numpy.ndarray]:
         """Returns this rank's part of what an exact continuation needs.

@@ -1,13 +1,14 @@
 """Starts a job, watches it, and starts it again when it dies."""
 from __future__ import annotations
 
+import json
 import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..report.going_on import LAUNCHED
+from ..report.going_on import ENDED, LAUNCHED
 from . import console
 from .console import say
 from .ending_table import EndedStart, said_seconds, table
@@ -117,7 +118,8 @@ class Supervisor:
         self._trains = False
         start = OneStart(
             self._command(shares),
-            {**self._job.environment, LAUNCHED: self._token},
+            {**self._job.environment, LAUNCHED: self._token,
+             ENDED: json.dumps([ended.cause for ended in self._ended])},
             f'{LAUNCHED}={self._token}', self._interrupts, console.show)
         code = start.watch(lambda: self._tick(start, began))
         remove_unfinished(self._job.snapshots)
@@ -139,7 +141,7 @@ class Supervisor:
         own = [name for name in self._job.environment
                if name.startswith('CHAINER_FP8PIPE_')]
         return self._job.starter.command(shares, self._job.program,
-                                         [*own, LAUNCHED])
+                                         [*own, LAUNCHED, ENDED])
 
     def _tick(self, start: OneStart, began: float) -> bool:
         """Says when the job trains; returns whether it is to end."""

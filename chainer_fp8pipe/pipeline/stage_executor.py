@@ -158,9 +158,12 @@ class StageExecutor:
 
     def _send(self, action: Action) -> None:
         with self._events.section('send', action.micro_batch, action.chunk):
-            self._channels.senders[action.kind, action.chunk].send(
-                self._crossing[action.kind].pop(
-                    (action.micro_batch, action.boundary)))
+            arrays = self._crossing[action.kind].pop(
+                (action.micro_batch, action.boundary))
+            self._events.carried(
+                self._channels.senders[action.kind, action.chunk].send(
+                    arrays),
+                sum(getattr(array, 'nbytes', 0) for array in arrays))
 
     def _receive(self, action: Action) -> None:
         with self._events.section('receive', action.micro_batch,

@@ -5,6 +5,8 @@ import contextlib
 import ctypes
 import gc
 
+from ..report.process_memory import bytes_in
+
 #: What is taken to be so where the system does not say.
 USUAL = 16e6
 
@@ -53,20 +55,6 @@ class Peak:
         most = bytes_in('VmHWM')
         if self._before is not None and most is not None:
             self.nbytes = max(most - self._before, 0.0)
-
-
-def bytes_in(field: str) -> float | None:
-    """What the system says of this process's memory; None: it does not.
-
-    Args:
-        field: ``'VmRSS'`` for the bytes in memory now, ``'VmHWM'`` for the
-            most that there have been.
-    """
-    with contextlib.suppress(OSError), open('/proc/self/status') as file:
-        for line in file:
-            if line.startswith(field + ':'):
-                return int(line.split()[1]) * 1024.0
-    return None
 
 
 def forget_peak() -> bool:

@@ -18,6 +18,9 @@ WAITING = 'wait'
 #: exchanges gradients, and buckets on their way.
 EXCHANGE, BUCKETS = LANES = 'exchange thread', 'buckets'
 
+#: Events that a Chrome trace has at most, unless told otherwise.
+MOST_IN_TRACE = 100_000
+
 #: Micro-batch, boundary, whether an activation -> rank -> events.
 _Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
 
@@ -98,10 +101,11 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
         The events by their start.
     """
     events = sorted(events, key=lambda event: (event.start, event.end))
-    sent = _when_sent(events)
+    sends = sends_of(events)
     parts: list[Event] = []
     for event in events:
-        cut = min(max(sent.get(event, event.start), event.start), event.end)
+        sent = sends[event].start if event in sends else event.start
+        cut = min(max(sent, event.start), event.end)
         if cut > event.start:
             parts.append(event._replace(name=WAITING, end=cut))
         if cut < event.end or cut == event.start:
@@ -109,7 +113,8 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
     return sorted(parts, key=lambda event: (event.start, event.end))
 
 
-def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
+def chrome_trace(events: Iterable[Event], most: int = MOST_IN_TRACE
+                 ) -> dict[str, Any]:
     """The events as Chrome trace: a row per rank, and one per lane beside.
 
     Write it with :func:`json.dump` and open it at ``chrome://tracing`` or in
@@ -117,17 +122,20 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
 
     Args:
         events: In any order; receives are parted by :func:`part_waits`.
+        most: Events that are written at most: the first updates that have
+            no more, and one at least.  Some 20 MB, which viewers open.
 
     Returns:
         The "JSON object format" of the Trace Event Format: times in
-        microseconds from the first event on, rounded to nanoseconds.
+        microseconds from the first event on, rounded to nanoseconds.  Its
+        ``otherData`` says which updates were left out, if any.
     """
-    events = part_waits(events)
+    events, left_out = _whole_updates(part_waits(events), most)
     origin = events[0].start if events else 0.0
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
          'args': {'name': 'pipeline'}}]
-    placed = _in_rows(events)
+    placed = in_rows(events)
     # A rank's main thread has the rank as its number.
     numbers = {place: number for number, place in enumerate(sorted(
         {place for _, place in placed}, key=lambda place: (
@@ -141,10 +149,33 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
                   'name': 'thread_sort_index', 'args': {'sort_index': order}}]
     return {'traceEvents': rows + [_row(event, origin, numbers[place])
                                    for event, place in placed],
-            'displayTimeUnit': 'ms'}
+            'displayTimeUnit': 'ms',
+            **({'otherData': {'left out': left_out}} if left_out else {})}
 
 
-def _in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
+def _whole_updates(events: list[Event], most: int
+                   ) -> tuple[list[Event], str]:
+    """Events of the first updates, and what is left out, in words."""
+    updates: dict[int | None, int] = {}
+    for event in events:
+        updates[event.iteration] = updates.get(event.iteration, 0) + 1
+    kept: set[int | None] = set()
+    count = 0
+    for iteration, size in updates.items():
+        if kept and count + size > most:
+            break
+        kept.add(iteration)
+        count += size
+    if len(kept) == len(updates):
+        return events, ''
+    gone = ', '.join(str(iteration) for iteration in updates
+                     if iteration not in kept)
+    return ([event for event in events if event.iteration in kept],
+            f'{len(events) - count} events of updates {gone}: there are '
+            f'{most} at most')
+
+
+def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
     """Gives each bucket the first row that no other one is in meanwhile."""
     found: list[tuple[Event, _Place]] = []
     ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones
@@ -160,10 +191,14 @@ def _in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
     return found
 
 
-def _when_sent(events: list[Event]) -> dict[Event, float]:
-    """For each receive, when its message began to be sent, if known."""
+def sends_of(events: list[Event]) -> dict[Event, Event]:
+    """For each ``'receive'`` the ``'send'`` of its message, if known.
+
+    Args:
+        events: By their start.
+    """
     sends = _messages(events, 'send')
-    sent = {}
+    sent: dict[Event, Event] = {}
     for message, receivers in _messages(events[::-1], 'receive').items():
         senders = sends.get(message, {})
         if len(senders) != len(receivers):
@@ -173,7 +208,7 @@ def _when_sent(events: list[Event]) -> dict[Event, float]:
                                   strict=True):
             for send, receive in zip(
                     senders[source], receivers[target][::-1], strict=False):
-                sent[receive] = send.start
+                sent[receive] = send
     return sent
 
 

@@ -10,6 +10,9 @@ import time
 
 #: The environment variable that ranks have if a launcher has started them.
 LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
+#: The environment variable in which a launcher says, as a list in JSON, what
+#: has ended its earlier starts of the job.
+ENDED = 'CHAINER_FP8PIPE_ENDED'
 #: Begins a line about an update that is done; its number follows.
 UPDATED = 'chainer_fp8pipe run: done with update '
 

@@ -7,9 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from .events import BUCKETS, EXCHANGE, Event
-
-# Seconds between two events that are one: a thread that polls makes many.
-_GAP = 100e-6
+from .recording import Recording
 
 # What an update waits for where nothing is overlapped.
 _EXCHANGE = ('encode', 'exchange', 'decode')
@@ -18,39 +16,41 @@ _EXCHANGE = ('encode', 'exchange', 'decode')
 class EventStream:
     """Adds up seconds and bytes, and keeps events while it records.
 
-    Timelines, :class:`CommunicationReport` and a communicator's counters
-    all read from here; the pipeline, the exchange with its thread and
-    :class:`CompressionReport` write here.  An event costs some
-    microseconds.
+    Timelines, :class:`CommunicationReport`, :class:`RunReport` and a
+    communicator's counters all read from here; the pipeline, the exchange
+    with its thread and :class:`CompressionReport` write here.  An event costs
+    some microseconds.
 
     Attributes:
-        rank: The rank that events name, as given to :meth:`record`.
         updates: Exchanges finished.
         bytes_sent: Bytes of wires and scales that this rank handed to MPI,
             over all updates; without the 16 bytes of the agreement and what
             ``bcast_data`` sends.  For ``MPI_Allreduce``, which sends out of
             sight, what a reduce-scatter and an all-gather need.
+        stage_bytes: Bytes of messages to other stages of a pipeline.
+        stage_arrays: Bytes of the arrays in them, which a codec makes fewer.
         seconds: Seconds by section over all updates, among them
             ``'encode'``, ``'exchange'`` (MPI, incl. waiting for slower
             ranks) and ``'decode'`` (incl. sums).  Sections exclude each
             other: time in an inner one does not count for the outer.
         hidden: The same of what was done beside the backward pass, in the
             thread that called :meth:`hide`.
-        recording: Whether events are kept.
         events: Those kept since :meth:`record`, in the order of their ends.
     """
 
     def __init__(self) -> None:
-        self.rank = 0
         self.updates = 0
-        self.bytes_sent = 0
+        self.bytes_sent = self.stage_bytes = self.stage_arrays = 0
         self.seconds: dict[str, float] = defaultdict(
             float, dict.fromkeys(_EXCHANGE, 0.0))
         self.hidden = self.seconds.copy()
-        self.recording = False
-        self.events: list[Event] = []
-        self._origin = 0.0
+        self._own = Recording(0, 0.0)           # of record()
+        self._recordings: tuple[Recording, ...] = ()
         self._thread = _Thread()
+
+    @property
+    def events(self) -> list[Event]:
+        return self._own.events
 
     @property
     def waited(self) -> float:
@@ -64,12 +64,22 @@ class EventStream:
             rank: This rank's number among all whose events are compared.
             origin: What this rank's ``time.monotonic`` says at time zero.
         """
-        self.rank, self._origin, self.events = rank, origin, []
-        self.recording = True
+        self.stop()
+        self._own = Recording(rank, origin)
+        self.keep(self._own)
 
     def stop(self) -> None:
-        """Keeps no more events."""
-        self.recording = False
+        """Keeps no more events for :meth:`record`."""
+        self.keep_no_more(self._own)
+
+    def keep(self, recording: Recording) -> None:
+        """Has a recording keep what follows, beside what others keep."""
+        self._recordings = (*self._recordings, recording)
+
+    def keep_no_more(self, recording: Recording) -> None:
+        """Ends a recording; one that has ended already is none."""
+        self._recordings = tuple(
+            other for other in self._recordings if other is not recording)
 
     def hide(self) -> None:
         """From now on, this thread's sections count as hidden."""
@@ -92,6 +102,18 @@ class EventStream:
         if self._thread.open:
             self._thread.open[-1].bytes += count
 
+    def carried(self, count: int, whole: int) -> None:
+        """Adds bytes that go to another stage, in the innermost section.
+
+        Args:
+            count: Of the message.
+            whole: Of the arrays in it.
+        """
+        self.stage_bytes += count
+        self.stage_arrays += whole
+        if self._thread.open:
+            self._thread.open[-1].bytes += count
+
     def divide(self, **seconds: float) -> None:
         """Gives sections so many seconds of the one that is open.
 
@@ -102,8 +124,10 @@ class EventStream:
         counted = self._counted(thread)
         for name, amount in seconds.items():
             counted[name] += amount
-            if thread.open:
-                counted[thread.open[-1].name] -= amount
+            if thread.open and amount:
+                section = thread.open[-1]
+                counted[section.name] -= amount
+                section.parts[name] = section.parts.get(name, 0.0) + amount
 
     def travel(self, names: Sequence[str], size: int
                ) -> Callable[[], None] | None:
@@ -117,17 +141,14 @@ class EventStream:
             What to call when the bucket has arrived, which keeps the event;
             None while nothing is recorded.
         """
-        if not self.recording:
+        if not self._recordings:
             return None
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''
         about, start = names[0] + more if names else '', time.monotonic()
 
         def arrive() -> None:
-            if self.recording and start >= self._origin:
-                self.events.append(Event(
-                    self.rank, 'bucket', start - self._origin,
-                    time.monotonic() - self._origin, lane=BUCKETS,
-                    bytes=size, about=about))
+            self._write(Event(0, 'bucket', start, time.monotonic(),
+                              lane=BUCKETS, bytes=size, about=about))
         return arrive
 
     def mark(self, name: str, about: str, **values: float) -> None:
@@ -138,10 +159,10 @@ class EventStream:
             about: What the values describe, such as a tensor.
             values: Numbers by name.
         """
-        if self.recording:
-            now = time.monotonic() - self._origin
-            self.events.append(Event(self.rank, name, now, now, about=about,
-                                     values=tuple(values.items())))
+        if self._recordings:
+            now = time.monotonic()
+            self._write(Event(0, name, now, now, about=about,
+                              values=tuple(values.items())))
 
     # --- for sections --------------------------------------------------------
 
@@ -158,25 +179,18 @@ class EventStream:
         for outer in thread.open:
             if outer.name == section.name:      # and will be the event
                 outer.bytes += section.bytes
+                for name, amount in section.parts.items():
+                    outer.parts[name] = outer.parts.get(name, 0.0) + amount
                 return
-        if self.recording and section.start >= self._origin:
-            self._keep(Event(
-                self.rank, section.name, section.start - self._origin,
-                now - self._origin, section.micro_batch, section.chunk,
-                lane=thread.lane, bytes=section.bytes))
+        if self._recordings:
+            self._write(Event(
+                0, section.name, section.start, now, section.micro_batch,
+                section.chunk, lane=thread.lane, bytes=section.bytes,
+                values=tuple(section.parts.items())))
 
-    def _keep(self, event: Event) -> None:
-        """Keeps an event, or lengthens the last one of this thread."""
-        events, thread = self.events, self._thread
-        if event.lane and thread.last < len(events):
-            before = events[thread.last]
-            if ((before.name, before.lane) == (event.name, event.lane)
-                    and 0 <= event.start - before.end < _GAP):
-                events[thread.last] = before._replace(
-                    end=event.end, bytes=before.bytes + event.bytes)
-                return
-        thread.last = len(events)   # other threads append as well
-        events.append(event)
+    def _write(self, event: Event) -> None:
+        for recording in self._recordings:
+            recording.keep(event)
 
     def _counted(self, thread: _Thread) -> dict[str, float]:
         return self.hidden if thread.lane else self.seconds
@@ -194,7 +208,8 @@ class EventStream:
 class Section:
     """A ``with`` block that is timed; see :meth:`EventStream.section`."""
 
-    __slots__ = ('_stream', 'bytes', 'chunk', 'micro_batch', 'name', 'start')
+    __slots__ = ('_stream', 'bytes', 'chunk', 'micro_batch', 'name', 'parts',
+                 'start')
 
     def __init__(self, stream: EventStream, name: str,
                  micro_batch: int | None, chunk: int | None) -> None:
@@ -203,6 +218,7 @@ class Section:
         self.micro_batch = micro_batch
         self.chunk = chunk
         self.bytes = 0
+        self.parts: dict[str, float] = {}
 
     def __enter__(self) -> None:
         self.start = self._stream.begin(self)
@@ -218,4 +234,3 @@ class _Thread(threading.local):
         self.open: list[Section] = []
         self.since = 0.0
         self.lane = ''
-        self.last = 0

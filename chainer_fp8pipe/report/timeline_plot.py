@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .events import (
     BUCKETS,
@@ -14,34 +14,7 @@ from .events import (
     idle_share,
     part_waits,
 )
-
-
-class _Look(NamedTuple):
-    """How events look, and where they come in the legend."""
-
-    order: tuple[int, int]      # by name, by chunk
-    label: str
-    colour: tuple[float, float, float]
-    hatch: str = ''
-
-
-_COMMUNICATION = _Look((5, 0), 'communication', (0.62, 0.16, 0.45))
-_WAITING = _Look((8, 0), 'waiting', (0.90, 0.90, 0.90))
-_LOOKS = {
-    'forward': _Look((0, 0), 'forward', (0.20, 0.40, 0.67)),
-    'recompute': _Look((1, 0), 'forward again', (0.45, 0.68, 0.85), r'\\'),
-    'backward': _Look((2, 0), 'backward', (0.87, 0.44, 0.12)),
-    'backward_weight': _Look((3, 0), 'backward, weight half',
-                             (0.96, 0.70, 0.35), '//'),
-    'update': _Look((4, 0), 'update', (0.13, 0.53, 0.20)),
-    'send': _COMMUNICATION,
-    'receive': _COMMUNICATION,
-    'exchange': _Look((6, 0), 'collective communication', (0.85, 0.47, 0.74)),
-    # Behind 'exchange', in which these are.
-    'encode': _Look((6, 1), 'encode', (0.05, 0.55, 0.60)),
-    'decode': _Look((6, 2), 'decode', (0.45, 0.75, 0.70)),
-    'bucket': _Look((6, 3), 'bucket on its way', (0.35, 0.35, 0.35)),
-}
+from .looks import WAITING_LOOK, Look, Looks
 
 # Where a rank's row has its lanes: from the middle down, and how high.
 _WHOLE = {'': (-0.4, 0.8)}
@@ -134,7 +107,7 @@ class _Picture:
         for row, rank in enumerate(self._ranks):
             top, height = self._lanes['']
             axes.broken_barh([(0, self._span)], (row + top, height),
-                             linewidth=0, facecolor=_WAITING.colour)
+                             linewidth=0, facecolor=WAITING_LOOK.colour)
             for look in self._looks:
                 for lane, (top, height) in self._lanes.items():
                     self._draw_boxes(axes, (row + top, height), look,
@@ -153,7 +126,7 @@ class _Picture:
         from matplotlib.patches import Patch
         return [Patch(facecolor=look.colour, hatch=2 * look.hatch,
                       edgecolor='white', label=look.label)
-                for look in (*self._looks, _WAITING)]
+                for look in (*self._looks, WAITING_LOOK)]
 
     def _boxes(self, events: list[Event]) -> float:
         """How many boxes with a number, rather short ones, fit in a row."""
@@ -170,40 +143,19 @@ class _Picture:
     def _sort(self, events: list[Event]) -> None:
         """Events by their rank and look."""
         self._ranks = sorted({event.rank for event in events})
-        self._chunks = {rank: sorted({
-            event.chunk for event in events
-            if event.rank == rank and event.chunk is not None})
-            for rank in self._ranks}
-        self._halves = any(event.name == 'backward_weight'
-                           for event in events)
+        looks = Looks(events)
         self._digits = max((len(str(event.micro_batch)) for event in events
                             if event.micro_batch is not None), default=0)
-        self._groups: dict[tuple[int, _Look, str], list[Event]] = {}
+        self._groups: dict[tuple[int, Look, str], list[Event]] = {}
         for event in events:
             if event.name not in (WAITING, 'compression'):
-                self._groups.setdefault((event.rank, self._look(event),
+                self._groups.setdefault((event.rank, looks.of(event),
                                          event.lane), []).append(event)
         self._looks = sorted({look for _, look, _ in self._groups})
         self._lanes = (_LANES if any(event.lane for event in events)
                        else _WHOLE)
 
-    def _look(self, event: Event) -> _Look:
-        look = _LOOKS.get(event.name,
-                          _Look((7, 0), event.name, (0.45, 0.45, 0.45)))
-        if event.name == 'backward' and self._halves:
-            look = look._replace(label='backward, input half')
-        count = max(map(len, self._chunks.values()))
-        if event.name not in COMPUTATION or event.chunk is None or count < 2:
-            return look
-        place = self._chunks[event.rank].index(event.chunk)
-        white = 0.55 * place / (count - 1)
-        red, green, blue = (value + white * (1 - value)
-                            for value in look.colour)
-        return look._replace(
-            order=(look.order[0], place), colour=(red, green, blue),
-            label=f'{look.label}, chunk {place + 1} of {count}')
-
-    def _draw_boxes(self, axes: Any, where: tuple[float, float], look: _Look,
+    def _draw_boxes(self, axes: Any, where: tuple[float, float], look: Look,
                     events: list[Event]) -> None:
         boxes = [((event.start - self._start) * self._scale,
                   (event.end - event.start) * self._scale)

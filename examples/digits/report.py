@@ -1,6 +1,10 @@
 """The table and the picture that compare training runs."""
 import itertools
+import os
 import textwrap
+
+from chainer_fp8pipe.report.page import write_page
+from chainer_fp8pipe.report.record_files import read_record
 
 _ACCURACY = 'validation/main/accuracy'
 
@@ -102,3 +106,15 @@ def plot_curves(runs, path):
                     'averaged in different ways')
     figure.savefig(path, dpi=120)
     print(f'curves: {path}')
+
+
+def write_report(out, names):
+    """One page about all runs, from the records in their folders."""
+    path = os.path.join(out, 'report.html')
+    try:
+        write_page([read_record(os.path.join(out, name)) for name in names],
+                   path)
+    except ImportError as error:
+        print(f'no page of the runs: {error}')
+    else:
+        print(f'\nWhat the ranks did, in a browser: {path}')

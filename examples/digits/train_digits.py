@@ -15,6 +15,7 @@ import random
 import sys
 
 import chainer_fp8pipe
+from chainer_fp8pipe import RunReport
 from chainer_fp8pipe.communicators.options import parse_option
 from chainer_fp8pipe.compat import require_gpu
 from chainer_fp8pipe.training.extensions import (
@@ -36,7 +37,13 @@ from data import load
 from model import ConvNet
 from mpi4py import MPI
 from prediction import predict
-from report import plot_curves, print_prediction, print_table, summarise
+from report import (
+    plot_curves,
+    print_prediction,
+    print_table,
+    summarise,
+    write_report,
+)
 
 
 def parse(arguments=None):
@@ -82,6 +89,10 @@ def parse(arguments=None):
         help='predict what an update would take with each rank on a host of '
         'its own, and links of so many Gbit/s (default: 1; 0: no prediction; '
         'there is none for GPUs)')
+    parser.add_argument(
+        '--report', action=argparse.BooleanOptionalAction, default=True,
+        help='record each run on all ranks, and make a page that compares '
+        'them: OUT/report.html (default: yes)')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
     with only_rank_0_prints():
@@ -167,6 +178,8 @@ def train(options, name, datasets):
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.ProgressBar(update_interval=10))
     trainer.extend(Snapshot(comm, retain=2))
+    if options.report:
+        trainer.extend(RunReport(comm))
 
     if found:
         iteration = resume(trainer, comm, out, damaged='aside')
@@ -277,6 +290,8 @@ def main():
         with open(os.path.join(options.out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
         plot_curves(runs, os.path.join(options.out, 'curves.png'))
+        if options.report:
+            write_report(options.out, [run['name'] for run in runs])
 
 
 if __name__ == '__main__':

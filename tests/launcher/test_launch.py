@@ -1,5 +1,6 @@
 """``python -m chainer_fp8pipe launch``, with a fake ``mpiexec``."""
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from chainer_fp8pipe.launcher import host_watch, launch_command, one_start
 from chainer_fp8pipe.launcher.launch_command import main, split_arguments
-from chainer_fp8pipe.report.going_on import LAUNCHED, UPDATED
+from chainer_fp8pipe.report.going_on import ENDED, LAUNCHED, UPDATED
 
 import pytest
 
@@ -161,6 +162,17 @@ def test_a_job_that_dies_starts_again_until_it_ends_in_order(
     table = said.partition('done, after 3 starts\n')[2].splitlines()
     assert [line.partition('s  ')[2] for line in table[1:]] == [
         KILLED, 'exit code 9', 'its end, in order']
+
+
+def test_ranks_are_told_what_has_ended_the_starts_before(launch, tmp_path):
+    note = f"""
+import os
+open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
+"""
+    launch(note + WITNESSED + DIES, note + DIES, note)
+    said = (tmp_path / 'starts' / 'ended').read_text().splitlines()
+    assert [json.loads(line) for line in said] == [
+        [], [KILLED], [KILLED, 'exit code 9']]
 
 
 def test_the_same_exception_three_times_is_the_end(launch, tmp_path):

@@ -201,3 +201,22 @@ def test_threads_and_buckets_have_rows_of_their_own_below_their_rank():
         'rank 0: buckets', 'rank 0: buckets 1', 'rank 0: buckets 1']
     assert found['encode']['args'] == {
         'rank': 0, 'lane': EXCHANGE, 'bytes': 7}
+
+
+def test_a_chrome_trace_has_whole_updates_and_says_what_it_leaves_out():
+    events = [Event(rank, 'forward', number + 0.1 * part,
+                    number + 0.1 * part + 0.05, iteration=number)
+              for number in range(5, 9) for rank in range(2)
+              for part in range(3)]
+    trace = chrome_trace(events, most=13)
+    assert Counter(row['args']['iteration'] for row in trace['traceEvents']
+                   if row['ph'] == 'X') == {5: 6, 6: 6}
+    assert trace['otherData'] == {
+        'left out': '12 events of updates 7, 8: there are 13 at most'}
+    assert 'otherData' not in chrome_trace(events)
+
+
+def test_a_chrome_trace_has_one_update_however_large():
+    events = [Event(0, 'forward', place, place + 1) for place in range(9)]
+    assert len([row for row in chrome_trace(events, most=3)['traceEvents']
+                if row['ph'] == 'X']) == 9

@@ -2,6 +2,7 @@ import threading
 
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.recording import Recording
 from chainer_fp8pipe.report.stream import EventStream
 
 import pytest
@@ -162,3 +163,46 @@ def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
     arrive()
     assert events.events == [Event(1, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
                                    about=about)]
+
+
+def test_bytes_to_other_stages_are_counted_by_themselves(clock):
+    events = EventStream()
+    events.record(0, 0.0)
+    with events.section('send', 1, 0):
+        clock.now += 1
+        events.carried(10, 40)
+    assert (events.bytes_sent, events.stage_bytes, events.stage_arrays) == (
+        0, 10, 40)
+    assert events.events == [Event(0, 'send', 0, 1, 1, 0, bytes=10)]
+
+
+def test_an_exchange_says_what_it_was_divided_into(clock):
+    events = EventStream()
+    events.record(0, 0.0)
+    with events.section('exchange'):
+        clock.now += 1
+        with events.section('decode'), events.section('exchange'):
+            events.divide(encode=0.25, decode=0.0)
+        events.divide(encode=0.5)
+    assert events.events[-1].values == (('encode', 0.75),)
+
+
+def test_several_keep_the_same_events(clock):
+    """Each from its own time on, and on its own clock."""
+    events, other = EventStream(), Recording(7, 1.0)
+    events.record(0, 0.0)
+    for seconds in 1, 2:
+        with events.section('forward'):
+            clock.now += seconds
+        events.keep(other)
+        events.keep_no_more(Recording(0, 0.0))      # not one of these
+    assert other.take() == [Event(7, 'forward', 0, 2)]
+    assert other.take() == []
+    assert events.events == [Event(0, 'forward', 0, 1),
+                             Event(0, 'forward', 1, 3)]
+    events.stop()
+    events.keep_no_more(other)
+    with events.section('forward'):
+        clock.now += 1
+    assert other.events == []
+    assert len(events.events) == 2

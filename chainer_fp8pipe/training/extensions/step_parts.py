@@ -4,10 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import chainer
 import numpy
 
 from ...report.stream import EventStream
+from .marks import CallMark, mark_update
 
 #: As :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan` names them.
 PASSES, STAGES, EXCHANGE, UPDATE, OTHER = PARTS = (
@@ -76,15 +76,10 @@ class ReplicaParts(StepParts):
         self._began: float | None = None
         self._update_began = self._passes = self._update = 0.0
         self._optimizer = optimizer
-        self._hooks = {'pre': _Mark(self._before_update),
-                       'post': _Mark(self._after_update)}
         super().__init__(stream, clock)
-        optimizer.target.add_hook(_Calls(self._before_call), _NAME)
-        for timing, hook in self._hooks.items():
-            optimizer.add_hook(hook, f'{_NAME} {timing}', timing)
-        # The other hooks are a part of the update.
-        optimizer._hookable._pre_update_hooks.move_to_end(
-            f'{_NAME} pre', last=False)
+        optimizer.target.add_hook(CallMark(self._before_call), _NAME)
+        self._remove_marks = mark_update(
+            optimizer, _NAME, self._before_update, self._after_update)
 
     def lap(self) -> numpy.ndarray:
         self._began = None
@@ -92,8 +87,7 @@ class ReplicaParts(StepParts):
 
     def end(self) -> None:
         self._optimizer.target.delete_hook(_NAME)
-        for timing in self._hooks:
-            self._optimizer.remove_hook(f'{_NAME} {timing}')
+        self._remove_marks()
 
     def _spent(self) -> numpy.ndarray:
         now, _, _, exchange, _ = super()._spent()
@@ -111,35 +105,3 @@ class ReplicaParts(StepParts):
 
     def _after_update(self) -> None:
         self._update += self._clock() - self._update_began
-
-
-class _Mark:
-    """An optimizer's hook that tells when it is called."""
-
-    call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-
-    def __call__(self, optimizer: Any) -> None:
-        self._tell()
-
-
-class _Calls(chainer.LinkHook):
-    """Tells when a model is called in training."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-
-    def forward_preprocess(self, args: Any) -> None:
-        if chainer.config.train:
-            self._tell()
-
-    def __deepcopy__(self, memo: Any) -> _Calls:
-        return _Calls(_nobody)      # a copy of the model is not what trains
-
-
-def _nobody() -> None:
-    """Is told in vain."""

@@ -13,6 +13,7 @@ from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
 from ...mpi.waiting import wait_until
+from ..extensions.marks import EveryUpdate
 from ..extensions.saving_beside import SavingBeside, remove_older
 from . import files
 from .refusal import Refusal
@@ -21,7 +22,7 @@ _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
 #: These depend on the number of updates alone.
-_COUNTING = IntervalTrigger, ManualScheduleTrigger
+_COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
 # Snapshots in a row that may fail, as with the package's own Snapshot.
 _FAILURES = 3
 

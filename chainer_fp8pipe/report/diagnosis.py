@@ -1,0 +1,259 @@
+"""Which rank or link is slow, and whether data come too late.
+
+A rank is slow if its own work, that is an update's time without what it may
+wait for others in, takes longer than that of others who do the same.  Medians
+of many updates are compared, and a quarter of a rank's own updates must not
+be as fast as others usually are: a machine that is now and then busy with
+something else makes no rank slow.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy
+
+from .record import COMMUNICATION, RankInterval, RunRecord, RunStart
+
+#: A rank is slow from so many times the others' work on, in the median of
+#: intervals; in four of five intervals a part of that is enough.
+_SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
+#: Intervals and readings that are looked at, the newest.
+_RECENT = 8
+#: Of others' bandwidth, and how many times their latency.
+_SLOW_LINK, _LATE = 0.6, 3.0
+#: Of a step, what waiting for batches may take.
+_INPUT = 0.1
+
+SLOW_RANK, SLOW_STAGE, SLOW_LINK, INPUT = (
+    'slow rank', 'slow stage', 'slow link', 'input')
+
+
+class Finding(NamedTuple):
+    """Something that makes a run slower than it could be.
+
+    Attributes:
+        kind: ``'slow rank'``, ``'slow stage'``, ``'slow link'`` or
+            ``'input'``.
+        ranks: The rank; of a link the two that measured it.
+        figure: How many times as long, or which share.
+        text: One or two sentences, with the figure.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    figure: float
+    text: str
+
+
+def diagnose(record: RunRecord) -> list[Finding]:
+    """What makes the record's last start slow; [] if nothing stands out.
+
+    Args:
+        record: With several intervals, better; one is enough.
+    """
+    if not record.starts:
+        return []
+    start = record.starts[-1]
+    by_interval: dict[int, dict[int, RankInterval]] = defaultdict(dict)
+    for interval in record.intervals:
+        if interval.start == start.number:
+            by_interval[interval.last][interval.rank] = interval
+    recent = [by_interval[last] for last in sorted(by_interval)[-_RECENT:]]
+    return [*_slow_ranks(start, recent), *_slow_stages(start, recent),
+            *_slow_links(record, start), *_input(recent)]
+
+
+# --- ranks -------------------------------------------------------------------
+
+def _slow_ranks(start: RunStart, recent: list[dict[int, RankInterval]]
+                ) -> Iterator[Finding]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank in range(start.ranks):
+        groups[start.stages[rank] if start.stages else 0].append(rank)
+    for ranks in groups.values():
+        for rank in ranks:
+            others = [other for other in ranks if other != rank]
+            figure = _figure(recent, rank, others)
+            if figure is not None:
+                yield Finding(SLOW_RANK, (rank,), figure, _about_rank(
+                    start, recent, rank, others, figure))
+
+
+def _figure(recent: list[dict[int, RankInterval]], rank: int,
+            others: Sequence[int]) -> float | None:
+    """How many times as long a rank works as others; None: as usual."""
+    ratios, apart = [], []
+    for interval in recent:
+        there = [interval[other].own.median for other in others
+                 if other in interval]
+        if rank not in interval or not there:
+            continue
+        usual = float(numpy.median(there))
+        if usual > 0:
+            ratios.append(interval[rank].own.median / usual)
+            apart.append(interval[rank].own.low / usual)
+    if not ratios or float(numpy.median(ratios)) < _SLOW:
+        return None
+    if (float(numpy.mean([ratio > _PART for ratio in ratios])) < _OFTEN
+            or float(numpy.median(apart)) < _PART):
+        return None
+    return float(numpy.median(ratios))
+
+
+def _about_rank(start: RunStart, recent: list[dict[int, RankInterval]],
+                rank: int, others: Sequence[int], figure: float) -> str:
+    phases, usual = _phases(recent, [rank]), _phases(recent, others)
+    more = {name: seconds - usual.get(name, 0.0)
+            for name, seconds in phases.items() if name not in COMMUNICATION}
+    name = max(more, key=lambda phase: more[phase])
+    return (
+        f'Rank {rank} on {start.hosts[rank]} is slow: its own work takes '
+        f'{figure:.2f} times as long as that of others. Most of it is '
+        f'{_said(name)}: {_ms(phases[name])} in place of '
+        f'{_ms(usual.get(name, 0.0))} an update.')
+
+
+def _phases(recent: list[dict[int, RankInterval]], ranks: Sequence[int]
+            ) -> dict[str, float]:
+    """Medians over intervals and ranks of the mean seconds by phase."""
+    found: dict[str, list[float]] = defaultdict(list)
+    there = [interval[rank] for interval in recent for rank in ranks
+             if rank in interval]
+    for one in there:
+        for name, seconds in one.phases.items():
+            found[name].append(seconds)
+    return {name: float(numpy.median(
+        [*seconds, *[0.0] * (len(there) - len(seconds))]))
+        for name, seconds in found.items()}
+
+
+def _slow_stages(start: RunStart, recent: list[dict[int, RankInterval]]
+                 ) -> Iterator[Finding]:
+    """Stages do different work: the longest says how fast the others are."""
+    stages = sorted(set(start.stages))
+    if len(stages) < 2 or not recent:
+        return
+    work = {stage: float(numpy.median([
+        interval[rank].own.median for interval in recent
+        for rank, of in enumerate(start.stages)
+        if of == stage and rank in interval] or [0.0])) for stage in stages}
+    longest = max(stages, key=lambda stage: work[stage])
+    usual = float(numpy.mean([work[stage] for stage in stages
+                              if stage != longest]))
+    if usual > 0 and work[longest] / usual > 1 / (1 - 2 * _INPUT):
+        ranks = tuple(rank for rank, of in enumerate(start.stages)
+                      if of == longest)
+        yield Finding(
+            SLOW_STAGE, ranks, work[longest] / usual,
+            f'Stage {longest} of the pipeline works {_ms(work[longest])} an '
+            f'update, {work[longest] / usual:.2f} times as long as the mean '
+            'of the others, which wait for it. Cut the model otherwise, or '
+            'let a plan cut it.')
+
+
+# --- links -------------------------------------------------------------------
+
+def _slow_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
+    speeds: dict[tuple[int, int], list[tuple[float, float]]] = (
+        defaultdict(list))
+    for link in record.links:
+        if link.start == start.number and not link.is_local:
+            pair = min(link.source, link.target), max(link.source,
+                                                      link.target)
+            speeds[pair].append((link.bandwidth, link.latency))
+    medians = {pair: numpy.median(found[-2 * _RECENT:], axis=0).tolist()
+               for pair, found in speeds.items()}
+    if len(medians) < 3:        # there is nothing to compare with
+        return
+    slow = {pair: figure for pair in medians
+            if (figure := _of_others(medians, pair)) is not None}
+    for rank in sorted({rank for pair in slow for rank in pair}):
+        pairs = [pair for pair in medians if rank in pair]
+        if len(pairs) > 1 and all(pair in slow for pair in pairs):
+            figure = float(numpy.median([slow[pair] for pair in pairs]))
+            for pair in pairs:
+                slow.pop(pair)
+            yield Finding(
+                SLOW_LINK, (rank,), figure,
+                f'The network of {start.hosts[rank]} (rank {rank}) is slow: '
+                f'all its links are at {figure:.2f} of the speed of others.')
+    for pair, figure in sorted(slow.items()):
+        one, other = pair
+        bandwidth, latency = medians[pair]
+        yield Finding(
+            SLOW_LINK, pair, figure,
+            f'The link between {start.hosts[one]} (rank {one}) and '
+            f'{start.hosts[other]} (rank {other}) is slow: '
+            f'{bandwidth / 1e6:.1f} MB/s and {latency * 1e6:.0f} µs, '
+            f'{figure:.2f} of the speed of other links.')
+
+
+def _of_others(medians: dict[tuple[int, int], list[float]],
+               pair: tuple[int, int]) -> float | None:
+    """A link's speed, of that of the faster others; None: it is as usual."""
+    others = numpy.array([found for other, found in medians.items()
+                          if other != pair])
+    bandwidth, latency = medians[pair]
+    fast = bandwidth / float(numpy.quantile(others[:, 0], 0.9))
+    quick = float(numpy.quantile(others[:, 1], 0.1)) / max(latency, 1e-9)
+    if fast < _SLOW_LINK:
+        return fast
+    return quick if quick < 1 / _LATE else None
+
+
+# --- input -------------------------------------------------------------------
+
+def _input(recent: list[dict[int, RankInterval]]) -> Iterator[Finding]:
+    shares: dict[int, list[float]] = defaultdict(list)
+    for interval in recent:
+        for rank, one in interval.items():
+            shares[rank].append(one.phases.get('input', 0.0)
+                                / max(one.step.mean, 1e-9))
+    medians = {rank: float(numpy.median(found))
+               for rank, found in shares.items()}
+    if not medians:
+        return
+    worst = max(medians, key=lambda rank: medians[rank])
+    if medians[worst] > _INPUT:
+        yield Finding(
+            INPUT, (worst,), medians[worst],
+            f'Rank {worst} waits for batches {100 * medians[worst]:.0f} % of '
+            'the time: read them ahead, with more workers, or prepare less '
+            'of each.')
+
+
+def link_share(record: RunRecord, start: int) -> float | None:
+    """Which share of its links' speed a rank's bytes between nodes need.
+
+    Args:
+        record: The record.
+        start: Number of the start.
+
+    Returns:
+        Of the busiest rank; None: nothing goes between nodes, or no link
+        was measured.
+    """
+    speeds = [link.bandwidth for link in record.links
+              if link.start == start and not link.is_local]
+    steps = [interval.step.mean for interval in record.intervals
+             if interval.start == start]
+    sent: dict[int, int] = {}
+    for one in record.sent:
+        if one.start == start and one.level == 'between nodes':
+            sent[one.rank] = one.bytes
+    if not speeds or not sent or not steps:
+        return None
+    return max(sent.values()) / steps[-1] / float(numpy.median(speeds))
+
+
+def _said(phase: str) -> str:
+    return {'input': 'waiting for batches', 'other': 'what has no section',
+            'between': 'what passes between updates',
+            'update': "the optimizer's update",
+            'backward_weight': 'backward for weights'}.get(phase, phase)
+
+
+def _ms(seconds: float) -> str:
+    return f'{seconds * 1e3:.3g} ms'

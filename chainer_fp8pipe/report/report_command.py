@@ -1,0 +1,108 @@
+"""``python -m chainer_fp8pipe report``: its arguments and output."""
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .diagnosis import diagnose
+from .record import RunRecord
+from .record_files import is_record, read_record
+
+_HELP = 'make an HTML page about one run, or several'
+_DESCRIPTION = """
+Makes one HTML file about a run, to be opened in a browser: curves, where the
+time of each rank goes, updates on all ranks, which rank or link is slow,
+bytes, compression, memory, and what died and was started again:
+
+    python -m chainer_fp8pipe report result
+
+A FOLDER is what the training wrote its results to (Trainer's out).  The record
+in it comes from an extension, which makes the same page while the run goes on:
+
+    trainer.extend(chainer_fp8pipe.RunReport(comm))
+
+A folder that has nothing but the file "log" of LogReport gives curves.  Of
+several folders one page compares the runs.  What is found to be slow is also
+printed.  The ranks need not be there: call it without mpiexec, anywhere.
+"""
+_EPILOG = """
+exit codes: 0; 2: a folder has no record, or one that cannot be read
+"""
+
+
+def add_report(commands: Any) -> None:
+    """Adds the command to the list of all; :func:`main` runs it."""
+    commands.add_parser('report', help=_HELP)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command with the arguments that follow its name.
+
+    Raises:
+        SystemExit: Help was wanted, or the arguments are wrong.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    folders = [folder for given in options.folders
+               for folder in _runs_in(given)]
+    if len({os.path.abspath(folder) for folder in folders}) < len(folders):
+        parser.error('a folder is given twice')
+    try:
+        records = [read_record(folder) for folder in folders]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    path = options.output or (
+        os.path.join(folders[0], 'report.html') if len(folders) == 1
+        else 'report.html')
+    _name_apart(records, folders)
+    from .page import write_page
+    try:
+        write_page(records, path)
+    except OSError as error:
+        parser.error(f'{path} cannot be written: {error}; name another file '
+                     'with -o')
+    for record in records:
+        _say(record, len(records) > 1)
+    print(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='python -m chainer_fp8pipe report', description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        'folders', nargs='+', metavar='FOLDER',
+        help='result folder of a run; one that has no record itself stands '
+        'for all those in it that have one')
+    parser.add_argument(
+        '-o', '--output', metavar='FILE',
+        help='the page (default: report.html, of one run in its folder)')
+    return parser
+
+
+def _runs_in(folder: str) -> list[str]:
+    """The folder, or those in it that have a record if it has none."""
+    if is_record(folder) or not os.path.isdir(folder):
+        return [folder]
+    inside = [os.path.join(folder, name)
+              for name in sorted(os.listdir(folder))]
+    return [one for one in inside if is_record(one)] or [folder]
+
+
+def _name_apart(records: Sequence[RunRecord], folders: Sequence[str]
+                ) -> None:
+    """Names runs by their whole paths if their folders are called alike."""
+    if len({record.name for record in records}) < len(records):
+        for record, folder in zip(records, folders, strict=True):
+            record.name = folder
+
+
+def _say(record: RunRecord, is_one_of_several: bool) -> None:
+    name = f'{record.name}: ' if is_one_of_several else ''
+    for finding in diagnose(record):
+        print(name + finding.text)
+    for remark in record.remarks:
+        print(name + remark)

@@ -1,0 +1,193 @@
+"""What all ranks bring together for a report."""
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ...mpi.agreement import raise_together
+from ...mpi.clock_offsets import clock_name, measure_offsets
+from ...mpi.once import once
+from ...mpi.pair_speed import PairSpeed, measure_pairs
+from ...report.laps import KeptEvents, Laps
+from ...report.process_memory import bytes_in
+from ...report.record import RankInterval
+from ...report.record_files import Thinning
+
+#: Readings of links and of tensors before every second one is left out.
+_READINGS = 32
+
+
+class FromRank(NamedTuple):
+    """What one rank has to say about an interval.
+
+    Attributes:
+        interval: None: no update has ended in it.
+        kept: Events of updates.
+        resident: Bytes of the process now; 0: the system does not say.
+        peak: The most bytes so far.
+        gpu: Bytes used and held; None without a GPU.
+        traffic: Of its communicator.
+    """
+
+    interval: RankInterval | None
+    kept: list[KeptEvents]
+    resident: int
+    peak: int
+    gpu: tuple[int, int] | None
+    traffic: Traffics
+
+
+class Traffics(NamedTuple):
+    """How a rank's gradients travel.
+
+    Attributes:
+        codec: In what.
+        levels: Shares of the bytes by level.
+        uncompressed: Bytes that an all-reduce in float32 would send.
+        known: Whether sent bytes are counted; inside MPI they are not.
+    """
+
+    codec: str
+    levels: dict[str, float]
+    uncompressed: int
+    known: bool
+
+
+class Gathered(NamedTuple):
+    """What rank 0 has from all ranks.
+
+    Attributes:
+        iteration: Updates done.
+        seconds: Since the start.
+        cost: Seconds that gathering took.
+        ranks: What each has said.
+        clocks: Offset and error of each rank's clock, in seconds.
+        pairs: Speeds between hosts; None: not measured this time.
+        tensors: Elements and values by tensor; None: not this time.
+    """
+
+    iteration: int
+    seconds: float
+    cost: float
+    ranks: list[FromRank]
+    clocks: list[tuple[float, float]]
+    pairs: list[PairSpeed] | None
+    tensors: dict[str, tuple[int, dict[str, float]]] | None
+
+
+class ReportGathering:
+    """Brings together what ranks have, on a communicator of its own.
+
+    Make it on all ranks.
+
+    Args:
+        ranks: All that take part.
+        trainer: Of the training.
+        laps: Of this rank.
+        origin: When this rank's training began, by ``time.monotonic``.
+
+    Attributes:
+        comm: The ranks.
+        hosts: Of each rank.
+    """
+
+    def __init__(self, ranks: MPI.Comm, trainer: Any, laps: Laps,
+                 origin: float) -> None:
+        self.comm = once(ranks, 'RunReport', ranks.Dup)
+        self._trainer, self._laps, self._origin = trainer, laps, origin
+        everyone = self.comm.allgather(
+            (platform.node(), clock_name(), _stage(trainer.updater)))
+        self.hosts = tuple(host for host, *_ in everyone)
+        self._clock_names = [name for _, name, _ in everyone]
+        stages = tuple(stage for *_, stage in everyone)
+        self._stages = () if None in stages else stages
+        self._pairs, self._tensors = Thinning(_READINGS), Thinning(_READINGS)
+        self._start = 0
+
+    def begin(self, writing: Any, there: tuple[int, ...]) -> None:
+        """Has rank 0 begin the record; raises on all ranks if it cannot."""
+        clocks = measure_offsets(self.comm, self._clock_names)
+        self._start = self.comm.bcast(raise_together(
+            self.comm, lambda: None if self.comm.rank else writing.begin(
+                self.hosts, self._stages, there, self._origin, clocks),
+            ValueError))
+
+    def gather(self) -> Gathered | None:
+        """What all ranks have had since the last call, on rank 0."""
+        begin = time.monotonic()
+        clocks = measure_offsets(self.comm, self._clock_names)
+        pairs = (measure_pairs(self.comm, list(self.hosts))
+                 if self._pairs.keep() else None)
+        tensors = (_tensors(self._trainer.updater)
+                   if self._tensors.keep() else None)
+        interval, kept = self._laps.summary(self._start)
+        ranks = self.comm.gather(FromRank(
+            interval, kept, int(bytes_in('VmRSS') or 0),
+            int(bytes_in('VmHWM') or 0),
+            _gpu_memory(), _traffic(self._trainer.updater)))
+        if ranks is None:
+            return None
+        now = time.monotonic()
+        return Gathered(self._trainer.updater.iteration, now - self._origin,
+                        now - begin, ranks, clocks, pairs, tensors)
+
+
+def communicator_of(updater: Any) -> Any:
+    """The communicator of the main optimizer; None without one."""
+    return getattr(updater.get_all_optimizers().get('main'), 'communicator',
+                   None)
+
+
+def _stage(updater: Any) -> int | None:
+    grid = getattr(updater, 'grid', None)
+    return None if grid is None else grid.stage_index
+
+
+def _traffic(updater: Any) -> Traffics:
+    communicator = communicator_of(updater)
+    if communicator is None:
+        return Traffics('none', {}, 0, True)
+    elements = sum(parameter.size for parameter
+                   in updater.get_optimizer('main').target.params()
+                   if parameter.array is not None)
+    size = communicator.size
+    uncompressed = 4 * elements * 2 * (size - 1) // size
+    if not hasattr(communicator, 'sent_levels'):
+        return Traffics(type(communicator).__name__, {'inside MPI': 1.0},
+                        uncompressed, False)
+    return Traffics(
+        'float32' if communicator.is_warming_up else communicator.name,
+        communicator.sent_levels(), uncompressed, True)
+
+
+def _tensors(updater: Any) -> dict[str, tuple[int, dict[str, float]]]:
+    """Elements and values of each tensor that is compressed."""
+    communicator = communicator_of(updater)
+    if not hasattr(communicator, 'health'):
+        return {}
+    health, found = communicator.health(), {}
+    target = updater.get_optimizer('main').target
+    for name, parameter in target.namedparams():
+        if name in health and parameter.array is not None:
+            values = dict(health[name])
+            if parameter.grad is not None:
+                values['gradient'] = _norm(parameter.grad)
+            found[name] = parameter.size, values
+    return found
+
+
+def _gpu_memory() -> tuple[int, int] | None:
+    if not chainer.backends.cuda.available:
+        return None
+    pool = chainer.backends.cuda.cupy.get_default_memory_pool()
+    return pool.used_bytes(), pool.total_bytes()
+
+
+def _norm(array: Any) -> float:
+    flat = chainer.backends.cuda.to_cpu(array).reshape(-1)
+    return float(numpy.sqrt(numpy.dot(flat, flat)))

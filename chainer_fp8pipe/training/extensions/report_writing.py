@@ -1,0 +1,229 @@
+"""What rank 0 writes: the record of a run, and the page about it."""
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from typing import Any
+
+from ...planning.job.job_plan import JobPlan, load_job_plan
+from ...report import clock_line
+from ...report.laps import together
+from ...report.record import (
+    ClockReading,
+    LinkReading,
+    MemoryReading,
+    PlannedStep,
+    RunEnd,
+    SentBytes,
+    TensorHealth,
+)
+from ...report.record_files import Part, RecordWriter, read_record
+from .curve_means import CurveMeans
+from .report_gathering import FromRank, Gathered
+from .run_start import describe_start
+from .write_schedule import SHARE, WriteSchedule, training_length
+
+#: Seconds that the first page is guessed to take.
+_FIRST_PAGE = 0.3
+
+
+class ReportWriting:
+    """Writes the record of one start, and its page.
+
+    Args:
+        trainer: Of the training.
+        begun: Updates and epochs done when it began.
+        plan: As :class:`.RunReport` got it.
+        filename: Of the page, in the result folder; None for none.
+        most_events: See :class:`.RecordWriter`.
+        ranks: Of the whole job.
+
+    Attributes:
+        curves: Gets what each update reports.
+    """
+
+    def __init__(self, trainer: Any, begun: tuple[int, float], plan: Any,
+                 filename: str | None, most_events: int, ranks: int) -> None:
+        self._out, self._plan, self._filename = trainer.out, plan, filename
+        self._most_events, self._ranks = most_events, ranks
+        self._warned = False
+        self._cost, self._step = 0.0, 0.0
+        # The first page also imports Bokeh, which takes a while.
+        self._page_at = time.monotonic() + _FIRST_PAGE / SHARE
+        self._readings: dict[int, list[ClockReading]] = {}
+        # Clipped and encoded elements at the last reading, by tensor.
+        self._counted: dict[str, tuple[float, float]] = {}
+        self._schedule = WriteSchedule(
+            *begun, training_length(trainer))
+        self._trainer, self._begun = trainer, begun
+
+    def begin(self, hosts: tuple[str, ...], stages: tuple[int, ...],
+              there: tuple[int, ...], origin: float,
+              clocks: list[tuple[float, float]]) -> int:
+        """Begins the record, or goes on with it.
+
+        Returns:
+            The number of this start.
+
+        Raises:
+            ValueError: The plan is none, or another job's, or the folder has
+                something else in it.
+            OSError: The folder cannot be written.
+        """
+        planned = None if self._plan is None else load_job_plan(
+            getattr(self._plan, 'plan', self._plan))
+        problem = planned and planned.problem(planned.model, self._ranks)
+        if problem:
+            raise ValueError(problem)
+        self._writer = RecordWriter(self._out, self._most_events)
+        self._number = self._writer.starts
+        begun = describe_start(self._trainer, self._number, hosts, stages,
+                               there, origin)
+        begun = begun._replace(
+            time=begun.time - (time.monotonic() - origin),
+            iteration=self._begun[0],
+            ranks=self._ranks)
+        self._hosts, self._origin = hosts, origin
+        self.curves = CurveMeans(self._number, begun.iteration)
+        parts: list[Part] = [begun]
+        if planned is not None:
+            parts.append(_planned(self._number, planned))
+        self._writer.write([*parts, *self._clocks(
+            time.monotonic() - origin, clocks)], time.time())
+        return self._number
+
+    def next(self, trainer: Any) -> tuple[int, int]:
+        """The update after which the next write is, and the last update."""
+        done, epochs = trainer.updater.iteration, _epochs(trainer)
+        step = self._step or (
+            time.monotonic() - self._origin) / max(done, 1)
+        return (self._schedule.next(done, epochs, step, self._cost),
+                self._schedule.last(done, epochs))
+
+    def write(self, gathered: Gathered, page: bool) -> None:
+        """Writes what was gathered, and the page if it is wanted."""
+        begin = time.monotonic()
+        steps = [one.interval.step.mean for one in gathered.ranks
+                 if one.interval is not None]
+        self._step = max(steps, default=self._step)
+        self._attempt(lambda: self._write(gathered))
+        # What the last one took is a guess at what the next one will.
+        self._cost = time.monotonic() - begin + gathered.cost
+        if page and begin > self._page_at:
+            begin = time.monotonic()
+            self._attempt(self._page)
+            now = time.monotonic()
+            self._page_at = now + (now - begin) / SHARE
+
+    def end(self, trainer: Any, error: str) -> None:
+        """Writes that the start has ended, and the last page."""
+        end = RunEnd(self._number, time.time(), trainer.updater.iteration,
+                     error)
+        self._attempt(lambda: self._writer.write(
+            [*self.curves.take(), end], time.time()))
+        self._attempt(self._page)
+
+    # --- details -------------------------------------------------------------
+
+    def _attempt(self, action: Any) -> None:
+        """A training is worth more than its report."""
+        try:
+            action()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    'the report of this run cannot be written, and the '
+                    f'training goes on: {type(error).__name__}: {error}',
+                    RuntimeWarning, stacklevel=2)
+
+    def _write(self, gathered: Gathered) -> None:
+        number, done = self._number, gathered.iteration
+        parts: list[Part] = [
+            *self.curves.take(),
+            *self._clocks(gathered.seconds, gathered.clocks)]
+        for rank, one in enumerate(gathered.ranks):
+            if one.interval is not None:
+                parts += [one.interval, *self._sent(rank, one)]
+            parts.append(MemoryReading(
+                number, rank, done, gathered.seconds, one.resident, one.peak,
+                *(one.gpu or (None, None))))
+        for pair in gathered.pairs or ():
+            parts += [LinkReading(
+                number, done, *ends, pair.bandwidth, pair.latency, False)
+                for ends in ((pair.source, pair.target),
+                             (pair.target, pair.source))]
+        parts += [TensorHealth(number, done, name, elements, values)
+                  for name, (elements, values)
+                  in self._shares(gathered.tensors or {}).items()]
+        self._writer.write(parts, time.time())
+        kept = {rank: one.kept for rank, one in enumerate(gathered.ranks)}
+        self._writer.write_updates(together(number, kept))
+
+    def _clocks(self, seconds: float, clocks: list[tuple[float, float]]
+                ) -> list[ClockReading]:
+        found = []
+        for rank, (ahead, error) in enumerate(clocks):
+            if rank:
+                before = self._readings.setdefault(rank, [])
+                reading = ClockReading(
+                    self._number, rank, seconds, ahead, error,
+                    abs(ahead - clock_line.ClockLine(before).expected(
+                        seconds)) if before else 0.0)
+                before.append(reading)
+                del before[:-2]
+                found.append(reading)
+        return found
+
+    def _sent(self, rank: int, one: FromRank) -> list[SentBytes]:
+        interval, traffic = one.interval, one.traffic
+        assert interval is not None
+        nbytes = interval.bytes if traffic.known else traffic.uncompressed
+        found = [(traffic.codec, level, share * nbytes,
+                  share * traffic.uncompressed)
+                 for level, share in traffic.levels.items()]
+        found.append(('fp8' if interval.stage_bytes < interval.stage_arrays
+                      else 'as they are', 'pipeline', interval.stage_bytes,
+                      interval.stage_arrays))
+        return [SentBytes(self._number, rank, interval.last, codec, level,
+                          round(sent), round(whole))
+                for codec, level, sent, whole in found if sent]
+
+    def _shares(self, tensors: dict[str, tuple[int, dict[str, float]]]
+                ) -> dict[str, tuple[int, dict[str, float]]]:
+        """Clipped elements since the last reading become a share."""
+        found = {}
+        for name, (elements, values) in tensors.items():
+            values = dict(values)
+            encoded = values.pop('encoded', 0.0)
+            clipped = values.pop('clipped', 0.0)
+            last = self._counted.get(name, (0.0, 0.0))
+            if encoded > last[1]:
+                values['clipped'] = (clipped - last[0]) / (encoded - last[1])
+            self._counted[name] = clipped, encoded
+            found[name] = elements, values
+        return found
+
+    def _page(self) -> None:
+        if self._filename is None:
+            return
+        from ...report.page import write_page
+        try:
+            write_page([read_record(self._out)],
+                       os.path.join(self._out, self._filename))
+        except ImportError as error:
+            self._filename = None
+            warnings.warn(
+                f'the run is recorded, but there is no page of it: {error}, '
+                f'and call "python -m chainer_fp8pipe report {self._out}"',
+                stacklevel=2)
+
+
+def _epochs(trainer: Any) -> float:
+    return float(getattr(trainer.updater, 'epoch_detail', 0.0))
+
+
+def _planned(number: int, plan: JobPlan) -> PlannedStep:
+    return PlannedStep(number, str(plan.choice), plan.seconds, plan.spread,
+                       dict(plan.parts))
