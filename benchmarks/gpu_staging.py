@@ -24,8 +24,8 @@ from chainer_fp8pipe.codecs import (
     Tensors,
 )
 from chainer_fp8pipe.codecs.staging import download, empty_wire, upload_now
-from chainer_fp8pipe.mpi.node_memory import NodeMemory
-from chainer_fp8pipe.mpi.page_locked import PageLockedMemory
+from chainer_fp8pipe.mpi.memory.node_memory import NodeMemory
+from chainer_fp8pipe.mpi.memory.page_locked import PageLockedMemory
 
 import numpy as np
 from codec_updates import begin

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from chainer_fp8pipe.chains.ghost import GhostError
 from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.tracing.trace import Tracer
-from chainer_fp8pipe.mpi.link_speed import measure_links
+from chainer_fp8pipe.mpi.measured.link_speed import measure_links
 from chainer_fp8pipe.planning.partition.cuts import (
     CutProblem,
     Wire,

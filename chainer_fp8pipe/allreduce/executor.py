@@ -14,8 +14,8 @@ from ..codecs.tensors import IN_PYTHON, Compiled
 from ..mpi.failure.waits import Wait, world_ranks
 from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
-from ..mpi.node_memory import meet, node_memory
-from ..mpi.page_locked import page_locked_memory
+from ..mpi.memory.node_memory import meet, node_memory
+from ..mpi.memory.page_locked import page_locked_memory
 from ..mpi.waiting import BRIEF, LONG
 from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm

@@ -10,7 +10,7 @@ import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid
-from ..mpi.link_speed import measure_links
+from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
 from ..mpi.world import enter_world
 from ..pipeline.schedules.schedule import make_schedule

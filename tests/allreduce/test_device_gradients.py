@@ -12,8 +12,8 @@ from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.exchange.model_state import ModelState
-from chainer_fp8pipe.mpi.node_memory import node_memory
-from chainer_fp8pipe.mpi.page_locked import PageLockedMemory
+from chainer_fp8pipe.mpi.memory.node_memory import node_memory
+from chainer_fp8pipe.mpi.memory.page_locked import PageLockedMemory
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy

@@ -1,7 +1,7 @@
 """Ranks that read each other's memory get the bits that messages bring."""
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.options import without_warmup
-from chainer_fp8pipe.mpi import node_memory
+from chainer_fp8pipe.mpi.memory import node_memory
 
 import pytest
 

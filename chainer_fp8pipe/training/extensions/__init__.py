@@ -12,7 +12,6 @@ _HOMES = {name: f'chainer_fp8pipe.training.extensions.{module}'
               ('MovingAverage', 'moving_average'),
               ('PipelineTimeline', 'pipeline_timeline'),
               ('PredictedTime', 'predicted_time'),
-              ('RunReport', 'run_report'),
               ('Snapshot', 'snapshot'),
               ('find_snapshots', 'snapshot'),
               ('resume', 'snapshot'),

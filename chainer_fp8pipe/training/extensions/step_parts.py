@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from ...report.stream import EventStream
-from .marks import CallMark, mark_update
+from .update_marks import CallMark, mark_update
 
 #: As :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan` names them.
 PASSES, STAGES, EXCHANGE, UPDATE, OTHER = PARTS = (

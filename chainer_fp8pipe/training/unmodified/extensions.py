@@ -13,8 +13,8 @@ from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
 from ...mpi.waiting import wait_until
-from ..extensions.marks import EveryUpdate
 from ..extensions.saving_beside import SavingBeside, remove_older
+from ..extensions.update_marks import EveryUpdate
 from . import files
 from .refusal import Refusal
 

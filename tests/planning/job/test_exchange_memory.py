@@ -6,7 +6,7 @@ import tracemalloc
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.plan import LEVELS, torus2d, two_level
 from chainer_fp8pipe.communicators.options import without_warmup
-from chainer_fp8pipe.mpi.node_memory import node_memory
+from chainer_fp8pipe.mpi.memory.node_memory import node_memory
 from chainer_fp8pipe.planning.job.codec_choice import WIRE_BYTES
 from chainer_fp8pipe.planning.job.exchange_memory import (
     _BUFFERS,

@@ -6,7 +6,7 @@ from unittest import mock
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.tracing import measuring
-from chainer_fp8pipe.mpi.link_speed import LinkSpeed
+from chainer_fp8pipe.mpi.measured.link_speed import LinkSpeed
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 
 import chainer

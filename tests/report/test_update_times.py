@@ -1,9 +1,13 @@
 """Updates become quartiles, phases and the events of some of them."""
-from chainer_fp8pipe.report import laps, stream
+from chainer_fp8pipe.report import stream, update_times
 from chainer_fp8pipe.report.events import Event
-from chainer_fp8pipe.report.laps import KeptEvents, Laps, together
 from chainer_fp8pipe.report.record import FIRST, REGULAR, SLOW, Spread
 from chainer_fp8pipe.report.stream import EventStream
+from chainer_fp8pipe.report.update_times import (
+    KeptEvents,
+    UpdateTimes,
+    together,
+)
 
 import pytest
 
@@ -15,7 +19,7 @@ class Rank:
         self.now = 100.0
         monkeypatch.setattr(stream, 'time', self)
         self.stream = EventStream()
-        self.laps = Laps(self.stream, 3, self.now, 0)
+        self.times = UpdateTimes(self.stream, 3, self.now, 0)
         self.iteration = 0
 
     def monotonic(self):
@@ -24,13 +28,13 @@ class Rank:
     def update(self, before=0.0, is_first=False, rest=0.0, **sections):
         """One update, after so many seconds of something else."""
         self.now += before
-        self.laps.update_begins(self.now)
+        self.times.update_begins(self.now)
         for name, seconds in sections.items():
             with self.stream.section(name):
                 self.now += seconds
         self.now += rest
         self.iteration += 1
-        self.laps.update_ends(self.now, self.iteration, is_first)
+        self.times.update_ends(self.now, self.iteration, is_first)
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def test_phases_add_up_to_a_step(rank):
                 update=1, rest=2)
     rank.update(before=3, input=1, forward=2, backward=3, exchange=8,
                 update=1, rest=4)
-    interval, _ = rank.laps.summary(start=5)
+    interval, _ = rank.times.summary(start=5)
     assert interval[:4] == (5, 3, 1, 2)
     assert interval.phases == {
         'input': 1, 'forward': 2, 'backward': 3, 'exchange': 6, 'update': 1,
@@ -57,25 +61,25 @@ def test_phases_add_up_to_a_step(rank):
 def test_an_interval_begins_where_the_last_one_ended(rank):
     for seconds in 1, 2:
         rank.update(forward=seconds)
-        interval, _ = rank.laps.summary(0)
+        interval, _ = rank.times.summary(0)
         assert interval.phases == {'forward': seconds}
         assert interval.first == interval.last == seconds
-    assert rank.laps.summary(0) == (None, [])
+    assert rank.times.summary(0) == (None, [])
 
 
 def test_bytes_are_those_of_an_update(rank):
     for count in 10, 30:
         rank.stream.sent(count)
         rank.update(forward=1)
-    assert rank.laps.summary(0)[0].bytes == 20
+    assert rank.times.summary(0)[0].bytes == 20
 
 
 def test_events_of_first_regular_and_slow_updates_are_kept(rank):
-    rank.laps.choose({4})
+    rank.times.choose({4})
     for number in range(1, 21):
         rank.update(is_first=number == 2, forward={7: 3, 9: 1.3}.get(
             number, 1))
-    _, kept = rank.laps.summary(0)
+    _, kept = rank.times.summary(0)
     assert [(one.iteration, one.why) for one in kept] == [
         (2, FIRST), (4, REGULAR), (7, SLOW), (9, SLOW)]
     assert kept[2].events == [
@@ -83,27 +87,27 @@ def test_events_of_first_regular_and_slow_updates_are_kept(rank):
 
 
 def test_what_lies_between_updates_is_no_part_of_one(rank):
-    rank.laps.choose({1})
+    rank.times.choose({1})
     with rank.stream.section('forward'):     # an evaluation
         rank.now += 5
     rank.update(forward=1)
-    interval, (kept,) = rank.laps.summary(0)
+    interval, (kept,) = rank.times.summary(0)
     assert interval.phases == {'forward': 1, 'between': 5}
     assert kept.events == [Event(3, 'forward', 105.0, 106.0)]
 
 
 def test_nothing_is_noted_after_the_end(rank):
-    rank.laps.end()
+    rank.times.end()
     with rank.stream.section('forward'):
         rank.now += 5
-    assert rank.laps.recording.events == []
+    assert rank.times.recording.events == []
 
 
 def test_an_update_that_is_like_no_other_is_not_kept(rank):
-    rank.laps.choose({1})
+    rank.times.choose({1})
     rank.update(is_first=None, forward=9)
     rank.update(forward=1)
-    interval, kept = rank.laps.summary(0)
+    interval, kept = rank.times.summary(0)
     assert not kept
     assert interval.first == 1
 
@@ -111,8 +115,8 @@ def test_an_update_that_is_like_no_other_is_not_kept(rank):
 def test_only_the_slowest_of_many_slow_updates_are_offered(rank):
     for number in range(1, 101):
         rank.update(forward=1 + number % 10)
-    _, kept = rank.laps.summary(0)
-    assert len(kept) == laps._OFFERED
+    _, kept = rank.times.summary(0)
+    assert len(kept) == update_times._OFFERED
     assert {one.iteration % 10 for one in kept} == {9}
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from .waiting import wait_until
+from ..waiting import wait_until
 
 _SMALL, _LARGE = 1 << 10, 1 << 20       # bytes of a message
 _ROUNDS = 5

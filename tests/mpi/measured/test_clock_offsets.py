@@ -2,8 +2,11 @@
 import time
 from unittest import mock
 
-from chainer_fp8pipe.mpi import clock_offsets
-from chainer_fp8pipe.mpi.clock_offsets import clock_name, measure_offsets
+from chainer_fp8pipe.mpi.measured import clock_offsets
+from chainer_fp8pipe.mpi.measured.clock_offsets import (
+    clock_name,
+    measure_offsets,
+)
 
 from tests.ranks import on_ranks
 

@@ -1,6 +1,6 @@
 """What updates of updaters that write nothing themselves do."""
 from chainer_fp8pipe.report.stream import EventStream
-from chainer_fp8pipe.training.extensions.update_sections import (
+from chainer_fp8pipe.training.run_reports.update_sections import (
     UpdateSections,
 )
 
@@ -10,7 +10,7 @@ import numpy
 import pytest
 from chainer.training.updaters import StandardUpdater
 
-from .helpers import Net
+from ..extensions.helpers import Net
 
 
 class TwoModels(StandardUpdater):

@@ -9,8 +9,8 @@ import time
 import numpy
 from mpi4py import MPI
 
-from ..report.clock_line import RoundTrip, best_trip
-from .waiting import wait_until
+from ...report.clock_line import RoundTrip, best_trip
+from ..waiting import wait_until
 
 #: Round trips between two clocks: at least, and at most while the best one
 #: leaves an error of more than :data:`_GOOD` seconds.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from .waiting import wait_until
+from ..waiting import wait_until
 
 _SMALL, _LARGE, _ROUNDS, _TAG = 64, 1 << 17, 3, 8
 

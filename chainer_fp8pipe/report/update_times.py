@@ -43,7 +43,7 @@ class KeptEvents(NamedTuple):
     events: list[Event]
 
 
-class _Lap(NamedTuple):
+class _Update(NamedTuple):
     iteration: int
     end: float
     busy: float                 # from the update's begin to its end
@@ -53,7 +53,7 @@ class _Lap(NamedTuple):
     bytes: tuple[int, int, int]     # gradients; to stages: sent, whole
 
 
-class Laps:
+class UpdateTimes:
     """Notes each update's times, and keeps the events of some updates.
 
     Args:
@@ -79,7 +79,7 @@ class Laps:
         self._regular = frozenset(regular)
 
     def _clear(self) -> None:
-        self._laps: list[_Lap] = []
+        self._laps: list[_Update] = []
         self._kept: list[KeptEvents] = []
         self._slow: list[KeptEvents] = []
 
@@ -167,9 +167,9 @@ class Laps:
         return [event._replace(rank=self._rank) for event in events
                 if event.end > begin or event.lane]
 
-    def _lap(self, iteration: int, now: float) -> _Lap:
+    def _lap(self, iteration: int, now: float) -> _Update:
         stream = self._stream
-        return _Lap(iteration, now, now - self._begin, dict(stream.seconds),
+        return _Update(iteration, now, now - self._begin, dict(stream.seconds),
                     self._outside, dict(stream.hidden), (
                         stream.bytes_sent, stream.stage_bytes,
                         stream.stage_arrays))

@@ -1,8 +1,8 @@
 from types import SimpleNamespace
 from unittest import mock
 
-from chainer_fp8pipe.mpi import link_speed
-from chainer_fp8pipe.mpi.link_speed import measure_links
+from chainer_fp8pipe.mpi.measured import link_speed
+from chainer_fp8pipe.mpi.measured.link_speed import measure_links
 
 import pytest
 from mpi4py import MPI

@@ -3,8 +3,8 @@ import gc
 import os
 import warnings
 
-from chainer_fp8pipe.mpi.node_memory import NodeMemory
-from chainer_fp8pipe.mpi.page_locked import PageLockedMemory
+from chainer_fp8pipe.mpi.memory.node_memory import NodeMemory
+from chainer_fp8pipe.mpi.memory.page_locked import PageLockedMemory
 
 import numpy
 import pytest

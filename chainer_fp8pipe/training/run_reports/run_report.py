@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from ...mpi.attendance import Attendance
 from ...mpi.ranks import all_ranks
-from ...report.laps import Laps
 from ...report.stream import EventStream
-from .marks import EveryUpdate
+from ...report.update_times import UpdateTimes
+from ..extensions.update_marks import EveryUpdate
 from .report_gathering import ReportGathering
 from .report_writing import ReportWriting
 from .update_sections import UpdateSections
@@ -106,7 +106,7 @@ class RunReport(extension.Extension):
         self._sections = UpdateSections(
             stream, updater, writes_itself=grid is not None)
         self._sections.around(updater, 'update', self._update)
-        self._laps = Laps(stream, self._ranks.rank, self._origin,
+        self._laps = UpdateTimes(stream, self._ranks.rank, self._origin,
                           updater.iteration)
         self._skipped, self._first = 0, 0
         self._attendance: Attendance | None = Attendance(self._ranks, _NAME)

@@ -1,8 +1,8 @@
 from types import SimpleNamespace
 from unittest import mock
 
-from chainer_fp8pipe.training.extensions import curve_means
-from chainer_fp8pipe.training.extensions.curve_means import CurveMeans
+from chainer_fp8pipe.training.run_reports import curve_means
+from chainer_fp8pipe.training.run_reports.curve_means import CurveMeans
 
 import numpy
 

@@ -1,7 +1,7 @@
 """Each pair of hosts is measured, by itself."""
 from collections import Counter
 
-from chainer_fp8pipe.mpi.pair_speed import measure_pairs, rounds
+from chainer_fp8pipe.mpi.measured.pair_speed import measure_pairs, rounds
 
 import pytest
 

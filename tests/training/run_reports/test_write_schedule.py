@@ -1,7 +1,7 @@
 """Reports are written at ends of epochs, and seldom enough."""
 from types import SimpleNamespace
 
-from chainer_fp8pipe.training.extensions.write_schedule import (
+from chainer_fp8pipe.training.run_reports.write_schedule import (
     WriteSchedule,
     regular_updates,
     training_length,

@@ -3,8 +3,12 @@ import ctypes
 import gc
 import os
 
-from chainer_fp8pipe.mpi import node_memory as module
-from chainer_fp8pipe.mpi.node_memory import NodeMemory, meet, node_memory
+from chainer_fp8pipe.mpi.memory import node_memory as module
+from chainer_fp8pipe.mpi.memory.node_memory import (
+    NodeMemory,
+    meet,
+    node_memory,
+)
 
 import numpy
 import pytest

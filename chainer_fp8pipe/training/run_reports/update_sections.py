@@ -9,7 +9,7 @@ import chainer
 
 from ...intercept.around_calls import Around, AroundCalls
 from ...report.stream import EventStream, Section
-from .marks import CallMark, mark_update
+from ..extensions.update_marks import CallMark, mark_update
 
 _NAME = 'RunReport'
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ...planning.job.job_plan import JobPlan, load_job_plan
 from ...report import clock_line
-from ...report.laps import together
 from ...report.record import (
     ClockReading,
     LinkReading,
@@ -19,6 +18,7 @@ from ...report.record import (
     TensorHealth,
 )
 from ...report.record_files import Part, RecordWriter, read_record
+from ...report.update_times import together
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start

@@ -10,13 +10,13 @@ import numpy
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...mpi.clock_offsets import clock_name, measure_offsets
+from ...mpi.measured.clock_offsets import clock_name, measure_offsets
+from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
 from ...mpi.once import once
-from ...mpi.pair_speed import PairSpeed, measure_pairs
-from ...report.laps import KeptEvents, Laps
 from ...report.process_memory import bytes_in
 from ...report.record import RankInterval
 from ...report.record_files import Thinning
+from ...report.update_times import KeptEvents, UpdateTimes
 
 #: Readings of links and of tensors before every second one is left out.
 _READINGS = 32
@@ -96,7 +96,7 @@ class ReportGathering:
         hosts: Of each rank.
     """
 
-    def __init__(self, ranks: MPI.Comm, trainer: Any, laps: Laps,
+    def __init__(self, ranks: MPI.Comm, trainer: Any, laps: UpdateTimes,
                  origin: float) -> None:
         self.comm = once(ranks, 'RunReport', ranks.Dup)
         self._trainer, self._laps, self._origin = trainer, laps, origin

@@ -25,8 +25,8 @@ from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset
 from tests.training.updaters.test_pipeline_updater import make_updater
 
-from .helpers import Net, make_trainer, weights
-from .made_up import plan_for
+from ..extensions.helpers import Net, make_trainer, weights
+from ..extensions.made_up import plan_for
 
 #: Pages are what other tests are about.
 RECORD = {'filename': None}

@@ -1,0 +1,1 @@
+"""Memory that other ranks of a node, and GPUs, read."""

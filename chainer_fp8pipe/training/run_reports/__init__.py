@@ -1,0 +1,1 @@
+"""A run is recorded, on all ranks, for its report."""
