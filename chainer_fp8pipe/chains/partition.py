@@ -9,10 +9,10 @@ import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
-from ..mpi.world import enter_world
 from ..pipeline.schedules.schedule import make_schedule
 from ..planning.partition.cuts import CutProblem, Wire
 from ..planning.partition.partition_plan import PartitionPlan, load_plan

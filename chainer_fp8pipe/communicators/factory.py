@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from ..mpi.failure.update_count import updates
 from ..mpi.failure.watch import watch
-from ..mpi.world import enter_world
+from ..mpi.failure.world import enter_world
 from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options

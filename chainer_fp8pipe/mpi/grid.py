@@ -8,9 +8,9 @@ from mpi4py import MPI
 from . import once
 from .agreement import check_same
 from .failure.watch import watch
+from .failure.world import enter_world
 from .groups import nodes_of
 from .placement import AXES, divisors, place
-from .world import enter_world
 
 
 class ProcessGrid:

@@ -17,9 +17,9 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..links.divisible.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.once import once
-from ..mpi.world import enter_world
 from ..planning.job.choices import Choices, Wanted
 from ..planning.job.configuration import ACCURACY, USUAL_CODECS
 from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of

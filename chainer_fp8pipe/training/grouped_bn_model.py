@@ -13,8 +13,8 @@ from ..links.divisible.lazy import Lazy
 from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.world import enter_world
 from ..mpi.groups import Group, ranks_of, split_groups
-from ..mpi.world import enter_world
 
 
 def create_grouped_bn_model(

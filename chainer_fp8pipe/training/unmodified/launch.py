@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from ...intercept.training_objects import creating_communicators, substituting
 from ...mpi.failure.abort import end_all_ranks
-from ...mpi.world import enter_world
+from ...mpi.failure.world import enter_world
 from .refusal import Refusal, refuse_all
 
 

@@ -18,9 +18,9 @@ from chainermn.optimizers import (
 from ...chains.partitioned_chain import PartitionedChain
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.failure.update_count import updates
+from ...mpi.failure.world import enter_world
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
-from ...mpi.world import enter_world
 from ...planning.partition.partition_plan import load_plan
 from ...report.stream import EventStream
 from .chain_work import ChainWork

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from .failure.abort import abort_on_exception
+from .abort import abort_on_exception
 
 #: Set: a process that is alone is meant to be.
 ALONE = 'CHAINER_FP8PIPE_ALONE'
