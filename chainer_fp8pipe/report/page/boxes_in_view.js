@@ -1,7 +1,7 @@
 // The level of detail of a timeline: which boxes to draw for a part of time.
 'use strict';
 
-const MOST_BOXES = 6000;      // a browser draws them 30 times a second
+const MOST_BOXES = 6000;      // beyond, cells grow: drawing takes longest
 
 // Gives the boxes between two times, for a picture of so many pixels.
 //
