@@ -142,7 +142,8 @@ FAULTS = {
     'SIGSEGV': Fault(_to_a_rank(signal.SIGSEGV, 'SIGSEGV')),
     'SIGBUS': Fault(_to_a_rank(signal.SIGBUS, 'SIGBUS')),
     'memory': Fault(_short_of_memory),
-    'raises': Fault(_to_a_rank(signal.SIGUSR1, 'InjectedFault')),
+    'raises': Fault(_to_a_rank(
+        signal.SIGUSR1, '(InjectedFault|a rank that raises)')),
     'launcher': Fault(_kill_launcher, kills_launcher=True),
     'truncated': Fault(_damaged(_cut)),
     'bit flips': Fault(_damaged(_flip)),
