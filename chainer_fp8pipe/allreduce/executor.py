@@ -344,7 +344,8 @@ class PlanExecutor(Algorithm):
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
             format=of.format, in_place=sums.in_place,
             keeps_wire=not bucket.passes,
-            shares_wire=bool(self._memory
+            # Only a GPU's wires are ever there.
+            shares_wire=bool(bucket.tensors.xp is not numpy and self._memory
                              and self._memory.holds(bucket.wire)),
             encodes=bucket.encodes, decodes=bucket.decodes,
             prescale=prescale, epsilon=of.epsilon,

@@ -385,7 +385,7 @@ def test_the_page_is_written_at_ends_of_epochs_and_at_the_end(
                      'validation/main/loss' in record.curves[-1].values,
                      len(record.ends)))
     # In place of a hundredth of the time.
-    where = 'chainer_fp8pipe.training.extensions'
+    where = 'chainer_fp8pipe.training.run_reports'
     with mock.patch('chainer_fp8pipe.report.page.write_page', note), (
             mock.patch(f'{where}.write_schedule.SHARE', 1e9)), (
             mock.patch(f'{where}.report_writing.SHARE', 1e9)):
