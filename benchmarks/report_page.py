@@ -29,7 +29,11 @@ from typing import Any
 from chainer_fp8pipe.report import page
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
 from chainer_fp8pipe.report.page.html_page import page_text
-from chainer_fp8pipe.report.record import FIRST, RecordedUpdate, RunRecord
+from chainer_fp8pipe.report.records.run_record import (
+    FIRST,
+    RecordedUpdate,
+    RunRecord,
+)
 
 import numpy
 from browser import SOFTWARE_WEBGL, Browser

@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 import numpy
 
-from .record import COMMUNICATION, RankInterval, RunRecord, RunStart
+from .records.run_record import (
+    COMMUNICATION,
+    RankInterval,
+    RunRecord,
+    RunStart,
+)
 
 #: A rank is slow from so many times the others' work on, in the median of
 #: intervals; in four of five intervals a part of that is enough.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .diagnosis import diagnose
-from .record import RunRecord
-from .record_files import is_record, read_record
+from .records.record_reader import is_record, read_record
+from .records.run_record import RunRecord
 
 _HELP = 'make an HTML page about one run, or several'
 _DESCRIPTION = """

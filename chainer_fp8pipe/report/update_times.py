@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy
 
 from .events import Event
-from .record import (
+from .recording import Recording
+from .records.run_record import (
     COMMUNICATION,
     FIRST,
     PHASES,
@@ -18,7 +19,6 @@ from .record import (
     RecordedUpdate,
     Spread,
 )
-from .recording import Recording
 from .stream import EventStream
 
 #: Updates that a rank offers as slow ones, and how many are kept of those.

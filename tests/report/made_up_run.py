@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.measured_parts import measured_parts
-from chainer_fp8pipe.report.record import (
+from chainer_fp8pipe.report.records.measured_parts import measured_parts
+from chainer_fp8pipe.report.records.run_record import (
     COMMUNICATION,
     FIRST,
     REGULAR,

@@ -8,7 +8,7 @@ from chainer_fp8pipe.report.report_command import main
 import pytest
 
 from .made_up_run import MadeUpRun
-from .test_record_files import written
+from .records.test_record_files import written
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections import defaultdict
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ..record import PlannedStep, RunRecord
+from ..records.run_record import PlannedStep, RunRecord
 from .base_figure import base_figure, plain
 from .quantities import seconds, share, size
 from .sections import (

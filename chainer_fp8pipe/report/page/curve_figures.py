@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..record import RunRecord
+from ..records.run_record import RunRecord
 from .base_figure import base_figure, plain
 from .quantities import number
 from .sections import (

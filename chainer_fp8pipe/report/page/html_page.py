@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from ..record import RunRecord
+from ..records.run_record import RunRecord
 from .byte_bars import byte_section
 from .compression_health import compression_section
 from .curve_figures import curve_section

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..looks import look_of_name
-from ..record import PHASES, RankInterval, RunRecord
+from ..records.run_record import PHASES, RankInterval, RunRecord
 from .base_figure import bars_height, base_figure, css
 from .quantities import seconds, share
 from .sections import Drawing, LegendEntry, PageSection, Table, label

@@ -4,7 +4,7 @@ from __future__ import annotations
 import datetime
 import shlex
 
-from ..record import RunRecord, RunStart
+from ..records.run_record import RunRecord, RunStart
 from .quantities import seconds
 from .sections import PageSection, Table, label, said_of
 

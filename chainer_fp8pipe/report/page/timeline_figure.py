@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..record import FIRST, SLOW, RecordedUpdate, RunRecord
+from ..records.run_record import FIRST, SLOW, RecordedUpdate, RunRecord
 from ..wait_causes import explain_waits
 from .base_figure import base_figure
 from .packed_events import PackedEvents

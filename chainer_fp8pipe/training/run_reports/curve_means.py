@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ...report.record import CurvePoint
+from ...report.records.run_record import CurvePoint
 
 _NUMBERS = numpy.ndarray, numpy.number, float, int
 

@@ -14,8 +14,8 @@ from ...mpi.measured.clock_offsets import clock_name, measure_offsets
 from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
 from ...mpi.once import once
 from ...report.process_memory import bytes_in
-from ...report.record import RankInterval
-from ...report.record_files import Thinning
+from ...report.records.run_record import RankInterval
+from ...report.records.thinning import Thinning
 from ...report.update_times import KeptEvents, UpdateTimes
 
 #: Readings of links and of tensors before every second one is left out.

@@ -7,8 +7,11 @@ import warnings
 from typing import Any
 
 from ...planning.job.job_plan import JobPlan, load_job_plan
-from ...report import clock_line
-from ...report.record import (
+from ...report.records.clock_line import ClockLine
+from ...report.records.record_lines import Part
+from ...report.records.record_reader import read_record
+from ...report.records.record_writer import RecordWriter
+from ...report.records.run_record import (
     ClockReading,
     LinkReading,
     MemoryReading,
@@ -17,7 +20,6 @@ from ...report.record import (
     SentBytes,
     TensorHealth,
 )
-from ...report.record_files import Part, RecordWriter, read_record
 from ...report.update_times import together
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
@@ -169,7 +171,7 @@ class ReportWriting:
                 before = self._readings.setdefault(rank, [])
                 reading = ClockReading(
                     self._number, rank, seconds, ahead, error,
-                    abs(ahead - clock_line.ClockLine(before).expected(
+                    abs(ahead - ClockLine(before).expected(
                         seconds)) if before else 0.0)
                 before.append(reading)
                 del before[:-2]

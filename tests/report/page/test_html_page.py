@@ -8,7 +8,7 @@ import sys
 
 from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.page.html_page import page_text
-from chainer_fp8pipe.report.record import RunRecord, TensorHealth
+from chainer_fp8pipe.report.records.run_record import RunRecord, TensorHealth
 
 import pytest
 

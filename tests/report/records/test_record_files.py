@@ -3,7 +3,12 @@ import dataclasses
 import json
 
 from chainer_fp8pipe.report.events import EXCHANGE, Event
-from chainer_fp8pipe.report.record import (
+from chainer_fp8pipe.report.records.record_reader import (
+    is_record,
+    read_record,
+)
+from chainer_fp8pipe.report.records.record_writer import RecordWriter
+from chainer_fp8pipe.report.records.run_record import (
     FIRST,
     REGULAR,
     SLOW,
@@ -14,16 +19,11 @@ from chainer_fp8pipe.report.record import (
     RunRecord,
     RunStart,
 )
-from chainer_fp8pipe.report.record_files import (
-    RecordWriter,
-    Thinning,
-    is_record,
-    read_record,
-)
+from chainer_fp8pipe.report.records.thinning import Thinning
 
 import pytest
 
-from .made_up_run import MadeUpRun
+from ..made_up_run import MadeUpRun
 
 PARTS = ('starts', 'ends', 'curves', 'intervals', 'sent', 'clocks', 'links',
          'tensors', 'memory', 'plans')

@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .record import ClockReading
+from .run_record import ClockReading
 
 
 class RoundTrip(NamedTuple):

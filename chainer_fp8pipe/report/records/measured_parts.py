@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .record import RankInterval
+from .run_record import RankInterval
 
 #: By part, as plans name them, the phases that it is made of.
 _PARTS = {

@@ -1,5 +1,9 @@
-from chainer_fp8pipe.report.measured_parts import measured_parts
-from chainer_fp8pipe.report.record import PHASES, RankInterval, Spread
+from chainer_fp8pipe.report.records.measured_parts import measured_parts
+from chainer_fp8pipe.report.records.run_record import (
+    PHASES,
+    RankInterval,
+    Spread,
+)
 
 
 def interval(rank, last, median, **phases):

@@ -1,8 +1,9 @@
 """The record of a run: what a report shows, as pure data.
 
 A run is what has been written into one folder: one start of a job or, where
-ranks died and a launcher started the job again, several.  :mod:`.record_files`
-writes the parts of a record while the run goes on and reads them back.
+ranks died and a launcher started the job again, several.
+:mod:`.record_writer` writes the parts of a record while the run goes on, and
+:mod:`.record_reader` reads them.
 
 Seconds of a start count from that start, on the clock of its rank 0; a
 reader has already put the events of other ranks on that clock.
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .events import Event
+from ..events import Event
 
 #: Into what the time of a step goes, in the order of a picture.  The exchange
 #: includes waiting for slower ranks; ``other`` is what no section of an update
@@ -88,7 +89,7 @@ class RunEnd(NamedTuple):
 
 
 class CurvePoint(NamedTuple):
-    """What was reported in some updates, as means.
+    """The means, over some updates, of values that the training reported.
 
     Attributes:
         start: Number of the start.
