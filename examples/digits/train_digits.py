@@ -104,6 +104,9 @@ def parse(arguments=None):
                 parser.error(f'--{name} must be at least 1')
         if not 0 <= options.link < math.inf:
             parser.error('--link must be a number of Gbit/s, or 0')
+    with explained(parser):     # before the first run has taken its time
+        for text in options.communicator:
+            create_communicator(options, text, 0).finalize()
     return options
 
 

@@ -55,6 +55,18 @@ def test_it_compares_communicators_in_a_table_and_a_picture(tmp_path):
         runs['float32']['losses'][0], rel=0.1)
 
 
+@pytest.mark.parametrize(('given', 'message'), [
+    ('fp9', "no communicator is called 'fp9'"),
+    ('fp8:period=x', "period must be of type int, not 'x'")])
+def test_a_wrong_communicator_is_said_before_the_first_run(
+        given, message, tmp_path):
+    done = run('--communicator', 'float32', given, '--out', tmp_path)
+    assert done.returncode
+    assert done.stderr.count(message) == 1
+    assert 'Traceback' not in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_updates_are_predicted_for_a_rank_per_host(tmp_path):
     write_mnist(tmp_path, False)
     names = 'float32', 'fp8', 'fp8:algorithm=ring', 'fp8_paper', 'naive'
