@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import fmean, median
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from ..diagnosis import link_share
 from ..records.run_record import PlannedStep, RunRecord
 from .base_figure import base_figure, plain
 from .quantities import seconds, share, size
@@ -66,67 +68,70 @@ def _sent(run: str, record: RunRecord) -> list[_Sent]:
 
 
 def _drawing(sent: list[_Sent]) -> Drawing:
-    names = [plain(row.name) for row in sent]
-    plot = base_figure('kB', None, 90 + 46 * len(sent), tools='reset,save',
-                       y_range=names[::-1])
-    plot.x_range.start = 0
-    kinds = ('sent', 'in float32')
-    for number, kind in enumerate(kinds):
-        plot.hbar(y=[(name, -0.19 + 0.38 * (1 - number)) for name in names],
-                  right=[(row.uncompressed if number else row.bytes) / 1e3
-                         for row in sent], height=0.36,
-                  color=LINE_COLOURS[6 * number], name=kind)
+    plot, legend = _paired_bars(
+        [plain(row.name) for row in sent],
+        {'sent': [row.bytes / 1e3 for row in sent],
+         'in float32': [row.uncompressed / 1e3 for row in sent]},
+        (LINE_COLOURS[0], LINE_COLOURS[6]), 'kB', 46)
     return Drawing(
         'bytes', 'Bytes that a rank sends in an update, mean', plot, Table(
             ('codec, level', 'sent', 'most of a rank', 'in float32', 'of it'),
             [(row.name, size(row.bytes), size(row.most),
               size(row.uncompressed), share(row.bytes / row.uncompressed)
-              if row.uncompressed else '-') for row in sent]),
-        [LegendEntry(kind, LINE_COLOURS[6 * number])
-         for number, kind in enumerate(kinds)])
+              if row.uncompressed else '-') for row in sent]), legend)
 
 
 def _link_share(run: str, record: RunRecord) -> list[str]:
-    """What part of the slowest kind of link the updates use."""
-    between = [link.bandwidth for link in record.links if not link.is_local]
-    speeds = between or [link.bandwidth for link in record.links]
-    intervals = [item for item in record.intervals if item.step.mean > 0]
-    if not speeds or not any(item.bytes + item.stage_bytes
-                             for item in intervals):
-        return []
-    most = max(intervals, key=lambda item: (
-        item.bytes + item.stage_bytes) / item.step.mean)
-    rate = (most.bytes + most.stage_bytes) / most.step.mean
-    kind = 'between hosts' if between else 'inside the host'
-    return [said_of(run, f'Rank {most.rank} sends the most, {size(rate)}/s on '
-                  f'average: {share(rate / median(speeds))} of what a link '
-                  f'{kind} carries ({size(median(speeds))}/s, median).')]
+    """What part of a link between hosts the last start uses."""
+    needed = [link_share(record, start.number)
+              for start in record.starts[-1:]]
+    return [said_of(run, 'Between hosts the busiest rank sends '
+                    f'{share(part)} of what a link carries, on average.')
+            for part in needed if part is not None]
+
+
+def _paired_bars(names: list[str], kinds: Mapping[str, list[float]],
+                 colours: Sequence[str], unit: str, row: int
+                 ) -> tuple[Any, list[LegendEntry]]:
+    """A figure with two bars for each name, one above the other.
+
+    Args:
+        names: From above.
+        kinds: The lengths of the upper and of the lower bars, by kind.
+        colours: Of the kinds.
+        unit: Of the lengths.
+        row: Pixels for each name.
+
+    Returns:
+        Also its legend.
+    """
+    plot = base_figure(unit, None, 90 + row * len(names), tools='reset,save',
+                       y_range=names[::-1])
+    plot.x_range.start = 0
+    for (kind, lengths), colour, place in zip(
+            kinds.items(), colours, (0.19, -0.19), strict=True):
+        plot.hbar(y=[(name, place) for name in names], right=lengths,
+                  height=0.36, color=colour, name=kind)
+    return plot, [LegendEntry(kind, colour)
+                  for kind, colour in zip(kinds, colours, strict=True)]
 
 
 def _planned(run: str, plan: PlannedStep) -> Drawing:
     parts = [*plan.parts, *(set(plan.measured) - set(plan.parts))]
-    names = [plain(part) for part in parts]
-    plot = base_figure('ms', None, 90 + 40 * len(parts), tools='reset,save',
-                       y_range=names[::-1])
-    plot.x_range.start = 0
-    kinds = ('predicted', 'measured')
-    for number, values in enumerate((plan.parts, plan.measured)):
-        plot.hbar(y=[(name, -0.19 + 0.38 * (1 - number)) for name in names],
-                  right=[1e3 * values.get(part, 0.0) for part in parts],
-                  height=0.36, color=LINE_COLOURS[number],
-                  name=kinds[number])
-    whole = sum(plan.measured.values())
+    kinds = {'predicted': plan.parts, 'measured': plan.measured}
+    plot, legend = _paired_bars(
+        [plain(part) for part in parts],
+        {kind: [1e3 * values.get(part, 0.0) for part in parts]
+         for kind, values in kinds.items()}, LINE_COLOURS[:2], 'ms', 40)
     rows = [(part, *(seconds(values[part]) if part in values else '-'
-                     for values in (plan.parts, plan.measured)))
-            for part in parts]
+                     for values in kinds.values())) for part in parts]
     rows.append(('all', f'{seconds(plan.seconds)} ± {share(plan.spread)}',
-                 seconds(whole) if plan.measured else '-'))
+                 seconds(sum(plan.measured.values())) if plan.measured
+                 else '-'))
     return Drawing(
         f'plan-{run or "0"}-{plan.start}', label(
             run, f'Plan of start {plan.start}: {plan.description}'), plot,
-        Table(('part of an update', *kinds), rows),
-        [LegendEntry(kind, LINE_COLOURS[number])
-         for number, kind in enumerate(kinds)])
+        Table(('part of an update', *kinds), rows), legend)
 
 
 def _planned_bytes(run: str, record: RunRecord, plan: PlannedStep) -> str:
