@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from .run_record import RankInterval
 
 #: By part, as plans name them, the phases that it is made of.
-_PARTS = {
+PHASES_OF_PARTS = {
     'forward and backward': ('forward', 'recompute', 'backward',
                              'backward_weight'),
     'waiting for stages': ('send', 'receive'),
@@ -29,5 +29,5 @@ def measured_parts(intervals: Iterable[RankInterval]) -> dict[str, float]:
     slowest = max((interval for interval in found if interval.last == newest),
                   key=lambda interval: interval.step.median)
     parts = {part: sum(slowest.phases.get(name, 0.0) for name in phases)
-             for part, phases in _PARTS.items()}
+             for part, phases in PHASES_OF_PARTS.items()}
     return {part: seconds for part, seconds in parts.items() if seconds}

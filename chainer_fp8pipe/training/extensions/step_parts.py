@@ -6,20 +6,15 @@ from typing import Any
 
 import numpy
 
+from ...report.records.measured_parts import PHASES_OF_PARTS
 from ...report.stream import EventStream
 from .update_marks import CallMark, mark_update
 
-#: As :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan` names them.
-PASSES, STAGES, EXCHANGE, UPDATE, OTHER = PARTS = (
-    'forward and backward', 'waiting for stages', 'exchange', 'update',
-    'other')
+#: As :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan` names them; the
+#: last one is what remains of a step.
+PARTS = PASSES, STAGES, EXCHANGE, UPDATE, OTHER = tuple(PHASES_OF_PARTS)
 
 _NAME = 'PredictedTime'
-_SECTIONS = {
-    PASSES: ('forward', 'recompute', 'backward', 'backward_weight'),
-    STAGES: ('send', 'receive'),
-    EXCHANGE: ('encode', 'exchange', 'decode'),
-    UPDATE: ('update',)}
 
 
 class StepParts:
@@ -54,8 +49,8 @@ class StepParts:
         """The time, and seconds so far of all parts but the last one."""
         seconds = self._stream.seconds
         return numpy.array([self._clock(), *(
-            sum(seconds.get(name, 0.0) for name in sections)
-            for sections in _SECTIONS.values())])
+            sum(seconds.get(name, 0.0) for name in PHASES_OF_PARTS[part])
+            for part in PARTS[:-1])])
 
 
 class ReplicaParts(StepParts):
