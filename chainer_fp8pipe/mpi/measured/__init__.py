@@ -1,1 +1,1 @@
-"""What is measured of links and clocks."""
+"""Measures links and clocks, with messages between ranks."""

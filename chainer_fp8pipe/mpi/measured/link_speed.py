@@ -37,7 +37,7 @@ def measure_links(comm: MPI.Comm) -> LinkSpeed:
         peer = comm.rank + 1 if lower else comm.rank - 1
         if 0 <= peer < comm.size and comm.rank >= first:
             times = numpy.maximum(times, [
-                _round_trip(comm, peer, lower, size) / 2
+                one_way(comm, peer, lower, size, _ROUNDS)
                 for size in (_SMALL, _LARGE)])
     comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
     short, long = times.tolist()
@@ -51,13 +51,24 @@ def _barrier(comm: MPI.Comm) -> None:
     wait_until(comm.Ibarrier().Test)
 
 
-def _round_trip(comm: MPI.Comm, peer: int, begins: bool, size: int) -> float:
+def one_way(comm: MPI.Comm, peer: int, begins: bool, size: int, rounds: int,
+            tag: int = 0) -> float:
+    """Seconds of a message: half of the fastest round trip; call it on both.
+
+    Args:
+        comm: The ranks.
+        peer: The other rank of the pair.
+        begins: Whether this rank sends first.
+        size: Bytes of the message.
+        rounds: To and fro.
+        tag: Of the messages.
+    """
     data = numpy.zeros(size, numpy.uint8)
     best = float('inf')
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         for sends in (begins, not begins):
-            request = (comm.Isend if sends else comm.Irecv)(data, peer)
+            request = (comm.Isend if sends else comm.Irecv)(data, peer, tag)
             wait_until(request.Test)
         best = min(best, time.perf_counter() - start)
-    return best
+    return best / 2

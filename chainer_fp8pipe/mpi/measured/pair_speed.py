@@ -1,14 +1,13 @@
 """How fast each pair of ranks sends to each other."""
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy
 from mpi4py import MPI
 
 from ..waiting import wait_until
+from .link_speed import one_way
 
 _SMALL, _LARGE, _ROUNDS, _TAG = 64, 1 << 17, 3, 8
 
@@ -50,8 +49,9 @@ def measure_pairs(comm: MPI.Comm, hosts: list[str]) -> list[PairSpeed]:
             source, target = sorted((ranks[one], ranks[other]))
             if comm.rank in (source, target):
                 peer = target if comm.rank == source else source
-                short, long = (_one_way(comm, peer, comm.rank == source, size)
-                               for size in (_SMALL, _LARGE))
+                short, long = (
+                    one_way(comm, peer, comm.rank == source, size, _ROUNDS,
+                            _TAG) for size in (_SMALL, _LARGE))
                 if comm.rank == source:
                     found.append(PairSpeed(
                         source, target, short,
@@ -75,16 +75,3 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
             players[:half], players[:half - 1:-1], strict=True)
             if one is not None and other is not None]
         players.insert(1, players.pop())
-
-
-def _one_way(comm: MPI.Comm, peer: int, begins: bool, size: int) -> float:
-    """Half of the fastest round trip."""
-    data, best = numpy.zeros(size, numpy.uint8), float('inf')
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for sends in (begins, not begins):
-            request = (comm.Isend(data, peer, _TAG) if sends
-                       else comm.Irecv(data, peer, _TAG))
-            wait_until(request.Test)
-        best = min(best, time.perf_counter() - start)
-    return best / 2
