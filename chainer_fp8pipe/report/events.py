@@ -1,7 +1,7 @@
 """What the ranks do when, measured or simulated."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 #: Names of the events in which a rank computes.
@@ -101,13 +101,30 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
         The events by their start.
     """
     events = sorted(events, key=lambda event: (event.start, event.end))
-    sends = sends_of(events)
+    return parted(events, {receive: send.start for receive, send
+                           in sends_of(events).items()})
+
+
+def parted(events: Iterable[Event], until: Mapping[Event, float],
+           waiting: Callable[[Event, float], Event] | None = None
+           ) -> list[Event]:
+    """Cuts events into a ``'wait'`` and what follows.
+
+    Args:
+        events: In any order.
+        until: For some of the events, until when they wait.
+        waiting: Gives the wait of an event until a time; None: the event's
+            own fields with another name.
+
+    Returns:
+        The events by their start.
+    """
     parts: list[Event] = []
     for event in events:
-        sent = sends[event].start if event in sends else event.start
-        cut = min(max(sent, event.start), event.end)
+        cut = min(max(until.get(event, event.start), event.start), event.end)
         if cut > event.start:
-            parts.append(event._replace(name=WAITING, end=cut))
+            parts.append(waiting(event, cut) if waiting else
+                         event._replace(name=WAITING, end=cut))
         if cut < event.end or cut == event.start:
             parts.append(event._replace(start=cut))
     return sorted(parts, key=lambda event: (event.start, event.end))

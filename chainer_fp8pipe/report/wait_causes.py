@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .events import WAITING, Event, sends_of
+from .events import WAITING, Event, parted, sends_of
 
 _EXCHANGE = 'exchange'
 
@@ -34,18 +34,15 @@ def explain_waits(events: Iterable[Event], stages: Sequence[int] = ()
         receive: (send.start, send.rank)
         for receive, send in sends_of(events).items()}
     until.update(_last_to_come(events, stages))
-    parts = []
-    for event in events:
-        cut, rank = until.get(event, (event.start, event.rank))
-        cut = min(max(cut, event.start), event.end)
-        if cut > event.start:
-            parts.append(event._replace(
-                name=WAITING, end=cut, bytes=0,
-                about=_reason(busy.get(rank, []), rank, event.start, cut),
-                values=(('rank', float(rank)),)))
-        if cut < event.end or cut == event.start:
-            parts.append(event._replace(start=cut))
-    return sorted(parts, key=lambda event: (event.start, event.end))
+
+    def waiting(event: Event, end: float) -> Event:
+        _, rank = until[event]
+        return event._replace(
+            name=WAITING, end=end, bytes=0,
+            about=_reason(busy.get(rank, []), rank, event.start, end),
+            values=(('rank', float(rank)),))
+    return parted(events, {event: time for event, (time, _)
+                           in until.items()}, waiting)
 
 
 def _busy(events: list[Event]) -> dict[int, list[Event]]:
