@@ -202,17 +202,18 @@ class CodecCommunicator(MpiCommunicatorBase):
         rank's gradients.  Call it on all ranks, as with :meth:`report`.
         """
         self._reducer.complete()
-        for state in self._models:
-            codec = state.codec
-            found: dict[str, dict[str, float]] = {}
-            if isinstance(codec, Fp8Ratio):
-                found = {name: {key: float(value) for key, value
-                                in report._asdict().items()}
-                         for name, report in codec.report().items()}
-            for name, norm in codec.residual_norms().items():
-                found.setdefault(name, {})['residual'] = norm
-            return found
-        return {}
+        state = next(iter(self._models), None)
+        if state is None:
+            return {}
+        codec = state.codec
+        found: dict[str, dict[str, float]] = {}
+        if isinstance(codec, Fp8Ratio):
+            found = {name: {key: float(value) for key, value
+                            in report._asdict().items()}
+                     for name, report in codec.report().items()}
+        for name, norm in codec.residual_norms().items():
+            found.setdefault(name, {})['residual'] = norm
+        return found
 
     def sent_levels(self) -> dict[str, float]:
         """Which shares of the bytes it sends stay inside this rank's node.

@@ -43,7 +43,9 @@ class KeptEvents(NamedTuple):
     events: list[Event]
 
 
-class _Update(NamedTuple):
+class _Lap(NamedTuple):
+    """From the end of an update to the end of the next."""
+
     iteration: int
     end: float
     busy: float                 # from the update's begin to its end
@@ -79,7 +81,7 @@ class UpdateTimes:
         self._regular = frozenset(regular)
 
     def _clear(self) -> None:
-        self._laps: list[_Update] = []
+        self._laps: list[_Lap] = []
         self._kept: list[KeptEvents] = []
         self._slow: list[KeptEvents] = []
 
@@ -144,7 +146,8 @@ class UpdateTimes:
         named = sum(sections.values(), numpy.zeros(len(steps)))
         means = {name: float(values.mean())
                  for name, values in sections.items()}
-        # What is measured within an update may exceed it by its own cost.
+        # Measuring takes time, too, so that sections may add up to more than
+        # the update.
         means['other'] = max(float((busy - named).mean()), 0.0)
         means['between'] = float((steps - busy).mean())
         count = len(steps)
@@ -167,9 +170,9 @@ class UpdateTimes:
         return [event._replace(rank=self._rank) for event in events
                 if event.end > begin or event.lane]
 
-    def _lap(self, iteration: int, now: float) -> _Update:
+    def _lap(self, iteration: int, now: float) -> _Lap:
         stream = self._stream
-        return _Update(iteration, now, now - self._begin, dict(stream.seconds),
+        return _Lap(iteration, now, now - self._begin, dict(stream.seconds),
                     self._outside, dict(stream.hidden), (
                         stream.bytes_sent, stream.stage_bytes,
                         stream.stage_arrays))

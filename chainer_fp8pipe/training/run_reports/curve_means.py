@@ -8,6 +8,7 @@ import chainer
 import numpy
 
 from ...report.records.run_record import CurvePoint
+from .write_schedule import epochs_done
 
 _NUMBERS = numpy.ndarray, numpy.number, float, int
 
@@ -47,8 +48,7 @@ class CurveMeans:
             return
         self._points.append(CurvePoint(
             self._start, updater.iteration,
-            float(getattr(updater, 'epoch_detail', 0.0)),
-            trainer.elapsed_time, values))
+            epochs_done(updater), trainer.elapsed_time, values))
         self._made += 1
         if self._made % _MANY == 0:
             self._updates *= 2

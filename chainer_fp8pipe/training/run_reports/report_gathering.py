@@ -88,7 +88,7 @@ class ReportGathering:
     Args:
         ranks: All that take part.
         trainer: Of the training.
-        laps: Of this rank.
+        times: Of this rank.
         origin: When this rank's training began, by ``time.monotonic``.
 
     Attributes:
@@ -96,10 +96,10 @@ class ReportGathering:
         hosts: Of each rank.
     """
 
-    def __init__(self, ranks: MPI.Comm, trainer: Any, laps: UpdateTimes,
+    def __init__(self, ranks: MPI.Comm, trainer: Any, times: UpdateTimes,
                  origin: float) -> None:
         self.comm = once(ranks, 'RunReport', ranks.Dup)
-        self._trainer, self._laps, self._origin = trainer, laps, origin
+        self._trainer, self._times, self._origin = trainer, times, origin
         everyone = self.comm.allgather(
             (platform.node(), clock_name(), _stage(trainer.updater)))
         self.hosts = tuple(host for host, *_ in everyone)
@@ -125,7 +125,7 @@ class ReportGathering:
                  if self._pairs.keep() else None)
         tensors = (_tensors(self._trainer.updater)
                    if self._tensors.keep() else None)
-        interval, kept = self._laps.summary(self._start)
+        interval, kept = self._times.summary(self._start)
         ranks = self.comm.gather(FromRank(
             interval, kept, int(bytes_in('VmRSS') or 0),
             int(bytes_in('VmHWM') or 0),

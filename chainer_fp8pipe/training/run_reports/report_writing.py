@@ -24,7 +24,7 @@ from ...report.update_times import together
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start
-from .write_schedule import SHARE, WriteSchedule, training_length
+from .write_schedule import SHARE, WriteSchedule, epochs_done, training_length
 
 #: Seconds that the first page is guessed to take.
 _FIRST_PAGE = 0.3
@@ -80,13 +80,9 @@ class ReportWriting:
             raise ValueError(problem)
         self._writer = RecordWriter(self._out, self._most_events)
         self._number = self._writer.starts
-        begun = describe_start(self._trainer, self._number, hosts, stages,
-                               there, origin)
-        begun = begun._replace(
-            time=begun.time - (time.monotonic() - origin),
-            iteration=self._begun[0],
-            ranks=self._ranks)
-        self._hosts, self._origin = hosts, origin
+        begun = describe_start(self._trainer, self._number, self._begun[0],
+                               self._ranks, hosts, stages, there, origin)
+        self._origin = origin
         self.curves = CurveMeans(self._number, begun.iteration)
         parts: list[Part] = [begun]
         if planned is not None:
@@ -97,7 +93,7 @@ class ReportWriting:
 
     def next(self, trainer: Any) -> tuple[int, int]:
         """The update after which the next write is, and the last update."""
-        done, epochs = trainer.updater.iteration, _epochs(trainer)
+        done, epochs = trainer.updater.iteration, epochs_done(trainer.updater)
         step = self._step or (
             time.monotonic() - self._origin) / max(done, 1)
         return (self._schedule.next(done, epochs, step, self._cost),
@@ -220,10 +216,6 @@ class ReportWriting:
                 f'the run is recorded, but there is no page of it: {error}, '
                 f'and call "python -m chainer_fp8pipe report {self._out}"',
                 stacklevel=2)
-
-
-def _epochs(trainer: Any) -> float:
-    return float(getattr(trainer.updater, 'epoch_detail', 0.0))
 
 
 def _planned(number: int, plan: JobPlan) -> PlannedStep:

@@ -20,7 +20,7 @@ from ..extensions.update_marks import EveryUpdate
 from .report_gathering import ReportGathering
 from .report_writing import ReportWriting
 from .update_sections import UpdateSections
-from .write_schedule import regular_updates
+from .write_schedule import epochs_done, regular_updates
 
 _NAME = 'RunReport'
 #: Updates that are kept as the first of their kind: the first one connects,
@@ -99,15 +99,14 @@ class RunReport(extension.Extension):
         if grid is not None:
             self._ranks = grid.comm
         self._origin = time.monotonic()
-        self._begun = updater.iteration, float(
-            getattr(updater, 'epoch_detail', 0.0))
+        self._begun = updater.iteration, epochs_done(updater)
         self._trainer = trainer
         stream = _stream(updater)
         self._sections = UpdateSections(
             stream, updater, writes_itself=grid is not None)
         self._sections.around(updater, 'update', self._update)
-        self._laps = UpdateTimes(stream, self._ranks.rank, self._origin,
-                          updater.iteration)
+        self._times = UpdateTimes(stream, self._ranks.rank, self._origin,
+                                  updater.iteration)
         self._skipped, self._first = 0, 0
         self._attendance: Attendance | None = Attendance(self._ranks, _NAME)
 
@@ -143,12 +142,12 @@ class RunReport(extension.Extension):
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
         """Is around each update."""
-        self._laps.update_begins(time.monotonic())
+        self._times.update_begins(time.monotonic())
         yield
         now = time.monotonic()
         if self._sections is not None:
             self._sections.settle()
-            self._laps.update_ends(now, self._trainer.updater.iteration,
+            self._times.update_ends(now, self._trainer.updater.iteration,
                                    self._is_first())
 
     def _is_first(self) -> bool | None:
@@ -185,7 +184,7 @@ class RunReport(extension.Extension):
                 'report has the data of rank 0 only; extend the trainer with '
                 'it on all ranks', stacklevel=2)
         self._gathering = ReportGathering(
-            self._ranks if everybody else MPI.COMM_SELF, trainer, self._laps,
+            self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
             self._origin)
         writing = ReportWriting(
             trainer, self._begun, self._plan, self._filename,
@@ -201,7 +200,7 @@ class RunReport(extension.Extension):
         now = trainer.updater.iteration
         self._next, self._last = self._gathering.comm.bcast(
             self._writing and self._writing.next(trainer))
-        self._laps.choose(regular_updates(now, self._next, _REGULAR))
+        self._times.choose(regular_updates(now, self._next, _REGULAR))
 
     def _write(self, trainer: chainer.training.Trainer) -> None:
         """Gathers what all ranks have, and writes it; on all ranks."""
@@ -217,7 +216,7 @@ class RunReport(extension.Extension):
         if self._sections is not None:
             self._sections.remove()
             self._sections = None
-            self._laps.end()
+            self._times.end()
 
 
 def _stream(updater: Any) -> EventStream:

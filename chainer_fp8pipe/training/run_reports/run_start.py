@@ -25,14 +25,16 @@ _VARIABLES = ('CHAINER_', 'CHAINERMN_', 'OMP_', 'OPENBLAS_', 'MKL_', 'CUDA_',
 _PRIVATE = 'CHAINER_FP8PIPE_LAUNCH', 'CHAINER_FP8PIPE_ENDED'
 
 
-def describe_start(trainer: Any, number: int, hosts: tuple[str, ...],
-                   stages: tuple[int, ...], reporting: tuple[int, ...],
-                   origin: float) -> RunStart:
+def describe_start(trainer: Any, number: int, iteration: int, ranks: int,
+                   hosts: tuple[str, ...], stages: tuple[int, ...],
+                   reporting: tuple[int, ...], origin: float) -> RunStart:
     """The start of this job; call it on rank 0.
 
     Args:
         trainer: Of the training that begins.
         number: Of the start.
+        iteration: Updates done before.
+        ranks: Of the whole job.
         hosts: Of each rank.
         stages: Of each rank; () without a pipeline.
         reporting: Ranks whose data there will be.
@@ -40,8 +42,8 @@ def describe_start(trainer: Any, number: int, hosts: tuple[str, ...],
     """
     ended = json.loads(os.environ.get(ENDED, '[]'))
     return RunStart(
-        number, time.time(), trainer.updater.iteration, len(hosts), hosts,
-        stages, tuple(sys.argv), _versions(), describe_options(trainer),
+        number, time.time() - (time.monotonic() - origin), iteration, ranks,
+        hosts, stages, tuple(sys.argv), _versions(), describe_options(trainer),
         _environment(), len(ended) if is_launched() else None,
         ended[-1] if ended else '', reporting, origin)
 
@@ -62,17 +64,14 @@ def describe_options(trainer: Any) -> dict[str, str]:
         if communicator is not None:
             found[f'communicator{suffix}'] = getattr(
                 communicator, 'name', type(communicator).__name__)
-            options = getattr(communicator, 'options', None)
-            found |= {option: str(value) for option, value
-                      in vars(options or object).items()
-                      if options is not None}
-    for attribute in 'schedule', 'grid':
-        value = getattr(updater, attribute, None)
-        if attribute == 'schedule' and value is not None:
-            found |= {'schedule': value.name, 'stages': str(value.stages),
-                      'micro-batches': str(value.micro_batches)}
-        elif value is not None:
-            found['replicas'] = str(value.replicas)
+            if hasattr(communicator, 'options'):
+                found |= {option: str(value) for option, value
+                          in vars(communicator.options).items()}
+    if (schedule := getattr(updater, 'schedule', None)) is not None:
+        found |= {'schedule': schedule.name, 'stages': str(schedule.stages),
+                  'micro-batches': str(schedule.micro_batches)}
+    if (grid := getattr(updater, 'grid', None)) is not None:
+        found['replicas'] = str(grid.replicas)
     for name, iterator in getattr(updater, '_iterators', {}).items():
         found[f'iterator {name}'] = type(iterator).__name__
         if isinstance(getattr(iterator, 'batch_size', None), int):

@@ -83,6 +83,11 @@ def regular_updates(iteration: int, following: int, count: int) -> list[int]:
                    for place in range(count)})
 
 
+def epochs_done(updater: Any) -> float:
+    """Passes over the data, with the part of the last one; 0.0: unknown."""
+    return float(getattr(updater, 'epoch_detail', 0.0))
+
+
 def training_length(trainer: Any) -> tuple[float, str] | None:
     """When a trainer stops by itself; None if its trigger does not say."""
     ask = getattr(trainer.stop_trigger, 'get_training_length', None)
