@@ -249,9 +249,11 @@ def _whole(path: str, stack: contextlib.ExitStack, aside: bool
     """
     if not os.path.isdir(path):
         return _checked(path, stack)
+    found = find_snapshots(path)[::-1]
+    if not found:
+        raise FileNotFoundError(f'there is no snapshot in {path}')
     passed: list[str] = []
     unreadable = False
-    found = find_snapshots(path)[::-1]
     for candidate in found:
         try:
             content = _checked(candidate, stack)
@@ -263,8 +265,6 @@ def _whole(path: str, stack: contextlib.ExitStack, aside: bool
         for text in passed:
             warnings.warn(text, stacklevel=2)
         return content
-    if not passed:
-        raise FileNotFoundError(f'there is no snapshot in {path}')
     text = f'no snapshot in {path} can be gone on from; {"; ".join(passed)}'
     if unreadable or not aside:
         raise FileNotFoundError(text)

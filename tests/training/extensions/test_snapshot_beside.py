@@ -377,6 +377,23 @@ def damage(path, how):
     }[how])
 
 
+def made_anew(comm, folder, damaged):
+    """A trainer beside damaged snapshots of 6 updates, by their numbers."""
+    trainer, _ = make(comm, folder, 6)
+    trainer.run()
+    comm.Barrier()
+    if comm.rank == 0:
+        for number, how in damaged.items():
+            path = folder / f'snapshot_iter_{number}.npz'
+            if how == 'a directory':
+                path.unlink()
+                path.mkdir()
+            else:
+                damage(path, how)
+    comm.Barrier()
+    return make(comm, folder, 6)
+
+
 @pytest.mark.parametrize('how', ['empty', 'cut off', 'flipped'])
 @on_ranks(2)
 def test_the_newest_whole_snapshot_is_taken(comm, how, tmp_path):
@@ -404,14 +421,8 @@ def test_the_newest_whole_snapshot_is_taken(comm, how, tmp_path):
 
 @on_ranks(2)
 def test_where_no_snapshot_is_whole_all_are_named(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 6)
-    trainer.run()
-    comm.Barrier()
-    if comm.rank == 0:
-        for number in (3, 6):
-            damage(tmp_path / f'snapshot_iter_{number}.npz', 'flipped')
-    comm.Barrier()
-    trainer, communicator = make(comm, tmp_path, 6)
+    trainer, communicator = made_anew(
+        comm, tmp_path, {3: 'flipped', 6: 'flipped'})
     before = weights(trainer)
     with pytest.raises(ValueError, match=r'no snapshot in .* can be gone on '
                        'from; .*iter_6.npz is not whole .*; .*iter_3.npz is '
@@ -422,14 +433,8 @@ def test_where_no_snapshot_is_whole_all_are_named(comm, tmp_path):
 
 @on_ranks(2)
 def test_where_no_snapshot_is_whole_a_run_may_begin_anew(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 6)
-    trainer.run()
-    comm.Barrier()
-    if comm.rank == 0:
-        for number in (3, 6):
-            damage(tmp_path / f'snapshot_iter_{number}.npz', 'cut off')
-    comm.Barrier()
-    trainer, communicator = make(comm, tmp_path, 6)
+    trainer, communicator = made_anew(
+        comm, tmp_path, {3: 'cut off', 6: 'cut off'})
     before = weights(trainer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -447,15 +452,8 @@ def test_where_no_snapshot_is_whole_a_run_may_begin_anew(comm, tmp_path):
 
 @on_ranks(2)
 def test_what_cannot_be_read_is_not_set_aside(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 6)
-    trainer.run()
-    comm.Barrier()
-    if comm.rank == 0:
-        damage(tmp_path / 'snapshot_iter_6.npz', 'cut off')
-        os.remove(tmp_path / 'snapshot_iter_3.npz')
-        (tmp_path / 'snapshot_iter_3.npz').mkdir()
-    comm.Barrier()
-    trainer, communicator = make(comm, tmp_path, 6)
+    trainer, communicator = made_anew(
+        comm, tmp_path, {3: 'a directory', 6: 'cut off'})
     with pytest.raises(ValueError, match='can be gone on from'):
         resume(trainer, communicator, str(tmp_path), damaged='aside')
     comm.Barrier()
