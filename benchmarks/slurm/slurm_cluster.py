@@ -106,7 +106,7 @@ class SlurmCluster:
         return subprocess.run(
             self.inside(self.submit_host, command), stdin=subprocess.DEVNULL,
             env={**self.environment(), **(variables or {})},
-            timeout=timeout, text=True, **options)      # type: ignore
+            timeout=timeout, text=True, **options)
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm's prints.
