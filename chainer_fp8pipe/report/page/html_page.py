@@ -7,11 +7,11 @@ import json
 import os
 import pathlib
 import string
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from ..records.run_record import RunRecord
+from ..whole_file import written_whole
 from .byte_bars import byte_section
 from .compression_health import compression_section
 from .curve_figures import curve_section
@@ -54,17 +54,8 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
                          f'{len(string.ascii_uppercase)} runs, not '
                          f'{len(records)}')
     text = page_text(records)
-    path = pathlib.Path(path)
-    handle, name = tempfile.mkstemp(prefix=f'.{path.name}.',
-                                    dir=path.parent)
-    try:
-        with open(handle, 'w', encoding='utf-8') as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def page_text(records: Sequence[RunRecord]) -> str:
@@ -111,9 +102,3 @@ def _hash(script: str) -> str:
     """What a content security policy calls a script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _umask() -> int:
-    before = os.umask(0)
-    os.umask(before)
-    return before

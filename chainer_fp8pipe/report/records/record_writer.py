@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ..whole_file import written_whole
 from .record_lines import (
     EVENTS,
     FOLDER,
@@ -123,12 +124,10 @@ class RecordWriter:
                               if id(kept) not in going]
 
     def _rewrite(self) -> None:
-        path = os.path.join(self._directory, EVENTS)
-        with open(f'{path}.partial', 'w') as file:
+        with written_whole(os.path.join(self._directory, EVENTS)) as file:
             file.write(header())
             file.write(json_line('left_out', {'updates': self._left_out}))
             file.writelines(kept.line for kept in self._kept)
-        os.replace(file.name, path)
 
 
 class _Kept(NamedTuple):

@@ -10,6 +10,9 @@ import chainer
 import numpy
 from chainer.training import extension
 
+from ...report.whole_file import written_whole
+from .clipped_shares import ClippedShares
+
 _MOST_IN_LEGEND = 24
 
 
@@ -48,7 +51,7 @@ class CompressionReport(extension.Extension):
         self._plot = plot
         self._out = ''
         self._record: list[dict[str, Any]] = []
-        self._last: dict[str, tuple[int, int]] = {}
+        self._shares = ClippedShares()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         self._out = trainer.out
@@ -56,13 +59,11 @@ class CompressionReport(extension.Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         tensors = {}
         for name, report in self._comm.report().items():
-            clipped, encoded = self._last.get(name, (0, 0))
-            fresh = report.encoded - encoded
-            if fresh:
-                tensors[name] = {'q': report.q, 'clipped':
-                                 (report.clipped - clipped) / fresh}
+            share = self._shares.since_last(name, report.clipped,
+                                            report.encoded)
+            if share is not None:
+                tensors[name] = {'q': report.q, 'clipped': share}
                 self._comm.events.mark('compression', name, **tensors[name])
-            self._last[name] = (report.clipped, report.encoded)
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
                                  'tensors': tensors})
@@ -75,22 +76,20 @@ class CompressionReport(extension.Extension):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         # As bytes: NumPy takes four of them for each character of a text.
         if isinstance(serializer, chainer.serializer.Serializer):
-            text = json.dumps([self._record, self._last]).encode()
+            text = json.dumps([self._record, self._shares.last]).encode()
             serializer('record', numpy.frombuffer(text, numpy.uint8))
         else:
             saved = serializer('record', None)
             self._record, last = json.loads(saved.tobytes())
-            self._last = {name: (clipped, encoded)
-                          for name, (clipped, encoded) in last.items()}
+            self._shares.last = {name: (clipped, encoded) for name, (
+                clipped, encoded) in last.items()}
 
     def _write(self) -> None:
         if not self._record or self._comm.rank:
             return
         os.makedirs(self._out, exist_ok=True)
-        path = os.path.join(self._out, self._filename)
-        with open(f'{path}.partial', 'w') as file:
+        with written_whole(os.path.join(self._out, self._filename)) as file:
             json.dump(self._record, file, indent=1)
-        os.replace(file.name, path)
         if self._plot:
             plot_compression(self._record,
                              os.path.join(self._out, self._plot))

@@ -21,6 +21,7 @@ from ...report.records.run_record import (
     TensorHealth,
 )
 from ...report.update_times import together
+from ..extensions.clipped_shares import ClippedShares
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start
@@ -54,8 +55,7 @@ class ReportWriting:
         # The first page also imports Bokeh, which takes a while.
         self._page_at = time.monotonic() + _FIRST_PAGE / SHARE
         self._readings: dict[int, list[ClockReading]] = {}
-        # Clipped and encoded elements at the last reading, by tensor.
-        self._counted: dict[str, tuple[float, float]] = {}
+        self._clipped = ClippedShares()
         self._schedule = WriteSchedule(
             *begun, training_length(trainer))
         self._trainer, self._begun = trainer, begun
@@ -152,9 +152,7 @@ class ReportWriting:
                 number, done, *ends, pair.bandwidth, pair.latency, False)
                 for ends in ((pair.source, pair.target),
                              (pair.target, pair.source))]
-        parts += [TensorHealth(number, done, name, elements, values)
-                  for name, (elements, values)
-                  in self._shares(gathered.tensors or {}).items()]
+        parts += self._health(gathered.tensors or {}, done)
         self._writer.write(parts, time.time())
         kept = {rank: one.kept for rank, one in enumerate(gathered.ranks)}
         self._writer.write_updates(together(number, kept))
@@ -188,19 +186,18 @@ class ReportWriting:
                           round(sent), round(whole))
                 for codec, level, sent, whole in found if sent]
 
-    def _shares(self, tensors: dict[str, tuple[int, dict[str, float]]]
-                ) -> dict[str, tuple[int, dict[str, float]]]:
-        """Clipped elements since the last reading become a share."""
-        found = {}
+    def _health(self, tensors: dict[str, tuple[int, dict[str, float]]],
+                iteration: int) -> list[TensorHealth]:
+        """Of each tensor, with the share that was clipped of late."""
+        found = []
         for name, (elements, values) in tensors.items():
             values = dict(values)
-            encoded = values.pop('encoded', 0.0)
-            clipped = values.pop('clipped', 0.0)
-            last = self._counted.get(name, (0.0, 0.0))
-            if encoded > last[1]:
-                values['clipped'] = (clipped - last[0]) / (encoded - last[1])
-            self._counted[name] = clipped, encoded
-            found[name] = elements, values
+            share = self._clipped.since_last(
+                name, values.pop('clipped', 0.0), values.pop('encoded', 0.0))
+            if share is not None:
+                values['clipped'] = share
+            found.append(TensorHealth(self._number, iteration, name, elements,
+                                      values))
         return found
 
     def _page(self) -> None:
