@@ -2,9 +2,11 @@
 
     .venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/report_cost.py
 
-Trainings with and without take turns, so that both have the same machine.  A
-step is the median of a training's updates; what writing takes at the ends of
-epochs is in the time of the whole training, without the last page.
+Each round is two short trainings, one with and one without, in turns first: a
+machine's pace changes by more than a report costs, so that only trainings
+beside each other are compared.  A step is the median of a training's updates;
+what writing takes at the ends of epochs is in the time of the whole training,
+without the last page.
 """
 import argparse
 import statistics
@@ -33,10 +35,10 @@ def parse():
     parser.add_argument('--widths', type=int, nargs='+',
                         default=[128, 512],
                         help='of layers (default: 128 512)')
-    parser.add_argument('--updates', type=int, default=400,
-                        help='of a training (default: 400)')
-    parser.add_argument('--rounds', type=int, default=5,
-                        help='trainings of each kind (default: 5)')
+    parser.add_argument('--updates', type=int, default=150,
+                        help='of a training (default: 150)')
+    parser.add_argument('--rounds', type=int, default=21,
+                        help='trainings of each kind (default: 21)')
     parser.add_argument('--overlap', default=False,
                         help='of the communicator (default: none)')
     parser.add_argument('--json', metavar='FILE',
@@ -85,37 +87,54 @@ def train(width, updates, overlap, is_recorded):
             (times[-1] - times[0]) / (len(times) - 1))
 
 
+def middle(differences):
+    """Their median, and an interval that has it with 95 %.
+
+    The interval is that of the sign test, which assumes nothing about how
+    the differences are distributed.
+    """
+    ordered, count = sorted(differences), len(differences)
+    place = max(int(count / 2 - 0.98 * count ** 0.5), 0)
+    return (statistics.median(ordered), ordered[place],
+            ordered[count - 1 - place])
+
+
+def differences(row, place):
+    """Seconds of an update without, and how many more each pair had with."""
+    without, recorded = (
+        [times[place] for times in row[kind]] for kind in ('without', 'with'))
+    return statistics.median(without), [
+        more - less for more, less in zip(recorded, without, strict=True)]
+
+
 def main():
     options = parse()
     rows = []
     for width in options.widths:
-        # Without, with, with, without, ...: neither is always the second.
-        order = [place % 4 in (1, 2) for place in range(2 * options.rounds)]
         train(width, 50, options.overlap, True)
         found = {False: [], True: []}
-        for is_recorded in order:
-            found[is_recorded].append(train(
-                width, options.updates, options.overlap, is_recorded))
+        for number in range(options.rounds):
+            for is_recorded in (number % 2 == 0, number % 2 != 0):
+                found[is_recorded].append(train(
+                    width, options.updates, options.overlap, is_recorded))
         rows.append({'width': width, 'without': found[False],
                      'with': found[True]})
     if MPI.COMM_WORLD.rank:
         return
     print(describe())
-    print(f'{MPI.COMM_WORLD.size} ranks; milliseconds per update, the least '
-          f'of {options.rounds} trainings of {options.updates} updates')
-    print(f'{"width":>6}{"step: without":>15}{"with":>8}{"ratio":>8}'
-          f'{"all: without":>15}{"with":>8}{"ratio":>8}{"us more":>10}')
+    print(f'{MPI.COMM_WORLD.size} ranks; per update, medians of '
+          f'{options.rounds} pairs of trainings of {options.updates} updates, '
+          'and their 95 % intervals')
+    print(f'{"width":>6}{"step, ms":>10}{"more, us":>10}{"from":>8}{"to":>8}'
+          f'{"share":>9}{"of all":>9}')
     for row in rows:
-        cells = ''
-        for place in range(2):
-            without, recorded = (
-                min(times[place] for times in row[kind])
-                for kind in ('without', 'with'))
-            cells += (f'{1e3 * without:{15}.3f}{1e3 * recorded:8.3f}'
-                      f'{recorded / without:8.4f}')
-        more = statistics.median(one[0] - other[0] for one, other in zip(
-            row['with'], row['without'], strict=True))
-        print(f'{row["width"]:6}{cells}{1e6 * more:10.0f}')
+        step, more = differences(row, 0)
+        whole, of_all = differences(row, 1)
+        print(f'{row["width"]:6}{1e3 * step:10.3f}'
+              + ''.join(f'{1e6 * one:{width}.0f}' for one, width
+                        in zip(middle(more), (10, 8, 8), strict=True))
+              + f'{statistics.median(more) / step:9.2%}'
+              + f'{statistics.median(of_all) / whole:9.2%}')
     if options.json:
         write_json(options.json, {'rows': rows})
 

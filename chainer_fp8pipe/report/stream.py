@@ -46,7 +46,7 @@ class EventStream:
         self.hidden = self.seconds.copy()
         self._own = Recording(0, 0.0)           # of record()
         self._recordings: tuple[Recording, ...] = ()
-        self._thread = _Thread()
+        self._thread = _Thread(self.seconds)
 
     @property
     def events(self) -> list[Event]:
@@ -84,6 +84,7 @@ class EventStream:
     def hide(self) -> None:
         """From now on, this thread's sections count as hidden."""
         self._thread.lane = EXCHANGE
+        self._thread.counted = self.hidden
 
     def section(self, name: str, micro_batch: int | None = None,
                 chunk: int | None = None) -> Section:
@@ -121,7 +122,7 @@ class EventStream:
             seconds: By section.
         """
         thread = self._thread
-        counted = self._counted(thread)
+        counted = thread.counted
         for name, amount in seconds.items():
             counted[name] += amount
             if thread.open and amount:
@@ -164,52 +165,16 @@ class EventStream:
             self._write(Event(0, name, now, now, about=about,
                               values=tuple(values.items())))
 
-    # --- for sections --------------------------------------------------------
-
-    def begin(self, section: Section) -> float:
-        """Opens a section; returns the time."""
-        now = self._count()
-        self._thread.open.append(section)
-        return now
-
-    def end(self, section: Section) -> None:
-        """Closes the innermost section."""
-        now, thread = self._count(), self._thread
-        thread.open.pop()
-        for outer in thread.open:
-            if outer.name == section.name:      # and will be the event
-                outer.bytes += section.bytes
-                for name, amount in section.parts.items():
-                    outer.parts[name] = outer.parts.get(name, 0.0) + amount
-                return
-        if self._recordings:
-            self._write(Event(
-                0, section.name, section.start, now, section.micro_batch,
-                section.chunk, lane=thread.lane, bytes=section.bytes,
-                values=tuple(section.parts.items())))
-
     def _write(self, event: Event) -> None:
         for recording in self._recordings:
-            recording.keep(event)
-
-    def _counted(self, thread: _Thread) -> dict[str, float]:
-        return self.hidden if thread.lane else self.seconds
-
-    def _count(self) -> float:
-        """Gives the time since the last call to the innermost section."""
-        thread = self._thread
-        now = time.monotonic()
-        if thread.open:
-            self._counted(thread)[thread.open[-1].name] += now - thread.since
-        thread.since = now
-        return now
+            recording.keep(lambda: event)
 
 
 class Section:
     """A ``with`` block that is timed; see :meth:`EventStream.section`."""
 
-    __slots__ = ('_stream', 'bytes', 'chunk', 'micro_batch', 'name', 'parts',
-                 'start')
+    __slots__ = ('_stream', 'bytes', 'chunk', 'end', 'lane', 'micro_batch',
+                 'name', 'parts', 'start')
 
     def __init__(self, stream: EventStream, name: str,
                  micro_batch: int | None, chunk: int | None) -> None:
@@ -220,17 +185,56 @@ class Section:
         self.bytes = 0
         self.parts: dict[str, float] = {}
 
+    # A step has some ten of these between arrays that empty the caches, so
+    # each call of a function counts: there is none to a method of the stream.
+
     def __enter__(self) -> None:
-        self.start = self._stream.begin(self)
+        thread = self._stream._thread
+        now = self.start = time.monotonic()
+        sections = thread.open
+        if sections:
+            thread.counted[sections[-1].name] += now - thread.since
+        thread.since = now
+        sections.append(self)
 
     def __exit__(self, *exception: object) -> None:
-        self._stream.end(self)
+        stream, now = self._stream, time.monotonic()
+        thread = stream._thread
+        sections = thread.open
+        thread.counted[sections.pop().name] += now - thread.since
+        thread.since = now
+        for outer in sections:
+            if outer.name == self.name:     # and will be the event
+                outer.bytes += self.bytes
+                for name, amount in self.parts.items():
+                    outer.parts[name] = outer.parts.get(name, 0.0) + amount
+                return
+        self.end, self.lane = now, thread.lane
+        for recording in stream._recordings:
+            if thread.lane:
+                recording.keep_beside(self.event())
+            else:
+                recording.keep(self.event)
+
+    def event(self) -> Event:
+        """What happened, once the block has ended."""
+        return Event(0, self.name, self.start, self.end, self.micro_batch,
+                     self.chunk, lane=self.lane, bytes=self.bytes,
+                     values=tuple(self.parts.items()))
 
 
 class _Thread(threading.local):
-    """The sections that a thread is in, innermost last."""
+    """The sections that a thread is in, innermost last.
 
-    def __init__(self) -> None:
+    Attributes:
+        open: The sections.
+        since: When the innermost one began, or went on.
+        counted: The seconds that it adds to.
+        lane: Of its events.
+    """
+
+    def __init__(self, seconds: dict[str, float]) -> None:
         self.open: list[Section] = []
         self.since = 0.0
+        self.counted = seconds
         self.lane = ''

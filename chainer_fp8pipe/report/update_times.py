@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy
 
 from .events import Event
-from .recording import Recording
+from .recording import MakesEvent, Recording
 from .records.run_record import (
     COMMUNICATION,
     FIRST,
@@ -68,8 +68,7 @@ class UpdateTimes:
     def __init__(self, stream: EventStream, rank: int, now: float,
                  iteration: int) -> None:
         self._stream, self._rank = stream, rank
-        # Most events are forgotten: those that are kept get their rank later.
-        self.recording = Recording(0, 0.0)
+        self.recording = Recording(rank, 0.0)
         stream.keep(self.recording)
         self.update_begins(now)
         self._before = self._lap(iteration, now)
@@ -107,17 +106,17 @@ class UpdateTimes:
                 like no other, and its events are not kept.
         """
         begin, busy = self._begin, now - self._begin
-        events = self.recording.take()
+        taken = self.recording.take()
         self._laps.append(self._lap(iteration, now))
         if is_first is None:
             return
         if is_first or iteration in self._regular:
             self._kept.append(KeptEvents(
                 iteration, FIRST if is_first else REGULAR, busy,
-                self._since(begin, events)))
+                self._since(begin, taken)))
         elif len(self._slow) < _OFFERED or busy > self._slow[-1].seconds:
             self._slow.append(KeptEvents(iteration, SLOW, busy,
-                                         self._since(begin, events)))
+                                         self._since(begin, taken)))
             self._slow.sort(key=lambda kept: -kept.seconds)
             del self._slow[_OFFERED:]
 
@@ -165,9 +164,9 @@ class UpdateTimes:
         self._clear()
         return interval, kept
 
-    def _since(self, begin: float, events: list[Event]) -> list[Event]:
+    def _since(self, begin: float, taken: list[MakesEvent]) -> list[Event]:
         """Events of an update: those that have not ended before it began."""
-        return [event._replace(rank=self._rank) for event in events
+        return [event for event in self.recording.made(taken)
                 if event.end > begin or event.lane]
 
     def _lap(self, iteration: int, now: float) -> _Lap:

@@ -152,6 +152,19 @@ def test_a_thread_that_polls_makes_one_event(clock):
     assert events.hidden['exchange'] == pytest.approx(4)
 
 
+def test_a_poll_that_began_before_the_recording_takes_no_other_along(clock):
+    events = EventStream()
+    events.hide()
+    with events.section('exchange'):
+        clock.now += 1
+        events.record(0, clock.now)
+        clock.now += 1
+    for _ in range(2):
+        with events.section('exchange'):
+            clock.now += 1
+    assert events.events == [Event(0, 'exchange', 1, 3, lane=EXCHANGE)]
+
+
 @pytest.mark.parametrize(('names', 'about'), [
     (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
 def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
@@ -196,7 +209,7 @@ def test_several_keep_the_same_events(clock):
             clock.now += seconds
         events.keep(other)
         events.keep_no_more(Recording(0, 0.0))      # not one of these
-    assert other.take() == [Event(7, 'forward', 0, 2)]
+    assert other.made(other.take()) == [Event(7, 'forward', 0, 2)]
     assert other.take() == []
     assert events.events == [Event(0, 'forward', 0, 1),
                              Event(0, 'forward', 1, 3)]

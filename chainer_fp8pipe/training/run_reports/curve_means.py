@@ -66,6 +66,8 @@ class CurveMeans:
     def _sum_up(self, observation: Mapping[str, Any]) -> None:
         others = {}
         for name, value in observation.items():
+            if isinstance(value, chainer.Variable):
+                value = value.array
             if isinstance(value, _NUMBERS) and numpy.ndim(value) == 0:
                 total, count = self._sums.get(name, (0.0, 0))
                 self._sums[name] = total + float(value), count + 1

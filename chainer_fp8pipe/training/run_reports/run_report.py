@@ -1,11 +1,10 @@
 """``RunReport``: what a run does, in one page that is written as it goes."""
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -104,9 +103,17 @@ class RunReport(extension.Extension):
         stream = _stream(updater)
         self._sections = UpdateSections(
             stream, updater, writes_itself=grid is not None)
-        self._sections.around(updater, 'update', self._update)
+        each = _EachUpdate(
+            lambda: self._times.update_begins(time.monotonic()),
+            self._update_ends)
+        self._sections.around(updater, 'update', lambda: each)
         self._times = UpdateTimes(stream, self._ranks.rank, self._origin,
                                   updater.iteration)
+        communicators = (
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values())
+        self._warming_up: list[Any] = [
+            comm for comm in communicators if hasattr(comm, 'is_warming_up')]
         self._skipped, self._first = 0, 0
         self._attendance: Attendance | None = Attendance(self._ranks, _NAME)
 
@@ -139,27 +146,19 @@ class RunReport(extension.Extension):
 
     # --- details -------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _update(self) -> Iterator[None]:
-        """Is around each update."""
-        self._times.update_begins(time.monotonic())
-        yield
+    def _update_ends(self) -> None:
         now = time.monotonic()
         if self._sections is not None:
             self._sections.settle()
             self._times.update_ends(now, self._trainer.updater.iteration,
-                                   self._is_first())
+                                    self._is_first())
 
     def _is_first(self) -> bool | None:
         """Whether an update is one of the first of its kind.
 
         None: it is the very first, and like no other.
         """
-        warming = any(getattr(optimizer, 'communicator', None) is not None
-                      and getattr(optimizer.communicator, 'is_warming_up',
-                                  False)
-                      for optimizer in
-                      self._trainer.updater.get_all_optimizers().values())
+        warming = any(comm.is_warming_up for comm in self._warming_up)
         if warming != self._warmed:
             self._warmed, self._skipped, self._first = warming, 0, 0
         if self._skipped < _SKIPPED:
@@ -217,6 +216,21 @@ class RunReport(extension.Extension):
             self._sections.remove()
             self._sections = None
             self._times.end()
+
+
+class _EachUpdate:
+    """A ``with`` block that tells when it begins, and ends well."""
+
+    def __init__(self, begin: Callable[[], None],
+                 end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._end()
 
 
 def _stream(updater: Any) -> EventStream:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ class UpdateSections:
         if writes_itself:
             return
         self._calls.add(chainer.Variable, 'backward',
-                        lambda: stream.section('backward'))
+                        functools.partial(stream.section, 'backward'))
         for optimizer in updater.get_all_optimizers().values():
             self._watch_exchange(optimizer)
             self._watch_passes(getattr(optimizer, 'actual_optimizer',
@@ -67,22 +68,25 @@ class UpdateSections:
         iterators = getattr(updater, '_iterators', None)
         for iterator in (iterators or {}).values():
             for name in 'next', '__next__':
-                self._calls.add(iterator, name,
-                                lambda: self._stream.section('input'))
+                self._calls.add(
+                    iterator, name,
+                    functools.partial(self._stream.section, 'input'))
 
     def _watch_exchange(self, optimizer: Any) -> None:
         communicator = getattr(optimizer, 'communicator', None)
         for name in 'bcast_data', 'multi_node_mean_grad':
-            self._calls.add(communicator, name,
-                            lambda: self._stream.section('exchange'))
+            self._calls.add(
+                communicator, name,
+                functools.partial(self._stream.section, 'exchange'))
 
     def _watch_passes(self, optimizer: Any) -> None:
         target = optimizer.target
-        target.add_hook(CallMark(lambda: self._begin('forward'),
-                                 lambda: self._end('forward')), _NAME)
+        begin, end = (functools.partial(act, 'forward')
+                      for act in (self._begin, self._end))
+        target.add_hook(CallMark(begin, end), _NAME)
         self._undo += [lambda: target.delete_hook(_NAME), mark_update(
-            optimizer, _NAME, lambda: self._begin('update'),
-            lambda: self._end('update'))]
+            optimizer, _NAME, *(functools.partial(act, 'update')
+                                for act in (self._begin, self._end)))]
 
     def _begin(self, name: str) -> None:
         section = self._stream.section(name)
