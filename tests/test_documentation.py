@@ -197,8 +197,8 @@ def after_python(words):
 def test_a_command_calls_what_there_is(words):
     ran = after_python(words)
     programs = [word.rpartition('/')[2] for word in words if '=' not in word]
-    assert programs[0] in {'apt', 'make', 'mpiexec', 'pytest', 'python',
-                           'salloc'}
+    assert programs[0] in {'apt', 'docker', 'make', 'mpiexec', 'pytest',
+                           'python', 'salloc', 'uv'}
     if programs[0] == 'pytest':
         assert all((ROOT / path).exists() for path in words[1:])
     if programs[0] == 'make' and len(programs) > 1:
