@@ -50,6 +50,23 @@ def _equation(self, node):
     raise SkipNode
 
 
+#: In a page: what comes before the text of a block of results, and that text.
+_RESULTS = re.compile(
+    r'(<div class="highlight-(?:none|text) [^>]*>(?:<[^>]*>)*)([^<]*)')
+#: A line without columns, which two blanks part.
+_PROSE = re.compile(r'^ *\S+(?: \S+){9,}$', re.MULTILINE)
+
+
+def _wrap_prose(app, page, template, context, doctree):
+    """Lines of prose in results go on in the next line; tables do not."""
+    if 'body' in context:
+        context['body'] = _RESULTS.sub(
+            lambda block: block[1] + _PROSE.sub(
+                r'<span class="prose">\g<0></span>', block[2]),
+            context['body'])
+
+
 def setup(app):
+    app.connect('html-page-context', _wrap_prose)
     app.add_html_math_renderer(
         'mathml', (_inline_equation, None), (_equation, None))

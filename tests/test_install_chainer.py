@@ -71,7 +71,7 @@ def installer(monkeypatch):
     stand_in = Installer()
     monkeypatch.setattr(subprocess, 'run', stand_in.run)
     monkeypatch.setattr(install_chainer, 'version', lambda name: None)
-    for name in 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT':
+    for name in 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'UV':
         monkeypatch.delenv(name, raising=False)
     return stand_in
 
@@ -112,13 +112,23 @@ def test_without_pip_uv_installs(installer, monkeypatch):
     assert installer.files == ['setuptools<81\n']
 
 
+def test_the_uv_that_runs_the_command_need_not_be_on_the_path(
+        installer, monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(shutil, 'which', lambda name: None)
+    monkeypatch.setenv('UV', '/elsewhere/uv')
+    assert install_chainer.main([]) == 0
+    assert installer.commands[0][:3] == ['/elsewhere/uv', 'pip', 'install']
+
+
 def test_without_pip_and_uv_the_remedy_is_named(
         installer, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     monkeypatch.setattr(shutil, 'which', lambda name: None)
     assert install_chainer.main([]) == 1
     assert not installer.commands
-    assert '"python -m ensurepip" installs pip' in capsys.readouterr().err
+    assert ('put it there, or install pip with "python -m ensurepip"'
+            in capsys.readouterr().err)
 
 
 def test_what_failed_is_named(installer, capsys):

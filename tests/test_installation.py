@@ -76,21 +76,37 @@ def cache_without_wheels(directory):
     return directory
 
 
-def fresh_environment(directory, pip):
-    """Environment variables as after activating a new venv with ``pip``."""
-    subprocess.run([sys.executable, '-m', 'venv', directory], check=True)
+def variables_for(directory):
+    """Environment variables as after activating this venv."""
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in DROPPED
     }
-    environment = dict(
+    return dict(
         inherited,
         PATH=f'{directory / "bin"}{os.pathsep}{os.environ["PATH"]}',
+        VIRTUAL_ENV=str(directory),
+    )
+
+
+def fresh_environment(directory, pip):
+    """Environment variables as after activating a new venv with ``pip``."""
+    subprocess.run([sys.executable, '-m', 'venv', directory], check=True)
+    environment = dict(
+        variables_for(directory),
         PIP_CACHE_DIR=str(cache_without_wheels(directory / 'cache')),
     )
+    needs_index(
+        f'python -m pip install --retries 1 --upgrade {pip}', environment
+    )
+    return environment
+
+
+def needs_index(command, environment):
+    """Runs what downloads; skips the test where that fails."""
     got = subprocess.run(
-        f'python -m pip install --retries 1 --upgrade {pip}',
+        command,
         shell=True,
         env=environment,
         capture_output=True,
@@ -101,7 +117,6 @@ def fresh_environment(directory, pip):
             'the package index cannot be reached: '
             + (got.stderr.strip().splitlines() or ['no reason given'])[-1]
         )
-    return environment
 
 
 def tracked_files():
@@ -148,6 +163,19 @@ def test_what_a_wheel_lacks_is_found(lost):
     ]
 
 
+def check_training(directory, environment):
+    """What is installed imports, and trains on two ranks."""
+    directory.mkdir()
+    home = str(directory.parent / 'venv')
+    (directory / 'script.py').write_text(IMPORT_ALL)
+    found = run('python script.py', directory, environment)
+    assert found.startswith('7.8.1 chainermn')
+    assert home in found
+    (directory / 'job.py').write_text(JOB)
+    found = run('mpiexec -n 2 python job.py', directory, environment)
+    assert home in found
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('pip', [
     'pip==23.2.1', pytest.param('pip', marks=pytest.mark.skipif(
@@ -155,20 +183,34 @@ def test_what_a_wheel_lacks_is_found(lost):
 def test_the_documented_line_installs_what_trains_on_two_ranks(tmp_path, pip):
     source = source_distribution(tmp_path)
     environment = fresh_environment(tmp_path / 'venv', pip)
-    elsewhere = tmp_path / 'elsewhere'
-    elsewhere.mkdir()
-    report = run(documented_line(source), elsewhere, environment)
+    report = run(documented_line(source), tmp_path, environment)
     assert 'DEPRECATION' not in report
-    (elsewhere / 'script.py').write_text(IMPORT_ALL)
-    found = run('python script.py', elsewhere, environment)
-    assert found.startswith('7.8.1 chainermn')
-    assert str(tmp_path / 'venv') in found
-    (elsewhere / 'job.py').write_text(JOB)
-    found = run('mpiexec -n 2 python job.py', elsewhere, environment)
-    assert str(tmp_path / 'venv') in found
+    check_training(tmp_path / 'elsewhere', environment)
     assert 'No broken requirements' in run(
-        'python -m pip check', elsewhere, environment
+        'python -m pip check', tmp_path, environment
     )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    'CI' in os.environ or shutil.which('uv') is None,
+    reason='needs uv, and is for no commit: it takes a minute')
+def test_the_line_for_uv_installs_what_trains_on_two_ranks(tmp_path):
+    source = source_distribution(tmp_path)
+    environment = variables_for(tmp_path / 'venv')
+    run(f'uv venv --python {sys.executable} venv', tmp_path, environment)
+    needs_index('uv pip install packaging', environment)
+    run(documented_line(source, 'install-line-uv'), tmp_path, environment)
+    check_training(tmp_path / 'elsewhere', environment)
+    assert 'packages are compatible' in run(
+        'uv pip check', tmp_path, environment
+    )
+
+
+def test_the_recipe_of_a_container_has_the_documented_line():
+    recipe = (ROOT / 'docs' / 'clusters' / 'Dockerfile').read_text()
+    assert f'\nRUN {documented_line(".")} ' in recipe
+    assert 'CONSTRAINT' not in recipe
 
 
 def make(arguments, cwd):

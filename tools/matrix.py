@@ -20,7 +20,7 @@ HOME = ROOT / '.venv-matrix'
 OLDEST = {'3.10': '1.23.5', '3.11': '1.23.5', '3.12': '1.26.0',
           '3.13': '2.1.0'}
 REQUIREMENTS = ['h5py', 'hypothesis', 'ml_dtypes', 'mpich', 'pytest',
-                'pytest-timeout']
+                'pytest-timeout', 'scipy']
 TESTS = ['tests/test_compat.py', 'tests/fp8', 'tests/allreduce']
 COLUMNS = ['Python', 'NumPy', 'mpi4py', 'setuptools', 'passed', 'failed',
            'skipped', 'seconds']

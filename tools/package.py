@@ -1,13 +1,15 @@
 """Builds what a package index takes, and tries it in empty environments.
 
 The source distribution is built once, and from it a wheel by every supported
-Python that is found; all are left in dist/.  Each wheel is installed by the
-documented line into a virtual environment that has nothing else, and trains on
-two ranks there.
+Python that is found; all are left in dist/.  auditwheel gives each wheel the
+tag of the C libraries that it runs with: an index refuses one that says just
+"linux".  The wheel is installed by the documented line into a virtual
+environment that has nothing else, and trains on two ranks there.
 """
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import pathlib
 import re
@@ -70,10 +72,10 @@ def run(*command: object, cwd: pathlib.Path = ROOT) -> str:
     return done.stdout
 
 
-def documented_line(requirement: str) -> str:
-    """The line of docs/installation.rst, for this in place of the checkout."""
+def documented_line(requirement: object, name: str = 'install-line') -> str:
+    """A line of docs/installation.rst, for this in place of the checkout."""
     page = (ROOT / 'docs' / 'installation.rst').read_text()
-    (line,) = re.findall(r':name: install-line\n\n +(.+)\n', page)
+    (line,) = re.findall(rf':name: {name}\n\n +(.+)\n', page)
     return line.replace("'.[", f"'{requirement}[")
 
 
@@ -109,8 +111,44 @@ def build_source() -> pathlib.Path:
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, '-m', 'build', '--sdist', '--outdir', DIST)
     (source,) = DIST.iterdir()
-    run(sys.executable, '-m', 'twine', 'check', '--strict', source)
+    check(source)
     return source
+
+
+def check(distribution: pathlib.Path) -> None:
+    """Raises PackageError where an index would not show the description."""
+    run(sys.executable, '-m', 'twine', 'check', '--strict', distribution)
+
+
+def why_not_portable() -> str:
+    """What keeps wheels from getting a tag that an index takes; or nothing."""
+    if not sys.platform.startswith('linux'):
+        return 'auditwheel is for Linux'
+    if importlib.util.find_spec('auditwheel') is None:
+        return 'auditwheel is not installed'
+    return ''
+
+
+def portable(wheel: pathlib.Path) -> pathlib.Path:
+    """The wheel for an index: tagged, and without what debuggers need.
+
+    Args:
+        wheel: As it was built.
+
+    Returns:
+        The other one, in a folder beside it; its tag names the oldest C
+        library that has all that the compiled parts call.
+
+    Raises:
+        PackageError: auditwheel failed, as where more than the C library is
+            needed.
+    """
+    folder = wheel.parent / 'portable'
+    # Without a patcher no library can be copied into the wheel unnoticed.
+    run(sys.executable, '-m', 'auditwheel', 'repair', '--strip', '--patcher',
+        'none', '--wheel-dir', folder, wheel)
+    (found,) = folder.glob('*.whl')
+    return found
 
 
 def try_on(interpreter: str, source: pathlib.Path,
@@ -133,6 +171,9 @@ def try_on(interpreter: str, source: pathlib.Path,
     run(binaries / 'python', '-m', 'pip', 'wheel', '--no-deps', '--wheel-dir',
         folder, source)
     (wheel,) = folder.glob('*.whl')
+    if not why_not_portable():
+        wheel = portable(wheel)
+    check(wheel)
     lacks = missing(zipfile.ZipFile(wheel).namelist(), run(
         'git', 'ls-files', 'chainer_fp8pipe').splitlines())
     if lacks:
@@ -160,6 +201,9 @@ def main() -> None:
     try:
         source = build_source()
         print(f'{source.stat().st_size / 1e6:6.2f} MB  {source.name}')
+        if reason := why_not_portable():
+            print(f'The wheels are for this machine, and no index takes them: '
+                  f'{reason}')
         for minor, path in found.items():
             start = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:

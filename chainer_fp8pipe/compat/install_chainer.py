@@ -57,14 +57,16 @@ def install_chainer(options: Sequence[str] = ()) -> None:
         if importlib.util.find_spec('pip'):
             wheel = build_wheel(folder, options)
             _call(_pip('install', *options, str(wheel)))
-        elif uv := shutil.which('uv'):
+        # "uv run" names itself in UV, also where it is not on the path.
+        elif uv := os.environ.get('UV') or shutil.which('uv'):
             _call([uv, 'pip', 'install', '--python', sys.executable,
                    '--build-constraints', str(_constraints(folder)),
                    *options, _REQUIREMENT])
         else:
             raise InstallationError(
                 f'{sys.executable} has no pip, and there is no uv on the '
-                'path: "python -m ensurepip" installs pip')
+                'path: put it there, or install pip with "python -m '
+                'ensurepip"')
 
 
 def build_wheel(folder: pathlib.Path,

@@ -35,6 +35,20 @@ def test_without_wheels_the_remedy_is_named_and_reported(tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
+def test_wheels_for_another_python_are_named_before_anything_is_made(
+        tmp_path):
+    for name in 'pip-1-py3-none-any', 'some-1-cp37-cp37-manylinux1_x86_64':
+        (tmp_path / f'{name}.whl').touch()
+    done = python('-m', 'tools.gpu', '--python', sys.executable, '--wheels',
+                  tmp_path, '--place', tmp_path / 'made', '--out',
+                  tmp_path / 'out' / 'gpu.rst')
+    assert done.returncode == 1
+    assert (f'is for Python 3.7, and {sys.executable} is '
+            f'3.{sys.version_info[1]}: name another one with PYTHON='
+            in done.stderr)
+    assert not (tmp_path / 'made').exists()
+
+
 @pytest.mark.parametrize('program', PROGRAMS)
 def test_what_a_gpu_will_run_runs_on_a_stand_in(program):
     arguments, lines = PROGRAMS[program]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -62,13 +63,14 @@ def make(python: str, place: pathlib.Path, root: pathlib.Path,
 
     Raises:
         subprocess.CalledProcessError: With the output of what failed.
-        FileNotFoundError: ``wheels`` is not there.
+        FileNotFoundError: ``wheels`` is not there, or is for other Pythons.
     """
     (pip,) = list(wheels.glob('pip-*.whl')) or [None]
     if pip is None:
         raise FileNotFoundError(
             f'{wheels} holds no pip: run make wheels where there is a '
             'network, and bring the folder here')
+    check_version(python, wheels, root)
     shutil.rmtree(place, ignore_errors=True)
     # Debian's venv has no pip; and "system" would be the packages of the
     # interpreter that a virtual environment was made from, not its own.
@@ -82,6 +84,19 @@ def make(python: str, place: pathlib.Path, root: pathlib.Path,
     install(made, pip, wheels, root, [*PACKAGES])
     install(made, pip, wheels, root, ['--editable', '.[chainer]'])
     return made
+
+
+def check_version(python: str, wheels: pathlib.Path,
+                  root: pathlib.Path) -> None:
+    """Raises FileNotFoundError where compiled wheels are for other Pythons."""
+    has = {found[1] for path in wheels.glob('*.whl') if (
+        found := re.search(r'-cp3(\d+)-cp3\1-', path.name))}
+    minor = _run([python, '-c', 'import sys; print(sys.version_info[1])'],
+                 root).strip()
+    if has and minor not in has:
+        raise FileNotFoundError(
+            f'{wheels} is for Python 3.{", 3.".join(sorted(has))}, and '
+            f'{python} is 3.{minor}: name another one with PYTHON=')
 
 
 def install(python: pathlib.Path, pip: pathlib.Path, wheels: pathlib.Path,
