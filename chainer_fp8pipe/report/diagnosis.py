@@ -3,8 +3,8 @@
 A rank is slow if its own work, that is an update's time without what it may
 wait for others in, takes longer than that of others who do the same.  Medians
 of many updates are compared, and a quarter of a rank's own updates must not
-be as fast as others usually are: a machine that is now and then busy with
-something else makes no rank slow.
+be as fast as others usually are, nor as a quarter of theirs: a machine that is
+now and then busy with something else makes no rank slow.
 """
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from .records.run_record import (
     RunRecord,
     RunStart,
 )
+from .slow_links import BOTH, IN, OUT, slow_links
 
 #: A rank is slow from so many times the others' work on, in the median of
 #: intervals; in four of five intervals a part of that is enough.
 _SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
-#: Intervals and readings that are looked at, the newest.
+#: Intervals that are looked at, the newest.
 _RECENT = 8
-#: Of others' bandwidth, and how many times their latency.
-_SLOW_LINK, _LATE = 0.6, 3.0
 #: Of a step, what waiting for batches may take.
 _INPUT = 0.1
 
@@ -41,7 +40,8 @@ class Finding(NamedTuple):
     Attributes:
         kind: ``'slow rank'``, ``'slow stage'``, ``'slow link'`` or
             ``'input'``.
-        ranks: The rank; of a link the two that measured it.
+        ranks: The rank; of a link the two, of one that is slow in one
+            direction first the one that sends.
         figure: How many times as long, or which share.
         text: One or two sentences, with the figure.
     """
@@ -67,7 +67,7 @@ def diagnose(record: RunRecord) -> list[Finding]:
             by_interval[interval.last][interval.rank] = interval
     recent = [by_interval[last] for last in sorted(by_interval)[-_RECENT:]]
     return [*_slow_ranks(start, recent), *_slow_stages(start, recent),
-            *_slow_links(record, start), *_input(recent)]
+            *_about_links(record, start), *_input(recent)]
 
 
 # --- ranks -------------------------------------------------------------------
@@ -89,20 +89,24 @@ def _slow_ranks(start: RunStart, recent: list[dict[int, RankInterval]]
 def _figure(recent: list[dict[int, RankInterval]], rank: int,
             others: Sequence[int]) -> float | None:
     """How many times as long a rank works as others; None: as usual."""
-    ratios, apart = [], []
+    ratios, apart, quick = [], [], []
     for interval in recent:
         there = [interval[other].own.median for other in others
                  if other in interval]
         if rank not in interval or not there:
             continue
         usual = float(numpy.median(there))
-        if usual > 0:
+        low = float(numpy.median([interval[other].own.low for other in others
+                                  if other in interval]))
+        if usual > 0 and low > 0:
             ratios.append(interval[rank].own.median / usual)
             apart.append(interval[rank].own.low / usual)
+            quick.append(interval[rank].own.low / low)
     if not ratios or float(numpy.median(ratios)) < _SLOW:
         return None
     if (float(numpy.mean([ratio > _PART for ratio in ratios])) < _OFTEN
-            or float(numpy.median(apart)) < _PART):
+            or float(numpy.median(apart)) < _PART
+            or float(numpy.median(quick)) < _SLOW):
         return None
     return float(numpy.median(ratios))
 
@@ -160,52 +164,24 @@ def _slow_stages(start: RunStart, recent: list[dict[int, RankInterval]]
 
 # --- links -------------------------------------------------------------------
 
-def _slow_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
-    speeds: dict[tuple[int, int], list[tuple[float, float]]] = (
-        defaultdict(list))
-    for link in record.links:
-        if link.start == start.number and not link.is_local:
-            pair = min(link.source, link.target), max(link.source,
-                                                      link.target)
-            speeds[pair].append((link.bandwidth, link.latency))
-    medians = {pair: numpy.median(found[-2 * _RECENT:], axis=0).tolist()
-               for pair, found in speeds.items()}
-    if len(medians) < 3:        # there is nothing to compare with
-        return
-    slow = {pair: figure for pair in medians
-            if (figure := _of_others(medians, pair)) is not None}
-    for rank in sorted({rank for pair in slow for rank in pair}):
-        pairs = [pair for pair in medians if rank in pair]
-        if len(pairs) > 1 and all(pair in slow for pair in pairs):
-            figure = float(numpy.median([slow[pair] for pair in pairs]))
-            for pair in pairs:
-                slow.pop(pair)
-            yield Finding(
-                SLOW_LINK, (rank,), figure,
-                f'The network of {start.hosts[rank]} (rank {rank}) is slow: '
-                f'all its links are at {figure:.2f} of the speed of others.')
-    for pair, figure in sorted(slow.items()):
-        one, other = pair
-        bandwidth, latency = medians[pair]
-        yield Finding(
-            SLOW_LINK, pair, figure,
-            f'The link between {start.hosts[one]} (rank {one}) and '
-            f'{start.hosts[other]} (rank {other}) is slow: '
-            f'{bandwidth / 1e6:.1f} MB/s and {latency * 1e6:.0f} µs, '
-            f'{figure:.2f} of the speed of other links.')
-
-
-def _of_others(medians: dict[tuple[int, int], list[float]],
-               pair: tuple[int, int]) -> float | None:
-    """A link's speed, of that of the faster others; None: it is as usual."""
-    others = numpy.array([found for other, found in medians.items()
-                          if other != pair])
-    bandwidth, latency = medians[pair]
-    fast = bandwidth / float(numpy.quantile(others[:, 0], 0.9))
-    quick = float(numpy.quantile(others[:, 1], 0.1)) / max(latency, 1e-9)
-    if fast < _SLOW_LINK:
-        return fast
-    return quick if quick < 1 / _LATE else None
+def _about_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
+    for slow in slow_links([
+            link for link in record.links
+            if link.start == start.number and not link.is_local]):
+        names = [f'{start.hosts[rank]} (rank {rank})' for rank in slow.ranks]
+        if len(names) == 1:
+            where = {BOTH: '', OUT: ' in sending', IN: ' in receiving'}
+            text = (f'The network of {names[0]} is slow{where[slow.way]}: all '
+                    f'its links are at {slow.figure:.2f} of the speed of '
+                    'others.')
+        else:
+            text = (
+                f'The link {{}} is slow: {slow.bandwidth / 1e6:.1f} MB/s and '
+                f'{slow.latency * 1e6:.0f} µs, {slow.figure:.2f} of the speed '
+                'of other links.').format(
+                    'between ' + ' and '.join(names) if slow.way == BOTH
+                    else f'from {names[0]} to {names[1]}')
+        yield Finding(SLOW_LINK, slow.ranks, slow.figure, text)
 
 
 # --- input -------------------------------------------------------------------

@@ -105,6 +105,58 @@ def test_a_host_whose_links_are_all_slow_is_named_once():
     assert right >= RIGHT
 
 
+def test_a_direction_that_is_slow_is_named_with_the_sender_first():
+    """Also a single one of a hundred: the way back says nothing of it."""
+    right = 0
+    for draw, run in runs('direction', ranks_per_host=1):
+        run.ranks = draw.choice([3, 4, 6, 10])
+        pair = tuple(draw.sample(range(run.ranks), 2))
+        run.links = {pair: draw.uniform(0.1, 0.45)}
+        found = [finding for finding in diagnose(run.record())
+                 if finding.kind == SLOW_LINK]
+        right += ([finding.ranks for finding in found] == [pair]
+                  and f'from node{pair[0]} (rank {pair[0]}) to node{pair[1]}'
+                  in found[0].text)
+    assert right >= RIGHT
+
+
+@pytest.mark.parametrize('way', ['sending', 'receiving'])
+def test_a_host_that_only_sends_or_receives_slowly_is_named_once(way):
+    right = 0
+    for draw, run in runs(f'host {way}', ranks_per_host=1):
+        run.ranks = draw.choice([3, 4, 6, 8])
+        host = draw.randrange(run.ranks)
+        factor = draw.uniform(0.1, 0.45)
+        run.links = {
+            (host, other) if way == 'sending' else (other, host): factor
+            for other in range(run.ranks)}
+        found = [finding for finding in diagnose(run.record())
+                 if finding.kind == SLOW_LINK]
+        right += ([finding.ranks for finding in found] == [(host,)]
+                  and f'is slow in {way}' in found[0].text)
+    assert right >= RIGHT
+
+
+def test_a_slow_host_is_named_though_one_of_its_links_seems_less_slow():
+    """As an idle link passes the first part of a message at once."""
+    run = MadeUpRun(ranks=4, ranks_per_host=1, noise=0.02, links={
+        pair: 0.7 if 3 in pair else 0.5
+        for other in (0, 1, 3) for pair in ((2, other), (other, 2))})
+    assert named(run.record(), SLOW_LINK) == [(2,)]
+
+
+def test_ranks_that_wait_for_a_core_make_no_link_slow():
+    """As 4 ranks on 2 cores measured it, of links that all are equal."""
+    start = RunStart(0, 0.0, 0, 3, ('a', 'b', 'c'))
+    links = [LinkReading(0, 10, one, other, bandwidth, latency, False)
+             for one, other, readings in (
+                 (0, 1, [(71e6, 10e-6), (69e6, 28e-6)]),
+                 (0, 2, [(70e6, 10e-6), (72e6, 10e-6)]),
+                 (1, 2, [(15e6, 237e-6), (73e6, 158e-6)]))
+             for bandwidth, latency in readings]
+    assert not diagnose(RunRecord('', [start], links=links))
+
+
 def test_a_link_that_answers_late_is_slow_at_any_bandwidth():
     start = RunStart(0, 0.0, 0, 3, ('a', 'b', 'c'))
     links = [LinkReading(0, 10, one, other, 1e8,
@@ -152,6 +204,23 @@ def test_a_rank_whose_core_is_busy_now_and_then_is_not_slow():
     intervals[0] = interval(0, 0.1058)
     found, = diagnose(RunRecord('', [start], intervals=intervals))
     assert found.ranks == (0,)
+
+
+def test_a_rank_whose_quickest_updates_are_as_quick_as_others_is_not_slow():
+    """As 4 even ranks were measured on 2 cores that others used, too."""
+    start = RunStart(0, 0.0, 0, 4, ('a', 'b', 'c', 'd'))
+    measured = [[(3.1, 3.5, 4.5), (3.0, 9.3, 23.7), (3.4, 8.6, 20.4),
+                 (3.2, 16.9, 26.3)],
+                [(3.3, 3.5, 3.6), (3.0, 3.1, 3.1), (3.0, 3.2, 11.0),
+                 (3.4, 7.8, 20.4)],
+                [(3.3, 6.9, 12.7), (4.5, 8.8, 10.6), (3.2, 5.2, 10.1),
+                 (7.7, 11.8, 15.7)]]
+    intervals = [
+        RankInterval(0, rank, 10 * place + 1, 10 * place + 10, spread, spread,
+                     {}) for place, ranks in enumerate(measured)
+        for rank, (low, median, high) in enumerate(ranks)
+        for spread in [Spread(low, median, high, median, high)]]
+    assert not diagnose(RunRecord('', [start], intervals=intervals))
 
 
 def test_a_rank_that_is_slow_in_few_intervals_is_not():

@@ -37,7 +37,7 @@ def measure_links(comm: MPI.Comm) -> LinkSpeed:
         peer = comm.rank + 1 if lower else comm.rank - 1
         if 0 <= peer < comm.size and comm.rank >= first:
             times = numpy.maximum(times, [
-                one_way(comm, peer, lower, size, _ROUNDS)
+                _one_way(comm, peer, lower, size, _ROUNDS)
                 for size in (_SMALL, _LARGE)])
     comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
     short, long = times.tolist()
@@ -51,8 +51,8 @@ def _barrier(comm: MPI.Comm) -> None:
     wait_until(comm.Ibarrier().Test)
 
 
-def one_way(comm: MPI.Comm, peer: int, begins: bool, size: int, rounds: int,
-            tag: int = 0) -> float:
+def _one_way(comm: MPI.Comm, peer: int, begins: bool, size: int, rounds: int
+             ) -> float:
     """Seconds of a message: half of the fastest round trip; call it on both.
 
     Args:
@@ -61,14 +61,13 @@ def one_way(comm: MPI.Comm, peer: int, begins: bool, size: int, rounds: int,
         begins: Whether this rank sends first.
         size: Bytes of the message.
         rounds: To and fro.
-        tag: Of the messages.
     """
     data = numpy.zeros(size, numpy.uint8)
     best = float('inf')
     for _ in range(rounds):
         start = time.perf_counter()
         for sends in (begins, not begins):
-            request = (comm.Isend if sends else comm.Irecv)(data, peer, tag)
+            request = (comm.Isend if sends else comm.Irecv)(data, peer)
             wait_until(request.Test)
         best = min(best, time.perf_counter() - start)
     return best / 2

@@ -147,11 +147,9 @@ class ReportWriting:
             parts.append(MemoryReading(
                 number, rank, done, gathered.seconds, one.resident, one.peak,
                 *(one.gpu or (None, None))))
-        for pair in gathered.pairs or ():
-            parts += [LinkReading(
-                number, done, *ends, pair.bandwidth, pair.latency, False)
-                for ends in ((pair.source, pair.target),
-                             (pair.target, pair.source))]
+        parts += [LinkReading(number, done, pair.source, pair.target,
+                              pair.bandwidth, pair.latency, False)
+                  for pair in gathered.pairs or ()]
         parts += self._health(gathered.tensors or {}, done)
         self._writer.write(parts, time.time())
         kept = {rank: one.kept for rank, one in enumerate(gathered.ranks)}

@@ -20,13 +20,13 @@ class Link:
     def __getattr__(self, name):
         return getattr(self._comm, name)
 
-    def Isend(self, data, peer, tag):
+    def Isend(self, data, peer):
         self._passes(data)
-        return self._comm.Isend(data, peer, tag)
+        return self._comm.Isend(data, peer)
 
-    def Irecv(self, data, peer, tag):
+    def Irecv(self, data, peer):
         self._passes(data)
-        return self._comm.Irecv(data, peer, tag)
+        return self._comm.Irecv(data, peer)
 
     def _passes(self, data):
         self.now += self._latency + data.nbytes / self._bandwidth
