@@ -172,8 +172,7 @@ def _slow_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
                for pair, found in speeds.items()}
     if len(medians) < 3:        # there is nothing to compare with
         return
-    slow = {pair: figure for pair in medians
-            if (figure := _of_others(medians, pair)) is not None}
+    slow = _of_others(medians)
     for rank in sorted({rank for pair in slow for rank in pair}):
         pairs = [pair for pair in medians if rank in pair]
         if len(pairs) > 1 and all(pair in slow for pair in pairs):
@@ -195,17 +194,43 @@ def _slow_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
             f'{figure:.2f} of the speed of other links.')
 
 
-def _of_others(medians: dict[tuple[int, int], list[float]],
-               pair: tuple[int, int]) -> float | None:
-    """A link's speed, of that of the faster others; None: it is as usual."""
-    others = numpy.array([found for other, found in medians.items()
-                          if other != pair])
-    bandwidth, latency = medians[pair]
-    fast = bandwidth / float(numpy.quantile(others[:, 0], 0.9))
-    quick = float(numpy.quantile(others[:, 1], 0.1)) / max(latency, 1e-9)
-    if fast < _SLOW_LINK:
-        return fast
-    return quick if quick < 1 / _LATE else None
+def _of_others(medians: dict[tuple[int, int], list[float]]
+               ) -> dict[tuple[int, int], float]:
+    """Of slow links, the speed beside that of the faster others.
+
+    Args:
+        medians: Bandwidth and latency of at least two links.
+    """
+    bandwidths, latencies = numpy.array([*medians.values()]).T
+    slow = {}
+    for pair, bandwidth, latency, most, least in zip(
+            medians, bandwidths.tolist(), latencies.tolist(),
+            _quantiles_of_others(bandwidths, 0.9),
+            _quantiles_of_others(latencies, 0.1), strict=True):
+        fast, quick = bandwidth / most, least / max(latency, 1e-9)
+        if fast < _SLOW_LINK:
+            slow[pair] = fast
+        elif quick < 1 / _LATE:
+            slow[pair] = quick
+    return slow
+
+
+def _quantiles_of_others(values: numpy.ndarray, share: float) -> list[float]:
+    """For each of at least two values a quantile of all the others.
+
+    It lies between two neighbours, by place, of those that are left.  So it
+    only matters whether the missing one was before, between or behind them,
+    and there are three quantiles at most.
+    """
+    order = numpy.argsort(values)
+    places = numpy.empty_like(order)
+    places[order] = numpy.arange(len(values))
+    before = int((len(values) - 2) * share)
+    places = places.clip(before, before + 2)
+    found = {place: float(numpy.quantile(
+        numpy.delete(values, order[place]), share))
+        for place in {*places.tolist()}}
+    return [found[place] for place in places.tolist()]
 
 
 # --- input -------------------------------------------------------------------

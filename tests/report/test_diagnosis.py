@@ -6,6 +6,7 @@ from chainer_fp8pipe.report.diagnosis import (
     SLOW_LINK,
     SLOW_RANK,
     SLOW_STAGE,
+    _of_others,
     diagnose,
     link_share,
 )
@@ -18,7 +19,10 @@ from chainer_fp8pipe.report.records.run_record import (
     Spread,
 )
 
+import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .made_up_run import MadeUpRun
 
@@ -113,6 +117,25 @@ def test_a_link_that_answers_late_is_slow_at_any_bandwidth():
     finding, = diagnose(RunRecord('', [start], links=links))
     assert finding.ranks == (1, 2)
     assert finding.figure == pytest.approx(0.1)
+
+
+@given(st.dictionaries(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    # Few different values, so that many links are equal; or any.
+    st.tuples(*[st.integers(1, 6).map(float)
+                | st.floats(1e-9, 1e9)] * 2).map(list), min_size=2))
+def test_each_link_is_compared_with_all_others(medians):
+    def slow_one(pair):
+        others = numpy.array([found for other, found in medians.items()
+                              if other != pair])
+        bandwidth, latency = medians[pair]
+        fast = bandwidth / float(numpy.quantile(others[:, 0], 0.9))
+        quick = float(numpy.quantile(others[:, 1], 0.1)) / latency
+        return fast if fast < 0.6 else quick if quick < 1 / 3 else None
+
+    assert _of_others(medians) == {
+        pair: figure for pair in medians
+        if (figure := slow_one(pair)) is not None}
 
 
 def test_links_of_one_host_are_not_compared():
