@@ -28,8 +28,8 @@ _SECTIONS = (curve_section, phase_section, timeline_section,
              settings_section)
 
 #: In this order, as one script.
-_SCRIPTS = ('boxes_in_view.js', 'timeline_data.js', 'timeline_view.js',
-            'page.js')
+_SCRIPTS = ('boxes_in_view.js', 'timeline_boxes.js', 'timeline_data.js',
+            'timeline_view.js', 'page.js')
 
 _HERE = pathlib.Path(__file__).parent
 

@@ -79,7 +79,7 @@ def _drawing(packed: PackedEvents, updates: list[dict[str, Any]]) -> Drawing:
 
 
 def _empty_timeline() -> Any:
-    """Sources and axes; the page's script fills them with what is in view."""
+    """Axes and tools; the page's script draws what is in view."""
     from bokeh.models import (
         ColumnDataSource,
         FixedTicker,
@@ -95,25 +95,12 @@ def _empty_timeline() -> Any:
     wheel = WheelZoomTool(dimensions='width', modifiers={'ctrl': True})
     plot.add_tools(wheel)
     plot.toolbar.active_scroll = wheel
-    plot.ygrid.visible = False
+    # It would be in front of the boxes, which are drawn behind Bokeh's canvas.
+    plot.grid.visible = False
     plot.yaxis.major_tick_line_color = None
     plot.yaxis.ticker = FixedTicker(ticks=[])
     sides = {name: name for name in ('left', 'right', 'top', 'bottom')}
-
-    def source(*more: str) -> Any:
-        return ColumnDataSource({name: [] for name in (*sides, *more)})
-
-    plot.quad(**sides, source=source('colour'), name='boxes',
-              fill_color='colour', line_color=None)
-    plot.quad(**sides, source=source(), name='waits', fill_color=None,
-              line_color='#8c8c8c')
-    plot.quad(**sides, source=source('hatch'), name='hatched',
-              fill_color=None, line_color=None, hatch_pattern='hatch',
-              hatch_color='white', hatch_scale=8)
-    plot.text('x', 'y', 'text', name='numbers', text_align='center',
-              text_baseline='middle', text_font_size='11px',
-              text_color='colour', source=ColumnDataSource(
-                  {name: [] for name in ('x', 'y', 'text', 'colour')}))
-    plot.quad(**sides, source=source(), name='chosen', fill_color=None,
-              line_color='#e00000', line_width=3)
+    plot.quad(**sides, source=ColumnDataSource({name: [] for name in sides}),
+              name='chosen', fill_color=None, line_color='#e00000',
+              line_width=3)
     return plot

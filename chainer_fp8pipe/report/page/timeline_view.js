@@ -14,9 +14,10 @@ class Timeline {
     this.isDark = isDark;
     this.chosen = -1;
     this.waiting = null;
+    const element = document.getElementById('timeline');
+    this.boxes = new BoxCanvas(element);
     plot.x_range.change.connect(() => this.redrawSoon());
     plot.on_event('tap', event => this.chooseAt(event.x, event.y));
-    const element = document.getElementById('timeline');
     element.addEventListener('keydown', event => this.pressed(event));
     addEventListener('resize', () => this.redrawSoon());
     for (const button of document.querySelectorAll('[data-move]')) {
@@ -32,11 +33,13 @@ class Timeline {
     this.chosen = -1;
     this.nameRows();
     this.fillLegend();
+    this.fillSummary();
     this.say('Click a box to see what it is and what was waited for.');
     const span = 1e3 * this.update.span;
     this.plot.x_range.setv({
       start: 0, end: span, reset_start: 0, reset_end: span,
       bounds: [0, span], min_interval: Math.min(span, 1e-3)});
+    this.drawChosen();
     this.redraw();
   }
 
@@ -70,6 +73,43 @@ class Timeline {
     }
   }
 
+  // Milliseconds by rank and by what it does, for those who cannot see the
+  // figure; it is never folded away.
+  fillSummary() {
+    const {events, update} = this, sums = new Map();
+    const used = [...new Set(events.look)].sort((a, b) => a - b);
+    update.rows.forEach(({rank, lane}, number) => {
+      const name = `rank ${rank}${lane ? `, ${lane}` : ''}`;
+      if (!sums.has(name)) sums.set(name, new Float64Array(events.looks));
+      const sum = sums.get(name);
+      for (let event = events.first[number]; event < events.first[number + 1];
+           event++) {
+        sum[events.look[event]] += events.end[event] - events.start[event];
+      }
+    });
+    const table = document.createElement('table');
+    table.createCaption().append(`Timeline of ${update.label} in numbers: `
+        + 'time that each rank spends on what. Time inside of something '
+        + 'else counts for both. Single events follow after the button '
+        + `“${this.table.querySelector('summary').textContent}”.`);
+    const cell = (row, text, scope) => {
+      const made = document.createElement(scope ? 'th' : 'td');
+      if (scope) made.scope = scope;
+      made.append(text);
+      row.append(made);
+    };
+    const header = table.createTHead().insertRow();
+    for (const title of ['rank', ...used.map(
+        look => this.data.looks[look].label)]) cell(header, title, 'col');
+    const body = table.createTBody();
+    for (const [name, sum] of sums) {
+      const row = body.insertRow();
+      cell(row, name, 'row');
+      for (const look of used) cell(row, inWords(sum[look]));
+    }
+    document.getElementById('timeline-summary').replaceChildren(table);
+  }
+
   colour(look) {
     const colour = this.data.looks[look].colour;
     // The pictures' light grey would be the brightest thing on a dark page.
@@ -85,65 +125,36 @@ class Timeline {
   }
 
   redraw() {
-    const {start, end} = this.plot.x_range;
-    const pixels = Math.max(100, this.view.frame.bbox.width);
-    const seen = boxesInView(this.events, start, end, pixels);
-    const place = name => seen.row.map(row => this.update.rows[row][name]);
-    const looks = this.data.looks;
-    const colours = looks.map((_, look) => this.colour(look));
-    const sides = {left: seen.left, right: seen.right,
-                   top: place('top'), bottom: place('bottom')};
-    this.source('boxes').data = {
-      ...sides, colour: seen.look.map(look => colours[look])};
-    this.drawDetails(seen, sides, pixels / (end - start));
-    this.drawChosen();
+    const {start, end} = this.plot.x_range, {bbox} = this.view.frame;
+    const pixels = Math.max(100, bbox.width), scale = pixels / (end - start);
+    const y = this.plot.y_range;        // from the bottom to the top
+    const sides = name => this.update.rows.map(
+        row => (row[name] - y.end) * bbox.height / (y.start - y.end));
+    const tops = sides('top'), bottoms = sides('bottom');
+    this.seen = boxesInView(this.events, start, end, pixels);
+    const {left, right, row, look, box} = this.seen;
+    this.boxes.clear(bbox);
+    this.boxes.draw(
+        {left: left.map(time => (time - start) * scale),
+         right: right.map(time => (time - start) * scale),
+         top: row.map(number => tops[number]),
+         bottom: row.map(number => bottoms[number]), look, box},
+        this.data.looks.map(({colour, hatch}, number) => ({
+          colour: this.colour(number), hatch,
+          isWait: colour === LIGHT_WAITING})),
+        event => this.events.microBatch[event] < 0
+            || this.update.rows[this.events.row[event]].lane ? ''
+            : String(this.events.microBatch[event]));
     if (this.table.open) this.fillTable();
-  }
-
-  // Edges, hatches and numbers, where there is room for them.
-  drawDetails(seen, sides, scale) {
-    const hatched = {left: [], right: [], top: [], bottom: [], hatch: []};
-    const waits = {left: [], right: [], top: [], bottom: []};
-    const copy = (target, box) => {
-      for (const side of ['left', 'right', 'top', 'bottom']) {
-        target[side].push(sides[side][box]);
-      }
-    };
-    const numbers = {x: [], y: [], text: [], colour: []};
-    seen.box.forEach((event, box) => {
-      const width = (sides.right[box] - sides.left[box]) * scale;
-      const look = this.data.looks[seen.look[box]];
-      if (event < 0 || width < 6) return;
-      if (look.colour === LIGHT_WAITING) copy(waits, box);
-      if (look.hatch) {
-        copy(hatched, box);
-        hatched.hatch.push(look.hatch);
-      }
-      const row = this.update.rows[seen.row[box]];
-      if (this.events.microBatch[event] >= 0 && width > 26 && !row.lane) {
-        numbers.x.push((Math.max(sides.left[box], this.plot.x_range.start)
-            + Math.min(sides.right[box], this.plot.x_range.end)) / 2);
-        numbers.y.push((sides.top[box] + sides.bottom[box]) / 2);
-        numbers.text.push(String(this.events.microBatch[event]));
-        numbers.colour.push(textColour(this.colour(seen.look[box])));
-      }
-    });
-    this.source('waits').data = waits;
-    this.source('hatched').data = hatched;
-    this.source('numbers').data = numbers;
   }
 
   drawChosen() {
     const event = this.chosen;
     const row = event < 0 ? [] : [this.update.rows[this.events.row[event]]];
-    this.source('chosen').data = {
+    this.plot.renderers[0].data_source.data = {
       left: row.map(() => this.events.start[event]),
       right: row.map(() => this.events.end[event]),
       top: row.map(({top}) => top), bottom: row.map(({bottom}) => bottom)};
-  }
-
-  source(name) {
-    return this.plot.renderers.find(one => one.name === name).data_source;
   }
 
   move(how) {
@@ -220,6 +231,7 @@ class Timeline {
       range.setv({start: from, end: from + width});
     }
     this.say(this.about(event).join(' · '));
+    this.drawChosen();
     this.redraw();
   }
 
@@ -271,11 +283,4 @@ function inWords(ms) {
   if (ms >= 1e3) return `${(ms / 1e3).toPrecision(4)} s`;
   if (ms >= 1 || ms === 0) return `${Number(ms.toPrecision(4))} ms`;
   return `${Number((1e3 * ms).toPrecision(3))} µs`;
-}
-
-// Black or white, whichever is easier to read (luma of BT.601).
-function textColour(colour) {
-  const [red, green, blue] = [1, 3, 5].map(
-      place => parseInt(colour.slice(place, place + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? 'black' : 'white';
 }

@@ -252,21 +252,152 @@ def test_100_000_events_are_a_small_file_and_few_boxes(show, tmp_path):
     assert (tmp_path / 'report.html').stat().st_size < 6e6
     assert browser.errors == []
     pixels = browser.run('timeline.view.frame.bbox.width')
-    assert 1000 < len(part(browser, 'boxes')['left']) <= 2 * 8 * pixels
+    assert 1000 < browser.run('timeline.seen.left.length') <= 2 * 8 * pixels
     # From close by, the boxes are the events that they are.
     browser.run(f'{PLOT}.x_range.setv({{start: 500, end: 501}})')
-    until(browser, PART.format('boxes') + '.left.length < 1000')
-    boxes = part(browser, 'boxes')
+    until(browser, 'timeline.seen.left.length < 1000')
+    boxes = browser.run('timeline.seen')
     own = [event for event in events if event.rank == 3
            and 1e3 * event.end >= 500 and 1e3 * event.start <= 501
            and event.end - event.start > 2e-6]
     drawn = {(round(left, 2), round(right, 2))
-             for left, right, top in zip(
-                 boxes['left'], boxes['right'], boxes['top'], strict=True)
-             if 2.5 < top < 3.5}
+             for left, right, row in zip(
+                 boxes['left'], boxes['right'], boxes['row'], strict=True)
+             if row == 3}
     assert len(own) > 5
     assert {(round(1e3 * event.start, 2), round(1e3 * event.end, 2))
             for event in own} <= drawn
+
+
+def colours_at(browser, x, y):
+    """Red, green and blue of the boxes' canvas at a time in ms and a row."""
+    return browser.run(f'''(() => {{
+      const {{frame}} = timeline.view, {{canvas, context}} = timeline.boxes;
+      const {{left, top, width}} = frame.bbox, fine = canvas.width / width;
+      return Array.from(context.getImageData(
+          Math.round((frame.x_scale.compute({x}) - left) * fine),
+          Math.round((frame.y_scale.compute({y}) - top) * fine), 1, 1).data);
+    }})()''')
+
+
+def test_each_box_is_drawn_where_bokeh_has_its_time_and_row(show):
+    events = (Event(0, 'forward', 0.0, 1.0), Event(0, 'wait', 1.0, 2.0),
+              Event(1, 'backward', 0.0, 0.5), Event(1, 'update', 1.5, 2.0))
+    browser = show(RunRecord('four', updates=[
+        RecordedUpdate(0, 1, FIRST, events)]))
+    blue, grey, orange, green, nothing = (
+        [51, 102, 168, 255], [230, 230, 230, 255], [222, 112, 31, 255],
+        [33, 135, 51, 255], [0, 0, 0, 0])
+    for x, y, colour in ((500, 0, blue), (990, 0.3, blue), (1500, 0, grey),
+                         (490, 1, orange), (510, 1, nothing),
+                         (1510, 0.7, green), (500, 0.5, nothing)):
+        assert colours_at(browser, x, y) == pytest.approx(colour, abs=3), (
+            x, y)
+    # The other half, from close by.
+    browser.run(f'{PLOT}.x_range.setv({{start: 1400, end: 1600}})')
+    until(browser, 'timeline.seen.left.length < 4')
+    assert colours_at(browser, 1490, 1) == nothing
+    assert colours_at(browser, 1510, 1) == pytest.approx(green, abs=3)
+    # In the dark what waits is darker.
+    browser.prefer('dark')
+    limit = time.monotonic() + 100
+    while max(colours_at(browser, 1450, 0)[:3]) > 100:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_what_a_box_has_room_for_is_drawn_into_it(show):
+    """Numbers of micro-batches, hatches, and edges of waits."""
+    events = (Event(0, 'recompute', 0.0, 1.0), Event(0, 'wait', 1.0, 2.0),
+              Event(0, 'forward', 2.0, 3.0, micro_batch=8, chunk=0))
+    browser = show(RunRecord('three', updates=[
+        RecordedUpdate(0, 1, FIRST, events)]))
+    hatched, waited, numbered = (browser.run(f'''(() => {{
+      const {{canvas, context}} = timeline.boxes;
+      const third = Math.floor(canvas.width / 3);
+      const pixels = new Uint32Array(context.getImageData(
+          third * {place} + 10, Math.floor(canvas.height / 2) - 10,
+          third - 20, 20).data.buffer);
+      return new Set(pixels).size;
+    }})()''') for place in range(3))
+    assert hatched > 1 < numbered
+    assert waited == 1
+    # Its edge, somewhere from the top to the bottom.
+    column = browser.run('''(() => {
+      const {canvas, context} = timeline.boxes;
+      return Array.from(context.getImageData(
+          Math.floor(canvas.width / 2), 0, 1, canvas.height).data);
+    })()''')
+    assert any(alpha == 255 and red < 225 for red, alpha in zip(
+        column[::4], column[3::4], strict=True))
+
+
+def accessible(browser):
+    """Role and name of all that a screen reader comes to."""
+    return [(node['role']['value'], node.get('name', {}).get('value', ''))
+            for node in browser.call('Accessibility.getFullAXTree')['nodes']
+            if not node['ignored']]
+
+
+def test_a_screen_reader_finds_the_timeline_in_numbers(show):
+    record = MadeUpRun(epochs=1, overlaps=True).record()
+    browser = show(record)
+    browser.call('Accessibility.enable')
+    assert not browser.run("document.getElementById('timeline-table').open")
+    found = accessible(browser)
+    names = [name for _, name in found]
+    for row in ('rank 0', 'rank 3', 'rank 0, buckets',
+                'rank 3, exchange thread'):
+        assert ('rowheader', row) in found
+    assert {('columnheader', name) for name in (
+        'rank', 'forward', 'collective communication', 'bucket on its way')
+        } <= {*found}
+    event = next(event for event in record.updates[0].events
+                 if (event.rank, event.name) == (1, 'forward'))
+    cell, = browser.run('''[...document.querySelectorAll(
+        '#timeline-summary tr')].filter(row =>
+        row.cells[0].textContent === 'rank 1').map(row => [...row.cells].find(
+            (_, at) => row.parentElement.parentElement.tHead.rows[0]
+                .cells[at].textContent === 'forward').textContent)''')
+    number, unit = cell.split()
+    assert unit == 'ms'
+    assert float(number) == pytest.approx(1e3 * (event.end - event.start),
+                                          rel=1e-3)
+    assert ('cell', cell) in found or ('gridcell', cell) in found
+    # It says how to open the other table, which is there under that name.
+    caption, = [name for name in names
+                if 'Single events follow after the button' in name
+                and name.startswith('Timeline of update')][:1]
+    opens = caption.split('“')[1].split('”')[0]
+    assert any(role.startswith('Disclosure') and name == opens
+               for role, name in found)
+    browser.run("document.querySelector('#timeline-table summary').focus()")
+    browser.press('Enter', 13)
+    until(browser, "document.querySelectorAll('#timeline-table tr').length")
+    assert any('rank 1: forward' in name for _, name in accessible(browser))
+
+
+def test_the_numbers_are_those_of_the_update_that_is_shown(show):
+    browser = show(MadeUpRun(epochs=2).record())
+    numbers = "document.getElementById('timeline-summary').textContent"
+    before = browser.run(numbers)
+    choose(browser, 'update', '3')
+    until(browser, f'{numbers} !== {before!r}')
+    assert browser.run("document.querySelector('[data-kind=update]')"
+                       '.selectedOptions[0].textContent') in browser.run(
+                           numbers)
+
+
+def test_a_box_that_began_long_ago_is_still_in_view(show):
+    """Also where short ones have come and gone in its row since."""
+    browser = show(RunRecord('empty'))
+    seen = browser.run('''(() => {
+      const {left, right, row} = boxesInView({
+        start: [0, 1, 2, 8, 0, 1], end: [9, 2, 3, 10, 1, 2],
+        look: [0, 1, 1, 0, 0, 0], first: [0, 4, 6], looks: 2}, 5, 7, 4);
+      return left.map((_, at) => [left[at], right[at], row[at]]);
+    })()''')
+    assert seen == [[0, 9, 0]]
 
 
 def test_a_cell_shows_what_takes_most_of_its_time(show):
