@@ -155,6 +155,13 @@ class Browser:
                            captureBeyondViewport=whole)
         pathlib.Path(path).write_bytes(base64.b64decode(answer['data']))
 
+    def processor_seconds(self) -> float:
+        """What the page's process has taken of processors, all threads."""
+        self.call('Performance.enable')
+        return next(one['value'] for one in self.call(
+            'Performance.getMetrics')['metrics']
+            if one['name'] == 'ProcessTime')
+
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Sends a command of the DevTools protocol.
 

@@ -7,13 +7,17 @@ several ways, each as one HTML file that needs no network, in a headless
 Chromium on the processor:
 
 * file: its size;
+* write: seconds to make its text, once the library is imported;
 * first: seconds from the start of loading to the first picture;
 * zoom, pan: pictures per second while the times in view change at every
-  frame of the browser (which has 60 a second).
+  frame of the browser (which has 60 a second);
+* their CPU: milliseconds of a processor that the page's process took for a
+  picture, in all its threads, which depend less on what else runs.
 
 "In view" draws what :file:`boxes_in_view.js` leaves of the boxes; "page" is
-the page of ``write_page`` itself.  WebGL is done by software (SwiftShader).
-Needs Chromium, and ``pip install bokeh plotly``.
+the page of ``write_page`` itself, for which ``--ways page`` is enough.  WebGL
+is done by software (SwiftShader).  Needs Chromium, and ``pip install bokeh``,
+for some ways also ``plotly``.
 """
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ import importlib.metadata
 import json
 import pathlib
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -160,15 +165,22 @@ def main() -> None:
     parser.add_argument('--json', metavar='FILE')
     arguments = parser.parse_args()
     print(describe())
-    print(', '.join(f'{name} {importlib.metadata.version(name)}'
-                    for name in ('bokeh', 'plotly')))
-    print(f'{"way":24}{"file [MB]":>10}{"first [s]":>10}'
-          f'{"zoom [1/s]":>11}{"pan [1/s]":>10}')
+    print(', '.join(
+        f'{name} {importlib.metadata.version(name)}'
+        for name in ('bokeh', 'plotly')
+        if any(name in way.replace('page', 'bokeh')
+               for way in arguments.ways)))
+    print(f'{arguments.boxes:,} events')
+    print(f'{"way":22}{"file":>7}{"write":>7}{"first":>7}'
+          f'{"zoom":>7}{"CPU":>7}{"pan":>7}{"CPU":>7}')
+    print(f'{"":22}{"[MB]":>7}{"[s]":>7}{"[s]":>7}'
+          f'{"[1/s]":>7}{"[ms]":>7}{"[1/s]":>7}{"[ms]":>7}')
     rows = []
     for way in arguments.ways:
         rows.append(measure(way, arguments))
-        print('{way:24}{megabytes:10.2f}{first:10.2f}{zoom:11.1f}'
-              '{pan:10.1f}'.format(**rows[-1]), flush=True)
+        print('{way:22}{megabytes:7.2f}{write:7.2f}{first:7.2f}{zoom:7.1f}'
+              '{zoom_cpu:7.1f}{pan:7.1f}{pan_cpu:7.1f}'.format(**rows[-1]),
+              flush=True)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(rows))
 
@@ -176,7 +188,10 @@ def main() -> None:
 def measure(way: str, arguments: Any) -> dict[str, Any]:
     """One way's row of the table."""
     boxes = some_boxes(arguments.boxes)
+    WAYS[way](some_boxes(100))      # imports
+    begin = time.perf_counter()
     text = WAYS[way](boxes)
+    write = time.perf_counter() - begin
     options = SOFTWARE_WEBGL if 'gl' in way else ()
     with tempfile.TemporaryDirectory() as folder, Browser(*options) as chrome:
         path = pathlib.Path(folder) / 'page.html'
@@ -189,16 +204,21 @@ def measure(way: str, arguments: Any) -> dict[str, Any]:
             last *= 1e3
         first = chrome.run('''new Promise(done => setInterval(() => {
             if (window.first) done(window.first) }, 10))''')
-        zoom, pan = (chrome.run(
-            f'view("{how}", {arguments.seconds}, {last})')
-            for how in ('zoom', 'pan'))
+        row = {'way': way, 'megabytes': path.stat().st_size / 1e6,
+               'write': write, 'first': first}
+        for how in 'zoom', 'pan':
+            before = chrome.processor_seconds(), chrome.run('pictures')
+            row[how] = chrome.run(
+                f'view("{how}", {arguments.seconds}, {last})')
+            count = chrome.run('pictures') - before[1]
+            row[f'{how}_cpu'] = 1e3 * (
+                chrome.processor_seconds() - before[0]) / max(count, 1)
         if chrome.errors:
             print(way, *chrome.errors[:3], sep='\n  ')
         if others := [url for url in chrome.requests[1:]
                       if not url.startswith('data:')]:
             print(way, 'asks for', others)
-        return {'way': way, 'megabytes': path.stat().st_size / 1e6,
-                'first': first, 'zoom': zoom, 'pan': pan}
+        return row
 
 
 def some_boxes(count: int) -> dict[str, numpy.ndarray]:

@@ -121,7 +121,11 @@ def parted(events: Iterable[Event], until: Mapping[Event, float],
     """
     parts: list[Event] = []
     for event in events:
-        cut = min(max(until.get(event, event.start), event.start), event.end)
+        cut = until.get(event, event.start)
+        if cut <= event.start:          # as of most events
+            parts.append(event)
+            continue
+        cut = min(cut, event.end)
         if cut > event.start:
             parts.append(waiting(event, cut) if waiting else
                          event._replace(name=WAITING, end=cut))

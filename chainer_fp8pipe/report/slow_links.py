@@ -56,7 +56,7 @@ def slow_links(readings: Iterable[LinkReading]) -> Iterator[SlowLink]:
     speeds = {pair: _speed(some[-_RECENT:]) for pair, some in found.items()}
     if len({frozenset(pair) for pair in speeds}) < 3:
         return
-    figures = {pair: _of_others(speeds, pair) for pair in speeds}
+    figures = _of_others(speeds)
     left = {pair for pair, figure in figures.items() if figure < _SLOW}
     for rank in sorted({rank for pair in left for rank in pair}):
         ways = {OUT: [pair for pair in speeds if pair[0] == rank],
@@ -97,13 +97,37 @@ def _are_slow(figures: Sequence[float]) -> bool:
             and float(numpy.median(figures)) < _SLOW)
 
 
-def _of_others(speeds: dict[_Pair, list[float]], pair: _Pair) -> float:
-    """A link's speed, of that of the faster others."""
-    others = numpy.array([found for other, found in speeds.items()
-                          if other != pair])
-    bandwidth, latency = speeds[pair]
-    fast = bandwidth / float(numpy.quantile(others[:, 0], 0.9))
-    usual = float(numpy.quantile(others[:, 1], 0.1))
-    if fast >= _SLOW and latency > max(_LATE * usual, usual + _LATER):
-        return usual / latency
-    return fast
+def _of_others(speeds: dict[_Pair, list[float]]) -> dict[_Pair, float]:
+    """The speed of each link, of that of the faster others."""
+    bandwidths, latencies = numpy.array([*speeds.values()]).T
+    return {pair: _figure(*speed) for pair, *speed in zip(
+        speeds, bandwidths.tolist(), latencies.tolist(),
+        _quantiles_of_others(bandwidths, 0.9),
+        _quantiles_of_others(latencies, 0.1), strict=True)}
+
+
+def _figure(bandwidth: float, latency: float, most: float, least: float
+            ) -> float:
+    """A link's speed beside a usual bandwidth and a usual latency."""
+    if (bandwidth >= _SLOW * most
+            and latency > max(_LATE * least, least + _LATER)):
+        return least / latency
+    return bandwidth / most
+
+
+def _quantiles_of_others(values: numpy.ndarray, share: float) -> list[float]:
+    """For each of at least two values a quantile of all the others.
+
+    It lies between two neighbours, by place, of those that are left.  So it
+    only matters whether the missing one was before, between or behind them,
+    and there are three quantiles at most.
+    """
+    order = numpy.argsort(values)
+    places = numpy.empty_like(order)
+    places[order] = numpy.arange(len(values))
+    before = int((len(values) - 2) * share)
+    places = places.clip(before, before + 2)
+    found = {place: float(numpy.quantile(
+        numpy.delete(values, order[place]), share))
+        for place in {*places.tolist()}}
+    return [found[place] for place in places.tolist()]

@@ -55,8 +55,9 @@ function boxesOfCells(boxes, from, to, cells) {
       times.fill(0);
     };
     const end = boxes.first[row + 1];
-    for (let box = boxes.first[row]; box < end; box++) {
-      if (boxes.end[box] < from || boxes.start[box] > to) continue;
+    for (let box = firstFrom(boxes, row, from);
+         box < end && boxes.start[box] <= to; box++) {
+      if (boxes.end[box] < from) continue;
       const length = boxes.end[box] - boxes.start[box];
       if (length >= cell) {
         add(row, boxes.start[box], boxes.end[box], boxes.look[box], box);
@@ -74,4 +75,27 @@ function boxesOfCells(boxes, from, to, cells) {
     if (open) add(row, open.left, from + open.next * cell, open.look, -1);
   }
   return seen;
+}
+
+// The first box of a row that may end after a time.
+function firstFrom(boxes, row, time) {
+  boxes.reach ??= reached(boxes);
+  let low = boxes.first[row], high = boxes.first[row + 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (boxes.reach[middle] < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// For each box the latest end in its row so far.
+function reached(boxes) {
+  const reach = Float64Array.from(boxes.end);
+  for (let row = 0; row < boxes.first.length - 1; row++) {
+    for (let box = boxes.first[row] + 1; box < boxes.first[row + 1]; box++) {
+      reach[box] = Math.max(reach[box], reach[box - 1]);
+    }
+  }
+  return reach;
 }

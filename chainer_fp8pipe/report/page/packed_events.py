@@ -52,7 +52,7 @@ class PackedEvents:
         numbers = {row[0]: number for number, row in enumerate(rows)}
         placed.sort(key=lambda item: (numbers[item[1]], item[0].start,
                                       -item[0].end))
-        looks = Looks(events)
+        looks = self._looks_of(events)
         origin = min(event.start for event in events)
         span = max(event.end for event in events) - origin
         unit = max(_TICK, span / 2 ** 31)
@@ -61,7 +61,8 @@ class PackedEvents:
             (event.end - event.start) / unit, self._text(event.about),
             -1 if event.micro_batch is None else event.micro_batch,
             -1 if event.chunk is None else event.chunk, numbers[place],
-            self._look(looks.of(event))) for event, place in placed]).T
+            looks[event.rank, event.name, event.chunk])
+            for event, place in placed]).T
         kinds = ('<f8', '<u4', '<u4', '<i4', '<i4', '<i4', '<u2', 'u1')
         columns = b''.join(column.round().astype(kind).tobytes()
                            for column, kind in zip(fields, kinds,
@@ -82,6 +83,14 @@ class PackedEvents:
             self._places[text] = len(self.texts)
             self.texts.append(text)
         return self._places[text]
+
+    def _looks_of(self, events: Sequence[Event]
+                  ) -> dict[tuple[int, str, int | None], int]:
+        """Numbers of looks by all of an event that these depend on."""
+        looks = Looks(events)
+        return {place: self._look(looks.of(event)) for place, event in {
+            (event.rank, event.name, event.chunk): event
+            for event in events}.items()}
 
     def _look(self, look: Look) -> int:
         if look not in self._numbers:

@@ -32,6 +32,7 @@ class Timeline {
     this.chosen = -1;
     this.nameRows();
     this.fillLegend();
+    this.fillSummary();
     this.say('Click a box to see what it is and what was waited for.');
     const span = 1e3 * this.update.span;
     this.plot.x_range.setv({
@@ -68,6 +69,43 @@ class Timeline {
       entry.append(box, look.label);
       legend.append(entry);
     }
+  }
+
+  // Milliseconds by rank and by what it does, for those who cannot see the
+  // figure; it is never folded away.
+  fillSummary() {
+    const {events, update} = this, sums = new Map();
+    const used = [...new Set(events.look)].sort((a, b) => a - b);
+    update.rows.forEach(({rank, lane}, number) => {
+      const name = `rank ${rank}${lane ? `, ${lane}` : ''}`;
+      if (!sums.has(name)) sums.set(name, new Float64Array(events.looks));
+      const sum = sums.get(name);
+      for (let event = events.first[number]; event < events.first[number + 1];
+           event++) {
+        sum[events.look[event]] += events.end[event] - events.start[event];
+      }
+    });
+    const table = document.createElement('table');
+    table.createCaption().append(`Timeline of ${update.label} in numbers: `
+        + 'time that each rank spends on what. Time inside of something '
+        + 'else counts for both. Single events follow after the button '
+        + `“${this.table.querySelector('summary').textContent}”.`);
+    const cell = (row, text, scope) => {
+      const made = document.createElement(scope ? 'th' : 'td');
+      if (scope) made.scope = scope;
+      made.append(text);
+      row.append(made);
+    };
+    const header = table.createTHead().insertRow();
+    for (const title of ['rank', ...used.map(
+        look => this.data.looks[look].label)]) cell(header, title, 'col');
+    const body = table.createTBody();
+    for (const [name, sum] of sums) {
+      const row = body.insertRow();
+      cell(row, name, 'row');
+      for (const look of used) cell(row, inWords(sum[look]));
+    }
+    document.getElementById('timeline-summary').replaceChildren(table);
   }
 
   colour(look) {

@@ -269,6 +269,74 @@ def test_100_000_events_are_a_small_file_and_few_boxes(show, tmp_path):
             for event in own} <= drawn
 
 
+def accessible(browser):
+    """Role and name of all that a screen reader comes to."""
+    return [(node['role']['value'], node.get('name', {}).get('value', ''))
+            for node in browser.call('Accessibility.getFullAXTree')['nodes']
+            if not node['ignored']]
+
+
+def test_a_screen_reader_finds_the_timeline_in_numbers(show):
+    record = MadeUpRun(epochs=1, overlaps=True).record()
+    browser = show(record)
+    browser.call('Accessibility.enable')
+    assert not browser.run("document.getElementById('timeline-table').open")
+    found = accessible(browser)
+    names = [name for _, name in found]
+    for row in ('rank 0', 'rank 3', 'rank 0, buckets',
+                'rank 3, exchange thread'):
+        assert ('rowheader', row) in found
+    assert {('columnheader', name) for name in (
+        'rank', 'forward', 'collective communication', 'bucket on its way')
+        } <= {*found}
+    event = next(event for event in record.updates[0].events
+                 if (event.rank, event.name) == (1, 'forward'))
+    cell, = browser.run('''[...document.querySelectorAll(
+        '#timeline-summary tr')].filter(row =>
+        row.cells[0].textContent === 'rank 1').map(row => [...row.cells].find(
+            (_, at) => row.parentElement.parentElement.tHead.rows[0]
+                .cells[at].textContent === 'forward').textContent)''')
+    number, unit = cell.split()
+    assert unit == 'ms'
+    assert float(number) == pytest.approx(1e3 * (event.end - event.start),
+                                          rel=1e-3)
+    assert ('cell', cell) in found or ('gridcell', cell) in found
+    # It says how to open the other table, which is there under that name.
+    caption, = [name for name in names
+                if 'Single events follow after the button' in name
+                and name.startswith('Timeline of update')][:1]
+    opens = caption.split('“')[1].split('”')[0]
+    assert any(role.startswith('Disclosure') and name == opens
+               for role, name in found)
+    browser.run("document.querySelector('#timeline-table summary').focus()")
+    browser.press('Enter', 13)
+    until(browser, "document.querySelectorAll('#timeline-table tr').length")
+    assert any('rank 1: forward' in name for _, name in accessible(browser))
+
+
+def test_the_numbers_are_those_of_the_update_that_is_shown(show):
+    browser = show(MadeUpRun(epochs=2).record())
+    numbers = "document.getElementById('timeline-summary').textContent"
+    before = browser.run(numbers)
+    choose(browser, 'update', '3')
+    until(browser, f'{numbers} !== {before!r}')
+    assert browser.run("document.querySelector('[data-kind=update]')"
+                       '.selectedOptions[0].textContent') in browser.run(
+                           numbers)
+
+
+def test_a_box_that_began_long_ago_is_still_in_view(show):
+    """Also where short ones have come and gone in its row since."""
+    browser = show(RunRecord('empty'))
+    seen = browser.run('''(() => {
+      const {left, right, row} = boxesInView({
+        start: [0, 1, 2, 8, 0, 1], end: [9, 2, 3, 10, 1, 2],
+        look: [0, 1, 1, 0, 0, 0], first: [0, 4, 6], looks: 2}, 5, 7, 4);
+      return left.map((_, at) => [left[at], right[at], row[at]]);
+    })()''')
+    assert seen == [[0, 9, 0]]
+
+
 def test_a_cell_shows_what_takes_most_of_its_time(show):
     browser = show(RunRecord('empty'))
     # In cells of 1: look 1 takes 0.5 of the first, look 0 takes 0.3; the
