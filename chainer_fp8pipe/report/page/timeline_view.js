@@ -71,11 +71,9 @@ class Timeline {
     }
   }
 
-  // Milliseconds by rank and by what it does, for those who cannot see the
-  // figure; it is never folded away.
-  fillSummary() {
+  // Milliseconds of each look, by rank and lane.
+  timesByRank() {
     const {events, update} = this, sums = new Map();
-    const used = [...new Set(events.look)].sort((a, b) => a - b);
     update.rows.forEach(({rank, lane}, number) => {
       const name = `rank ${rank}${lane ? `, ${lane}` : ''}`;
       if (!sums.has(name)) sums.set(name, new Float64Array(events.looks));
@@ -85,10 +83,18 @@ class Timeline {
         sum[events.look[event]] += events.end[event] - events.start[event];
       }
     });
+    return sums;
+  }
+
+  // The timeline in numbers for those who cannot see the figure; the table is
+  // never folded away.
+  fillSummary() {
+    const used = [...new Set(this.events.look)].sort((a, b) => a - b);
     const table = document.createElement('table');
-    table.createCaption().append(`Timeline of ${update.label} in numbers: `
-        + 'time that each rank spends on what. Time inside of something '
-        + 'else counts for both. Single events follow after the button '
+    table.createCaption().append(`Timeline of ${this.update.label} in `
+        + 'numbers: time that each rank spends on what. Time inside of '
+        + 'something else counts for both. Single events follow after the '
+        + 'button '
         + `“${this.table.querySelector('summary').textContent}”.`);
     const cell = (row, text, scope) => {
       const made = document.createElement(scope ? 'th' : 'td');
@@ -100,7 +106,7 @@ class Timeline {
     for (const title of ['rank', ...used.map(
         look => this.data.looks[look].label)]) cell(header, title, 'col');
     const body = table.createTBody();
-    for (const [name, sum] of sums) {
+    for (const [name, sum] of this.timesByRank()) {
       const row = body.insertRow();
       cell(row, name, 'row');
       for (const look of used) cell(row, inWords(sum[look]));
