@@ -151,14 +151,11 @@ def _means(weight: float, one: Mapping[str, float], other_weight: float,
         absent: What stands for a number that is only in one of them; None:
             the number of the other.
     """
-    found = {}
-    for name in {**one, **other}:
-        mine = one.get(name, other[name] if absent is None and name in other
-                       else absent)
-        yours = other.get(name, mine if absent is None else absent)
-        assert mine is not None
-        assert yours is not None
-        whole = weight + other_weight
+    found, whole = {}, weight + other_weight
+    for name, either in {**one, **other}.items():
+        if absent is not None:
+            either = absent
+        mine, yours = one.get(name, either), other.get(name, either)
         found[name] = (mine if mine == yours or whole <= 0 else
                        (weight * mine + other_weight * yours) / whole)
     return found
