@@ -91,17 +91,16 @@ def _figure(recent: list[dict[int, RankInterval]], rank: int,
     """How many times as long a rank works as others; None: as usual."""
     ratios, apart, quick = [], [], []
     for interval in recent:
-        there = [interval[other].own.median for other in others
-                 if other in interval]
+        there = [interval[other].own for other in others if other in interval]
         if rank not in interval or not there:
             continue
-        usual = float(numpy.median(there))
-        low = float(numpy.median([interval[other].own.low for other in others
-                                  if other in interval]))
+        own = interval[rank].own
+        usual = float(numpy.median([other.median for other in there]))
+        low = float(numpy.median([other.low for other in there]))
         if usual > 0 and low > 0:
-            ratios.append(interval[rank].own.median / usual)
-            apart.append(interval[rank].own.low / usual)
-            quick.append(interval[rank].own.low / low)
+            ratios.append(own.median / usual)
+            apart.append(own.low / usual)
+            quick.append(own.low / low)
     if not ratios or float(numpy.median(ratios)) < _SLOW:
         return None
     if (float(numpy.mean([ratio > _PART for ratio in ratios])) < _OFTEN
