@@ -81,12 +81,15 @@ class UpdateSections:
 
     def _watch_passes(self, optimizer: Any) -> None:
         target = optimizer.target
-        begin, end = (functools.partial(act, 'forward')
-                      for act in (self._begin, self._end))
-        target.add_hook(CallMark(begin, end), _NAME)
-        self._undo += [lambda: target.delete_hook(_NAME), mark_update(
-            optimizer, _NAME, *(functools.partial(act, 'update')
-                                for act in (self._begin, self._end)))]
+        target.add_hook(CallMark(*self._ends_of('forward')), _NAME)
+        self._undo += [
+            lambda: target.delete_hook(_NAME),
+            mark_update(optimizer, _NAME, *self._ends_of('update'))]
+
+    def _ends_of(self, name: str) -> tuple[Callable[[], None], ...]:
+        """What begins a section, and what ends it."""
+        return tuple(functools.partial(act, name)
+                     for act in (self._begin, self._end))
 
     def _begin(self, name: str) -> None:
         section = self._stream.section(name)
