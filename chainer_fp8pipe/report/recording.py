@@ -52,7 +52,10 @@ class Recording:
         return self.made(self._kept)
 
     def take(self) -> list[MakesEvent]:
-        """What was kept so far, for :meth:`made`; it is forgotten here."""
+        """Returns what was kept, of which :meth:`made` makes events.
+
+        The recording goes on without it.
+        """
         # Another thread may keep one more in this list meanwhile.
         kept, self._kept, self._beside = self._kept, [], None
         return kept
