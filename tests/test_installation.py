@@ -1,5 +1,6 @@
 """The documented line works in a fresh environment, with any pip."""
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def copy_of_checkout(target):
 def source_distribution(target):
     """That of a copy of the checkout."""
     tree = copy_of_checkout(target / 'tree')
-    run(f'{sys.executable} setup.py -q sdist', tree, os.environ)
+    run(f'{shlex.quote(sys.executable)} setup.py -q sdist', tree, os.environ)
     (found,) = (tree / 'dist').iterdir()
     return found
 
@@ -198,7 +199,8 @@ def test_the_documented_line_installs_what_trains_on_two_ranks(tmp_path, pip):
 def test_the_line_for_uv_installs_what_trains_on_two_ranks(tmp_path):
     source = source_distribution(tmp_path)
     environment = variables_for(tmp_path / 'venv')
-    run(f'uv venv --python {sys.executable} venv', tmp_path, environment)
+    run(f'uv venv --python {shlex.quote(sys.executable)} venv', tmp_path,
+        environment)
     needs_index('uv pip install packaging', environment)
     run(documented_line(source, 'install-line-uv'), tmp_path, environment)
     check_training(tmp_path / 'elsewhere', environment)

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def prepare(tmp_path, scripts):
 
 def environment_for(tmp_path):
     return {**environment(),
-            'MPIEXEC': f'{sys.executable} {FAKE} {tmp_path / "starts"}'}
+            'MPIEXEC': shlex.join([sys.executable, str(FAKE),
+                                   str(tmp_path / 'starts')])}
 
 
 def commands(tmp_path):

@@ -4,6 +4,7 @@ import glob
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ class Launched:
                 [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
                  '--snapshots', 'saved', '--every', every,
                  '--communicator', 'fp8', '--warmup', '5', 'train.py'],
-                env={**environment(), 'MPIEXEC': ' '.join(mpiexec(2)[:-2])},
+                env={**environment(), 'MPIEXEC': shlex.join(mpiexec(2)[:-2])},
                 cwd=folder, stdout=output, stderr=subprocess.STDOUT,
                 preexec_fn=end_with_parent)
 
