@@ -5,7 +5,6 @@ Where the order of imports matters the test runs a fresh interpreter.
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
