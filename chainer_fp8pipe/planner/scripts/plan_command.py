@@ -10,6 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ...planning.job.configuration import ACCURACY, USUAL_CODECS
+from ...planning.script_file import check_script
 from ...planning.sizes import parse_bytes
 from ...training.unmodified.launch import launch, only_rank_0_prints
 from .script_plan import Request, ScriptPlan
@@ -73,8 +74,10 @@ def add_plan(commands: Any) -> None:
 
 def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments; what it returns runs the script."""
-    if not os.path.isfile(options.script):
-        options.parser.error(f'there is no script {options.script}')
+    try:
+        check_script(options.script)
+    except ValueError as error:
+        options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.
     comm = MPI.COMM_WORLD
     if problem := comm.bcast(comm.rank == 0 and _unwritable(options.output)):

@@ -5,7 +5,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from ...communicators import create_communicator
 from ...communicators.factory import CHAINERMN
 from ...communicators.options import FAMILIES, make_options, parse_option
 from ...pipeline.schedules.schedule import SCHEDULES
+from ...planning.script_file import check_script
 from ...planning.sizes import parse_bytes
 from ...planning.trigger_intervals import parse_interval
 from ...report.going_on import is_launched
@@ -104,8 +104,7 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        if not os.path.isfile(options.script):
-            raise ValueError(f'there is no script {options.script}')
+        check_script(options.script)
         restartable = _restartable(options)
         if options.plan is not None:
             from .planned_run import planned_run
@@ -126,7 +125,9 @@ def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
     if options.snapshots is None and not is_launched():
         return lambda job: job
     every = parse_interval(options.every or '5m')
-    from ...training.unmodified.restarting import Restartable
+    from ...training.unmodified.restarting import Restartable, check_writable
+    if options.snapshots is not None:
+        check_writable(MPI.COMM_WORLD, options.snapshots)
     return lambda job: Restartable(MPI.COMM_WORLD, job, options.snapshots,
                                    every)
 

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from ...intercept.training_objects import creating_communicators, substituting
 from ...mpi.failure.abort import end_all_ranks
 from ...mpi.failure.world import enter_world
+from ...report.going_on import say_done
 from .refusal import Refusal, refuse_all
 
 
@@ -44,6 +45,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
             runpy.run_path(script, run_name='__main__')
             if job is not None:
                 job.finish()
+        say_done()
     except Refusal as refusal:
         refuse_all(ranks, refusal, command)
     except SystemExit as exit:
@@ -52,6 +54,8 @@ def launch(script: str, arguments: Sequence[str], command: str,
             if isinstance(exit.code, int):
                 end_all_ranks('', exit.code)
             end_all_ranks(f'{exit.code}\n', 1)
+        if exit.code in (None, 0):
+            say_done()
         raise
 
 
