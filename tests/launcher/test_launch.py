@@ -12,7 +12,6 @@ from pathlib import Path
 from chainer_fp8pipe.launcher import hosts, launch_command, one_start
 from chainer_fp8pipe.launcher.launch_command import (
     main,
-    mistyped,
     split_arguments,
 )
 from chainer_fp8pipe.report.going_on import DONE, ENDED, LAUNCHED, UPDATED
