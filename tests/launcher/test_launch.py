@@ -147,8 +147,9 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
         '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
     assert code == 0
     assert commands(tmp_path) == [
-        f'-n 2 {sys.executable} -m chainer_fp8pipe run --snapshots saved '
-        f'--every 5m --communicator fp8 {tmp_path}/train.py']
+        shlex.join(['-n', '2', sys.executable, *(
+            '-m chainer_fp8pipe run --snapshots saved --every 5m '
+            '--communicator fp8').split(), f'{tmp_path}/train.py'])]
 
 
 def test_the_launcher_imports_neither_mpi_nor_chainer():
@@ -248,7 +249,7 @@ raise SystemExit(9 if made < 8 else 0)
     assert code == 0
     assert len(commands(tmp_path)) == 7
     assert 'starts again in' not in said
-    assert re.search(r'start 2: 2 ranks by Hydra, from \S+_iter_2.npz', said)
+    assert re.search(r'start 2: 2 ranks by Hydra, from .+_iter_2.npz', said)
 
 
 def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
@@ -315,7 +316,7 @@ for update in range(1, 1000):
 '''
     code, said = launch(lost, back, '', options=(
         '-n', '8', '--min-ranks', '4', '--hostfile', str(tmp_path / 'hosts'),
-        '--probe', f'test -e {tmp_path}/{{}}.up', '--snapshots',
+        '--probe', f"test -e '{tmp_path}/{{}}.up'", '--snapshots',
         str(tmp_path / 'starts')))
     assert code == 0
     assert [line.split(' ')[:4] for line in commands(tmp_path)] == [
@@ -350,8 +351,8 @@ def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
         '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        f'sh -c "test {{}} = a || test -e {tmp_path}/back || '
-        f'{{ touch {tmp_path}/back; false; }}"'))
+        f'sh -c "test {{}} = a || test -e \'{tmp_path}/back\' || '
+        f'{{ touch \'{tmp_path}/back\'; false; }}"'))
     assert code == 0
     assert said.count('without an answer: b') == 1
     assert 'start 1: 8 ranks' in said
