@@ -140,9 +140,11 @@ def check_writable(comm: MPI.Comm, directory: str) -> None:
     """Raises ValueError, on all ranks, if rank 0 cannot write snapshots."""
     problem = ''
     if comm.rank == 0:
+        folder = os.path.abspath(directory)
+        while not os.path.lexists(folder):      # it is made when needed
+            folder = os.path.dirname(folder)
         try:
-            os.makedirs(directory, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory).close()
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             problem = f'--snapshots {directory}: {error.strerror}'
     if problem := comm.bcast(problem):
