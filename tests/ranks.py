@@ -117,7 +117,9 @@ class Job:
     """An mpiexec job whose ranks wait for something to call."""
 
     def __init__(self, size: int) -> None:
-        folder = tempfile.mkdtemp(prefix='ranks-')
+        # The path of a socket has 107 bytes at most, whatever TMPDIR has.
+        folder = tempfile.mkdtemp(prefix='ranks-', dir=None if len(
+            os.fsencode(tempfile.gettempdir())) < 80 else '/tmp')
         address = os.path.join(folder, 'socket')
         self._output = os.path.join(folder, 'output')
         self._folder = folder

@@ -78,6 +78,10 @@ class Interrupts:
             numbers.add(signal.SIGHUP)
         self._before: dict[int, Any] = {
             number: signal.signal(number, self._count) for number in numbers}
+        if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+            # Not ours, but what is started would inherit it.
+            self._before[signal.SIGQUIT] = signal.signal(
+                signal.SIGQUIT, signal.SIG_DFL)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         return self
 

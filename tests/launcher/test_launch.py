@@ -409,7 +409,7 @@ BOTH = signal.SIGINT, signal.SIGTERM
 
 def ignore():
     """As a shell does for SIGINT, where it starts in the background."""
-    for number in BOTH:
+    for number in *BOTH, signal.SIGQUIT:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -420,10 +420,10 @@ def ignore():
 def test_a_signal_is_handed_on_once_and_ends_the_launcher(
         tmp_path, number, inherits):
     launcher = started(tmp_path, 'import signal; before = [\n'
-                       '    signal.getsignal(number) for number in (2, 15)]\n'
+                       '    signal.getsignal(number) for number in (2, 3, 15)]\n'
                        + LISTENS.replace(
         'STOP', '__import__("os").path.exists("signals")') + '''
-assert before == [signal.default_int_handler, signal.SIG_DFL], before
+assert before == [signal.default_int_handler, 0, 0], before
 raise SystemExit(9)
 ''', inherits=inherits)
     launcher.send_signal(number)
