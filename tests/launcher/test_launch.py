@@ -419,9 +419,10 @@ def ignore():
 @pytest.mark.parametrize('number', BOTH)
 def test_a_signal_is_handed_on_once_and_ends_the_launcher(
         tmp_path, number, inherits):
-    launcher = started(tmp_path, 'import signal; before = [\n'
-                       '    signal.getsignal(number) for number in (2, 3, 15)]\n'
-                       + LISTENS.replace(
+    launcher = started(tmp_path, '''
+import signal
+before = [signal.getsignal(number) for number in (2, 3, 15)]
+''' + LISTENS.replace(
         'STOP', '__import__("os").path.exists("signals")') + '''
 assert before == [signal.default_int_handler, 0, 0], before
 raise SystemExit(9)
