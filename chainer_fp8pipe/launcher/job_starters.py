@@ -18,10 +18,6 @@ from .hosts import Share
 _SECONDS = 20           # for --version
 
 
-class StarterError(ValueError):
-    """There is no program that could start ranks; the message says why."""
-
-
 class Starter(NamedTuple):
     """A program that starts ranks.
 
@@ -68,7 +64,7 @@ def find_starter(environment: Mapping[str, str]) -> Starter:
     Slurm's; or ``mpiexec`` beside the interpreter, or on the path.
 
     Raises:
-        StarterError: There is none, or it is of no family that is known.
+        ValueError: There is none, or it is of no family that is known.
     """
     words = _words(environment)
     return Starter(words, _family(words))
@@ -85,7 +81,7 @@ def _words(environment: Mapping[str, str]) -> list[str]:
              shutil.which('mpiexec', path=path)
              or shutil.which('mpirun', path=path))
     if not found:
-        raise StarterError(
+        raise ValueError(
             'there is no mpiexec beside the interpreter or on the path; '
             "install MPI (pip install 'chainer_fp8pipe[mpich]'), or name "
             'what starts ranks here in MPIEXEC')
@@ -99,7 +95,7 @@ def _family(words: Sequence[str]) -> str:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             errors='replace', timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StarterError(f'{shlex.join(words)} does not run ({error}); '
+        raise ValueError(f'{shlex.join(words)} does not run ({error}); '
                            'correct MPIEXEC') from None
     said = done.stdout.lower()
     # In this order: Hydra lists Slurm among what it can work with.
@@ -109,7 +105,7 @@ def _family(words: Sequence[str]) -> str:
         if any(mark in said for mark in marks):
             return family
     first = done.stdout.strip().partition('\n')[0]
-    raise StarterError(
+    raise ValueError(
         f'{shlex.join(words)} --version says {first!r}, which is neither '
         "MPICH's Hydra, Open MPI nor Slurm's srun; name one of them in "
         'MPIEXEC')

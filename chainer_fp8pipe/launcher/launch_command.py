@@ -23,7 +23,7 @@ from .hosts import (
     slurm_hosts,
     tcp_answers,
 )
-from .job_starters import Starter, StarterError, find_starter
+from .job_starters import Starter, find_starter
 from .leftovers import Guard
 from .one_start import Interrupts
 from .supervisor import LaunchedJob, Supervisor
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str],
     with Interrupts() as interrupts:
         try:
             job = _job(options, of_run, script, environment)
-        except (ValueError, StarterError) as error:
+        except ValueError as error:
             parser.error(str(error))
         token = secrets.token_hex(16)
         guard = Guard(f'{LAUNCHED}={token}')
@@ -195,7 +195,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 def _job(options: argparse.Namespace, of_run: Sequence[str],
          script: Sequence[str], environment: Mapping[str, str]
          ) -> LaunchedJob:
-    """The job; raises ValueError or StarterError if it cannot be started."""
+    """The job; raises ValueError if it cannot be started."""
     check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')
