@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import functools
 import importlib.util
+import os
 import pathlib
 import sys
 import types
@@ -363,26 +364,38 @@ def _sparse_matmul(module, run):
 
 # --- interpreter shutdown ----------------------------------------------------
 
-@_patch('chainer.iterators.multiprocess_iterator', '403',
-        'Python 3.13 stops daemon threads at its end but calls them alive: an '
-        'iterator that is collected only then waits for its own for ever',
-        'while self._thread.is_alive():',
-        lambda: sys.version_info >= (3, 13))
-def _multiprocess_iterator(module, run):
-    run()
-    iterators: weakref.WeakSet = weakref.WeakSet()
-    initialize = module.MultiprocessIterator._initialize_loop
+def _finalized_when_python_ends(name, lines, expects, begins):
+    @_patch(f'chainer.iterators.{name.lower()}_iterator', lines,
+            'an iterator that is collected only when Python ends finds multi'
+            'processing half gone (until 3.12), or waits for a daemon thread '
+            'that is stopped but called alive (from 3.13 on)',
+            expects, lambda: True)
+    def apply(module, run):
+        run()
+        iterators: weakref.WeakSet = weakref.WeakSet()
+        iterator_type = getattr(module, f'{name}Iterator')
+        begin = getattr(iterator_type, begins)
+        owner = os.getpid()
 
-    def _initialize_loop(self):
-        initialize(self)
-        iterators.add(self)
+        @functools.wraps(begin)
+        def begin_noted(self):
+            iterators.add(self)
+            return begin(self)
 
-    def finalize_all():
-        for iterator in list(iterators):
-            iterator.finalize()
+        def finalize_all():
+            if os.getpid() == owner:    # the pools are not a forked child's
+                for iterator in list(iterators):
+                    iterator.finalize()
 
-    module.MultiprocessIterator._initialize_loop = _initialize_loop
-    atexit.register(finalize_all)
+        setattr(iterator_type, begins, begin_noted)
+        atexit.register(finalize_all)
+
+
+_finalized_when_python_ends(
+    'Multiprocess', '403', 'while self._thread.is_alive():',
+    '_initialize_loop')
+_finalized_when_python_ends(
+    'Multithread', '88', 'pool.terminate()', '_invoke_prefetch')
 
 
 # --- CuPy 14 -----------------------------------------------------------------
