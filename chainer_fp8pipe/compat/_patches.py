@@ -21,6 +21,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 
@@ -116,7 +117,7 @@ def _pad_sequence(module, run):
     module.PadSequence.forward = with_wrapped_padding
 
 
-# --- what Chainer's master mends and no release has ---------------------------
+# --- what Chainer's master mends and no release has --------------------------
 
 @_patch('chainer.functions.connection.deconvolution_2d', '340',
         'the arrays are passed where their shapes are due: backward raises '
@@ -251,10 +252,11 @@ def _caffe_pb2(module, run):
     from google.protobuf import descriptor_pool
     from google.protobuf.internal import builder
     source = module.__spec__.loader.get_source(module.__name__)
-    serialized = next(
-        keyword.value.args[0].value for node in ast.walk(ast.parse(source))
+    text: Any = next(
+        keyword.value for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) for keyword in node.keywords
         if keyword.arg == 'serialized_pb')
+    serialized = ast.literal_eval(text.args[0])     # of _b(text)
     module.DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
         serialized.encode('latin1'))
     builder.BuildMessageAndEnumDescriptors(module.DESCRIPTOR, vars(module))
@@ -263,19 +265,15 @@ def _caffe_pb2(module, run):
 
 
 def _onnx_mapping() -> types.ModuleType:
-    import onnx
+    from onnx import helper
+    numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
+               for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
     mapping = types.ModuleType('onnx.mapping')
-    types_ = onnx.TensorProto.DataType.values()
-    mapping.NP_TYPE_TO_TENSOR_TYPE = {
-        numpy.dtype(dtype): onnx.helper.np_dtype_to_tensor_dtype(
-            numpy.dtype(dtype))
-        for dtype in '?bBhHiIlLqQefdFDO'}
-    mapping.TENSOR_TYPE_TO_NP_TYPE = {
-        number: dtype
-        for dtype, number in mapping.NP_TYPE_TO_TENSOR_TYPE.items()}
-    mapping.STORAGE_TENSOR_TYPE_TO_FIELD = {
-        number: onnx.helper.tensor_dtype_to_field(number)
-        for number in types_ if number in mapping.TENSOR_TYPE_TO_NP_TYPE}
+    vars(mapping).update(
+        NP_TYPE_TO_TENSOR_TYPE=numbers,
+        TENSOR_TYPE_TO_NP_TYPE={n: dtype for dtype, n in numbers.items()},
+        STORAGE_TENSOR_TYPE_TO_FIELD={
+            n: helper.tensor_dtype_to_field(n) for n in numbers.values()})
     return mapping
 
 
