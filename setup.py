@@ -7,6 +7,7 @@ import pathlib
 import re
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 README = pathlib.Path(__file__).with_name('README.md')
 
@@ -36,7 +37,19 @@ def description():
     return re.sub(r'\[([^]^]+)\]\((?!https?:)[^)]*\)', r'\1', text)
 
 
+class WithStartup(build_py):
+    """Puts beside the package what lets Chainer import at any time."""
+
+    def run(self):
+        super().run()
+        # The wheel's root, where an editable one has no build_lib in it.
+        root = (self.get_finalized_command('install').install_lib
+                if self.editable_mode else self.build_lib)
+        self.copy_file('chainer_fp8pipe.pth', root)
+
+
 setup(
+    cmdclass={'build_py': WithStartup},
     long_description=description(),
     long_description_content_type='text/markdown',
     ext_modules=[

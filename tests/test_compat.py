@@ -48,6 +48,46 @@ USES = {
             numpy.array([1, 0]))
         assert abs(found.array - numpy.log([.75, .5])).max() < 1e-6
         ''',
+    'chainer.functions.array.pad_sequence': '''
+        import numpy
+        y = chainer.functions.pad_sequence(
+            [numpy.ones(2, 'u1'), numpy.ones(1, 'u1')], padding=-1)
+        assert y.array.tolist() == [[1, 1], [1, 255]]
+        ''',
+    'chainer.functions.connection.deconvolution_2d': '''
+        import numpy
+        x = numpy.arange(8, dtype='f').reshape(2, 1, 2, 2)
+        layer = chainer.links.Deconvolution2D(1, 1, 2, stride=2)
+        layer.cleargrads()
+        chainer.functions.sum(layer(x)).backward()
+        assert (layer.W.grad == x.sum()).all()
+        ''',
+    'chainer.functions.math.sparse_matmul': '''
+        import numpy
+        dense = numpy.array([[1, 0], [0, .5]], 'e')
+        y = chainer.functions.sparse_matmul(
+            chainer.utils.to_coo(dense), numpy.array([[2, 4], [8, 16]], 'e'))
+        assert y.dtype == 'e' and y.array.tolist() == [[2, 4], [4, 8]]
+        ''',
+    'chainer.links.caffe.protobuf3.caffe_pb2': '''
+        from chainer.links.caffe.protobuf3 import caffe_pb2
+        net = caffe_pb2.NetParameter(name='a')
+        net.layer.add(type='Convolution').convolution_param.pad.append(2)
+        same = caffe_pb2.NetParameter.FromString(net.SerializeToString())
+        assert same == net and same.layer[0].convolution_param.pad == [2]
+        assert caffe_pb2.TRAIN == 0 and caffe_pb2.TEST == 1
+        import chainer.exporters.caffe, chainer.links.caffe
+        ''',
+    'onnx_chainer.export': '''
+        import numpy, onnx_chainer, warnings
+        warnings.simplefilter('ignore')
+        layer = chainer.links.Linear(3, 2)
+        model = onnx_chainer.export(layer, numpy.ones((1, 3), 'f'))
+        assert [node.op_type for node in model.graph.node] == ['Gemm']
+        from onnx import numpy_helper
+        arrays = [numpy_helper.to_array(a) for a in model.graph.initializer]
+        assert any((a == layer.W.array).all() for a in arrays)
+        ''',
     'chainer.serializers.hdf5': '''
         import h5py, numpy
         with h5py.File('in memory', 'w', driver='core',
@@ -191,6 +231,31 @@ def test_chainer_may_be_imported_first(module):
         SHIMS + f'import chainer, chainermn, {module}\n'
         "vars(numpy).pop('sctypes')\n"
         'import chainer_fp8pipe\n' + textwrap.dedent(USES[module])))
+
+
+@pytest.mark.parametrize('first', [
+    'chainer', 'chainermn', 'chainer.links', 'onnx_chainer'])
+def test_chainer_comes_with_the_package_where_that_is_installed(first):
+    # As the .pth file of an installation has it.
+    passes(python('import chainer_fp8pipe_startup, sys\n'
+                  f'import {first}\n'
+                  "assert 'chainer_fp8pipe.compat' in sys.modules\n"
+                  'import chainer; chainer.functions.as_strided'))
+
+
+def test_looking_for_an_absent_chainer_is_no_error():
+    passes(python("""
+        import importlib.util, sys
+        import chainer_fp8pipe
+        sys.meta_path[1:] = []      # the package's own finder alone
+        assert importlib.util.find_spec('chainer') is None
+        try:
+            import chainer
+        except ModuleNotFoundError as error:
+            assert 'install-chainer' in str(error)
+        else:
+            raise AssertionError
+        """))
 
 
 def test_without_h5py_chainer_says_so_even_when_imported_again():
@@ -525,29 +590,31 @@ def test_a_multiprocess_iterator_works(method, tmp_path):
 
 
 @pytest.mark.parametrize('patched', [True, False])
-def test_an_iterator_in_a_cycle_does_not_keep_python_from_ending(
-        patched, tmp_path):
-    name = 'chainer.iterators.multiprocess_iterator'
+@pytest.mark.parametrize('name', ['Multiprocess', 'Multithread'])
+def test_an_iterator_that_nobody_finalizes_ends_with_python(
+        name, patched, tmp_path):
+    module = f'chainer.iterators.{name.lower()}_iterator'
     limit = 100 if patched else 5       # seconds, all of which pass if not
     run = run_script(tmp_path, f"""
         import faulthandler
         from chainer_fp8pipe.compat._patches import PATCHES
-        {'' if patched else f'del PATCHES[{name!r}]'}
-        import chainer
-
-        def main():
-            batches = chainer.iterators.MultiprocessIterator(
-                [1, 2, 3, 4], 2, n_processes=2)
-            batches.itself = batches
-            print(len(next(batches)))
+        {'' if patched else f'del PATCHES[{module!r}]'}
+        import chainer, numpy
 
         if __name__ == '__main__':
-            main()
+            batches = chainer.iterators.{name}Iterator([
+                (numpy.ones(2, 'f'), numpy.int32(0)) for _ in range(9)], 2, 2)
+            model = chainer.links.Classifier(chainer.links.Linear(2, 3))
+            optimizer = chainer.optimizers.SGD().setup(model)
+            trainer = chainer.training.Trainer(
+                chainer.training.StandardUpdater(batches, optimizer))
+            trainer.updater.update()
+            print('updated')
             faulthandler.dump_traceback_later({limit}, exit=True)
         """)
-    if patched or not _patches.PATCHES[name].needed():
-        assert passes(run) == '2\n'
-    else:
+    if patched:
+        assert (passes(run), run.stderr) == ('updated\n', '')
+    elif name == 'Multiprocess' and sys.version_info >= (3, 13):
         assert 'multiprocess_iterator.py", line 404 in terminate' in run.stderr
 
 

@@ -1,9 +1,10 @@
 """Lets Chainer 7.8.1 and ChainerMN import and work on a current stack.
 
-Importing this module is enough, before or after ``chainer``, and imports
-neither Chainer nor CuPy: every patch belongs to one module of Chainer and
-acts when that module is imported (at once if it already is), and only if the
-installed Python, NumPy, setuptools or CuPy need it, which is found by trying.
+Where the package is installed, ``import chainer`` imports this module first
+(``chainer_fp8pipe.pth``).  It imports neither Chainer nor CuPy: every patch
+belongs to one module of Chainer and acts when that module is imported (at
+once if it already is), and only if the installed Python, NumPy, setuptools or
+CuPy need it, which is found by trying.
 Some make importing Chainer faster: SciPy is imported when it is first used.
 A patch that does not find the code it was written for leaves the module alone
 and gives a :class:`CompatWarning`.  ``print(compat.report())`` shows, for a
@@ -15,10 +16,9 @@ has dropped see a stand-in for ``numpy`` of their own.
 
 Limits:
 
-- A child process that is spawned, not forked, must import this package
-  itself.  It does if the main script imports it at its top, outside of
-  ``if __name__ == '__main__'``; code given by ``python -c`` or typed at a
-  prompt is not run again in the child.
+- A process that finds this package by PYTHONPATH only, where it is not
+  installed, must import it before Chainer; so must a child process that is
+  spawned, not forked.
 - CuPy 14: the float16 GPU kernels of ``F.resize_images`` (backward),
   ``F.negative_sampling`` and ``L.BinaryHierarchicalSoftmax`` do not compile.
 - Chainer's warnings about CuPy and iDeep versions are lost where

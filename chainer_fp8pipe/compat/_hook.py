@@ -82,7 +82,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                 if finder is not self and hasattr(finder, 'find_spec'))), None)
         finally:
             self._asked.remove(question)
-        if spec is None and fullname in _OF_CHAINER:
+        if (spec is None and fullname in _OF_CHAINER
+                and not _only_asked_for(sys._getframe(1))):
             raise ModuleNotFoundError(
                 f'{fullname} is not installed: installing chainer_fp8pipe '
                 'does not bring Chainer, which no current setuptools can '
@@ -91,6 +92,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is not None and fullname in self._patches:
             spec.loader = _Loader(spec.loader, self._patches[fullname])
         return spec
+
+
+def _only_asked_for(frame):
+    """Whether importlib.util.find_spec() asks, to which None is an answer."""
+    return any(
+        f is not None and f.f_globals.get('__name__') == 'importlib.util'
+        for f in (frame, frame.f_back))
 
 
 class _Loader(importlib.abc.Loader):

@@ -8,17 +8,20 @@ Deprecated in NumPy 2.5 but working, so not patched yet:
 ``functions/math/fix.py:22`` (``numpy.fix``) and ``dataset/convert.py:322``
 (a third positional argument of ``numpy.maximum``).
 """
+import ast
 import atexit
 import builtins
 import contextlib
 import functools
 import importlib.util
+import os
 import pathlib
 import sys
 import types
 import warnings
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 
@@ -38,10 +41,10 @@ def _patch(module, lines, cause, expects, needed):
 
 # --- names that NumPy has dropped --------------------------------------------
 
-def _numpy_with(**names) -> types.ModuleType:
-    stand_in = types.ModuleType('numpy')
+def _stand_in(module, **names) -> types.ModuleType:
+    stand_in = types.ModuleType(module.__name__)
     vars(stand_in).update(
-        names, __getattr__=functools.partial(getattr, numpy))
+        names, __getattr__=functools.partial(getattr, module))
     return stand_in
 
 
@@ -61,7 +64,7 @@ def _as_strided(module, run):
     }
     with _temporarily(vars(numpy), sctypes=sctypes):
         run()
-    module.np = _numpy_with(sctypes=sctypes)
+    module.np = _stand_in(numpy, sctypes=sctypes)
 
 
 @_patch('chainer.functions.array.resize_images', '179-196',
@@ -72,7 +75,7 @@ def _resize_images(module, run):
     # Not the whole module: elsewhere in it stands "if xp is numpy".
     module.compute_indices_and_weights = types.FunctionType(
         module.compute_indices_and_weights.__code__,
-        {**vars(module), 'numpy': _numpy_with(float=float)})
+        {**vars(module), 'numpy': _stand_in(numpy, float=float)})
 
 
 @_patch('chainer.distributions.categorical', '69-76',
@@ -80,8 +83,56 @@ def _resize_images(module, run):
         'self.log_p[mg + [', lambda: isinstance(numpy.meshgrid([0]), tuple))
 def _categorical(module, run):
     run()
-    module.numpy = _numpy_with(
-        meshgrid=lambda *xi, **options: list(numpy.meshgrid(*xi, **options)))
+    module.numpy = _stand_in(numpy, meshgrid=lambda *xi, **options: list(
+        numpy.meshgrid(*xi, **options)))
+
+
+# --- stricter numbers -------------------------------------------------------
+
+def _refused(action):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        try:
+            action()
+        except (OverflowError, TypeError, ValueError):
+            return True
+    return False
+
+
+@_patch('chainer.functions.array.pad_sequence', '55',
+        'an integer that an unsigned array cannot hold raises since NumPy '
+        '2.0, it used to wrap around',
+        'y[i, l:] = self.padding',
+        lambda: _refused(lambda: numpy.zeros(1, 'u1').fill(-1)))
+def _pad_sequence(module, run):
+    run()
+    forward = module.PadSequence.forward
+
+    @functools.wraps(forward)
+    def with_wrapped_padding(self, xs):
+        if isinstance(self.padding, int) and xs[0].dtype.kind in 'iu':
+            self.padding = numpy.array(self.padding).astype(xs[0].dtype)
+        return forward(self, xs)
+
+    module.PadSequence.forward = with_wrapped_padding
+
+
+# --- what Chainer's master mends and no release has --------------------------
+
+@_patch('chainer.functions.connection.deconvolution_2d', '340',
+        'the arrays are passed where their shapes are due: backward raises '
+        'where the input needs no gradient, as a generator\'s first layer',
+        'self._set_cover_all(x, W)', lambda: True)
+def _deconvolution_2d(module, run):
+    run()
+    node = module.Deconvolution2DFunction
+    set_cover_all = node._set_cover_all
+
+    @functools.wraps(set_cover_all)
+    def from_shapes(self, x, W):
+        set_cover_all(self, *(getattr(a, 'shape', a) for a in (x, W)))
+
+    node._set_cover_all = from_shapes
 
 
 # --- strings of h5py --------------------------------------------------------
@@ -111,7 +162,7 @@ def _hdf5(module, run):
             return numpy.asarray(value.asstr()[()], object)
         return numpy.asarray(value, *args, **kwargs)
 
-    module.numpy = _numpy_with(asarray=asarray)
+    module.numpy = _stand_in(numpy, asarray=asarray)
 
 
 # --- modules that are gone ---------------------------------------------------
@@ -192,6 +243,60 @@ def _testing(module, run):
         run()
 
 
+@_patch('chainer.links.caffe.protobuf3.caffe_pb2', '33',
+        'protobuf 4 makes no descriptors one by one, as this file does, which '
+        'an old protoc has written; it reads the same serialized text whole',
+        'serialized_pb=_b(',
+        lambda: int((version('protobuf') or '0').split('.')[0]) >= 4)
+def _caffe_pb2(module, run):
+    from google.protobuf import descriptor_pool
+    from google.protobuf.internal import builder
+    source = module.__spec__.loader.get_source(module.__name__)
+    text: Any = next(
+        keyword.value for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) for keyword in node.keywords
+        if keyword.arg == 'serialized_pb')
+    serialized = ast.literal_eval(text.args[0])     # of _b(text)
+    module.DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
+        serialized.encode('latin1'))
+    builder.BuildMessageAndEnumDescriptors(module.DESCRIPTOR, vars(module))
+    builder.BuildTopDescriptorsAndMessages(
+        module.DESCRIPTOR, module.__name__, vars(module))
+
+
+def _onnx_mapping() -> types.ModuleType:
+    from onnx import helper
+    numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
+               for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
+    mapping = types.ModuleType('onnx.mapping')
+    vars(mapping).update(
+        NP_TYPE_TO_TENSOR_TYPE=numbers,
+        TENSOR_TYPE_TO_NP_TYPE={n: dtype for dtype, n in numbers.items()},
+        STORAGE_TENSOR_TYPE_TO_FIELD={
+            n: helper.tensor_dtype_to_field(n) for n in numbers.values()})
+    return mapping
+
+
+def _onnx_patch(module, lines, expects):
+    @_patch(f'onnx_chainer.{module}', lines,
+            'onnx.mapping was removed in onnx 1.20; Chainer then says that '
+            'onnx is not installed', expects,
+            lambda: _imports('onnx') and not _imports('onnx.mapping'))
+    def apply(module, run):
+        mapping = _onnx_mapping()
+        with _temporarily(sys.modules, **{'onnx.mapping': mapping}):
+            run()
+        if hasattr(module, 'onnx'):
+            module.onnx = _stand_in(module.onnx, mapping=mapping)
+
+
+_onnx_patch('context', '13', 'onnx.mapping.STORAGE_TENSOR_TYPE_TO_FIELD')
+_IMPORT = 'from onnx.mapping import NP_TYPE_TO_TENSOR_TYPE'
+_onnx_patch('export', '12', _IMPORT)
+_onnx_patch('functions.array', '6', _IMPORT)
+_onnx_patch('functions.math', '2', _IMPORT)
+
+
 # --- what few use and all would wait for -------------------------------------
 
 class _OnDemand(types.ModuleType):
@@ -206,22 +311,25 @@ def _scipy_can_wait():
             and importlib.util.find_spec('scipy') is not None)
 
 
-def _scipy_when_used(module, lines, part, expects):
-    @_patch(module, lines, f'scipy.{part} is imported by import chainer, '
-            'and all of SciPy that it uses takes a quarter of a second',
-            expects, _scipy_can_wait)
-    def apply(module, run):
-        scipy = types.ModuleType('scipy')
-        setattr(scipy, part, _OnDemand(f'scipy.{part}'))
+def _run_with_scipy_on_demand(module, run, part):
+    scipy = types.ModuleType('scipy')
+    setattr(scipy, part, _OnDemand(f'scipy.{part}'))
 
-        def import_(name, *arguments, **options):
-            if name in ('scipy', f'scipy.{part}'):
-                return scipy
-            return builtins.__import__(name, *arguments, **options)
-        # For this module alone: a stand-in in sys.modules would be found by
-        # a thread that imports SciPy meanwhile.
-        module.__builtins__ = {**vars(builtins), '__import__': import_}
-        run()
+    def import_(name, *arguments, **options):
+        if name in ('scipy', f'scipy.{part}'):
+            return scipy
+        return builtins.__import__(name, *arguments, **options)
+    # For this module alone: a stand-in in sys.modules would be found by a
+    # thread that imports SciPy meanwhile.
+    module.__builtins__ = {**vars(builtins), '__import__': import_}
+    run()
+
+
+def _scipy_when_used(module, lines, part, expects):
+    _patch(module, lines, f'scipy.{part} is imported by import chainer, '
+           'and all of SciPy that it uses takes a quarter of a second',
+           expects, _scipy_can_wait)(
+               functools.partial(_run_with_scipy_on_demand, part=part))
 
 
 for _name in 'erfcinv', 'erfinv', 'ndtri':
@@ -229,35 +337,63 @@ for _name in 'erfcinv', 'erfinv', 'ndtri':
                      'from scipy import special')
 _scipy_when_used('chainer.functions.math.erfcx', '4', 'special',
                  'from scipy import special')
-_scipy_when_used('chainer.functions.math.sparse_matmul', '11', 'sparse',
-                 'from scipy import sparse')
 _scipy_when_used('chainer.distributions.multivariate_normal', '25', 'linalg',
                  'import scipy.linalg')
 _scipy_when_used('chainer.datasets.svhn', '5', 'io', 'from scipy import io')
 
 
+@_patch('chainer.functions.math.sparse_matmul', '11,68,75',
+        'SciPy 1.15 refuses sparse float16 (products are made in float32 and '
+        'rounded); and all of SciPy that import chainer uses takes a quarter '
+        'of a second', 'sparse.coo_matrix((A_data',
+        lambda: importlib.util.find_spec('scipy') is not None)
+def _sparse_matmul(module, run):
+    _run_with_scipy_on_demand(module, run, 'sparse')
+    sparse = module.sparse
+
+    def coo_matrix(content, **options):
+        data, places = content
+        if data.dtype == numpy.float16:
+            data = data.astype(numpy.float32)
+        return sparse.coo_matrix((data, places), **options)
+
+    module.sparse = _stand_in(sparse, coo_matrix=coo_matrix)
+
+
 # --- interpreter shutdown ----------------------------------------------------
 
-@_patch('chainer.iterators.multiprocess_iterator', '403',
-        'Python 3.13 stops daemon threads at its end but calls them alive: an '
-        'iterator that is collected only then waits for its own for ever',
-        'while self._thread.is_alive():',
-        lambda: sys.version_info >= (3, 13))
-def _multiprocess_iterator(module, run):
-    run()
-    iterators: weakref.WeakSet = weakref.WeakSet()
-    initialize = module.MultiprocessIterator._initialize_loop
+def _finalized_when_python_ends(name, lines, expects, begins):
+    @_patch(f'chainer.iterators.{name.lower()}_iterator', lines,
+            'an iterator that is collected only when Python ends finds multi'
+            'processing half gone (until 3.12), or waits for a daemon thread '
+            'that is stopped but called alive (from 3.13 on)',
+            expects, lambda: True)
+    def apply(module, run):
+        run()
+        iterators: weakref.WeakSet = weakref.WeakSet()
+        iterator_type = getattr(module, f'{name}Iterator')
+        begin = getattr(iterator_type, begins)
+        owner = os.getpid()
 
-    def _initialize_loop(self):
-        initialize(self)
-        iterators.add(self)
+        @functools.wraps(begin)
+        def begin_noted(self):
+            iterators.add(self)
+            return begin(self)
 
-    def finalize_all():
-        for iterator in list(iterators):
-            iterator.finalize()
+        def finalize_all():
+            if os.getpid() == owner:    # the pools are not a forked child's
+                for iterator in list(iterators):
+                    iterator.finalize()
 
-    module.MultiprocessIterator._initialize_loop = _initialize_loop
-    atexit.register(finalize_all)
+        setattr(iterator_type, begins, begin_noted)
+        atexit.register(finalize_all)
+
+
+_finalized_when_python_ends(
+    'Multiprocess', '403', 'while self._thread.is_alive():',
+    '_initialize_loop')
+_finalized_when_python_ends(
+    'Multithread', '88', 'pool.terminate()', '_invoke_prefetch')
 
 
 # --- CuPy 14 -----------------------------------------------------------------

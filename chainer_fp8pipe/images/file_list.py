@@ -8,6 +8,7 @@ processes share it instead of each having a copy.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy
@@ -78,7 +79,7 @@ def find_images(root: str) -> FileTable:
     """
     check_folder(root)
     classes = sorted(entry.name for entry in os.scandir(root)
-                     if entry.is_dir() and not entry.name.startswith('.'))
+                     if not entry.name.startswith('.') and _is(entry.is_dir))
     if not classes:
         raise ValueError(f'{root!r} has no folders in it; images are '
                          'expected as ROOT/CLASS/*.JPEG')
@@ -113,4 +114,12 @@ def _images(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries
                       if entry.name.lower().endswith(SUFFIXES)
-                      and not entry.name.startswith('.') and entry.is_file())
+                      and not entry.name.startswith('.')
+                      and _is(entry.is_file))
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError:     # such as a link that leads to itself
+        return False

@@ -75,7 +75,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         self._ranks = FolderRanks(shard)
         self._on_error = on_error
         seed, cache_bytes, where = self._ranks.together(
-            lambda: _checked(cache, cache_bytes, seed, on_error, root))
+            lambda: _checked(cache, cache_bytes, seed, on_error, root,
+                             transform, decoder))
         self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
                          seed=seed, on_error=on_error,
                          # Memory addresses differ between ranks.
@@ -153,6 +154,15 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 workers, prefetch, repeat, shuffle, self._on_error)
         return self._ranks.together(make)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._reader.cache is not None:
+            raise TypeError(
+                f'an ImageFolder with cache={self._reader.kind!r} cannot be '
+                'pickled, as its memory belongs to this process and its '
+                'forks: use its iterator(), whose workers share the cache, '
+                'or cache=None')
+        return dict(vars(self))
+
     def cached(self) -> tuple[int, int]:
         """Images in this node's cache, and their bytes."""
         cache = self._reader.cache
@@ -182,9 +192,23 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
 
 def _checked(cache: object, cache_bytes: int | None, seed: int,
-             on_error: object, root: str | os.PathLike[str]
+             on_error: object, root: str | os.PathLike[str],
+             transform: object, decoder: object
              ) -> tuple[int, int | None, str]:
-    """Checks these arguments; returns seed, cache_bytes and root."""
+    """Checks the arguments; returns seed, cache_bytes and root."""
+    for name, value, needed in (
+            ('transform', transform, ('shape', 'dtype', 'plan', 'finish')),
+            ('decoder', decoder, ('size', 'decode'))):
+        if value is None and name == 'transform' or (
+                isinstance(value, str) and name == 'decoder'):
+            continue
+        missing = [one for one in needed if not hasattr(value, one)]
+        if missing or isinstance(value, type):
+            raise ValueError(
+                f'{name}={value!r} is no {name}: it must be an object with '
+                f'{", ".join(needed)}'
+                + (', such as RandomResizedCrop(224)'
+                   if name == 'transform' else ", or a name such as 'auto'"))
     if cache not in _KINDS:
         raise ValueError(f'cache={cache!r} is none of {_KINDS}')
     if on_error not in _ON_ERROR:

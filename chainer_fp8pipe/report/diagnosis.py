@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy
 
+from .quantities import number
 from .records.run_record import (
     COMMUNICATION,
     RankInterval,
@@ -236,4 +237,4 @@ def _said(phase: str) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f'{seconds * 1e3:.3g} ms'
+    return f'{number(seconds * 1e3, 3)} ms'

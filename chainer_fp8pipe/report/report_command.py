@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ A folder that has nothing but the file "log" of LogReport gives curves.  Of
 several folders one page compares the runs.  What is found to be slow is also
 printed.  The ranks need not be there: call it without mpiexec, anywhere.
 """
+#: A letter stands for each run on a page.
+MOST_RUNS = len(string.ascii_uppercase)
 _EPILOG = """
 exit codes: 0; 2: a folder has no record, or one that cannot be read
 """
@@ -51,6 +54,9 @@ def main(arguments: Sequence[str]) -> None:
         parser.error('a folder is given twice')
     try:
         records = [read_record(folder) for folder in folders]
+        if len(records) > MOST_RUNS:
+            raise ValueError(f'one page compares at most {MOST_RUNS} runs, '
+                             f'not {len(records)}; name fewer folders')
     except (ValueError, OSError) as error:
         parser.error(str(error))
     path = options.output or (

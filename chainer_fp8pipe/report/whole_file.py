@@ -11,9 +11,10 @@ from typing import TextIO
 def written_whole(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     """A text file to write, which takes the place of ``path`` at the end.
 
-    Until then it is called ``path`` with ``.partial``; an error removes it.
+    Until then it is called ``path`` with the process and ``.partial`` behind
+    it, so that two processes can write one file; an error removes it.
     """
-    partial = f'{os.fspath(path)}.partial'
+    partial = f'{os.fspath(path)}.{os.getpid()}.partial'
     try:
         with open(partial, 'w', encoding='utf-8') as file:
             yield file

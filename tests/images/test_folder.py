@@ -1,6 +1,8 @@
 import itertools
+import os
+import pickle
 
-from chainer_fp8pipe.images import ImageFolder, folder
+from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
 from chainer_fp8pipe.images.bad_image import ImageError
 
 import chainer
@@ -78,10 +80,27 @@ def test_an_item_that_is_no_image_is_an_error_that_names_it(root):
      'takes 1,440 bytes'),
     ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
     ({'decoder': 'magic'}, 'magic'),
+    ({'decoder': None}, 'decoder=None is no decoder'),
+    ({'transform': 224}, r'transform=224 is no transform.*Crop\(224\)'),
+    ({'transform': CenterCrop}, 'is no transform'),
 ])
 def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
     with pytest.raises(ValueError, match=message):
-        ImageFolder(root, crop(), **options)
+        ImageFolder(root, **{'transform': crop(), **options})
+
+
+def test_links_that_lead_to_themselves_are_left_out(root):
+    for name in 'class0/loop.png', 'loop':
+        os.symlink(os.path.join(root, name), os.path.join(root, name))
+    data = ImageFolder(root, crop())
+    assert (len(data), len(data.classes)) == (12, 3)
+
+
+def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(root):
+    data = pickle.loads(pickle.dumps(ImageFolder(root, crop())))
+    assert numbers([data[3]]) == [3]
+    with pytest.raises(TypeError, match=r"cache='memory'.*iterator\(\)"):
+        pickle.dumps(ImageFolder(root, crop(), cache='memory'))
 
 
 def test_a_shard_that_is_no_communicator_is_an_error(root):

@@ -1,6 +1,7 @@
 """``python -m chainer_fp8pipe report``: folders become a page."""
 import json
 import os
+import shutil
 from unittest import mock
 
 from chainer_fp8pipe.report.report_command import main
@@ -53,6 +54,18 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path, pages):
     folders = [run(tmp_path / name / 'result') for name in 'ab']
     main(folders)
     assert pages[0][0] == folders
+
+
+def test_too_many_runs_are_an_error_before_any_is_drawn(
+        tmp_path, pages, capsys):
+    folder = run(tmp_path / 'run00')
+    for number in range(1, 27):
+        shutil.copytree(folder, tmp_path / f'run{number:02}')
+    with pytest.raises(SystemExit) as error:
+        main([str(tmp_path)])
+    assert error.value.code == 2
+    assert not pages
+    assert 'at most 26 runs, not 27' in capsys.readouterr().err
 
 
 def test_what_is_slow_is_printed(tmp_path, pages, capsys):

@@ -1,5 +1,6 @@
 """A file is there whole, or as it was."""
 import contextlib
+import os
 
 from chainer_fp8pipe.report.whole_file import written_whole
 
@@ -24,6 +25,21 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
         file.write('half')
         raise KeyError
     assert path.read_text() == 'before'
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_two_processes_may_write_one_file(tmp_path):
+    path = tmp_path / 'record'
+    with written_whole(path) as file:
+        file.write('parent')
+        child = os.fork()
+        if not child:
+            with written_whole(path) as other:
+                other.write('child')
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert path.read_text() == 'child'
+    assert path.read_text() == 'parent'
     assert [*tmp_path.iterdir()] == [path]
 
 

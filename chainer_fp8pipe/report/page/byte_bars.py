@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy
+
 from ..diagnosis import link_share
-from ..records.run_record import PlannedStep, RunRecord
+from ..quantities import seconds, share, size
+from ..records.run_record import PlannedStep, RunRecord, SentBytes
 from .base_figure import base_figure, plain
-from .quantities import seconds, share, size
 from .sections import (
     LINE_COLOURS,
     Drawing,
@@ -53,18 +55,22 @@ def byte_section(runs: dict[str, RunRecord]) -> PageSection:
 
 
 def _sent(run: str, record: RunRecord) -> list[_Sent]:
-    updates: dict[tuple[str, str], dict[tuple[int, int, int], list[int]]] = (
-        defaultdict(lambda: defaultdict(lambda: [0, 0])))
+    by_kind: dict[tuple[str, str], list[SentBytes]] = defaultdict(list)
     for item in record.sent:
-        entry = updates[item.codec, item.level][
-            item.start, item.iteration, item.rank]
-        entry[0] += item.bytes
-        entry[1] += item.uncompressed
-    return [_Sent(label(run, f'{codec}, {level}'),
-                  fmean(entry[0] for entry in found.values()),
-                  max(entry[0] for entry in found.values()),
-                  fmean(entry[1] for entry in found.values()))
-            for (codec, level), found in updates.items()]
+        by_kind[item.codec, item.level].append(item)
+    found = []
+    for (codec, level), items in by_kind.items():
+        weights = [item.updates for item in items]
+        found.append(_Sent(
+            label(run, f'{codec}, {level}'),
+            _mean([item.bytes for item in items], weights),
+            max(item.bytes for item in items),
+            _mean([item.uncompressed for item in items], weights)))
+    return found
+
+
+def _mean(values: list[int], weights: list[int]) -> float:
+    return float(numpy.average(values, weights=weights))
 
 
 def _drawing(sent: list[_Sent]) -> Drawing:

@@ -1,9 +1,9 @@
 """Whether compression is healthy: scales, clipped shares, residuals."""
 from __future__ import annotations
 
+from ..quantities import number, share
 from ..records.run_record import RunRecord, TensorHealth
 from .line_bundle import Points, line_bundle
-from .quantities import number, share
 from .sections import MOST_ROWS, PageSection, Table, label
 
 _TITLES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',

@@ -4,9 +4,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..quantities import number
 from ..records.run_record import RunRecord
 from .base_figure import base_figure, plain
-from .quantities import number
 from .sections import (
     LINE_COLOURS,
     Choice,

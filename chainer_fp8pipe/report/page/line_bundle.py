@@ -4,8 +4,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ..quantities import number
 from .base_figure import base_figure, plain
-from .quantities import number
 from .sections import (
     LINE_COLOURS,
     Choice,

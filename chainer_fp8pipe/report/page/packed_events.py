@@ -45,7 +45,7 @@ class PackedEvents:
             ``columns`` are the compressed bytes of, for all events by row
             and start: bytes (float64); start and length, in units
             (uint32); text, micro-batch, chunk (int32, -1: none); row
-            (uint16); look (uint8).
+            and look (uint16).
         """
         placed = in_rows(events)
         rows = _rows({place for _, place in placed})
@@ -63,7 +63,7 @@ class PackedEvents:
             -1 if event.chunk is None else event.chunk, numbers[place],
             looks[event.rank, event.name, event.chunk])
             for event, place in placed]).T
-        kinds = ('<f8', '<u4', '<u4', '<i4', '<i4', '<i4', '<u2', 'u1')
+        kinds = ('<f8', '<u4', '<u4', '<i4', '<i4', '<i4', '<u2', '<u2')
         columns = b''.join(column.round().astype(kind).tobytes()
                            for column, kind in zip(fields, kinds,
                                                    strict=True))

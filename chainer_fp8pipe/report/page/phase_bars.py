@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..looks import look_of_name
+from ..quantities import seconds, share
 from ..records.run_record import PHASES, RankInterval, RunRecord
 from .base_figure import bars_height, base_figure, css
-from .quantities import seconds, share
 from .sections import Drawing, LegendEntry, PageSection, Table, label
 
 

@@ -1,10 +1,10 @@
 """Which rank waits for data, and how much memory each one takes."""
 from __future__ import annotations
 
+from ..quantities import seconds, share, size
 from ..records.run_record import RunRecord
 from .line_bundle import Points, line_bundle
 from .phase_bars import mean_phases
-from .quantities import seconds, share, size
 from .sections import PageSection, Table, label
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 import datetime
 import shlex
 
+from ..quantities import seconds
 from ..records.run_record import RunRecord, RunStart
-from .quantities import seconds
 from .sections import PageSection, Table, label, said_of
 
 
@@ -20,18 +20,13 @@ def history_section(runs: dict[str, RunRecord]) -> PageSection:
     for run, record in runs.items():
         for start in record.starts:
             rows.append(_row(run, record, start))
-        lost = len(record.starts) - sum(not end.error for end in record.ends)
-        if len(record.starts) > 1:
-            section.sentences.append(said_of(run, (
-                f'{len(record.starts)} starts, of which {lost} did not end '
-                'in an orderly way.')))
+        if record.starts:
+            section.sentences.append(said_of(run, _endings(record)))
         section.sentences += [said_of(run, remark) for remark in (
             *_silent_ranks(record), *record.remarks)]
     if not rows:
         section.sentences.append('No start was recorded.')
         return section
-    if not section.sentences:
-        section.sentences.append('Nothing: one start.')
     section.tables.append(('Starts', Table(
         ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
          'ranks', 'hosts', 'by the launcher', 'end'), rows)))
@@ -73,6 +68,26 @@ def _silent_ranks(record: RunRecord) -> list[str]:
         return []
     return [f'{len(start.reporting)} of {start.ranks} ranks report; what the '
             'others do is not known. Extend the trainers of all ranks.']
+
+
+def _endings(record: RunRecord) -> str:
+    """How the starts ended, in one sentence."""
+    last = record.starts[-1].number
+    errors = {end.start: end.error for end in record.ends}
+    died = [start.number for start in record.starts
+            if errors.get(start.number, start.number != last and 'killed')]
+    words = ([f'{len(died)} crashed or was killed' if len(died) == 1
+              else f'{len(died)} crashed or were killed'] if died else [])
+    if last not in errors:
+        words.append('the last one has no end: it runs, or was killed')
+    number = len(record.starts)
+    count = 'One start' if number == 1 else f'{number} starts'
+    if number == 1 and died:
+        return f'One start, which crashed: {errors[last]}.'
+    if number == 1 and words:
+        return 'One start, which has no end: it runs, or was killed.'
+    return (f'{count}: {"; ".join(words)}.' if words
+            else f'Nothing died: {count.lower()}.')
 
 
 def _row(run: str, record: RunRecord, start: RunStart) -> tuple[str, ...]:

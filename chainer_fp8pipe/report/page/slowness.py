@@ -5,9 +5,9 @@ from statistics import median
 from typing import Any
 
 from ..diagnosis import diagnose
+from ..quantities import number, seconds, size
 from ..records.run_record import LinkReading, RunRecord
 from .base_figure import bars_height, base_figure, css
-from .quantities import number, seconds, size
 from .sections import (
     LINE_COLOURS,
     MOST_ROWS,

@@ -19,7 +19,7 @@ async function unpackedEvents(update, looks) {
   const begun = column(Uint32Array), length = column(Uint32Array);
   const text = column(Int32Array), microBatch = column(Int32Array);
   const chunk = column(Int32Array);
-  const row = column(Uint16Array), look = column(Uint8Array);
+  const row = column(Uint16Array), look = column(Uint16Array);
   const unit = 1e3 * update.unit;
   const start = Float64Array.from(begun, time => time * unit);
   const end = start.map((time, event) => time + length[event] * unit);

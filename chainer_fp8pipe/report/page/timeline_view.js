@@ -283,7 +283,7 @@ class Timeline {
       events.microBatch[event] < 0 ? ''
           : `micro-batch ${events.microBatch[event]}`,
       events.chunk[event] < 0 ? '' : `chunk ${events.chunk[event]}`,
-      events.bytes[event] ? `${(events.bytes[event] / 1e3).toPrecision(4)} kB`
+      events.bytes[event] ? `${Number((events.bytes[event] / 1e3).toPrecision(4))} kB`
                           : '',
       isWait ? '' : text].filter(part => part);
   }
@@ -312,7 +312,7 @@ class Timeline {
 }
 
 function inWords(ms) {
-  if (ms >= 1e3) return `${(ms / 1e3).toPrecision(4)} s`;
+  if (ms >= 1e3) return `${Number((ms / 1e3).toPrecision(4))} s`;
   if (ms >= 1 || ms === 0) return `${Number(ms.toPrecision(4))} ms`;
   return `${Number((1e3 * ms).toPrecision(3))} µs`;
 }

@@ -56,10 +56,11 @@ def read_record(folder: str) -> RunRecord:
         return record
     for name, fields in whole_lines(path, record.remarks):
         if name == 'seen':
-            record.last_seen = max(record.last_seen, _seen(path, fields))
+            record.last_seen = max(
+                record.last_seen, _number(path, name, fields, 'time'))
         elif name in KINDS:
             kind, place = KINDS[name]
-            getattr(record, place).append(_part(path, kind, fields))
+            getattr(record, place).append(_part(path, name, kind, fields))
     record.curves = _one_line(record)
     record.plans = [plan._replace(measured=measured_parts(
         interval for interval in record.intervals
@@ -103,26 +104,44 @@ def _one_line(record: RunRecord) -> list[CurvePoint]:
         if number > point.start)]
 
 
-def _seen(path: str, fields: dict[str, Any]) -> float:
+def _number(path: str, name: str, fields: Any, key: str) -> float:
     try:
-        return float(fields['time'])
+        return float(fields[key])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f'{path!r} has a damaged line about the time of a '
-                         f'write: {error}') from None
+        raise _damaged(path, name, error) from None
 
 
-def _part(path: str, kind: Any, fields: dict[str, Any]) -> Any:
+def _damaged(path: str, name: str, error: Exception) -> ValueError:
+    return ValueError(f'{path!r} has a damaged line {name!r} '
+                      f'({type(error).__name__}: {error}); remove that line')
+
+
+_TYPES: dict[str, Any] = {
+    'bool': bool, 'int': int, 'float': (int, float), 'str': str,
+    'tuple': tuple, 'Mapping': dict, 'Spread': Spread, 'None': type(None)}
+
+
+def _part(path: str, name: str, kind: Any, fields: Any) -> Any:
     """A part of a record; fields that this version does not know are left.
     """
     try:
-        known = {name: tuple(value) if isinstance(value, list) else value
-                 for name, value in fields.items() if name in kind._fields}
+        known: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in fields.items() if key in kind._fields}
         if kind is RankInterval:
-            known |= {name: Spread(*known[name]) for name in ('step', 'own')}
+            known |= {key: Spread(*known[key]) for key in ('step', 'own')}
+        for key, value in known.items():
+            hint = kind.__annotations__[key]
+            hint = getattr(hint, '__forward_arg__', hint)
+            if not any(isinstance(value, _TYPES[one.split('[')[0].strip()])
+                       for one in hint.split('|')) or (
+                    hint == 'Mapping[str, float]' and not all(
+                        isinstance(one, (int, float))
+                        for one in value.values())):
+                raise TypeError(f'{key} is {value!r}, no {hint}')
         return kind(**known)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f'{path!r} has a damaged line about '
-                         f'{kind.__name__}: {error}') from None
+    except (AttributeError, TypeError, KeyError) as error:
+        raise _damaged(path, name, error) from None
 
 
 def _read_updates(path: str, record: RunRecord) -> None:
@@ -134,13 +153,17 @@ def _read_updates(path: str, record: RunRecord) -> None:
     origins = {start.number: start.origin for start in record.starts}
     for name, fields in whole_lines(path, record.remarks):
         if name == 'left_out':
-            record.left_out = fields['updates']
+            record.left_out = int(_number(path, name, fields, 'updates'))
         elif name == 'update':
+            number = int(_number(path, name, fields, 'start'))
+            if number not in origins:
+                remark = (f'Events of start {number} are left out: the line '
+                          f'about that start is missing in {RECORD}.')
+                if remark not in record.remarks:
+                    record.remarks.append(remark)
+                continue
             try:
-                number = fields['start']
                 record.updates.append(update_from(
                     fields, origins[number], clocks[number]))
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f'{path!r} has a damaged line about an update: '
-                    f'{type(error).__name__}: {error}') from None
+                raise _damaged(path, name, error) from None

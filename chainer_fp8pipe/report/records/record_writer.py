@@ -93,16 +93,14 @@ class RecordWriter:
 
     def _begin(self, path: str) -> None:
         """Makes a file, or makes one that a kill has cut ready for more."""
-        if not os.path.exists(path):
-            with open(path, 'w') as file:
+        if not os.path.exists(path) or not os.path.getsize(path):
+            with written_whole(path) as file:
                 file.write(header())
             return
         lines = [*whole_lines(path)]     # raises if it is no record
         with open(path, 'rb') as whole:
-            whole.seek(0, os.SEEK_END)
-            if whole.tell():
-                whole.seek(-1, os.SEEK_END)
-                cut = whole.read(1) != b'\n'
+            whole.seek(-1, os.SEEK_END)
+            cut = whole.read(1) != b'\n'
         if cut:
             with open(path, 'a') as file:
                 file.write('\n')

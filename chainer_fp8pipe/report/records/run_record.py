@@ -159,7 +159,7 @@ class RankInterval(NamedTuple):
 
 
 class SentBytes(NamedTuple):
-    """What a rank sent in one update.
+    """What a rank sent in an update.
 
     Attributes:
         start: Number of the start.
@@ -171,6 +171,7 @@ class SentBytes(NamedTuple):
             activations and their gradients.
         bytes: Handed to MPI.
         uncompressed: Bytes that the same would be in float32.
+        updates: Bytes are the means of so many updates.
     """
 
     start: int
@@ -180,6 +181,7 @@ class SentBytes(NamedTuple):
     level: str
     bytes: int
     uncompressed: int
+    updates: int = 1
 
 
 class ClockReading(NamedTuple):

@@ -108,14 +108,21 @@ class ReportGathering:
         self._stages = () if None in stages else stages
         self._pairs, self._tensors = Thinning(_READINGS), Thinning(_READINGS)
         self._start = 0
+        self._codec = _traffic(trainer.updater).codec
 
-    def begin(self, writing: Any, there: tuple[int, ...]) -> None:
-        """Has rank 0 begin the record; raises on all ranks if it cannot."""
+    def begin(self, writing: Any, there: tuple[int, ...]) -> bool:
+        """Has rank 0 begin the record; whether it can.
+
+        Raises:
+            ValueError: As :meth:`.ReportWriting.begin`, on all ranks.
+        """
         clocks = measure_offsets(self.comm, self._clock_names)
-        self._start = self.comm.bcast(raise_together(
+        start = self.comm.bcast(raise_together(
             self.comm, lambda: None if self.comm.rank else writing.begin(
                 self.hosts, self._stages, there, self._origin, clocks),
             ValueError))
+        self._start = start or 0
+        return start is not None
 
     def gather(self) -> Gathered | None:
         """What all ranks have had since the last call, on rank 0."""
@@ -129,12 +136,19 @@ class ReportGathering:
         ranks = self.comm.gather(FromRank(
             interval, kept, int(bytes_in('VmRSS') or 0),
             int(bytes_in('VmHWM') or 0),
-            _gpu_memory(), _traffic(self._trainer.updater)))
+            _gpu_memory(), self._traffic()))
         if ranks is None:
             return None
         now = time.monotonic()
         return Gathered(self._trainer.updater.iteration, now - self._origin,
                         now - begin, ranks, clocks, pairs, tensors)
+
+    def _traffic(self) -> Traffics:
+        """Where a warm-up has ended in the interval, both codecs count."""
+        found = _traffic(self._trainer.updater)
+        before, self._codec = self._codec, found.codec
+        return found if before == found.codec else found._replace(
+            codec=f'{before}, then {found.codec}')
 
 
 def communicator_of(updater: Any) -> Any:

@@ -62,23 +62,27 @@ class ReportWriting:
 
     def begin(self, hosts: tuple[str, ...], stages: tuple[int, ...],
               there: tuple[int, ...], origin: float,
-              clocks: list[tuple[float, float]]) -> int:
+              clocks: list[tuple[float, float]]) -> int | None:
         """Begins the record, or goes on with it.
 
         Returns:
-            The number of this start.
+            The number of this start; None, with a warning: the folder cannot
+            be written.
 
         Raises:
             ValueError: The plan is none, or another job's, or the folder has
                 something else in it.
-            OSError: The folder cannot be written.
         """
         planned = None if self._plan is None else load_job_plan(
             getattr(self._plan, 'plan', self._plan))
         problem = planned and planned.problem(planned.model, self._ranks)
         if problem:
             raise ValueError(problem)
-        self._writer = RecordWriter(self._out, self._most_events)
+        try:
+            self._writer = RecordWriter(self._out, self._most_events)
+        except OSError as error:
+            self._warn(error)
+            return None
         self._number = self._writer.starts
         begun = describe_start(self._trainer, self._number, self._begun[0],
                                self._ranks, hosts, stages, there, origin)
@@ -87,8 +91,8 @@ class ReportWriting:
         parts: list[Part] = [begun]
         if planned is not None:
             parts.append(_planned(self._number, planned))
-        self._writer.write([*parts, *self._clocks(
-            time.monotonic() - origin, clocks)], time.time())
+        parts += self._clocks(time.monotonic() - origin, clocks)
+        self._attempt(lambda: self._writer.write(parts, time.time()))
         return self._number
 
     def next(self, trainer: Any) -> tuple[int, int]:
@@ -129,12 +133,15 @@ class ReportWriting:
         try:
             action()
         except Exception as error:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    'the report of this run cannot be written, and the '
-                    f'training goes on: {type(error).__name__}: {error}',
-                    RuntimeWarning, stacklevel=2)
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                'the report of this run cannot be written, and the '
+                f'training goes on: {type(error).__name__}: {error}',
+                RuntimeWarning, stacklevel=3)
 
     def _write(self, gathered: Gathered) -> None:
         number, done = self._number, gathered.iteration
@@ -181,7 +188,8 @@ class ReportWriting:
                       else 'as they are', 'pipeline', interval.stage_bytes,
                       interval.stage_arrays))
         return [SentBytes(self._number, rank, interval.last, codec, level,
-                          round(sent), round(whole))
+                          round(sent), round(whole),
+                          interval.last - interval.first + 1)
                 for codec, level, sent, whole in found if sent]
 
     def _health(self, tensors: dict[str, tuple[int, dict[str, float]]],

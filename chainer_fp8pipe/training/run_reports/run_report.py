@@ -188,7 +188,10 @@ class RunReport(extension.Extension):
         writing = ReportWriting(
             trainer, self._begun, self._plan, self._filename,
             self._most_events, self._ranks.size)
-        self._gathering.begin(writing, there)
+        if not self._gathering.begin(writing, there):
+            self._gathering = None
+            self._stop()
+            return
         if self._gathering.comm.rank == 0:
             self._writing = writing
         self._follow(trainer)

@@ -8,7 +8,12 @@ import sys
 
 from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.page.html_page import page_text
-from chainer_fp8pipe.report.records.run_record import RunRecord, TensorHealth
+from chainer_fp8pipe.report.records.run_record import (
+    RunEnd,
+    RunRecord,
+    SentBytes,
+    TensorHealth,
+)
 
 import pytest
 
@@ -140,7 +145,38 @@ def test_lost_updates_of_a_start_that_died_are_counted(read):
     texts = read(record).texts
     assert ('did not end in an orderly way; updates 41 to 60 were done '
             'again') in texts
-    assert '2 starts, of which 1 did not end in an orderly way.' in texts
+    assert '2 starts: 1 crashed or was killed.' in texts
+
+
+@pytest.mark.parametrize(('endings', 'said'), [
+    ([''], 'Nothing died: one start.'),
+    (['OSError: full'], 'One start, which crashed: OSError: full.'),
+    ([None], 'One start, which has no end: it runs, or was killed.'),
+    (['', ''], 'Nothing died: 2 starts.'),
+    ([None, 'OSError: full', ''], '3 starts: 2 crashed or were killed.'),
+    ([None, None], '2 starts: 1 crashed or was killed; the last one has no '
+     'end: it runs, or was killed.')])
+def test_how_starts_ended_is_said(read, endings, said):
+    record = MadeUpRun().record()
+    record.starts = [record.starts[0]._replace(number=number)
+                     for number in range(len(endings))]
+    record.ends = [RunEnd(number, 1e9, 100, error)
+                   for number, error in enumerate(endings)
+                   if error is not None]
+    assert said in read(record).texts
+
+
+def test_each_of_several_runs_says_how_its_starts_ended(read):
+    texts = read(MadeUpRun().record(), MadeUpRun().record()).texts
+    assert sum('Nothing died: one start.' in text for text in texts) == 2
+
+
+def test_bytes_are_means_over_updates_not_over_intervals(read):
+    record = MadeUpRun().record()
+    record.sent = [
+        SentBytes(0, 0, 1, 'fp8', 'between nodes', 900_000, 1_200_000, 1),
+        SentBytes(0, 0, 100, 'fp8', 'between nodes', 290_000, 1_200_000, 99)]
+    assert '24.7 %' in read(record).texts      # (900 + 99 * 290) / 1200
 
 
 def test_what_ended_a_start_is_said_as_the_launcher_says_it(read):

@@ -191,8 +191,16 @@ def test_readings_become_rarer_as_they_become_many():
     ('{"a": 1}\n', 'not a record of a run'), ('[1]\n', 'not a record'),
     ('{"record of a run":{"format":2}}\n', 'format 2'),
     ('{"record of a run":{"format":1}}\n{"start":{"number":0}}\n',
-     'damaged line about RunStart'),
-    ('{"record of a run":{"format":1}}\n{"seen":{}}\n', 'damaged')])
+     "damaged line 'start'"),
+    *((f'{{"record of a run":{{"format":1}}}}\n{line}\n', 'damaged line')
+      for line in (
+          '{"seen":{}}', '{"seen":[1]}', '{"seen":null}', '{"start":[1, 2]}',
+          '{"end":{"start":"0","time":1.0,"iteration":2}}',
+          '{"end":{"start":0,"time":null,"iteration":2}}',
+          '{"point":{"start":0,"iteration":1,"epoch":0.5,"seconds":1.0,'
+          '"values":{"loss":"high"}}}',
+          '{"point":{"start":0,"iteration":1,"epoch":0.5,"seconds":1.0,'
+          '"values":[1]}}'))])
 def test_what_is_no_record_is_an_error_that_names_the_file(
         tmp_path, content, said):
     (tmp_path / 'report').mkdir()
@@ -206,13 +214,33 @@ def test_what_is_no_record_is_an_error_that_names_the_file(
     assert 'record.jsonl' in str(error.value)
 
 
-def test_a_damaged_update_is_an_error_that_names_the_file(tmp_path):
+@pytest.mark.parametrize('line', [
+    '{"update":{"start":0,"iteration":2}}', '{"update":[0]}',
+    '{"left_out":{}}', '{"left_out":{"updates":"many"}}'])
+def test_a_damaged_update_is_an_error_that_names_the_file(tmp_path, line):
     written(RunRecord('', [START], updates=[update(1)]), tmp_path)
     path = tmp_path / 'report' / 'events.jsonl'
     with open(path, 'a') as file:
-        file.write('{"update":{"start":0,"iteration":2}}\n')
-    with pytest.raises(ValueError, match='damaged line about an update'):
+        file.write(line + '\n')
+    with pytest.raises(ValueError, match=r'events.jsonl.* damaged line'):
         read_record(str(tmp_path))
+
+
+def test_events_of_a_start_that_has_no_line_are_left_out(tmp_path):
+    written(RunRecord('', [START], updates=[update(1)]), tmp_path)
+    path = tmp_path / 'report' / 'events.jsonl'
+    path.write_text(path.read_text().replace('"start":0', '"start":7'))
+    record = read_record(str(tmp_path))
+    assert not record.updates
+    assert ['start 7' in remark for remark in record.remarks] == [True]
+
+
+def test_an_empty_file_of_a_start_that_was_killed_becomes_a_record(tmp_path):
+    (tmp_path / 'report').mkdir()
+    for name in 'record.jsonl', 'events.jsonl':
+        (tmp_path / 'report' / name).touch()
+    written(RunRecord('', [START]), tmp_path)
+    assert len(read_record(str(tmp_path)).starts) == 1
 
 
 def test_nothing_is_written_over_a_file_that_is_no_record(tmp_path):

@@ -95,8 +95,12 @@ def test_bytes_are_those_that_the_codec_sends(comm, tmp_path):
     for one in last:
         assert one.uncompressed == 4 * elements
         assert one.bytes == pytest.approx(elements, rel=0.1)
-    assert {one.codec for one in record.sent if one.iteration <= 3} <= {
-        'float32'}
+    mixed = [one for one in record.sent if one.codec != 'fp8']
+    assert {one.codec for one in mixed} <= {'float32', 'float32, then fp8'}
+    for one in record.sent:
+        if one.codec == 'fp8':      # not mixed with the warm-up's float32
+            assert one.bytes == pytest.approx(elements, rel=0.1)
+    assert sum(one.updates for one in record.sent if one.rank == 0) == 20
 
 
 @on_ranks(4)
@@ -361,6 +365,22 @@ def test_a_record_that_cannot_be_written_does_not_end_the_training(
         write(self, parts, now)
     with warnings.catch_warnings(record=True) as found, mock.patch.object(
             RecordWriter, 'write', full):
+        warnings.simplefilter('always')
+        trainer.run()
+    communicator.finalize()
+    assert trainer.updater.iteration == 20
+    said = [str(one.message) for one in found
+            if 'the training goes on' in str(one.message)]
+    assert len(said) == (comm.rank == 0)
+
+
+@on_ranks(2)
+def test_a_folder_that_cannot_be_written_does_not_end_the_training(
+        comm, tmp_path):
+    (tmp_path / 'report').touch()       # where the record's folder is due
+    trainer, communicator = make_trainer(comm, tmp_path)
+    trainer.extend(RunReport(communicator, **RECORD))
+    with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
         trainer.run()
     communicator.finalize()

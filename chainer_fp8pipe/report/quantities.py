@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits and a unit."""
+"""Numbers as people read them: three digits and a unit, no exponents."""
 from __future__ import annotations
 
 import math
@@ -7,9 +7,13 @@ _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
 _SIZES = ((1e9, 'GB'), (1e6, 'MB'), (1e3, 'kB'))
 
 
-def number(value: float) -> str:
-    """Four significant digits."""
-    return f'{value:.4g}' if math.isfinite(value) else str(value)
+def number(value: float, digits: int = 4) -> str:
+    """So many significant digits; an exponent only below 0.0001 and from a
+    billion on."""
+    if not math.isfinite(value):
+        return str(value)
+    text = f'{value:.{digits}g}'
+    return f'{float(text):.0f}' if 'e+' in text and abs(value) < 1e9 else text
 
 
 def seconds(value: float) -> str:
@@ -19,9 +23,10 @@ def seconds(value: float) -> str:
     if value >= 120:
         minutes, rest = divmod(round(value), 60)
         return f'{minutes // 60}:{minutes % 60:02}:{rest:02} h'
-    scale, unit = next((pair for pair in _TIMES if abs(value) >= pair[0]),
-                       _TIMES[-1])
-    return f'{value / scale:.3g} {unit}' if value else '0 s'
+    # 0.9996 ms are 1 ms with three digits, not 1000 us.
+    scale, unit = next((pair for pair in _TIMES
+                        if float(f'{abs(value):.3g}') >= pair[0]), _TIMES[-1])
+    return f'{number(value / scale, 3)} {unit}' if value else '0 s'
 
 
 def size(value: float) -> str:
@@ -30,10 +35,10 @@ def size(value: float) -> str:
         return str(value)
     for scale, unit in _SIZES:
         if abs(value) >= scale:
-            return f'{value / scale:.3g} {unit}'
+            return f'{number(value / scale, 3)} {unit}'
     return f'{value:.0f} bytes'
 
 
 def share(value: float) -> str:
     """A part of one, in per cent."""
-    return f'{100 * value:.3g} %'
+    return f'{number(100 * value, 3)} %'

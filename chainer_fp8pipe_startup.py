@@ -1,0 +1,25 @@
+"""Has ``import chainer`` work wherever this package is installed.
+
+``chainer_fp8pipe.pth`` has every Python of the environment import this
+module, which therefore imports nothing by itself.  A script that imports
+Chainer or ChainerMN first, and a worker that forkserver or spawn has started,
+get :mod:`chainer_fp8pipe.compat` before it.
+"""
+import sys
+
+
+class _Finder:
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in ('chainer', 'chainermn'):
+            return None
+        if cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+        import importlib.util
+
+        import chainer_fp8pipe.compat  # noqa: F401
+        return importlib.util.find_spec(name)
+
+
+sys.meta_path.insert(0, _Finder)
