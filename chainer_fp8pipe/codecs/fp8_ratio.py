@@ -22,6 +22,10 @@ Two things go beyond the paper, and both can be switched off:
 ``error_feedback``
     What an encoding loses is added to the next gradient.  Residuals are kept
     in the gradient's units: parameters and scales change between updates.
+    None is larger than q / 4 (|w| + epsilon): what saturation cuts off an
+    outlier, and most of what rounding does, is given up, or one faulty
+    gradient would be sent again and again, up to for ever.  Rounding to
+    nearest never leaves out as much of an element below 2 q.
 """
 from __future__ import annotations
 
@@ -46,6 +50,8 @@ from .tensors import (
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
+# The largest ratio of a residual, over q.
+_MOST_LEFT = 0.25
 
 
 class TensorReport(NamedTuple):
@@ -76,6 +82,9 @@ class Fp8Ratio(Codec):
         seed: Of the sampling and of stochastic rounding, together with
             ``rank``.
         rank: This rank, so that ranks round independently of each other.
+
+    Attributes:
+        bound: The largest residual, as the wire has it.
     """
 
     name = 'fp8'
@@ -90,6 +99,7 @@ class Fp8Ratio(Codec):
         self.rounding = rounding
         self.epsilon = epsilon
         self.headroom = headroom
+        self.bound = _MOST_LEFT * fp8.MAX / headroom
         self.error_feedback = error_feedback
         self._period = period
         self._quantile = quantile
@@ -147,7 +157,7 @@ class Fp8Ratio(Codec):
             gradient = tensors.gradients[index][part]
             counts = self._encode_part(
                 tensors, index, part, gradient, out[place],
-                self._scale(name) * prescale, 'gradient', whole)
+                prescale, 'gradient', whole)
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
                 finite = tensors.xp.isfinite(gradient).all()
@@ -165,13 +175,12 @@ class Fp8Ratio(Codec):
         total /= numpy.float32(count)
         for index, part, place in tensors.overlaps(start, start + wire.size):
             name = tensors.names[index]
-            scale = self._scale(name)
             parameter = tensors.parameters[index][part]
             mean = total[place]
             fp8.ratio_decode(mean, parameter, mean,
-                             scale=scale, epsilon=self.epsilon)
+                             scale=self._scale(name), epsilon=self.epsilon)
             counts = self._encode_part(tensors, index, part, mean, out[place],
-                                       scale, site, owned)
+                                       1.0, site, owned)
             self._count(name, counts.clipped, 0)
             if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
                 self.blame(f'the value of {name}')
@@ -209,7 +218,8 @@ class Fp8Ratio(Codec):
     def _of_codec(self, tensors: Tensors, prescale: float) -> dict[str, Any]:
         """What tables say of the codec."""
         return {'rounding': fp8.ROUNDINGS.index(self.rounding),
-                'epsilon': self.epsilon, 'scales': numpy.array([
+                'epsilon': self.epsilon, 'bound': self.bound * prescale,
+                'scales': numpy.array([
                     (*fp8.with_inverse(scale * prescale),
                      *fp8.with_inverse(scale))
                     for scale in map(self._scale, tensors.names)],
@@ -306,12 +316,14 @@ class Fp8Ratio(Codec):
         return fp8.MAX / (q * self.headroom)
 
     def _encode_part(self, tensors: Tensors, index: int, part: slice,
-                     values: Any, out: Any, scale: float, site: str,
+                     values: Any, out: Any, prescale: float, site: str,
                      owned: tuple[int, int]) -> fp8.Counts:
         return fp8.ratio_encode(
-            values, tensors.parameters[index][part], out, scale=scale,
+            values, tensors.parameters[index][part], out,
+            scale=self._scale(tensors.names[index]) * prescale,
             epsilon=self.epsilon, residual=self.owned_residual(
                 tensors, index, part, site, owned),
+            bound=self.bound * prescale,
             rounding=self.rounding, seed=self._rounding_seed(
                 f'{site}:{part.start} {tensors.names[index]}'))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -113,6 +114,7 @@ class Compiled:
         rounding: Number of the rounding, of fp8.
         format: Number of the records' format.
         epsilon: Of fp8.
+        bound: Of fp8: the largest residual, as the wire has it.
         tensors: int64: where the tensor begins and ends in the fused vector,
             addresses: of its gradient, its parameter, what its mean is
             decoded into, and its residual (0: none); and its elements.
@@ -132,6 +134,7 @@ class Compiled:
     rounding: int = 0
     format: int = 0
     epsilon: float = 0.0
+    bound: float = math.inf
     kept: list[Any] = dataclasses.field(default_factory=list)
 
     def decode_into(self, gradients: Sequence[numpy.ndarray]) -> bool:

@@ -78,6 +78,7 @@ typedef struct {
     int shares_wire; /* neighbours can read it */
     int encodes, decodes;
     float prescale, epsilon;
+    float bound; /* of residuals, as codes of fp8 have it */
     float shrink; /* of sums that travel as halves */
     int64_t tensors_count;
     const Tensor *tensors;
@@ -234,7 +235,8 @@ static void encode_ratios(const Job *job, Range range, char *wire)
         int64_t index = t - job->tensors;
         const Scales *scales = &job->scales[index];
         Findings *findings = &job->findings[index];
-        Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
+        Ratio q = {scales->encode, scales->encode_inverse, job->epsilon,
+                   job->bound};
         Counts counts = long_ratio_encode(
             t->gradient + at, t->parameter + at,
             t->residual ? t->residual + at : NULL,
@@ -268,7 +270,7 @@ static void decode_ratios(const Job *job, Range range, char *wire)
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
         const u8 *codes = wire_at(job, wire, range, place);
-        Ratio q = {0, job->scales[index].inverse, job->epsilon};
+        Ratio q = {0, job->scales[index].inverse, job->epsilon, 0};
         int64_t nonfinite = (int64_t)long_ratio_decode(
             codes, t->parameter + at, t->out + at, (size_t)n, q);
         if (nonfinite)      /* or a parameter is not finite */
@@ -314,7 +316,7 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
         const Scales *scales = &job->scales[index];
-        Ratio q = {scales->scale, scales->inverse, job->epsilon};
+        Ratio q = {scales->scale, scales->inverse, job->epsilon, job->bound};
         f32 *sum = total + (place - range.start);
         const f32 *parameter = t->parameter + at;
         u8 *codes = wire_at(job, wire, range, place);
@@ -347,7 +349,7 @@ static void encode_plain_mean(const Job *job, f32 *total, Range range,
         u8 *codes = wire_at(job, wire, range, place);
         if (residual)
             long_mean(sum, (float)count, residual + at, codes, (size_t)n,
-                      job->rounding);
+                      job->rounding, job->bound);
         else {
             divide(sum, (float)count, n);
             long_encode(sum, codes, (size_t)n, job->rounding, none);
