@@ -348,7 +348,7 @@ class PlanExecutor(Algorithm):
             shares_wire=bool(bucket.tensors.xp is not numpy and self._memory
                              and self._memory.holds(bucket.wire)),
             encodes=bucket.encodes, decodes=bucket.decodes,
-            prescale=prescale, epsilon=of.epsilon, bound=of.bound,
+            prescale=prescale, epsilon=of.epsilon,
             shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
             findings=of.findings, shares=len(self.plans))
 

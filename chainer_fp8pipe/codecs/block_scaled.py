@@ -136,7 +136,7 @@ class BlockScaled(Codec):
 
     def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
         return numpy.tile(numpy.array(
-            [prescale / self._unit, 0, self._unit, 0], numpy.float32),
+            [prescale / self._unit, 0, self._unit, 0, 0], numpy.float32),
             (len(tensors.names), 1))
 
     def residual_norms(self) -> dict[str, float]:

@@ -22,13 +22,15 @@ Two things go beyond the paper, and both can be switched off:
 ``error_feedback``
     What an encoding loses is added to the next gradient.  Residuals are kept
     in the gradient's units: parameters and scales change between updates.
-    None is larger than q / 4 (|w| + epsilon): what saturation cuts off an
-    outlier, and most of what rounding does, is given up, or one faulty
-    gradient would be sent again and again, up to for ever.  Rounding to
-    nearest never leaves out as much of an element below 2 q.
+    None is larger than the Q-quantile of |g|, which is found with q: what
+    saturation cuts off an outlier, and most of what rounding does, is given
+    up, or one faulty gradient would be sent again and again, up to for ever.
+    Rounding to nearest never leaves out as much of elements that are less
+    than eight times as large as this quantile.
 """
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,7 +39,7 @@ import numpy
 
 from .. import fp8
 from .codec import Codec, Residuals
-from .scales import limited, sampled_quantile
+from .scales import limited, sampled_quantiles
 from .staging import download, output, upload, upload_now
 from .tensors import (
     FP8,
@@ -50,8 +52,6 @@ from .tensors import (
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
-# The largest ratio of a residual, over q.
-_MOST_LEFT = 0.25
 
 
 class TensorReport(NamedTuple):
@@ -82,9 +82,6 @@ class Fp8Ratio(Codec):
         seed: Of the sampling and of stochastic rounding, together with
             ``rank``.
         rank: This rank, so that ranks round independently of each other.
-
-    Attributes:
-        bound: The largest residual, as the wire has it.
     """
 
     name = 'fp8'
@@ -99,7 +96,6 @@ class Fp8Ratio(Codec):
         self.rounding = rounding
         self.epsilon = epsilon
         self.headroom = headroom
-        self.bound = _MOST_LEFT * fp8.MAX / headroom
         self.error_feedback = error_feedback
         self._period = period
         self._quantile = quantile
@@ -108,6 +104,7 @@ class Fp8Ratio(Codec):
         self._updates = 0
         self._loss_scale = 1.0
         self._q: dict[str, float] = {}
+        self._bounds: dict[str, float] = {}     # of residuals
         self._age: dict[str, int] = {}      # updates since q was chosen
         self._clipped: dict[str, int] = {}
         self._encoded: dict[str, int] = {}
@@ -121,30 +118,33 @@ class Fp8Ratio(Codec):
         if loss_scale != self._loss_scale:
             factor = loss_scale / self._loss_scale
             self._residuals.multiply(factor)
-            self._q.update({name: limited(q * factor)
-                            for name, q in self._q.items()})
+            for found in self._q, self._bounds:
+                found.update({name: limited(value * factor)
+                              for name, value in found.items()})
             self._loss_scale = loss_scale
         self._updates += 1
 
     def propose(self, tensors: Tensors) -> numpy.ndarray | None:
         due = self._due(tensors)
-        return numpy.array([sampled_quantile(
+        return numpy.array([sampled_quantiles(
             tensors.gradients[index], tensors.parameters[index],
             quantile=self._quantile, samples=self._samples,
             epsilon=self.epsilon, seed=(
                 *self._seed, self._updates,
                 zlib.crc32(tensors.names[index].encode())))
-            for index in due], numpy.float32) if due else None
+            for index in due], numpy.float32).T.flatten() if due else None
 
     def settle(self, tensors: Tensors, largest: numpy.ndarray | None
                ) -> None:
         if largest is not None:
-            for index, q in zip(self._due(tensors), largest.tolist(),
-                                strict=True):
+            for index, q, bound in zip(
+                    self._due(tensors), *largest.reshape(2, -1).tolist(),
+                    strict=True):
                 name = tensors.names[index]
                 self._age[name] = 0
                 if q > 0:
                     self._q[name] = limited(q)
+                    self._bounds[name] = limited(bound)
         for name in tensors.names:
             self._age[name] += 1
 
@@ -218,12 +218,11 @@ class Fp8Ratio(Codec):
     def _of_codec(self, tensors: Tensors, prescale: float) -> dict[str, Any]:
         """What tables say of the codec."""
         return {'rounding': fp8.ROUNDINGS.index(self.rounding),
-                'epsilon': self.epsilon, 'bound': self.bound * prescale,
-                'scales': numpy.array([
-                    (*fp8.with_inverse(scale * prescale),
-                     *fp8.with_inverse(scale))
-                    for scale in map(self._scale, tensors.names)],
-                    numpy.float32).reshape(-1, 4)}
+                'epsilon': self.epsilon, 'scales': numpy.array([
+                    (*fp8.with_inverse(self._scale(name) * prescale),
+                     *fp8.with_inverse(self._scale(name)), self._bound(name))
+                    for name in tensors.names],
+                    numpy.float32).reshape(-1, 5)}
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         super().conclude(compiled, tensors)
@@ -300,8 +299,8 @@ class Fp8Ratio(Codec):
     # --- details -----------------------------------------------------------
 
     def _by_name(self) -> dict[str, dict[str, Any]]:
-        return {'q': self._q, 'age': self._age, 'clipped': self._clipped,
-                'encoded': self._encoded}
+        return {'q': self._q, 'bound': self._bounds, 'age': self._age,
+                'clipped': self._clipped, 'encoded': self._encoded}
 
     def _due(self, tensors: Tensors) -> list[int]:
         # A tensor that is not in every update has a period of its own, and
@@ -315,6 +314,9 @@ class Fp8Ratio(Codec):
         q = self.quantile_of(name) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
 
+    def _bound(self, name: str) -> float:
+        return self._bounds.get(name, math.inf)
+
     def _encode_part(self, tensors: Tensors, index: int, part: slice,
                      values: Any, out: Any, prescale: float, site: str,
                      owned: tuple[int, int]) -> fp8.Counts:
@@ -323,7 +325,7 @@ class Fp8Ratio(Codec):
             scale=self._scale(tensors.names[index]) * prescale,
             epsilon=self.epsilon, residual=self.owned_residual(
                 tensors, index, part, site, owned),
-            bound=self.bound * prescale,
+            bound=self._bound(tensors.names[index]),
             rounding=self.rounding, seed=self._rounding_seed(
                 f'{site}:{part.start} {tensors.names[index]}'))
 

@@ -181,6 +181,8 @@ class Relay(_Relayed, Fp8Ratio):
                  **options: Any) -> None:
         super().__init__(kept, units, **options)
         self._updates = kept.jobs
+        # q, as the wire has it: the gradients themselves are not known.
+        self.bound = fp8.MAX / self.headroom
 
     def encode_mean(self, tensors: Tensors, total: Any, count: int,
                     wire: numpy.ndarray, start: int, site: str,
@@ -200,8 +202,10 @@ class Relay(_Relayed, Fp8Ratio):
     def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
         if self.rounding == 'stochastic':
             return None
-        return compile_sizes(RELAY, tensors, bound=self.bound,
-                             rounding=fp8.ROUNDINGS.index(self.rounding))
+        return compile_sizes(
+            RELAY, tensors, rounding=fp8.ROUNDINGS.index(self.rounding),
+            scales=numpy.full((len(tensors.names), 5), self.bound,
+                              numpy.float32))
 
 
 def _subtract_from(mean: numpy.ndarray, residual: numpy.ndarray,

@@ -10,7 +10,7 @@ typedef struct {
 
 typedef struct {
     float scale, inverse, epsilon;
-    float bound; /* of residuals, as codes have it */
+    float bound; /* of residuals */
 } Ratio;
 
 typedef struct {
@@ -155,7 +155,7 @@ E5M2_FUNCTION Counts feedback_strip(
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float left = values[i] - ratios[i] * q.inverse * weight;
-        residual[i] = e5m2_limited(left, q.bound * q.inverse * weight);
+        residual[i] = e5m2_limited(left, q.bound);
         largest = e5m2_max(largest, e5m2_magnitude(left));
     }
     INDEPENDENT

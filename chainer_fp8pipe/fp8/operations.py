@@ -91,9 +91,8 @@ def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
 
     With c = gradient + residual, an element of the wire is the code of
     ``c / (|w| + epsilon) * scale`` (Algorithm 1 of the fp8 paper).  What the
-    code leaves out of c becomes the new residual, or the nearest number that
-    is as far from 0 as ``bound / scale * (|w| + epsilon)``; where it is not
-    finite it becomes 0.  A finite c never becomes infinite on the wire.
+    code leaves out of c becomes the new residual, ``bound`` at most; where it
+    is not finite it becomes 0.  A finite c never becomes infinite on the wire.
 
     Args:
         gradient: float32 array, not modified.
@@ -103,7 +102,7 @@ def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
         epsilon: Positive number that keeps the divisor from zero.
         residual: float32 array, changed in place, or ``None`` for no error
             feedback.
-        bound: The largest residual, as the wire has it; not negative.
+        bound: The largest residual; not negative.
         rounding: As :func:`encode`.
         seed: As :func:`encode`.
 

@@ -272,7 +272,7 @@ def test_the_residual_is_what_the_code_leaves_out_up_to_a_bound(scale, bound):
     codes, clipped, nonfinite = expected_wire(value, parameter, scale, 1e-5)
     inverse = np.float32(1) / np.float32(scale)
     weight = np.abs(parameter) + np.float32(1e-5)
-    limit = np.float32(bound) * inverse * weight
+    limit = np.float32(bound)
     with np.errstate(invalid='ignore'):
         left = np.clip(value - reference.decode(codes) * inverse * weight,
                        -limit, limit)

@@ -8,7 +8,7 @@ class Job:
         grain: int, codec: int, rounding: int, format: int,
         in_place: bool, keeps_wire: bool, shares_wire: bool,
         encodes: bool, decodes: bool, prescale: float, epsilon: float,
-        bound: float, shrink: float,
+        shrink: float,
         tensors: Any, scales: Any, findings: Any, shares: int,
     ) -> None: ...
     def decoded(self) -> bytes: ...

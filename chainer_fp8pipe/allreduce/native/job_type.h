@@ -22,19 +22,19 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "python", "wire", "itemsize", "sum_size", "grain", "codec",
         "rounding", "format", "in_place", "keeps_wire",
-        "shares_wire", "encodes", "decodes", "prescale", "epsilon", "bound",
-        "shrink", "tensors", "scales", "findings", "shares", NULL};
+        "shares_wire", "encodes", "decodes", "prescale", "epsilon", "shrink",
+        "tensors", "scales", "findings", "shares", NULL};
     PyObject *python, *wire, *tensors, *scales, *findings;
     Py_ssize_t itemsize, sum_size, grain;
     int shares;
     Job *job = (Job *)type->tp_alloc(type, 0);
     if (job == NULL || !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOnnniiipppppffffOOOi", names, &python, &wire,
+            args, kwargs, "OOnnniiipppppfffOOOi", names, &python, &wire,
             &itemsize, &sum_size, &grain, &job->codec, &job->rounding,
             &job->format, &job->in_place, &job->keeps_wire,
             &job->shares_wire, &job->encodes, &job->decodes,
-            &job->prescale, &job->epsilon, &job->bound, &job->shrink,
-            &tensors, &scales, &findings, &shares)
+            &job->prescale, &job->epsilon, &job->shrink, &tensors, &scales,
+            &findings, &shares)
         || table(wire, &job->wire_buffer, PyBUF_WRITABLE, -1) < 0
         || table(tensors, &job->tensors_buffer, PyBUF_SIMPLE, -1) < 0) {
         Py_XDECREF(job);
