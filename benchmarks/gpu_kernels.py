@@ -61,7 +61,8 @@ def cases(xp: Any, n: int) -> dict[str, Case]:
     fp8.encode(x, a)
     fp8.encode(w, b)
     keys = np.uint32(1), np.uint32(2)
-    scale, inverse, epsilon = map(np.float32, (300, 1 / 300, 1e-5))
+    scale, inverse, epsilon, bound = map(
+        np.float32, (300, 1 / 300, 1e-5, 3.5))
 
     def kernel(which: kernels.Kernel, width: int, *arguments: Any) -> Case:
         return Case(lambda: run_kernel(which, *arguments), width)
@@ -77,7 +78,7 @@ def cases(xp: Any, n: int) -> dict[str, Case]:
             flags)
         found[f'ratio_encode + residual, {rounding}'] = kernel(
             kernels.ratio_feedback(number), 18, x, w, scale, inverse, epsilon,
-            *keys, c, flags, residual)
+            bound, *keys, c, flags, residual)
     return {
         **found,
         'decode': kernel(kernels.decode(), 5, a, y),

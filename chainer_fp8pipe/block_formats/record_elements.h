@@ -101,13 +101,36 @@ E5M2_FUNCTION float scale_inverse(int code, float scale)
     return code > 0 ? 1.0f / scale : 0.0f;
 }
 
+/* The bits of |x| if they are below others, or 0. */
+E5M2_FUNCTION int magnitude_below(float x, int largest)
+{
+    int magnitude = e5m2_magnitude(x);
+    return magnitude < largest ? magnitude : 0;
+}
+
+/* The largest magnitude worth keeping of what a record leaves out.
+ *
+ * An element is never rounded by more than itself, nor by more than an
+ * eighth or so of the record's largest: so only where that is ten times as
+ * large as all others, an outlier, something is cut off, and that of itself
+ * alone.  Otherwise it would come back at several updates, smaller by a
+ * power of ten each time, and keep others out of their records.  `second` has
+ * the bits of the largest magnitude but one. */
+E5M2_FUNCTION float largest_left(int code, int second)
+{
+    return e5m2_float(code > 0 && second > 0
+                          ? (unsigned int)second
+                          : (unsigned int)E5M2_F32_INFINITY);
+}
+
 /* An element's bits, of a value that becomes what they leave out. */
 E5M2_FUNCTION unsigned int element_encode(float *value, float scale,
-                                          float inverse, int format)
+                                          float inverse, float limit,
+                                          int format)
 {
     float units;
     unsigned int bits = element_bits(*value * inverse, &units, format);
-    *value -= units * scale;
+    *value = e5m2_limited(*value - units * scale, limit);
     return bits;
 }
 

@@ -48,7 +48,8 @@ class RecordFormat:
 
         With c = values * factor + residual, records hold c, and what they
         leave out of c becomes the new residual; 0 where a record holds a NaN
-        or an infinity.
+        or an infinity.  Of a record's largest element no more is kept than
+        the next largest one has.
 
         Args:
             values: float32[n].

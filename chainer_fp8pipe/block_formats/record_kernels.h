@@ -58,7 +58,7 @@ E5M2_FUNCTION void encode_own(const float *values, float factor,
     long long first = begin + threadIdx.x % THREADS;
     float v[EACH];
     unsigned int bits[EACH], fifths = 0;
-    int largest = 0;
+    int largest = 0, second = 0;
     for (int k = 0; k < EACH; ++k) {
         long long i = first + k * THREADS;
         float value = i < n ? values[i] : 0.0f;
@@ -66,12 +66,17 @@ E5M2_FUNCTION void encode_own(const float *values, float factor,
         v[k] = feedback ? value * factor + left : value * factor;
         largest = e5m2_max(largest, e5m2_magnitude(v[k]));
     }
-    int code = scale_code(largest_of_threads(largest), format);
+    largest = largest_of_threads(largest);
+    for (int k = 0; k < EACH; ++k)
+        second = e5m2_max(second, magnitude_below(v[k], largest));
+    int code = scale_code(largest, format);
     float scale = scale_value(code, format);
     float inverse = scale_inverse(code, scale);
+    float limit = largest_left(code, largest_of_threads(second));
     for (int k = 0; k < EACH; ++k) {
         unsigned int known = code == UNKNOWN_SCALE ? 0u : ~0u;
-        bits[k] = element_encode(&v[k], scale, inverse, format) & known;
+        bits[k] = element_encode(&v[k], scale, inverse, limit, format)
+                  & known;
         fifths |= (bits[k] >> 4 & 1u)
                   << (threadIdx.x % THREADS + (unsigned int)k * THREADS);
         long long i = first + k * THREADS;

@@ -4,20 +4,24 @@
 #include "../fp8/vector.h"
 #include "record_elements.h"
 
-/* Writes a record of values, which become what it leaves out: 0 where it
- * holds a NaN or an infinity.  Returns whether it does. */
+/* Writes a record of values, which become what it leaves out (no more than
+ * largest_left() allows): 0 where it holds a NaN or an infinity.  Returns
+ * whether it does. */
 E5M2_FUNCTION int record_encode(float *values, u8 *record, int format)
 {
     unsigned int bits[RECORD], fifths = 0;
-    int largest = 0;
+    int largest = 0, second = 0;
     for (int i = 0; i < RECORD; ++i)
         largest = e5m2_max(largest, e5m2_magnitude(values[i]));
+    for (int i = 0; i < RECORD; ++i)
+        second = e5m2_max(second, magnitude_below(values[i], largest));
     int code = scale_code(largest, format);
     float scale = scale_value(code, format);
     float inverse = scale_inverse(code, scale);
+    float limit = largest_left(code, second);
     INDEPENDENT
     for (int i = 0; i < RECORD; ++i)
-        bits[i] = element_encode(&values[i], scale, inverse, format);
+        bits[i] = element_encode(&values[i], scale, inverse, limit, format);
     if (code == UNKNOWN_SCALE)
         for (int i = 0; i < RECORD; ++i) {
             values[i] = 0.0f;

@@ -6,7 +6,9 @@ parameter would let the smallest of 32 parameters set the scale of all.
 
 What an encoding leaves out is added to the next one, where gradients are sent
 and where means are (error feedback on both sides: Tang et al.,
-"DoubleSqueeze", ICML 2019, Algorithm 1).
+"DoubleSqueeze", ICML 2019, Algorithm 1).  Of an element that is ten times as
+large as the 31 beside it, an outlier, no more is added than these have, or it
+would keep them out of their records at the next updates, too.
 """
 from __future__ import annotations
 
@@ -39,6 +41,10 @@ class BlockScaled(Codec):
         values: Name of the format, see
             :data:`~chainer_fp8pipe.block_formats.FORMATS`.
         error_feedback: Whether residuals are carried to the next update.
+
+    Attributes:
+        over_unit: The loss scale over a power of two near it: what numbers
+            on the wire are multiplied by.
     """
 
     def __init__(self, values: str = 'int4', *, error_feedback: bool = True
@@ -49,7 +55,7 @@ class BlockScaled(Codec):
         self.wire_dtype = self.format.dtype
         self.error_feedback = error_feedback
         self._unit = 1.0        # a power of two near the loss scale
-        self._over_unit = 1.0   # the loss scale over it
+        self.over_unit = 1.0
         self._residuals = Residuals()
 
     grain = 32
@@ -62,9 +68,9 @@ class BlockScaled(Codec):
         # gradients.
         self._unit = 2.0 ** round(math.log2(loss_scale))
         over_unit = loss_scale / self._unit
-        if over_unit != self._over_unit:
-            self._residuals.multiply(over_unit / self._over_unit)
-            self._over_unit = over_unit
+        if over_unit != self.over_unit:
+            self._residuals.multiply(over_unit / self.over_unit)
+            self.over_unit = over_unit
 
     def encode(self, tensors: Tensors, wire: numpy.ndarray,
                prescale: float = 1.0, start: int = 0) -> None:
@@ -130,7 +136,7 @@ class BlockScaled(Codec):
 
     def _scales(self, tensors: Tensors, prescale: float) -> numpy.ndarray:
         return numpy.tile(numpy.array(
-            [prescale / self._unit, 0, self._unit, 0], numpy.float32),
+            [prescale / self._unit, 0, self._unit, 0, 0], numpy.float32),
             (len(tensors.names), 1))
 
     def residual_norms(self) -> dict[str, float]:
@@ -145,7 +151,7 @@ class BlockScaled(Codec):
     # --- state ---------------------------------------------------------------
 
     def state(self) -> dict[str, numpy.ndarray]:
-        return {'over_unit': numpy.asarray(self._over_unit),
+        return {'over_unit': numpy.asarray(self.over_unit),
                 **{f'residual|{key}': array for key, array
                    in self._residuals.state().items()}}
 
@@ -155,27 +161,7 @@ class BlockScaled(Codec):
         if unknown or 'over_unit' not in state:
             raise ValueError(f'this is no state of the {self.name} codec: '
                              f'{sorted(unknown or state)}')
-        self._over_unit = float(state['over_unit'])
+        self.over_unit = float(state['over_unit'])
         self._residuals = Residuals({
             key.partition('|')[2]: array for key, array in state.items()
             if key != 'over_unit'})
-
-
-class RelayedBlocks(BlockScaled):
-    """For a rank that sums for others and has no gradients.
-
-    It is good for one job.
-
-    Args:
-        residuals: What remains from the jobs before, and is to remain.
-        options: As :class:`BlockScaled`'s.
-    """
-
-    def __init__(self, residuals: Residuals, values: str,
-                 **options: Any) -> None:
-        super().__init__(values, **options)
-        self._residuals = residuals
-
-    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        return compile_sizes(RECORDS, tensors, format=self.format.number,
-                             scales=self._scales(tensors, prescale))

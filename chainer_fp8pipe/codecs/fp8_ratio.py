@@ -22,9 +22,15 @@ Two things go beyond the paper, and both can be switched off:
 ``error_feedback``
     What an encoding loses is added to the next gradient.  Residuals are kept
     in the gradient's units: parameters and scales change between updates.
+    None is larger than the Q-quantile of |g|, which is found with q: what
+    saturation cuts off an outlier, and most of what rounding does, is given
+    up, or one faulty gradient would be sent again and again, up to for ever.
+    Rounding to nearest never leaves out as much of elements that are less
+    than eight times as large as this quantile.
 """
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +39,7 @@ import numpy
 
 from .. import fp8
 from .codec import Codec, Residuals
-from .scales import limited, sampled_quantile
+from .scales import limited, sampled_quantiles
 from .staging import download, output, upload, upload_now
 from .tensors import (
     FP8,
@@ -98,6 +104,7 @@ class Fp8Ratio(Codec):
         self._updates = 0
         self._loss_scale = 1.0
         self._q: dict[str, float] = {}
+        self._bounds: dict[str, float] = {}     # of residuals
         self._age: dict[str, int] = {}      # updates since q was chosen
         self._clipped: dict[str, int] = {}
         self._encoded: dict[str, int] = {}
@@ -111,30 +118,33 @@ class Fp8Ratio(Codec):
         if loss_scale != self._loss_scale:
             factor = loss_scale / self._loss_scale
             self._residuals.multiply(factor)
-            self._q.update({name: limited(q * factor)
-                            for name, q in self._q.items()})
+            for found in self._q, self._bounds:
+                found.update({name: limited(value * factor)
+                              for name, value in found.items()})
             self._loss_scale = loss_scale
         self._updates += 1
 
     def propose(self, tensors: Tensors) -> numpy.ndarray | None:
         due = self._due(tensors)
-        return numpy.array([sampled_quantile(
+        return numpy.array([sampled_quantiles(
             tensors.gradients[index], tensors.parameters[index],
             quantile=self._quantile, samples=self._samples,
             epsilon=self.epsilon, seed=(
                 *self._seed, self._updates,
                 zlib.crc32(tensors.names[index].encode())))
-            for index in due], numpy.float32) if due else None
+            for index in due], numpy.float32).T.flatten() if due else None
 
     def settle(self, tensors: Tensors, largest: numpy.ndarray | None
                ) -> None:
         if largest is not None:
-            for index, q in zip(self._due(tensors), largest.tolist(),
-                                strict=True):
+            for index, q, bound in zip(
+                    self._due(tensors), *largest.reshape(2, -1).tolist(),
+                    strict=True):
                 name = tensors.names[index]
                 self._age[name] = 0
                 if q > 0:
                     self._q[name] = limited(q)
+                    self._bounds[name] = limited(bound)
         for name in tensors.names:
             self._age[name] += 1
 
@@ -147,7 +157,7 @@ class Fp8Ratio(Codec):
             gradient = tensors.gradients[index][part]
             counts = self._encode_part(
                 tensors, index, part, gradient, out[place],
-                self._scale(name) * prescale, 'gradient', whole)
+                prescale, 'gradient', whole)
             self._count(name, counts.clipped, gradient.size)
             if counts.nonfinite:
                 finite = tensors.xp.isfinite(gradient).all()
@@ -165,13 +175,12 @@ class Fp8Ratio(Codec):
         total /= numpy.float32(count)
         for index, part, place in tensors.overlaps(start, start + wire.size):
             name = tensors.names[index]
-            scale = self._scale(name)
             parameter = tensors.parameters[index][part]
             mean = total[place]
             fp8.ratio_decode(mean, parameter, mean,
-                             scale=scale, epsilon=self.epsilon)
+                             scale=self._scale(name), epsilon=self.epsilon)
             counts = self._encode_part(tensors, index, part, mean, out[place],
-                                       scale, site, owned)
+                                       1.0, site, owned)
             self._count(name, counts.clipped, 0)
             if counts.nonfinite and not tensors.xp.isfinite(parameter).all():
                 self.blame(f'the value of {name}')
@@ -210,10 +219,10 @@ class Fp8Ratio(Codec):
         """What tables say of the codec."""
         return {'rounding': fp8.ROUNDINGS.index(self.rounding),
                 'epsilon': self.epsilon, 'scales': numpy.array([
-                    (*fp8.with_inverse(scale * prescale),
-                     *fp8.with_inverse(scale))
-                    for scale in map(self._scale, tensors.names)],
-                    numpy.float32).reshape(-1, 4)}
+                    (*fp8.with_inverse(self._scale(name) * prescale),
+                     *fp8.with_inverse(self._scale(name)), self._bound(name))
+                    for name in tensors.names],
+                    numpy.float32).reshape(-1, 5)}
 
     def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
         super().conclude(compiled, tensors)
@@ -290,8 +299,8 @@ class Fp8Ratio(Codec):
     # --- details -----------------------------------------------------------
 
     def _by_name(self) -> dict[str, dict[str, Any]]:
-        return {'q': self._q, 'age': self._age, 'clipped': self._clipped,
-                'encoded': self._encoded}
+        return {'q': self._q, 'bound': self._bounds, 'age': self._age,
+                'clipped': self._clipped, 'encoded': self._encoded}
 
     def _due(self, tensors: Tensors) -> list[int]:
         # A tensor that is not in every update has a period of its own, and
@@ -305,13 +314,18 @@ class Fp8Ratio(Codec):
         q = self.quantile_of(name) or fp8.MAX
         return fp8.MAX / (q * self.headroom)
 
+    def _bound(self, name: str) -> float:
+        return self._bounds.get(name, math.inf)
+
     def _encode_part(self, tensors: Tensors, index: int, part: slice,
-                     values: Any, out: Any, scale: float, site: str,
+                     values: Any, out: Any, prescale: float, site: str,
                      owned: tuple[int, int]) -> fp8.Counts:
         return fp8.ratio_encode(
-            values, tensors.parameters[index][part], out, scale=scale,
+            values, tensors.parameters[index][part], out,
+            scale=self._scale(tensors.names[index]) * prescale,
             epsilon=self.epsilon, residual=self.owned_residual(
                 tensors, index, part, site, owned),
+            bound=self._bound(tensors.names[index]),
             rounding=self.rounding, seed=self._rounding_seed(
                 f'{site}:{part.start} {tensors.names[index]}'))
 

@@ -9,10 +9,12 @@ from .staging import to_host
 from .tensors import array_module
 
 
-def sampled_quantile(gradient: Any, parameter: Any, *, quantile: float,
-                     samples: int, epsilon: float, seed: tuple[int, ...]
-                     ) -> float:
-    """A quantile of |D| = |g| / (|w| + epsilon); 0 if there are only zeros.
+def sampled_quantiles(gradient: Any, parameter: Any, *, quantile: float,
+                      samples: int, epsilon: float, seed: tuple[int, ...]
+                      ) -> tuple[float, float]:
+    """A quantile of |D| = |g| / (|w| + epsilon), and of |g|.
+
+    0 if there are only zeros.
 
     Args:
         gradient: Flat float32 array.
@@ -22,18 +24,21 @@ def sampled_quantile(gradient: Any, parameter: Any, *, quantile: float,
         epsilon: As above.
         seed: Of the sampling; non-negative integers.
     """
-    def q_of(chosen: Any) -> float:
-        return _quantile(gradient[chosen], parameter[chosen], quantile,
-                         epsilon)
+    def of(chosen: Any) -> tuple[float, float]:
+        # In float64: a ratio may be larger than float32's largest number.
+        size = abs(gradient[chosen].astype(numpy.float64))
+        ratio = size / (abs(parameter[chosen].astype(numpy.float64))
+                        + epsilon)
+        return _quantile(ratio, quantile), _quantile(size, quantile)
     if gradient.size <= samples:
-        return q_of(slice(None))
+        return of(slice(None))
     generator = numpy.random.default_rng(seed)
-    q = q_of(generator.integers(gradient.size, size=samples))
-    if q == 0.0 and bool(gradient.any()):
+    found = of(generator.integers(gradient.size, size=samples))
+    if found[0] == 0.0 and bool(gradient.any()):
         # So sparse that the sample missed it: look where it is not zero.
         places = array_module(gradient).flatnonzero(gradient)
-        q = q_of(places[generator.integers(places.size, size=samples)])
-    return q
+        found = of(places[generator.integers(places.size, size=samples)])
+    return found
 
 
 def limited(q: float) -> float:
@@ -41,15 +46,13 @@ def limited(q: float) -> float:
     return min(max(q, 1e-30), 1e30)
 
 
-def _quantile(gradient: Any, parameter: Any, quantile: float, epsilon: float
-              ) -> float:
-    # In float64: a ratio may be larger than float32's largest number.
-    ratio = to_host(abs(gradient.astype(numpy.float64)) / (
-        abs(parameter.astype(numpy.float64)) + epsilon))
+def _quantile(array: Any, quantile: float) -> float:
+    values = to_host(array)
     # NaN and infinity travel and are reported; they set no scale.
-    ratio = ratio[numpy.isfinite(ratio)]
-    if not ratio.any():
+    values = values[numpy.isfinite(values)]
+    if not values.any():
         return 0.0
-    q = float(numpy.quantile(ratio, quantile))
+    found = float(numpy.quantile(values, quantile))
     # More zeros than the quantile allows: take it of the others.
-    return limited(q or float(numpy.quantile(ratio[ratio > 0], quantile)))
+    return limited(found or float(numpy.quantile(values[values > 0],
+                                                 quantile)))

@@ -116,8 +116,8 @@ class Compiled:
         tensors: int64: where the tensor begins and ends in the fused vector,
             addresses: of its gradient, its parameter, what its mean is
             decoded into, and its residual (0: none); and its elements.
-        scales: float32: the scale of encodings and its inverse, and the same
-            for decoding and for means.
+        scales: float32: the scale of encodings and its inverse, the same for
+            decoding and for means, and the largest residual, of fp8.
         findings: int64: elements clipped, elements encoded, what is to blame
             for a wire that is not finite (1: gradient, 2: value; 4: it was
             not when it was decoded), and more than 0 where what was decoded
@@ -235,7 +235,7 @@ def compile_sizes(codec: int, tensors: Tensors, **of_codec: Any) -> Compiled:
     table = numpy.zeros((count, 7), numpy.int64)
     table[:, 0], table[:, 1] = tensors.offsets[:-1], tensors.offsets[1:]
     table[:, 6] = [gradient.size for gradient in tensors.gradients]
-    of_codec.setdefault('scales', numpy.zeros((count, 4), numpy.float32))
+    of_codec.setdefault('scales', numpy.zeros((count, 5), numpy.float32))
     return Compiled(codec, table, numpy.zeros((count, 4), numpy.int64),
                     **of_codec)
 

@@ -12,7 +12,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..allreduce.algorithm import Algorithm
-from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
+from ..codecs import BlockScaled, Cast, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.drift import ReplicaCheck
 from ..exchange.gradients import (
@@ -160,41 +160,30 @@ class CodecCommunicator(MpiCommunicatorBase):
             self.mpi_comm.Free()
         super().finalize()
 
-    # --- state --------------------------------------------------------------
-
-    @property
-    def codec(self) -> Codec:
-        """The codec of the first model after its warm-up."""
-        return next(iter(self._models)).codec
+    # --- what is known of a model --------------------------------------------
 
     @property
     def is_warming_up(self) -> bool:
         """Whether a model's next update travels in float32, to be in fp8 soon.
         """
-        return any(state.current is not state.codec for state in self._models)
+        states = list(self._models) or [_model_state(self.name, self.options)]
+        return any(state.current is not state.codec for state in states)
 
-    def report(self) -> dict[str, TensorReport]:
-        """Reports on every tensor so far, by the parameter's name.
-
-        With several models, names begin with the model's number, in the
-        order in which they were first averaged: ``'1:/l1/W'``.
+    def report(self, model: chainer.Link) -> dict[str, TensorReport]:
+        """Reports on every tensor of a model so far, by the parameter's name.
 
         Raises:
             TypeError: The codec is not fp8.
         """
         self._reducer.complete()
-        codecs = [state.codec for state in self._models]
-        reports = {}
-        for number, codec in enumerate(codecs):
-            if not isinstance(codec, Fp8Ratio):
-                raise TypeError(f'communicator {self.name!r} has no fp8 codec')
-            prefix = f'{number}:' if len(codecs) > 1 else ''
-            for name, report in codec.report().items():
-                reports[prefix + name] = report
-        return reports
+        state = self._models.known(model)
+        codec = (state or _model_state(self.name, self.options)).codec
+        if not isinstance(codec, Fp8Ratio):
+            raise TypeError(f'communicator {self.name!r} has no fp8 codec')
+        return codec.report()
 
-    def health(self) -> dict[str, dict[str, float]]:
-        """What compression does to each tensor of the first model.
+    def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
+        """What compression does to each tensor of a model.
 
         By the parameter's name, as far as the codec has them: ``'q'``,
         ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
@@ -202,7 +191,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         rank's gradients.  Call it on all ranks, as with :meth:`report`.
         """
         self._reducer.complete()
-        state = next(iter(self._models), None)
+        state = self._models.known(model)
         if state is None:
             return {}
         codec = state.codec
@@ -224,25 +213,56 @@ class CodecCommunicator(MpiCommunicatorBase):
             set(self._node)) if self.size > 1 else 1.0
         return {'inside nodes': inside, 'between nodes': 1.0 - inside}
 
-    def state(self) -> dict[str, numpy.ndarray]:
+    def state(self, model: chainer.Link | None = None
+              ) -> dict[str, numpy.ndarray]:
         """Returns this rank's part of what an exact continuation needs.
 
-        Flat arrays by name; for fp8, scales, counters and residuals.
-        """
-        self._reducer.complete()
-        return self._models.state()
+        Flat arrays by name; for fp8, scales, counters and residuals.  There
+        are none as long as the model's gradients have not been averaged.
 
-    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
-        """Takes over what :meth:`state` gave.
+        Args:
+            model: The link that is passed to :meth:`multi_node_mean_grad`,
+                an optimizer's target; None: the only one there is.
 
         Raises:
-            ValueError: It was given by another kind of communicator.
+            ValueError: There are several, and none is given.
         """
         self._reducer.complete()
-        self._models.load_state(state)
+        if model is None:
+            model = self._only_model()
+        state = None if model is None else self._models.known(model)
+        return state.state() if state else {}
+
+    def load_state(self, state: dict[str, numpy.ndarray],
+                   model: chainer.Link | None = None) -> None:
+        """Takes over what :meth:`state` gave.
+
+        Args:
+            state: Of a model with the same parameters.
+            model: Whose state it is from now on; None: the only one whose
+                gradients have been averaged.
+
+        Raises:
+            ValueError: It was given by another kind of communicator; or no
+                model is given, and there are several or none.
+        """
+        self._reducer.complete()
+        if model is None:
+            model = self._only_model()
+        if model is None:
+            raise ValueError('no gradients have been averaged, so that it is '
+                             'not known whose state this is; pass the model')
+        self._models.load(model, state)
         self._reducer.restart()
 
     # --- details ------------------------------------------------------------
+
+    def _only_model(self) -> chainer.Link | None:
+        models = self._models.models()
+        if models[1:]:
+            raise ValueError(f'this communicator averages {len(models)} '
+                             'models; pass the one that is meant')
+        return models[0] if models else None
 
     def _mean_of_finite(self, model: chainer.Link, zero_fill: bool) -> None:
         """Raises what ChainerMN's ``_ensure_all_finite`` raises, on all ranks.
@@ -285,17 +305,16 @@ def _diverged(model: chainer.Link, when: str) -> str:
     return ''
 
 
-def _model_state(name: str, options: ExchangeOptions, rank: int, number: int
+def _model_state(name: str, options: ExchangeOptions, rank: int = 0
                  ) -> ModelState:
     if isinstance(options, BlockOptions):
-        return ModelState(number, BlockScaled(
+        return ModelState(BlockScaled(
             options.values if isinstance(options, Int4Options) else name,
             error_feedback=options.error_feedback), options.warmup)
     if not isinstance(options, Fp8Options):
-        return ModelState(
-            number, Cast('float16' if name == 'float16' else 'float32'))
+        return ModelState(Cast('float16' if name == 'float16' else 'float32'))
     return ModelState(
-        number, Fp8Ratio(
+        Fp8Ratio(
             rounding=options.rounding, period=options.period,
             quantile=options.quantile, samples=options.samples,
             epsilon=options.epsilon, headroom=options.headroom,

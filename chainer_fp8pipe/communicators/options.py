@@ -93,6 +93,12 @@ class ExchangeOptions:
             if allowed := _unless_allowed(field, value):
                 raise ValueError(
                     f'{field.name} must be {allowed}, not {value!r}')
+            # The same text on all ranks, whatever kind of number it is.
+            kind: Any = type(field.default)
+            if kind is tuple:
+                object.__setattr__(self, field.name, tuple(map(int, value)))
+            elif kind in (int, float):
+                object.__setattr__(self, field.name, kind(value))
         if self.overlap and self.algorithm == 'mpi_op':
             raise ValueError(
                 "algorithm='mpi_op' can only wait for MPI; pass another one, "
@@ -226,6 +232,14 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
+    if 'inside' in given and made.two_level == 'no':
+        raise ValueError(
+            f"inside={made.inside!r} does not go with two_level='no', where "
+            'nothing is special inside nodes; pass one of them only')
+    if name in _BY_FRAMES and made.algorithm != name:
+        raise ValueError(
+            f'communicator {name!r} is float32 with algorithm={name!r}, not '
+            f"{made.algorithm!r}; pass 'float32' in place of {name!r}")
     return made
 
 

@@ -25,19 +25,20 @@ class ModelState:
     its comparisons with 100 such updates (section 4.2).
 
     Args:
-        number: In which place the model came, counted from 0.
         codec: The codec after the warm-up.
         warm_up: Updates that travel in float32.
 
     Attributes:
+        number: How many models' gradients were averaged before this one's
+            first, the same on all ranks; -1: this one's were not yet.
         updates: Updates finished so far.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
             not finite; static loss scaling does not.
     """
 
-    def __init__(self, number: int, codec: Codec, warm_up: int = 0) -> None:
-        self.number = number
+    def __init__(self, codec: Codec, warm_up: int = 0) -> None:
+        self.number = -1
         self.codec = codec
         self.warm_up = warm_up
         self.updates = 0
@@ -112,70 +113,78 @@ class ModelState:
 
 
 class ModelStates:
-    """The state of every model, in the order in which they first came.
+    """The state of every model, for as long as the model lives.
 
     Two models (a generator and a discriminator) may have parameters of the
-    same names; what is learnt from one must not be used for the other.
+    same names; what is learnt from one must not be used for the other.  So a
+    model is known by itself.  Whoever saves a state knows what its model is
+    for, and gives it to the model that is for the same.
 
     Args:
-        make: Makes the state of the model of this number.
+        make: Makes the state of a new model.
     """
 
-    def __init__(self, make: Callable[[int], ModelState]) -> None:
+    def __init__(self, make: Callable[[], ModelState]) -> None:
         self._make = make
-        self._states = [make(0)]
-        self._models: list[weakref.ref[chainer.Link]] = []
+        self._states: dict[int, tuple[weakref.ref[chainer.Link],
+                                     ModelState]] = {}
+        self._averaged = 0
 
     def __iter__(self) -> Iterator[ModelState]:
-        return iter(self._states)
+        return iter([state for _, state in list(self._states.values())])
+
+    def models(self) -> list[chainer.Link]:
+        """All models, in the order in which they came."""
+        found = [reference() for reference, _ in list(self._states.values())]
+        return [model for model in found if model is not None]
+
+    def known(self, model: chainer.Link) -> ModelState | None:
+        """The state of ``model``; None if it is new."""
+        reference, state = self._states.get(id(model), (None, None))
+        return state if reference and reference() is model else None
 
     def of(self, model: chainer.Link) -> ModelState:
-        """The state of ``model``, a fresh one if it is new."""
-        for known, state in zip(self._models, self._states, strict=False):
-            if known() is model:
-                return state
-        for known, state in zip(self._models, self._states, strict=False):
-            if known() is None:
-                state.release()
-        self._models.append(weakref.ref(model))
-        if len(self._models) > len(self._states):
-            self._states.append(self._make(len(self._states)))
-        return self._states[len(self._models) - 1]
+        """The state of ``model``, whose gradients are to be averaged.
+
+        All ranks must come here with new models in the same order.
+        """
+        state = self.known(model) or self._remember(model, self._make())
+        if state.number < 0:
+            state.number = self._averaged
+            self._averaged += 1
+        return state
 
     def release(self) -> None:
         """Gives up the memory of all wires."""
-        for state in self._states:
+        for state in self:
             state.release()
 
-    def state(self) -> State:
-        """All that must be saved for an exact continuation."""
-        return {f'{number}|{key}': value
-                for number, state in enumerate(self._states)
-                for key, value in state.state().items()}
-
-    def load_state(self, state: State) -> None:
-        """Takes over what :meth:`state` gave.
-
-        Models must come in the same order again.
+    def load(self, model: chainer.Link, saved: State) -> None:
+        """Gives a model the state that :meth:`ModelState.state` returned.
 
         Raises:
-            ValueError: It was given by another kind of communicator.
+            ValueError: It was returned by another kind of communicator;
+                nothing has changed then.
         """
-        parts: dict[str, State] = {}
-        for key, value in state.items():
-            number, _, rest = key.partition('|')
-            parts.setdefault(number, {})[rest] = value
-        restored = []
-        for index in range(len(parts)):
-            restored.append(self._make(index))
-            try:
-                restored[-1].load_state(parts[str(index)])
-            except KeyError as error:
-                raise ValueError('this is no state of a communicator of '
-                                 f'chainer_fp8pipe: {error} is not in it'
-                                 ) from error
-        if not restored:
-            raise ValueError('this state of a communicator is empty')
-        while len(restored) < len(self._models):
-            restored.append(self._make(len(restored)))
-        self._states = restored
+        old, state = self.known(model), self._make()
+        state.number = old.number if old else -1
+        try:
+            if saved:       # or it had not been averaged
+                state.load_state(saved)
+        except KeyError as error:
+            raise ValueError('this is no state of a communicator of '
+                             f'chainer_fp8pipe: {error} is not in it'
+                             ) from error
+        self._remember(model, state)
+
+    def _remember(self, model: chainer.Link, state: ModelState
+                  ) -> ModelState:
+        own, key = weakref.ref(self), id(model)     # no cycle
+
+        def forget(reference: weakref.ref[chainer.Link]) -> None:
+            states = own()
+            # Another model may be there by now.
+            if states and states._states.get(key, (None,))[0] is reference:
+                del states._states[key]
+        self._states[key] = weakref.ref(model, forget), state
+        return state

@@ -100,9 +100,9 @@ static PyObject *ratio_encode(PyObject *self, PyObject *args)
     Ratio q;
     int rounding;
     Counts total = {0, 0};
-    if (!PyArg_ParseTuple(args, "y*y*w*OfffiII", &gradient, &parameter,
+    if (!PyArg_ParseTuple(args, "y*y*w*OffffiII", &gradient, &parameter,
                           &codes, &residual_or_none, &q.scale, &q.inverse,
-                          &q.epsilon, &rounding, &r.key0, &r.key1))
+                          &q.epsilon, &q.bound, &rounding, &r.key0, &r.key1))
         return NULL;
     size_t n = (size_t)codes.len;
     int ok = has_length(&gradient, n, sizeof(f32))

@@ -16,6 +16,7 @@ def ratio_encode(
     scale: float,
     inverse: float,
     epsilon: float,
+    bound: float,
     rounding: int,
     key0: int,
     key1: int,

@@ -315,14 +315,22 @@ E5M2_FUNCTION float e5m2_from_ratio(float ratio, float weight, float inverse)
     return e5m2_one_nan(ratio * inverse * weight);
 }
 
-/* What `code` leaves out of the gradient; 0 where that is not finite, lest
- * one overflow stays for ever.  If the code is not finite, neither is the
- * gradient or the weight, so its value does not matter. */
+/* A finite x, or the nearest number of at most this magnitude. */
+E5M2_FUNCTION float e5m2_limited(float x, float limit)
+{
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+/* What `code` leaves out of the gradient, as far as it is worth keeping: of
+ * an outlier no more than `bound`, lest what saturation has cut off comes at
+ * all updates that follow; 0 where it is not finite.  If the code is not finite, neither is the gradient or the weight,
+ * so its value does not matter. */
 E5M2_FUNCTION float e5m2_residual(float gradient, unsigned int code,
-                                  float weight, float inverse)
+                                  float weight, float inverse, float bound)
 {
     float left = gradient - e5m2_decode_finite(code) * inverse * weight;
-    return e5m2_is_finite(left) ? left : 0.0f;
+    return e5m2_is_finite(left) ? e5m2_limited(left, bound) : 0.0f;
 }
 
 #endif

@@ -33,8 +33,8 @@ def accumulate(codes: Any, total: Any) -> None:
 
 
 def ratio_encode(gradient: Any, parameter: Any, out: Any, residual: Any,
-                 scale: float, inverse: float, epsilon: float, rounding: int,
-                 key0: int, key1: int) -> tuple[int, int]:
+                 scale: float, inverse: float, epsilon: float, bound: float,
+                 rounding: int, key0: int, key1: int) -> tuple[int, int]:
     flags = cupy.empty(out.size, np.uint8)
     keys = _keys(key0, key1)
     if residual is None:
@@ -43,7 +43,8 @@ def ratio_encode(gradient: Any, parameter: Any, out: Any, residual: Any,
     else:
         run_kernel(kernels.ratio_feedback(rounding), gradient, parameter,
                    np.float32(scale), np.float32(inverse),
-                   np.float32(epsilon), *keys, out, flags, residual)
+                   np.float32(epsilon), np.float32(bound), *keys, out, flags,
+                   residual)
     return (int(cupy.count_nonzero(flags == 1)),
             int(cupy.count_nonzero(flags == 2)))
 

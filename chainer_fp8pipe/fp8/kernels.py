@@ -101,7 +101,7 @@ def ratio_feedback(rounding: int) -> Kernel:
     return Kernel(
         f'e5m2_ratio_feedback_{ROUNDINGS[rounding]}',
         'float32 gradient, float32 parameter, float32 scale, '
-        f'float32 inverse, float32 epsilon{_KEYS}',
+        f'float32 inverse, float32 epsilon, float32 bound{_KEYS}',
         'uint8 code, uint8 flags, float32 residual',
         f'''
         float value = gradient + residual;
@@ -109,7 +109,7 @@ def ratio_feedback(rounding: int) -> Kernel:
         float ratio = e5m2_ratio(value, weight, scale);
         code = e5m2_encode_ratio(ratio, value, {rounding}, {_RANDOM});
         flags = e5m2_is_large(ratio) + e5m2_is_nonfinite(ratio, value);
-        residual = e5m2_residual(value, code, weight, inverse);
+        residual = e5m2_residual(value, code, weight, inverse, bound);
         ''',
     )
 

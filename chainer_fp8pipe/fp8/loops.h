@@ -10,6 +10,7 @@ typedef struct {
 
 typedef struct {
     float scale, inverse, epsilon;
+    float bound; /* of residuals */
 } Ratio;
 
 typedef struct {
@@ -108,7 +109,8 @@ E5M2_FUNCTION Counts keep_any(int rounding, const float *values,
         unsigned int code = e5m2_encode_ratio(ratio, values[i], rounding,
                                               RANDOM_BITS(random, i));
         codes[i] = (u8)code;
-        residual[i] = e5m2_residual(values[i], code, weight, q.inverse);
+        residual[i] = e5m2_residual(values[i], code, weight, q.inverse,
+                                    q.bound);
         large += (uint32_t)e5m2_is_large(ratio);
         nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, values[i]);
     }
@@ -153,7 +155,7 @@ E5M2_FUNCTION Counts feedback_strip(
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float left = values[i] - ratios[i] * q.inverse * weight;
-        residual[i] = left;
+        residual[i] = e5m2_limited(left, q.bound);
         largest = e5m2_max(largest, e5m2_magnitude(left));
     }
     INDEPENDENT

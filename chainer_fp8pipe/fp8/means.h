@@ -9,7 +9,8 @@
 /* Sums of values, with error feedback in the values' own unit. */
 #define MEAN_LOOP(NAME, ROUNDING) \
     CLONES static void mean_##NAME(const f32 *total, float count, \
-                                   f32 *residual, u8 *codes, size_t n) \
+                                   f32 *residual, u8 *codes, size_t n, \
+                                   float bound) \
     { \
         INDEPENDENT \
         for (size_t i = 0; i < n; ++i) { \
@@ -17,7 +18,8 @@
             unsigned int code = e5m2_encode(value, ROUNDING, 0); \
             float left = value - e5m2_decode_finite(code); \
             codes[i] = (u8)code; \
-            residual[i] = e5m2_is_finite(left) ? left : 0.0f; \
+            residual[i] = e5m2_is_finite(left) ? e5m2_limited(left, bound) \
+                                               : 0.0f; \
         } \
     }
 
@@ -58,10 +60,10 @@ static inline Counts long_ratio_mean(const f32 *total, float count,
 }
 
 static inline void long_mean(const f32 *total, float count, f32 *residual,
-                             u8 *codes, size_t n, int rounding)
+                             u8 *codes, size_t n, int rounding, float bound)
 {
     (rounding == E5M2_NEAREST ? mean_nearest : mean_truncate)(
-        total, count, residual, codes, n);
+        total, count, residual, codes, n, bound);
 }
 
 #endif

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -84,13 +85,14 @@ def accumulate(codes: Any, total: Any) -> None:
 
 def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
                  epsilon: float = 1e-5, residual: Any = None,
-                 rounding: str = 'nearest', seed: int = 0) -> Counts:
+                 bound: float = math.inf, rounding: str = 'nearest',
+                 seed: int = 0) -> Counts:
     """Encodes the ratio of gradient and parameter, with error feedback.
 
     With c = gradient + residual, an element of the wire is the code of
     ``c / (|w| + epsilon) * scale`` (Algorithm 1 of the fp8 paper).  What the
-    code leaves out of c becomes the new residual; where that is not finite
-    it becomes 0.  A finite c never becomes infinite on the wire.
+    code leaves out of c becomes the new residual, ``bound`` at most; where it
+    is not finite it becomes 0.  A finite c never becomes infinite on the wire.
 
     Args:
         gradient: float32 array, not modified.
@@ -100,6 +102,7 @@ def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
         epsilon: Positive number that keeps the divisor from zero.
         residual: float32 array, changed in place, or ``None`` for no error
             feedback.
+        bound: The largest residual; not negative.
         rounding: As :func:`encode`.
         seed: As :func:`encode`.
 
@@ -114,7 +117,7 @@ def ratio_encode(gradient: Any, parameter: Any, out: Any, *, scale: float,
     loops = loops_for(floats, {'out': out}, written=written)
     return Counts(*loops.ratio_encode(
         gradient, parameter, out, residual, *with_inverse(scale),
-        _positive('epsilon', epsilon), *_rounding(rounding, seed)))
+        _positive('epsilon', epsilon), bound, *_rounding(rounding, seed)))
 
 
 def ratio_decode(wire: Any, parameter: Any, out: Any, *, scale: float,

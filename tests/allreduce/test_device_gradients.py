@@ -72,7 +72,7 @@ class Job:
             comm, plans(name, comm.size), EventStream(),
             Framing(**{'frame_bytes': 300, 'form': form, **framing}))
         self.queue = BucketQueue(comm, self.algorithm, EventStream())
-        self.state = ModelState(0, codec)
+        self.state = ModelState(codec)
 
     def update(self, tensors):
         """Makes gradients their mean; returns the bucket."""
@@ -210,7 +210,7 @@ def test_every_model_has_memory_of_its_own_until_it_is_gone_or_larger(comm):
     with stand_in() as (cupy, to):
         registered = cupy.cuda.runtime.registered
         job = Job(comm, 'direct', 'float32', Fp8Ratio())
-        first, second = job.state, ModelState(1, Fp8Ratio())
+        first, second = job.state, ModelState(Fp8Ratio())
         for seed, (state, sizes, expected) in enumerate([
                 (first, [5000], [5000]), (second, [9000], [5000, 9000]),
                 (first, [4000], [5000, 9000]), (first, [6000], [6000, 9000]),

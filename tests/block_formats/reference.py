@@ -67,7 +67,9 @@ def _encode_one(wanted, name):
     record[:16] = bits[:16] & 15 | (bits[16:] & 15) << 4
     if name == 'int5':
         record[16:20] = np.packbits(bits >> 4, bitorder='little')
-    return record, wanted - units * size
+    others = np.sort(abs(wanted[abs(wanted) < abs(wanted).max()]))[-1:]
+    limit = others[0] if code and others.any() else np.inf
+    return record, np.clip(wanted - units * size, -limit, limit)
 
 
 def decode(records, n, name, factor=1.0):

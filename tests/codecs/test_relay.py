@@ -1,6 +1,6 @@
 """The fp8 mean of a rank that has no parameters."""
 from chainer_fp8pipe import fp8
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.relay import CodecRecipe, RelayedTensor, RelayState
 
 import ml_dtypes
@@ -16,9 +16,9 @@ from .helpers import encode, random_tensors
 SIZES = [300, 0, 1, 500]
 
 
-def recipe(parts, rounding='nearest', error_feedback=True):
+def recipe(parts, rounding='nearest', error_feedback=True, headroom=1.0):
     return CodecRecipe('fp8', rounding, error_feedback,
-                  tuple(RelayedTensor(*part) for part in parts))
+                       tuple(RelayedTensor(*part) for part in parts), headroom)
 
 
 def mean_of(made, total, count=1, start=0, site='sum 0 0'):
@@ -61,10 +61,22 @@ def test_an_fp8_recipe_names_what_lies_in_the_range():
              in codec.report().items()}
     assert CodecRecipe.of(codec, tensors, 0, 301) == recipe(
         [('/l0/W', 300, units['/l0/W']), ('/l2/W', 1, units['/l2/W'])],
-        'truncate', False)
+        'truncate', False, 4096.0)
     assert CodecRecipe.of(codec, tensors, 100, 311).parts == (
         ('/l0/W[100:300]', 200, units['/l0/W']),
         ('/l2/W', 1, units['/l2/W']), ('/l3/W[0:10]', 10, units['/l3/W']))
+
+
+def test_a_recipe_of_blocks_names_tensors_and_follows_the_loss_scale():
+    tensors = random_tensors(SIZES, grain=32)
+    codec = BlockScaled('int4')
+    for loss_scale, unit in (1.0, 1.0), (128.0, 1.0), (5.0, 0.8), (3.0, 4 / 3):
+        codec.start(loss_scale)
+        assert CodecRecipe.of(codec, tensors, 2, tensors.size) == CodecRecipe(
+            'int4', '', True, tuple(RelayedTensor(name, size, unit) for
+                                    name, size in (('/l0/W[64:300]', 236),
+                                                   ('/l2/W', 1),
+                                                   ('/l3/W', 500))))
 
 
 def test_tensors_of_a_recipe_take_no_memory():
@@ -101,7 +113,7 @@ def test_what_an_encoding_leaves_out_comes_with_the_next(rounding,
         assert error > 0.02
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-3, 1e3)),
+@given(st.lists(st.tuples(st.floats(0.3, 3), st.floats(1e-3, 1e3)),
                 min_size=1, max_size=12), st.integers(0, 2 ** 32))
 def test_residuals_keep_their_gradients_value_when_scales_change(jobs, seed):
     """All that was sent and what is left over make up all that was given.

@@ -132,7 +132,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits(comm):
     for step in range(3):
         set_gradients(model, comm.rank, step)
         first.multi_node_mean_grad(model)
-    second.load_state(first.state())
+    second.load_state(first.state(model), model)
     found = []
     for communicator in first, second:
         set_gradients(model, comm.rank, 3)

@@ -69,6 +69,11 @@ def test_int4s_values_are_one_of_two():
 def test_numpys_numbers_are_numbers():
     assert make_options('fp8', {'warmup': numpy.int64(3)}).warmup == 3
     assert make_options('fp8', {'quantile': numpy.float32(0.5)})
+    plain, other = (
+        str(make_options('torus2d', {'shape': shape, 'frame_bytes': size}))
+        for shape, size in (((2, 3), 7),
+                            ([2, numpy.int64(3)], numpy.int32(7))))
+    assert plain == other       # or ranks would seem to differ
 
 
 @pytest.mark.parametrize(('option', 'text', 'value'), [
@@ -98,7 +103,11 @@ def test_text_that_is_no_value_is_an_error(option, text, message):
     ('float32', {'algorithm': 'ring', 'aggregators': 1}, 'aggregators=1 does'),
     ('fp8', {'algorithm': 'mpi_op', 'aggregators': 1}, 'aggregators=1 does'),
     ('fp8_paper', {'partial_sums': 'wire'}, "algorithm='mpi_op'; pass"),
-    ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes')])
+    ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes'),
+    ('fp8', {'two_level': 'no', 'inside': 'ring'},
+     "inside='ring' does not go with two_level='no'"),
+    ('torus2d', {'algorithm': 'ring'},
+     "'torus2d' is float32 with algorithm='torus2d', not 'ring'")])
 def test_an_option_that_the_algorithm_does_not_use_is_an_error(name, given,
                                                                message):
     with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ C_TYPES = {
     'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int'}
 
 #: Parameters that are one number, not an array.
-SCALARS = {'scale', 'inverse', 'epsilon', 'key0', 'key1'}
+SCALARS = {'scale', 'inverse', 'epsilon', 'bound', 'key0', 'key1'}
 
 #: As the project's own build, less the optimisation that finds the vectors.
 FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',

@@ -67,7 +67,7 @@ def test_accumulate(device, values, codes):
 
 
 @pytest.mark.parametrize(('scale', 'feedback'), [
-    (1.0, False), (1e4, False), (3.0, True)])
+    (1.0, {}), (1e4, {}), (3.0, {'bound': np.inf}), (3.0, {'bound': 3.5})])
 @pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
 def test_ratio_encode(device, values, codes, rounding, scale, feedback):
     arrays = {
@@ -75,7 +75,7 @@ def test_ratio_encode(device, values, codes, rounding, scale, feedback):
     if feedback:
         arrays['residual'] = np.roll(values, 1)
     counts = both(device, fp8.ratio_encode, arrays, scale=scale,
-                  rounding=rounding, seed=3)
+                  rounding=rounding, seed=3, **feedback)
     assert counts.clipped > 0
     assert counts.nonfinite > 0
 

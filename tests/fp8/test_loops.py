@@ -28,10 +28,12 @@ def results(loops, values):
         loops.add(codes, codes[::-1].copy(), total, rounding, 3, 4)
         bits += [codes, total]
         residual = other.copy()
-        for feedback in (None, residual):
+        for feedback, bound in ((None, 0.0), (residual, np.inf),
+                                (residual, 3.5)):
             out = np.zeros(n, np.uint8)
             counts = loops.ratio_encode(
-                values, other, out, feedback, 3.0, 1 / 3, 1e-5, rounding, 5, 6)
+                values, other, out, feedback, 3.0, 1 / 3, 1e-5, bound,
+                rounding, 5, 6)
             bits += [out, np.array(counts)]
         bits.append(residual.view(np.uint32))
     decoded, total, ratios = np.zeros((3, n), np.float32)
@@ -107,7 +109,7 @@ def test_buffers_of_different_length_are_refused():
         lambda: _loops.add(codes, codes[1:], codes.copy(), 0, 0, 0),
         lambda: _loops.accumulate(codes, floats),
         lambda: _loops.ratio_encode(
-            ones, ones, codes, floats, 1.0, 1.0, 1.0, 0, 0, 0),
+            ones, ones, codes, floats, 1.0, 1.0, 1.0, 1.0, 0, 0, 0),
         lambda: _loops.ratio_decode(codes, floats, ones, 1.0, 1.0),
     ]
     for call in calls:

@@ -260,23 +260,27 @@ def test_ratio_encode_follows_algorithm_1(scale, epsilon):
 
 
 @pytest.mark.parametrize('scale', [1.0, 300.0])
-def test_the_residual_is_what_the_code_leaves_out(scale):
+@pytest.mark.parametrize('bound', [np.inf, 14.0, 0.0])
+def test_the_residual_is_what_the_code_leaves_out_up_to_a_bound(scale, bound):
     gradient, parameter = ratio_data()
     gradient[:4] = [np.inf, -np.inf, np.nan, 0]
     residual = ratio_data(seed=1)[0]
     value = gradient + residual
     out = np.empty(gradient.shape, np.uint8)
     counts = fp8.ratio_encode(
-        gradient, parameter, out, scale=scale, residual=residual)
+        gradient, parameter, out, scale=scale, residual=residual, bound=bound)
     codes, clipped, nonfinite = expected_wire(value, parameter, scale, 1e-5)
     inverse = np.float32(1) / np.float32(scale)
     weight = np.abs(parameter) + np.float32(1e-5)
+    limit = np.float32(bound)
     with np.errstate(invalid='ignore'):
-        left = value - reference.decode(codes) * inverse * weight
+        left = np.clip(value - reference.decode(codes) * inverse * weight,
+                       -limit, limit)
     left[nonfinite] = 0
+    assert bound or not left.any()
     assert np.array_equal(out, codes)
     assert counts == (clipped.sum(), nonfinite.sum())
-    assert reference.same_bits(residual, left)
+    np.testing.assert_array_equal(residual, left)
 
 
 @pytest.mark.parametrize('rounding', fp8.ROUNDINGS)

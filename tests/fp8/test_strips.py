@@ -33,7 +33,7 @@ void ratio_mean(const f32 *total, float count, const f32 *parameter,
                 f32 *residual, u8 *codes, size_t n, int rounding,
                 uint64_t *counts)
 {
-    Ratio q = {3.0f, 1 / 3.0f, 1e-5f};
+    Ratio q = {3.0f, 1 / 3.0f, 1e-5f, 100.0f};
     Counts result = long_ratio_mean(total, count, parameter, residual, codes,
                                     n, q, rounding);
     counts[0] = result.clipped;
@@ -178,7 +178,7 @@ def separately(total, count, parameter, residual, rounding):
     _loops.ratio_decode(gradient, parameter, gradient, 1 / 3, 1e-5)
     codes = np.zeros(total.size, np.uint8)
     counts = _loops.ratio_encode(gradient, parameter, codes, residual, 3.0,
-                                 1 / 3, 1e-5, rounding, 0, 0)
+                                 1 / 3, 1e-5, 100.0, rounding, 0, 0)
     return codes, counts
 
 

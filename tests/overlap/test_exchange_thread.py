@@ -337,12 +337,12 @@ def test_training_goes_on_bit_for_bit_from_a_state(comm):
             chainer.optimizers.SGD(0.02), communicator).setup(model)
     whole = fresh()
     steps(*whole, range(6))
-    state = whole[0].state()
+    state = whole[0].state(whole[1])
     half = [parameter.array.copy() for parameter in whole[1].params()]
     expected = steps(*whole, range(6, 12))
     again = fresh()
     steps(*again, range(1))     # which only broadcasts
-    again[0].load_state(state)
+    again[0].load_state(state, again[1])
     for parameter, array in zip(again[1].params(), half, strict=True):
         parameter.array[...] = array
     assert steps(*again, range(6, 12)) == expected

@@ -277,7 +277,7 @@ def test_training_goes_on_bit_for_bit_from_a_state(comm, tmp_path):
     whole = fresh()
     steps(whole, range(6))
     assert deferred(whole[1])
-    state = whole[0].state()
+    state = whole[0].state(whole[1])
     assert deferred(whole[1]) is None
     files = [tmp_path / f'{comm.rank}{name}.npz' for name in 'om']
     chainer.serializers.save_npz(files[0], whole[2].actual_optimizer)
@@ -285,7 +285,7 @@ def test_training_goes_on_bit_for_bit_from_a_state(comm, tmp_path):
     steps(whole, range(6, 12))
     again = fresh()
     steps(again, range(1))      # which only broadcasts
-    again[0].load_state(state)
+    again[0].load_state(state, again[1])
     chainer.serializers.load_npz(files[0], again[2].actual_optimizer)
     chainer.serializers.load_npz(files[1], again[1])
     steps(again, range(6, 12))

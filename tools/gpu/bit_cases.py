@@ -55,14 +55,16 @@ def of_ratios(floats: np.ndarray) -> Iterator[Case]:
     codes = generator.integers(0, 256, floats.size, np.uint8)
     for scale in _SCALES:
         for rounding in fp8.ROUNDINGS:
-            for kept in (None, residual):
+            for kept, bound in ((None, 0.0), (residual, np.inf),
+                                (residual, 3.5)):
                 arrays = {'gradient': floats, 'parameter': parameter,
                           'out': np.empty(floats.size, np.uint8)}
                 if kept is not None:
                     arrays['residual'] = kept
                 name = 'ratio_encode' + ' + residual' * (kept is not None)
                 yield Case(f'{name}, {rounding}', fp8.ratio_encode, arrays, {
-                    'scale': scale, 'rounding': rounding, 'seed': 5})
+                    'scale': scale, 'rounding': rounding, 'seed': 5,
+                    'bound': bound})
         for wire in (codes, residual):
             yield Case(f'ratio_decode, {wire.dtype}', fp8.ratio_decode, {
                 'wire': wire, 'parameter': parameter,

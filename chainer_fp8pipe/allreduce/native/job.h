@@ -26,6 +26,7 @@ typedef struct {
 
 typedef struct {
     float encode, encode_inverse, scale, inverse;
+    float bound; /* of fp8's residuals */
 } Scales;
 
 enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
@@ -234,7 +235,8 @@ static void encode_ratios(const Job *job, Range range, char *wire)
         int64_t index = t - job->tensors;
         const Scales *scales = &job->scales[index];
         Findings *findings = &job->findings[index];
-        Ratio q = {scales->encode, scales->encode_inverse, job->epsilon};
+        Ratio q = {scales->encode, scales->encode_inverse, job->epsilon,
+                   scales->bound};
         Counts counts = long_ratio_encode(
             t->gradient + at, t->parameter + at,
             t->residual ? t->residual + at : NULL,
@@ -268,7 +270,7 @@ static void decode_ratios(const Job *job, Range range, char *wire)
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
         const u8 *codes = wire_at(job, wire, range, place);
-        Ratio q = {0, job->scales[index].inverse, job->epsilon};
+        Ratio q = {0, job->scales[index].inverse, job->epsilon, 0};
         int64_t nonfinite = (int64_t)long_ratio_decode(
             codes, t->parameter + at, t->out + at, (size_t)n, q);
         if (nonfinite)      /* or a parameter is not finite */
@@ -314,7 +316,8 @@ static void encode_ratio_mean(const Job *job, f32 *total, Range range,
     FOR_EACH_PART(job, range, t, place, at, n) {
         int64_t index = t - job->tensors;
         const Scales *scales = &job->scales[index];
-        Ratio q = {scales->scale, scales->inverse, job->epsilon};
+        Ratio q = {scales->scale, scales->inverse, job->epsilon,
+                   scales->bound};
         f32 *sum = total + (place - range.start);
         const f32 *parameter = t->parameter + at;
         u8 *codes = wire_at(job, wire, range, place);
@@ -347,7 +350,7 @@ static void encode_plain_mean(const Job *job, f32 *total, Range range,
         u8 *codes = wire_at(job, wire, range, place);
         if (residual)
             long_mean(sum, (float)count, residual + at, codes, (size_t)n,
-                      job->rounding);
+                      job->rounding, job->scales[t - job->tensors].bound);
         else {
             divide(sum, (float)count, n);
             long_encode(sum, codes, (size_t)n, job->rounding, none);

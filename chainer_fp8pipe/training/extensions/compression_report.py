@@ -10,6 +10,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
+from ...codecs.fp8_ratio import TensorReport
 from ...report.whole_file import written_whole
 from .clipped_shares import ClippedShares
 
@@ -24,6 +25,8 @@ class CompressionReport(extension.Extension):
     last call.  The record is written as JSON, and drawn as PNG if
     matplotlib is installed, at the end of each epoch and of the run.  While
     the communicator's events are recorded the values are among them.
+    With several optimizers on the communicator, tensors' names begin with
+    their optimizer's: ``'critic:/l1/W'``.
 
     It is called every 10 iterations unless ``extend`` is told otherwise.
 
@@ -42,7 +45,8 @@ class CompressionReport(extension.Extension):
 
     def __init__(self, comm: Any, filename: str = 'compression.json',
                  plot: str | None = 'compression.png') -> None:
-        if not hasattr(getattr(comm, 'codec', None), 'report'):
+        # Only fp8 has this option.
+        if not hasattr(getattr(comm, 'options', None), 'headroom'):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')
@@ -58,7 +62,7 @@ class CompressionReport(extension.Extension):
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         tensors = {}
-        for name, report in self._comm.report().items():
+        for name, report in self._reports(trainer).items():
             share = self._shares.since_last(name, report.clipped,
                                             report.encoded)
             if share is not None:
@@ -69,6 +73,15 @@ class CompressionReport(extension.Extension):
                                  'tensors': tensors})
         if trainer.updater.is_new_epoch:
             self._write()
+
+    def _reports(self, trainer: chainer.training.Trainer
+                 ) -> dict[str, TensorReport]:
+        models = {name: optimizer.target for name, optimizer
+                  in trainer.updater.get_all_optimizers().items()
+                  if getattr(optimizer, 'communicator', None) is self._comm}
+        return {f'{owner}:{name}' if models.keys() - {owner} else name: report
+                for owner, model in models.items()
+                for name, report in self._comm.report(model).items()}
 
     def finalize(self) -> None:
         self._write()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy
@@ -166,12 +166,27 @@ def _of_updater(key: str) -> bool:
     return key.startswith('trainer/updater/') and ':' not in key
 
 
+class _Exchange(NamedTuple):
+    """What a communicator knows of an optimizer's model."""
+
+    communicator: Any
+    model: chainer.Link
+
+    def state(self) -> State:
+        return self.communicator.state(self.model)
+
+    def load_state(self, state: State) -> None:
+        self.communicator.load_state(state, self.model)
+
+
 def _stateful(trainer: chainer.training.Trainer, comm: Any
-              ) -> Iterator[tuple[str, Any]]:
-    """The communicators that have a state, with the prefix of its keys."""
-    for number, communicator in enumerate(communicators(trainer, comm)):
+              ) -> Iterator[tuple[str, _Exchange]]:
+    """Exchanges that have a state, with the prefix of its keys."""
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        communicator = getattr(optimizer, 'communicator', comm)
         if hasattr(communicator, 'state'):
-            yield f'communicator{number or ""}/', communicator
+            yield (f'communicator/{name}/',
+                   _Exchange(communicator, optimizer.target))
 
 
 def _trainer(trainer: chainer.training.Trainer) -> State:

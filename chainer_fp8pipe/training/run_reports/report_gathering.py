@@ -184,8 +184,8 @@ def _tensors(updater: Any) -> dict[str, tuple[int, dict[str, float]]]:
     communicator = communicator_of(updater)
     if not hasattr(communicator, 'health'):
         return {}
-    health, found = communicator.health(), {}
     target = updater.get_optimizer('main').target
+    health, found = communicator.health(target), {}
     for name, parameter in target.namedparams():
         if name in health and parameter.array is not None:
             values = dict(health[name])

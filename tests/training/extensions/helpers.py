@@ -72,6 +72,7 @@ def weights(trainer):
     return bits(trainer.updater.get_optimizer('main').target)
 
 
-def model_state(communicator):
-    """What a communicator remembers of the first model."""
-    return next(iter(communicator._models))
+def updates_of(communicator, model):
+    """How many updates of a model a communicator knows of."""
+    state = communicator.state(model)
+    return int(state['codec|done']) if state else 0

@@ -1,0 +1,113 @@
+"""What becomes of an exchange after one faulty gradient."""
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators import aggregator_ranks
+from chainer_fp8pipe.communicators.options import make_options
+
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+from .helpers import Model
+
+SIZE = 1000
+SIGMA = 1e-3
+WAYS = [
+    ('fp8', {}), ('fp8', {'rounding': 'truncate'}),
+    ('fp8', {'rounding': 'stochastic'}), ('fp8', {'headroom': 1.0}),
+    ('fp8', {'algorithm': 'ring'}), ('fp8', {'partial_sums': 'wire'}),
+    ('fp8', {'algorithm': 'aggregator'}),
+    ('fp8', {'algorithm': 'aggregator', 'rounding': 'stochastic'}),
+    ('fp8_paper', {'error_feedback': True}),
+    ('int4', {}), ('int4', {'values': 'e2m1'}), ('int5', {}),
+    ('int4', {'algorithm': 'aggregator'})]
+
+
+def made(comm, name, options):
+    """A communicator; None on an aggregator that is done."""
+    if options.get('algorithm') == 'aggregator':
+        return aggregator_ranks.divide(
+            comm, name, make_options(name, {'warmup': 0, **options}))
+    return create_communicator(name, comm, warmup=0, **options)
+
+
+def fresh():
+    model = Model(((SIZE,),))
+    model.p0.array[...] = 0.1
+    return model
+
+
+def gradients(rank, step):
+    return numpy.random.default_rng((rank, step)).normal(
+        0, SIGMA, SIZE).astype('f')
+
+
+@pytest.mark.parametrize(('name', 'options'), WAYS, ids=str)
+@on_ranks(3)
+def test_an_outlier_is_over_with_its_update(comm, name, options):
+    """Whether it saturates or not, where it is sent and where it is summed."""
+    communicator = made(comm, name, options)
+    if communicator is None:
+        return
+    for outlier in 1e30, 1e5, 1e3, 7.9, 3.3, 0.7, 0.05:
+        if name.startswith('int') and outlier > 1e6:
+            continue        # no scale is large enough: an error
+        model, late = fresh(), []
+        for step in range(10):
+            model.p0.grad = gradients(comm.rank, step)
+            if step == 3 and comm.rank == 1:
+                model.p0.grad[500] = -outlier
+            communicator.multi_node_mean_grad(model)
+            if abs(model.p0.grad[500]) > 10 * SIGMA:
+                late.append(step)
+            if step > 4:    # and others are as before
+                assert numpy.linalg.norm(model.p0.grad) < (
+                    2 * SIGMA * SIZE ** .5)
+        assert set(late) <= {3}, (outlier, late)
+    communicator.finalize()
+
+
+@pytest.mark.parametrize(('name', 'options'), [
+    ('fp8', {}), ('fp8', {'algorithm': 'aggregator'}), ('int4', {})], ids=str)
+@on_ranks(3)
+def test_a_skipped_update_leaves_nothing_behind(comm, name, options):
+    """Of one that a dynamic loss scale was too large for."""
+    communicator = made(comm, name, options)
+    if communicator is None:
+        return
+    model, scale = fresh(), 1.0
+    for step in range(10):
+        model.p0.grad = gradients(comm.rank, step) * numpy.float32(scale)
+        model.p0._loss_scale = scale
+        if step == 4:       # of what overflowed
+            model.p0.grad[[40, 500]] = numpy.inf, 6e4
+        communicator.multi_node_mean_grad(model)
+        mean = model.p0.grad.astype(float) / scale
+        if step == 4:
+            assert not numpy.isfinite(mean).all()
+            scale /= 2
+        else:
+            assert numpy.linalg.norm(mean) < 2 * SIGMA * SIZE ** .5, step
+            scale *= 2
+    communicator.finalize()
+
+
+@pytest.mark.parametrize('name', ['fp8', 'int4', 'int5'])
+@on_ranks(3)
+def test_an_aggregators_residuals_follow_the_loss_scale(comm, name):
+    """One that moves around the middle between two powers of two."""
+    communicator = made(comm, name, {'algorithm': 'aggregator'})
+    if communicator is None:
+        return
+    model, error = fresh(), 0.0
+    for step in range(60):
+        scale = (1.40, 1.44)[step % 2]
+        own = gradients(comm.rank, step) + numpy.float32(0.3 * SIGMA)
+        model.p0.grad, model.p0._loss_scale = own * numpy.float32(scale), scale
+        communicator.multi_node_mean_grad(model)
+        error = error + model.p0.grad.astype(float) / scale - (
+            communicator.mpi_comm.allreduce(own.astype(float))
+            / communicator.size)
+    # Residuals of one update, however many there were.
+    assert numpy.linalg.norm(error) < 0.2 * SIGMA * SIZE ** .5
+    communicator.finalize()
