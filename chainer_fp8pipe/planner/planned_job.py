@@ -254,7 +254,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         chosen = _tried(choices, chosen, ways, model,
                         optimizer or _usual_optimizer(), samples, comm, say,
                         budget * _OF_A_TRIAL)
-    made = PlannedJob(chosen, samples)
+    made = PlannedJob(chosen.as_dict(), samples)
     if show and comm.rank == 0:
         print(made, flush=True)
     return made
