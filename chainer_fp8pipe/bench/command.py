@@ -122,7 +122,7 @@ def _size(text: str) -> int:
     digits = text[:-1] if factor > 1 else text
     try:
         size = round(float(digits) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):     # of inf
         size = 0
     if size < 1:
         raise argparse.ArgumentTypeError(

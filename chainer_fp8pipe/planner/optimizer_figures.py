@@ -34,8 +34,11 @@ def measure_optimizer(optimizer: Any, parameters: Any, device: Any
         Seconds, arrays of a parameter's size that the optimizer keeps, and
         bytes of temporary arrays as a multiple of the largest parameter's.
     """
-    shapes = [(one.shape, one.dtype) for one in parameters.values()
-              if one.shape is not None]
+    frozen = {name for name, one in (
+        optimizer.target.namedparams() if optimizer.target else ())
+        if one.update_rule is not None and not one.update_rule.enabled}
+    shapes = [(one.shape, one.dtype) for name, one in parameters.items()
+              if one.shape is not None and name not in frozen]
     link, done = chainer.Link(), 0
     total = sum(int(numpy.prod(shape)) for shape, _ in shapes)
     with link.init_scope():

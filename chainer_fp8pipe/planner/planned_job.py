@@ -21,8 +21,17 @@ from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.once import once
 from ..planning.job.choices import Choices, Wanted
-from ..planning.job.configuration import ACCURACY, USUAL_CODECS
-from ..planning.job.job_plan import JobPlan, load_job_plan, plan_of
+from ..planning.job.configuration import (
+    CODECS,
+    USUAL_CODECS,
+    Configuration,
+)
+from ..planning.job.job_plan import (
+    JobPlan,
+    Trial,
+    load_job_plan,
+    plan_of,
+)
 from ..planning.job.job_profile import (
     CodecFigures,
     JobProfile,
@@ -40,9 +49,12 @@ from .layers.layer_shapes import layer_counts, layer_shapes
 from .model_figures import measure_model
 from .network.links import measure_network
 from .scripts.plan_file import read_plan
+from .trials import preferred, promising, try_one_process, try_way
 
 #: Parts of the time for measuring; the rest is for codecs.
 _OF_LINKS, _OF_MESSAGES = 0.55, 0.05
+#: What each trial takes besides, as a part of that time.
+_OF_A_TRIAL = 0.1
 
 
 class PlannedJob:
@@ -229,10 +241,20 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     if ranks is not None:
         profile = profile.for_ranks(ranks)
 
-    def choose() -> dict[str, Any] | None:
-        return (plan_of(Choices(profile, wanted)).as_dict()
-                if comm.rank == 0 else None)
-    made = PlannedJob(comm.bcast(_fitting(comm, choose)), samples)
+    choices: list[Choices] = []         # the first rank's
+
+    def choose() -> tuple[JobPlan, list[Configuration]] | None:
+        if comm.rank:
+            return None
+        choices.append(Choices(profile, wanted))
+        return plan_of(choices[0]), promising(choices[0].candidates)
+    chosen, ways = _fitting(comm, choose)
+    if (comm.size == profile.ranks and not isinstance(model, Divisible)
+            and _has_room(model, wanted)):
+        chosen = _tried(choices, chosen, ways, model,
+                        optimizer or _usual_optimizer(), samples, comm, say,
+                        budget * _OF_A_TRIAL)
+    made = PlannedJob(chosen.as_dict(), samples)
     if show and comm.rank == 0:
         print(made, flush=True)
     return made
@@ -255,11 +277,8 @@ def measure(model: Any, example: Example, comm: MPI.Comm, wanted: Wanted,
         say: Is told what is being measured.
         torus, budget, loss_fun: As for :func:`plan`.
     """
-    optimizer = chainer.optimizers.Adam() if optimizer is None else optimizer
-    size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
-                     if shape is not None)
-    # Two copies with gradients and activations must fit beside the model.
-    copies = wanted.memory is None or 7 * size < wanted.memory
+    optimizer = optimizer or _usual_optimizer()
+    copies = _has_room(model, wanted)
     before = own_memory.resident()
     say(f'measuring the model with a batch of {example.samples}')
     few = max(1, wanted.batch // comm.size // 4)
@@ -309,6 +328,61 @@ def profile_of(network: NetworkFigures, codecs: Mapping[str, CodecFigures],
                  + figures.undivided,) if figures.undivided else ())
 
 
+def _has_room(model: Any, wanted: Wanted) -> bool:
+    """Whether two copies with gradients and activations fit beside it."""
+    size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
+                     if shape is not None)
+    return wanted.memory is None or 7 * size < wanted.memory
+
+
+def _usual_optimizer() -> chainer.Optimizer:
+    return chainer.optimizers.Adam()
+
+
+def _tried(choices: Sequence[Choices], chosen: JobPlan,
+           ways: Sequence[Configuration], model: Any, optimizer: Any,
+           example: Example, comm: MPI.Comm, say: Callable[[str], None],
+           seconds: float) -> JobPlan:
+    """The plan of the way that is the fastest where it was tried."""
+    naive = Configuration(comm.size, codec='naive')
+    if comm.size > 1 and any(way.stages == 1 for way in ways):
+        ways = [*ways, naive]
+    found, remarks = [], list(chosen.remarks)
+    for way in ways:
+        say(f'trying {way}')
+        job = PlannedJob(dataclasses.replace(chosen, choice=way), example)
+        trial = try_way(way, job, model, optimizer, example, chosen.batch,
+                        comm, seconds)
+        if isinstance(trial, str):
+            remarks.append(f'{way} was not tried: {trial}')
+        else:
+            found.append((way, trial))
+    if not found:
+        return dataclasses.replace(chosen, remarks=tuple(remarks))
+    taken, measured = found[preferred(found)]
+    if taken == naive:          # of which nothing is predicted
+        chosen = dataclasses.replace(
+            chosen, choice=taken, seconds=measured.seconds,
+            spread=measured.spread, parts={}, memory=())
+    else:
+        chosen = comm.bcast(plan_of(choices[0], taken) if choices else None)
+    trials = [trial for _, trial in found]
+    if comm.size > 1 and chosen.memory_limit is None:
+        say('trying one process')
+        alone = try_one_process(model, optimizer, example, chosen.batch, comm,
+                                seconds)
+        if isinstance(alone, Trial):
+            trials.append(alone)
+            if alone.seconds * (1 + alone.spread) < measured.seconds:
+                remarks.append(
+                    'one process is faster than any way on these '
+                    f'{comm.size} ranks ({1e3 * alone.seconds:.4g} ms): run '
+                    'the script without mpiexec')
+    return dataclasses.replace(
+        chosen, remarks=tuple(remarks), trials=tuple(
+            sorted(trials, key=lambda one: one.seconds)))
+
+
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
              memory: Any, optimizer: Any, codecs: Any, stages: Any,
              ranks: Any, measuring: tuple[Any, Any]) -> tuple[Example, Wanted]:
@@ -332,11 +406,11 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
                                       or value < 1):
                 raise ValueError(f'{name} must be a number of at least 1, '
                                  f'not {value!r}')
-        _check_measuring(*measuring)
-        unknown = sorted(set(codecs) - set(ACCURACY))
+        _check_measuring(comm.size, count, *measuring)
+        unknown = sorted(set(codecs) - set(CODECS))
         if unknown or not codecs:
             raise ValueError(
-                f'codecs must be some of {", ".join(ACCURACY)}, not '
+                f'codecs must be some of {", ".join(CODECS)}, not '
                 f'{", ".join(map(repr, unknown)) or "none"}')
         wrong = [one for one in stages if not isinstance(one, int)
                  or one < 1 or count % one]
@@ -356,8 +430,16 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
     return found
 
 
-def _check_measuring(torus: Any, budget: Any) -> None:
-    if not isinstance(budget, (int, float)) or not budget > 0:
+def _check_measuring(here: int, ranks: int, torus: Any, budget: Any) -> None:
+    if ranks > 1 and here == 1:
+        raise ValueError(
+            f'ranks={ranks} cannot be planned on one rank, which has no link '
+            'to measure: start the plan on 2 ranks or more')
+    if torus is not None and ranks != here:
+        raise ValueError(
+            f'torus={torus} is for the {here} ranks that measure, not for '
+            f'ranks={ranks}: leave one of them out')
+    if not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise ValueError('budget must be seconds, more than 0, not '
                          f'{budget!r}')
     if torus is not None and len(torus) != 2:

@@ -23,7 +23,8 @@ def parse_bytes(size: Any) -> float | None:
     """
     if size is None:
         return None
-    if isinstance(size, (int, float)) and size > 0 and size is not True:
+    if (isinstance(size, (int, float)) and 0 < size < math.inf
+            and size is not True):
         return float(size)
     match = re.fullmatch(r'\s*([0-9.]+)\s*([a-zA-Z]*)\s*', str(size))
     if match and match[2].lower() in _UNITS:
@@ -31,7 +32,7 @@ def parse_bytes(size: Any) -> float | None:
             found = float(match[1]) * _UNITS[match[2].lower()]
         except ValueError:
             found = 0.0
-        if found > 0:
+        if 0 < found < math.inf:
             return found
     raise ValueError(f'{size!r} is no size; write it as in 300 MB or 2 GiB')
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ...planning.job.configuration import ACCURACY, USUAL_CODECS
+from ...planning.job.configuration import CODECS, USUAL_CODECS
 from ...planning.script_file import check_script
 from ...planning.sizes import parse_bytes
 from ...training.unmodified.launch import launch, only_rank_0_prints
@@ -55,7 +55,7 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         '--codecs', metavar='NAME,...', type=_codecs,
         default=USUAL_CODECS, help='what gradients may travel as: '
-        f'{", ".join(ACCURACY)} (default: {",".join(USUAL_CODECS)}; float32 '
+        f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
         '--ranks', metavar='N', type=_count, help='plan for N ranks, as if '
@@ -119,9 +119,9 @@ def _size(text: str) -> str:
 def _codecs(text: str) -> tuple[str, ...]:
     names = tuple(text.split(','))
     for name in names:
-        if name not in ACCURACY:
+        if name not in CODECS:
             raise argparse.ArgumentTypeError(
-                f'{name!r} is none of {", ".join(ACCURACY)}')
+                f'{name!r} is none of {", ".join(CODECS)}')
     return names
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from mpi4py import MPI
@@ -46,7 +47,21 @@ _FIELDS = {
     'predicted.memory': 'a list', 'predicted.memory.*': 'a number',
     'alternatives': 'a list', 'alternatives.*': 'an object',
     'remarks': 'a list', 'remarks.*': 'a text',
-    'looked_at': 'a whole number'}
+    'looked_at': 'a whole number', 'trials': 'a list',
+    'trials.*': 'an object', 'trials.*.way': 'a text',
+    'trials.*.seconds': 'a number', 'trials.*.spread': 'a number',
+    'alternatives.*.kind': 'a text',
+    'alternatives.*.configuration': 'a text',
+    'alternatives.*.seconds': 'a number or null',
+    'alternatives.*.loses': 'a text',
+    'choice.cut.predicted': 'an object',
+    'choice.cut.predicted.seconds': 'a number',
+    'choice.cut.predicted.busy': 'a list',
+    'choice.cut.predicted.busy.*': 'a number',
+    'choice.cut.predicted.memory': 'a list',
+    'choice.cut.predicted.memory.*': 'a number',
+    'choice.cut.predicted.crossing': 'a list',
+    'choice.cut.predicted.crossing.*': 'a number'}
 
 
 def read_plan(path: str) -> JobPlan:
@@ -128,7 +143,9 @@ def _check_cut(plan: JobPlan) -> None:
     assert cut is not None
     for group in cut.order:
         for name in group:
-            if name not in plan.model:
+            # Of a Divisible, also the paths of layers.
+            if not any(one == name or one.startswith(f'{name}/')
+                       for one in plan.model):
                 raise ValueError(f'choice.cut.order has {name}, which is no '
                                  'parameter of the model')
 
@@ -141,6 +158,13 @@ def _check_fields(data: dict[str, Any]) -> None:
             if not isinstance(value, types) or (
                     isinstance(value, bool) and bool not in types):
                 raise ValueError(f'{where} must be {said}, not {value!r}')
+            if isinstance(value, (int, float)) and not (
+                    0 <= value < math.inf):
+                raise ValueError(f'{where} must be 0 or more, and finite, '
+                                 f'not {value!r}')
+    if any(not group for group in (data['choice']['cut'] or {}).get(
+            'order', ())):
+        raise ValueError('choice.cut.order has an empty group')
     unknown = set(data['choice']) - {
         field.name for field in dataclasses.fields(Configuration)}
     if unknown:

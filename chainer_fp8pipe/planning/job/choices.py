@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from ...mpi.placement import divisors
 from ..partition.cuts import Cut, CutProblem, DoesNotFit, Wire, best_cut
 from ..partition.partition_plan import PartitionPlan
 from ..sizes import said_bytes
-from .configuration import USUAL_CODECS, Configuration
+from .configuration import USUAL_CODECS, Configuration, simplicity
 from .job_profile import JobProfile
 from .rank_memory import MemoryModel
 from .step import StepModel, StepPrediction
@@ -105,13 +106,15 @@ class Choices:
 
     @property
     def best(self) -> Candidate:
-        """The fastest.
+        """The fastest; of those that are no faster within the spread, the
+        simplest.
 
         Raises:
             DoesNotFit: None is possible; the message says why.
         """
         if self.candidates and self.candidates[0].step:
-            return self.candidates[0]
+            return min(self.equal_to(self.candidates[0]),
+                       key=lambda one: simplicity(one.configuration))
         # Of each layout, that which needs least.
         least: dict[int, Candidate] = {}
         for one in sorted(self.candidates, key=lambda one: max(
@@ -119,6 +122,13 @@ class Choices:
             least.setdefault(one.configuration.stages, one)
         raise DoesNotFit('no way to run this job fits: ' + '; '.join(
             f'{one.configuration}: {one.reason}' for one in least.values()))
+
+    def equal_to(self, best: Candidate) -> list[Candidate]:
+        """The candidates that a candidate is not known to be faster than."""
+        assert best.step is not None
+        return [one for one in self.candidates
+                if one.step and one.seconds <= best.seconds * (1 + max(
+                    best.step.seconds.spread, one.step.seconds.spread))]
 
     # --- replicas only -------------------------------------------------------
 
@@ -223,8 +233,8 @@ class Choices:
         task = CutProblem(
             stages, min(micro_batches, _ENOUGH * stages), schedule,
             _CHUNKS.get(schedule, 1), self._limit(replicas),
-            2.0 + self.profile.model.optimizer_arrays, 'auto', self._wire(),
-            self.profile.overhead)
+            2.0 + self.profile.model.optimizer_arrays, 'auto',
+            self._wire(stages), self.profile.overhead)
         cut: Cut = best_cut(intervals, task)
         plan = PartitionPlan(
             self.profile.model.order,
@@ -262,9 +272,11 @@ class Choices:
                 f'{said_bytes(self._of_exchange(replicas), up=True)} that '
                 'the exchange of replicas takes')
 
-    def _wire(self) -> Wire:
+    def _wire(self, stages: int) -> Wire:
         network = self.profile.network
-        if network.between_hosts:
+        inside = all(count % stages == 0
+                     for count in Counter(network.hosts).values())
+        if network.between_hosts and not inside:
             return Wire(network.latency.value + 5e-5, network.rate.value)
         return Wire(network.local_latency.value + 5e-5,
                     network.local_rate.value)

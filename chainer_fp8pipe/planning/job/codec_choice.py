@@ -79,5 +79,5 @@ def seconds_beside(figures: CodecFigures, tensors: int, buckets: int = 1,
             takes: so much of an update is in every simulated exchange.
     """
     return (max(figures.update.value - known, 0.0)
-            + (tensors - 1) * figures.tensor.value
-            + (buckets - 1) * figures.bucket.value)
+            + max(tensors - 1, 0) * figures.tensor.value
+            + max(buckets - 1, 0) * figures.bucket.value)

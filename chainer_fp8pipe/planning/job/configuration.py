@@ -10,7 +10,9 @@ from ..partition.partition_plan import PartitionPlan, load_plan
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
-            'int5': 'near-exact', 'int4': 'near-exact'}
+            'int5': 'near-exact', 'int4': 'near-exact', 'naive': 'exact'}
+#: Those whose exchanges are predicted; ChainerMN's naive is only tried.
+CODECS = tuple(ACCURACY)[:-1]
 #: Those that are chosen from unless a user names others.
 USUAL_CODECS = 'float32', 'float16', 'fp8'
 #: What a configuration may say.
@@ -53,6 +55,8 @@ class Configuration:
 
     def communicator_options(self) -> dict[str, Any]:
         """What the communicator is given beside its name."""
+        if self.codec == 'naive':
+            return dict(self.options)
         given: dict[str, Any] = {'algorithm': self.algorithm, **self.options}
         if self.overlap:
             given['overlap'] = self.overlap
@@ -73,9 +77,10 @@ class Configuration:
         if self.replicas > 1:
             overlap = {True: 'overlapped',
                        'next_forward': 'waiting in the next forward'}
-            parts.append(' '.join([self.codec, self.algorithm, *(
-                f'{name}={_said(value)}'
-                for name, value in sorted(self.options.items()))]))
+            parts.append(' '.join([
+                self.codec, *[self.algorithm][:self.codec != 'naive'],
+                *(f'{name}={_said(value)}'
+                  for name, value in sorted(self.options.items()))]))
             if self.overlap:
                 parts.append(overlap[self.overlap])
         return ', '.join(parts)
@@ -85,6 +90,14 @@ class Configuration:
         found = asdict(self)
         found['cut'] = self.cut.as_dict() if self.cut else None
         return found
+
+
+def simplicity(way: Configuration) -> tuple:
+    """A key by which exact ways come first, and of these the simplest."""
+    exact = way.replicas == 1 or ACCURACY[way.codec] == 'exact'
+    return (not exact, (False, True, 'next_forward').index(way.overlap)
+            + 3 * (way.stages > 1), way.codec != 'naive', way.stages,
+            way.algorithm != 'direct')
 
 
 def configuration_of(data: Mapping[str, Any]) -> Configuration:

@@ -16,6 +16,20 @@ _FORMAT = 1
 _KIND = 'plan of a job'
 
 
+class Trial(NamedTuple):
+    """What some updates took in a way to run the job.
+
+    Attributes:
+        way: In words.
+        seconds: Median of an update.
+        spread: Half of the distance of the quartiles, relative.
+    """
+
+    way: str
+    seconds: float
+    spread: float
+
+
 class Alternative(NamedTuple):
     """The best of another kind.
 
@@ -49,6 +63,8 @@ class JobPlan:
         alternatives: The best of each other kind.
         remarks: What was noticed while measuring.
         looked_at: How many configurations there were.
+        trials: What the most promising ways took, the fastest first; ():
+            none was tried.
     """
 
     choice: Configuration
@@ -63,6 +79,7 @@ class JobPlan:
     alternatives: tuple[Alternative, ...] = ()
     remarks: tuple[str, ...] = ()
     looked_at: int = 0
+    trials: tuple[Trial, ...] = ()
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
@@ -83,7 +100,8 @@ class JobPlan:
                 'seconds': self.seconds, 'spread': self.spread,
                 'parts': dict(self.parts), 'memory': list(self.memory)},
             'alternatives': [one._asdict() for one in self.alternatives],
-            'remarks': list(self.remarks), 'looked_at': self.looked_at}
+            'remarks': list(self.remarks), 'looked_at': self.looked_at,
+            'trials': [one._asdict() for one in self.trials]}
 
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
@@ -116,17 +134,22 @@ class JobPlan:
             f'{100 * self.spread:.0f} %:',
             *(f'  {name:<22}{_ms(seconds):>12}'
               for name, seconds in self.parts.items() if seconds),
-            'memory per rank, beyond the interpreter: ' + ', '.join(
+            *(['memory per rank, beyond the interpreter: ' + ', '.join(
                 map(said_bytes, self.memory))
-            + (f' of {said_bytes(self.memory_limit)}'
-               if self.memory_limit else '')]
+               + (f' of {said_bytes(self.memory_limit)}'
+                  if self.memory_limit else '')] if self.memory else [])]
         if self.choice.replicas > 1:
             lines.append(f'gradients are {ACCURACY[self.choice.codec]} '
                          f'({self.choice.codec})')
+        if self.trials:
+            lines += ['', 'tried on these ranks, an update takes:', *_table([
+                (_ms(one.seconds), f'+- {100 * one.spread:.0f} %', one.way,
+                 '<- this plan' if one.way == str(self.choice) else '')
+                for one in self.trials]), '']
         lines += [f'note: {remark}' for remark in self.remarks]
         if self.alternatives:
             lines += ['', f'why not (of {self.looked_at} configurations, the '
-                      'best of each other kind):', *_table([
+                      'best of each other kind, predicted):', *_table([
                           (one.kind, '-' if one.seconds is None
                            else _ms(one.seconds), one.loses,
                            one.configuration)
@@ -134,13 +157,20 @@ class JobPlan:
         return '\n'.join(lines)
 
 
-def plan_of(choices: Choices) -> JobPlan:
+def plan_of(choices: Choices, chosen: Configuration | None = None
+            ) -> JobPlan:
     """The plan that a search has come to.
+
+    Args:
+        choices: What was looked at.
+        chosen: One of these; None: the best.
 
     Raises:
         DoesNotFit: Nothing is possible.
     """
-    best, profile = choices.best, choices.profile
+    best, profile = next(
+        (one for one in choices.candidates if one.configuration == chosen),
+        None) or choices.best, choices.profile
     assert best.step is not None
     return JobPlan(
         best.configuration, profile.ranks, choices.wanted.batch,
@@ -202,23 +232,32 @@ def _checked(data: Any) -> JobPlan:
         float(predicted['spread']), dict(predicted['parts']),
         tuple(predicted['memory']),
         tuple(Alternative(**one) for one in data['alternatives']),
-        tuple(data['remarks']), int(data['looked_at']))
+        tuple(data['remarks']), int(data['looked_at']),
+        tuple(Trial(**one) for one in data['trials']))
 
 
 def _alternatives(choices: Choices, best: Candidate) -> list[Alternative]:
     found = []
+    equal = choices.equal_to(best)
     for kind, one in kinds(choices.candidates).items():
         if one is best:
             continue
         if one.step is None:
             found.append(Alternative(kind, str(one.configuration), None,
                                      one.reason))
-        elif one.seconds > best.seconds:
+        else:
+            slower = one.seconds / best.seconds - 1
             found.append(Alternative(
                 kind, str(one.configuration), one.seconds,
-                f'{100 * (one.seconds / best.seconds - 1):.0f} % slower'))
-    return sorted(found, key=lambda one: (one.seconds is None,
-                                          one.seconds or 0.0, one.kind))
+                'as fast, within the spread' if one in equal
+                else f'{100 * slower:.0f} % slower'))
+    merged: dict[tuple, Alternative] = {}       # one line for each way
+    for line in found:
+        same = merged.get(line[1:])
+        merged[line[1:]] = line if same is None else same._replace(
+            kind=f'{same.kind}, {line.kind}')
+    return sorted(merged.values(), key=lambda line: (
+        line.seconds is None, line.seconds or 0.0, line.kind))
 
 
 def _slow_ranks(profile: JobProfile) -> list[str]:

@@ -1,8 +1,11 @@
 """What is wrong with a plan's file is said, with file, field and remedy."""
+import contextlib
+import dataclasses
 import json
 
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planner.scripts.plan_file import read_plan, read_together
+from chainer_fp8pipe.planning.job.job_plan import Alternative, Trial
 
 import pytest
 
@@ -41,10 +44,58 @@ def changed(plan, where, value):
     return data
 
 
+def nodes(data, path=()):
+    yield path
+    for key in data if isinstance(data, dict) else range(
+            len(data) if isinstance(data, list) else 0):
+        yield from nodes(data[key], (*path, key))
+
+
+@pytest.mark.parametrize('plan', [replicas(codec='fp8'), stages(4)])
+def test_whatever_stands_in_a_file_is_a_plan_or_an_error_in_words(
+        path, plan):
+    plan = dataclasses.replace(
+        plan, alternatives=(Alternative('ring', 'x', None, 'y'),),
+        remarks=('r',), parts={'a': 1.0}, trials=(Trial('x', 1.0, 0.1),))
+    values = (..., None, True, -1, 10 ** 9, float('inf'), float('nan'), '',
+              'x', [], {}, [1, 2, 3])
+    for place in nodes(plan.as_dict()):
+        for value in values:
+            data = {'': json.loads(json.dumps(plan.as_dict()))}
+            part = data
+            for key in ('', *place)[:-1]:
+                part = part[key]
+            if value is ...:
+                del part[('', *place)[-1]]
+            else:
+                part[('', *place)[-1]] = value
+            data = data.get('', {})
+            with open(path, 'w') as file:
+                json.dump(data, file)
+            with contextlib.suppress(ValueError):
+                found = read_plan(path)
+                numbers = [found.seconds, found.spread, *found.memory,
+                           *found.parts.values(), *(
+                               one.seconds for one in found.trials)]
+                assert all(0 <= one < float('inf') for one in numbers)
+                assert str(found)
+
+
+def test_a_cut_may_name_the_layers_of_a_divisible(path):
+    plan = stages(2)
+    cut = dataclasses.replace(plan.choice.cut, order=tuple(
+        (group[0].rpartition('/')[0], *group)
+        for group in plan.choice.cut.order))
+    plan = dataclasses.replace(plan, choice=dataclasses.replace(
+        plan.choice, cut=cut))
+    plan.save(path)
+    assert read_plan(path).choice.cut == cut
+
+
 WRONG = [
     (replicas(), 'choice/codec', 'fp9',
-     "codec must be one of 'float32', 'float16', 'fp8', 'int5', 'int4', not "
-     "'fp9'"),
+     "codec must be one of 'float32', 'float16', 'fp8', 'int5', 'int4', "
+     "'naive', not 'fp9'"),
     (replicas(), 'choice/codec', 8, 'choice.codec must be a text, not 8'),
     (replicas(), 'choice/algorithm', 'tree',
      "algorithm must be one of 'direct', 'ring', 'torus2d', 'mpi_op', not"),
