@@ -4,11 +4,11 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 
 from .interrupts import Interrupts
 from .job_output import JobOutput
@@ -66,7 +66,7 @@ class OneStart:
         """
         try:
             while self._process.poll() is None:
-                select.select(self._watched, [], [], _TICK)
+                connection.wait(self._watched, _TICK)
                 self._interrupts.clear()
                 self._relay()
                 self._hand_on()

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import NamedTuple
 
 from ..report.going_on import ENDED, LAUNCHED
@@ -183,7 +183,7 @@ class Supervisor:
         end = time.monotonic() + seconds
         while not self._interrupts.received and (
                 left := end - time.monotonic()) > 0:
-            select.select([self._interrupts.wakes], [], [], left)
+            connection.wait([self._interrupts.wakes], left)
             self._interrupts.clear()
         return bool(self._interrupts.received)
 

@@ -44,6 +44,9 @@ def register() -> str:
                              RuntimeError):
         number = signal.SIGRTMAX - 5        # which nobody else uses
         file = os.memfd_create('stack of a rank')
+        # What is restored when the interpreter ends: a rank that is in
+        # MPI_Finalize by then must not die of the question.
+        signal.signal(number, signal.SIG_IGN)
         faulthandler.register(number, file, all_threads=False)
         return _STACK.format(int(number), file)
     return ''

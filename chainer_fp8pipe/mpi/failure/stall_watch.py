@@ -14,11 +14,11 @@ import faulthandler
 import math
 import os
 import re
-import select
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -153,7 +153,7 @@ class StallWatch:
         next_look = time.monotonic()
         while not self._leaving:
             wait = max(0.0, min(next_look - time.monotonic(), self._period))
-            select.select([self._channel], [], [], wait)
+            connection.wait([self._channel], wait)
             for message in self._channel.receive():
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._hear(message)
@@ -195,7 +195,8 @@ class StallWatch:
             self._send_report(rank, asks=True)
         self._ask_witnesses([
             rank for rank in self._others()
-            if not self._is_new(self._answers.get(rank, _NEVER)[0])])
+            if rank not in self._left
+            and not self._is_new(self._answers.get(rank, _NEVER)[0])])
         self._judge(limit)
 
     def _forget(self) -> None:
