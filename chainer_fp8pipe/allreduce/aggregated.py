@@ -8,12 +8,10 @@ under way at a time.
 """
 from __future__ import annotations
 
-import atexit
-import functools
 import pickle
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
@@ -21,6 +19,7 @@ from mpi4py import MPI
 from ..codecs import Codec
 from ..codecs.relay import CodecRecipe
 from ..mpi.failure.abort import end_all_ranks
+from ..mpi.finalizing import before_finalize, forget
 from ..report.stream import EventStream
 from .algorithm import PARTS
 from .bucket import Bucket
@@ -156,7 +155,7 @@ class Aggregated(PlanExecutor):
             self._orders = Orders(everyone, plans[0].workers)
             self._orders.send(Setup(tuple(plans), framing, seed))
         super().__init__(everyone, plans, events, framing)
-        _leave_at_exit()
+        before_finalize(self.leave_at_exit)
         _working.append(self)
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
@@ -181,9 +180,11 @@ class Aggregated(PlanExecutor):
         self._leave()
 
     def _leave(self) -> None:
-        _working.remove(self)
-        if self._orders:
-            self._orders.leave()
+        forget(self.leave_at_exit)
+        if self in _working:
+            _working.remove(self)
+            if self._orders:
+                self._orders.leave()
 
 
 def dismiss(everyone: MPI.Comm, workers: int) -> None:
@@ -200,15 +201,3 @@ _working: list[Aggregated] = []
 def has_aggregators() -> bool:
     """Whether there are aggregators that serve this rank."""
     return bool(_working)
-
-
-@functools.lru_cache(None)
-def _leave_at_exit() -> None:
-    """Lets aggregators leave at the program's end, while MPI still works."""
-    def leave(*_: Any) -> None:
-        for algorithm in tuple(_working):
-            algorithm.leave_at_exit()
-    atexit.register(leave)
-    # A program may call MPI_Finalize itself.  Its first act is to take away
-    # the attributes of this communicator.
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=leave), None)

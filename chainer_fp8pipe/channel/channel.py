@@ -25,6 +25,7 @@ end the job by MPI_Abort, as an exception that nobody catches does.
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections import deque
 from collections.abc import MutableSequence, Sequence
@@ -219,7 +220,7 @@ class Receiver(_ChannelEnd):
         self._xp = xp
         self._expected = 0
         self._posted: deque[_PostedReceive] = deque()
-        weakref.finalize(self, _withdraw, self._posted)
+        weakref.finalize(self, _withdraw, self._posted, os.getpid())
         self._status = MPI.Status()
         self._assembly = Assembly()
         self._failure: str | None = None
@@ -282,7 +283,7 @@ class Receiver(_ChannelEnd):
 
     def _withdraw(self) -> None:
         self._expected = 0
-        _withdraw(self._posted)
+        _withdraw(self._posted, os.getpid())
         self._mark(busy=False)
 
     def _wait(self, request: MPI.Request) -> int:
@@ -354,9 +355,13 @@ class _PostedReceive:
         return self._wire.view(numpy.uint8)
 
 
-def _withdraw(posted: MutableSequence[_PostedReceive]) -> None:
-    """Gives up receives, without waiting for anybody; empties the list."""
-    for receive in posted if not MPI.Is_finalized() else ():
+def _withdraw(posted: MutableSequence[_PostedReceive], owner: int) -> None:
+    """Gives up receives, without waiting for anybody; empties the list.
+
+    A fork of the process that has posted them, ``owner``, does not.
+    """
+    for receive in () if MPI.Is_finalized() or os.getpid() != owner else (
+            posted):
         receive.request.Cancel()
         if not receive.request.Test():      # a message is on its way already
             keep_forever(receive)

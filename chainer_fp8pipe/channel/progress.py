@@ -11,7 +11,6 @@ as a thread that wakes a thousand times per second is not free.
 """
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import weakref
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy
 from mpi4py import MPI
+
+from ..mpi.finalizing import before_finalize
 
 _PERIOD = 1e-3      # seconds between calls of MPI
 
@@ -40,8 +41,7 @@ class Progress:
             self._thread = threading.Thread(
                 target=self._run, name='MPI progress', daemon=True)
             self._thread.start()
-            # Before MPI_Finalize, which mpi4py calls later still.
-            atexit.register(self._stop)
+            before_finalize(self._stop)
 
     def end(self, channel: object) -> None:
         """Lets the thread rest, unless other channels have messages."""
@@ -53,7 +53,7 @@ class Progress:
         while True:
             self._wanted.wait()
             time.sleep(_PERIOD)
-            if self._thread is None or MPI.Is_finalized():
+            if self._thread is None:
                 return
             # Finds nothing; that MPI looks at the network is what counts.
             MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, 0)

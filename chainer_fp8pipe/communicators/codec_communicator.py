@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 
 import chainer
@@ -66,6 +67,8 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._models = ModelStates(functools.partial(
             _model_state, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
+        self._process = os.getpid()
+        self._is_finalized = False
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
         self._node = next(node for node in nodes if mpi_comm.rank in node)
         self._algorithm = make_algorithm(mpi_comm, options, nodes,
@@ -92,12 +95,17 @@ class CodecCommunicator(MpiCommunicatorBase):
                 cannot be averaged; on all ranks, naming rank and parameter.
                 In Chainer's debug mode also if a parameter, a gradient or a
                 mean is NaN or infinite, whatever the options say.
-            RuntimeError: A gradient is NaN or infinite (unless options say
+            RuntimeError: The communicator has been finalized; or a
+                gradient is NaN or infinite (unless options say
                 otherwise); on all ranks, naming rank and parameter.  If a
                 parameter itself is, it may be on its rank only.
             ReplicaDrift: Replicas were compared (option ``check_every``) and
                 differ; on all ranks, naming parameter, updates and ranks.
         """
+        if self._is_finalized:
+            raise RuntimeError(
+                f'rank {self.rank}: communicator {self.name!r} has been '
+                'finalized; make another one by create_communicator')
         if chainer.is_debug():
             self._mean_of_finite(model, zero_fill)
         else:
@@ -153,8 +161,14 @@ class CodecCommunicator(MpiCommunicatorBase):
         """Frees what was allocated in MPI; call it on all ranks.
 
         MPI libraries have room for some 2,000 communicators; a program that
-        makes many must give them back.
+        makes many must give them back.  A second call does nothing, nor does
+        one after ``MPI.Finalize``, which has freed all, or in a fork.
         """
+        if self._is_finalized or os.getpid() != self._process:
+            return
+        self._is_finalized = True
+        if MPI.Is_finalized():
+            return
         self._reducer.free()
         if self._owns_mpi_comm:
             self.mpi_comm.Free()

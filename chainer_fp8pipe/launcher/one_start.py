@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from types import FrameType
 from typing import Any
 
@@ -48,7 +49,9 @@ def show(text: str) -> None:
                 # thread writes there is aborted.
                 rest = rest[os.write(_STDERR, rest):]
             except BlockingIOError:     # the terminal is somebody else's, too
-                select.select([], [_STDERR], [])
+                room = select.poll()    # select() takes 1,024 files only
+                room.register(_STDERR, select.POLLOUT)
+                room.poll()
 
 
 class Interrupts:
@@ -95,7 +98,7 @@ class Interrupts:
 
     def wait(self, seconds: float) -> None:
         """Until a signal comes, that of a child's end among them."""
-        select.select([self._wakes], [], [], seconds)
+        connection.wait([self._wakes], seconds)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wakes, 4096):
                 pass

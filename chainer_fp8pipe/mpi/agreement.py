@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -97,21 +97,6 @@ def are_equal(comm: MPI.Comm, number: int) -> bool:
     # MPI's own wait would keep the core from other ranks and threads.
     wait_until(comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX).Test)
     return bool(extremes[0] == ~extremes[1])
-
-
-def check_same(everyone: Sequence[Mapping[str, Any]], remedy: str,
-               write: Callable[[Any], str] = repr) -> None:
-    """Raises ValueError if a rank's arguments are not those of rank 0.
-
-    ``everyone`` is all ranks' arguments by name, gathered on all ranks;
-    ``write`` writes a value in the message, which ends with the remedy.
-    """
-    for rank, arguments in enumerate(everyone):
-        for name, value in arguments.items():
-            if value != everyone[0][name]:
-                raise ValueError(
-                    f'{name} is {write(everyone[0][name])} on rank 0 but '
-                    f'{write(value)} on rank {rank}; {remedy}')
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],

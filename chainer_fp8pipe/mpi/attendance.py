@@ -12,6 +12,7 @@ import numpy
 from mpi4py import MPI
 
 from .failure.waits import Wait, waiting
+from .forever import keep_forever
 from .waiting import wait_until
 
 _HERE, _ANSWER = 32_301, 32_302     # tags; MPI has at least 32,767
@@ -32,7 +33,8 @@ class Attendance:
     def __init__(self, comm: MPI.Comm, what: str) -> None:
         self._comm, self._what = comm, what
         if comm.rank:
-            self._said = comm.Isend(numpy.zeros(1, numpy.uint8), 0, _HERE)
+            self._word = numpy.zeros(1, numpy.uint8)
+            self._said = comm.Isend(self._word, 0, _HERE)
 
     def settle(self) -> tuple[int, ...]:
         """The ranks that take part; call it on those that do.
@@ -82,6 +84,9 @@ class Attendance:
             wait_until(has_come)
         if not came[0]:
             answer.Cancel()
+            if not answer.Test():       # it is on its way already
+                keep_forever((answer, flags))
+            keep_forever((self._said, self._word))
             raise RuntimeError(
                 f'rank {self._comm.rank}: {self._what} is on this rank but '
                 'not on rank 0, which writes; give it to all ranks')

@@ -6,7 +6,7 @@ from typing import Any
 from mpi4py import MPI
 
 from . import once
-from .agreement import check_same
+from .agreement import Signature, agree
 from .failure.watch import watch
 from .failure.world import enter_world
 from .groups import nodes_of
@@ -70,9 +70,11 @@ class ProcessGrid:
                      'pipeline_bytes': pipeline_bytes,
                      'data_bytes': data_bytes,
                      'ranks_per_node': ranks_per_node}
-        # Gathered before they are checked, so that all find the same fault.
-        check_same(self.comm.allgather(arguments), 'make the ProcessGrid '
-                   'with the same arguments on all ranks')
+        # Compared before they are checked, so that all find the same fault.
+        agree(self.comm, Signature({name: repr(value) for name, value
+                                    in arguments.items()}),
+              remedy='Make the ProcessGrid with the same arguments on all '
+              'ranks.')
         _must_be_valid(self.comm.size, **arguments)
         nodes = ([rank // ranks_per_node for rank in range(self.comm.size)]
                  if ranks_per_node else nodes_of(self.comm))

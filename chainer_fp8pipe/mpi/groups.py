@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy
 from mpi4py import MPI
 
-from .agreement import check_same
+from .agreement import Signature, agree
 from .forever import keep_forever
 from .placement import divisors, torus_shape
 from .waiting import wait_until
@@ -163,9 +163,10 @@ def split_groups(comm: Any, group_size: int | None = None,
     comm = ranks_of(comm)
     arguments = {'group_size': _plain(group_size), 'tile': _plain(tile),
                  'shape': _plain(shape)}
-    # Gathered before they are checked, so that all find the same fault.
-    check_same(comm.allgather(arguments), 'all ranks must make the same '
-               'groups', str)
+    # Compared before they are checked, so that all find the same fault.
+    agree(comm, Signature({name: str(value) for name, value
+                           in arguments.items()}),
+          remedy='All ranks must make the same groups.')
     if tile is None:
         _must_divide(comm.size, arguments)
         torus = 1, comm.size

@@ -1,8 +1,8 @@
 """The thread that exchanges gradients while backward passes go on."""
 from __future__ import annotations
 
-import atexit
 import contextlib
+import os
 import threading
 import time
 import traceback
@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
+from ..mpi import finalizing
 from ..mpi.forever import keep_forever
 from ..report.stream import EventStream
 from .bucket_sender import BucketSender
@@ -63,10 +64,13 @@ class ExchangeThread:
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the thread stands still."""
         self._main_waits = True
-        self._interrupt()
-        with self._turn:
+        try:
+            self._interrupt()
+            with self._turn:
+                self._main_waits = False
+                yield
+        finally:        # also if this is interrupted while it waits
             self._main_waits = False
-            yield
 
     def complete(self) -> None:
         """Waits for the deferred updates of all models."""
@@ -92,7 +96,7 @@ class ExchangeThread:
         self._work.set()
         if self._thread:
             self._thread.join()
-            atexit.unregister(self._end)
+            finalizing.forget(self._end)
         ended, self._ended = self._ended, []
         for sender in ended:
             if not sender.idle:
@@ -100,7 +104,7 @@ class ExchangeThread:
         return ended
 
     def _end(self) -> None:
-        """At exit: ends the last update, for which other ranks may wait."""
+        """Ends the last update, for which other ranks may wait."""
         try:
             self.complete()
         finally:
@@ -110,11 +114,12 @@ class ExchangeThread:
 
     def _wake(self) -> None:
         if self._thread is None:
-            # A daemon, or Python would wait for it before atexit ends it.
+            # A daemon, or Python would wait for it before it is ended.
             self._thread = threading.Thread(
                 target=self._run, name='exchange of gradients', daemon=True)
             self._thread.start()
-            atexit.register(self._end)
+            finalizing.before_finalize(self._end)
+            _all.add(self)
         self._work.set()
         self._interrupt()
 
@@ -149,6 +154,21 @@ class ExchangeThread:
         if not all(sender.idle or sender.failure for sender in self._models):
             self._work.set()
         return moved
+
+
+_all: weakref.WeakSet[ExchangeThread] = weakref.WeakSet()
+
+
+def _complete_all() -> None:
+    """Before a fork, which has the parameters, but cannot wait for them."""
+    if threading.current_thread() is threading.main_thread():
+        for thread in tuple(_all):
+            # An update that fails raises at each access, too.
+            with contextlib.suppress(Exception):
+                thread.complete()
+
+
+os.register_at_fork(before=_complete_all)
 
 
 def threads_are_allowed(comm: MPI.Comm) -> bool:

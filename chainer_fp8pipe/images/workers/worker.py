@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import struct
 import sys
 import traceback
+from multiprocessing import connection
 from typing import NamedTuple
 
 import numpy
@@ -92,7 +92,7 @@ def main() -> None:
 def _next(setting: Setting) -> bytes:
     """Waits for a task; b'' if the rank is gone."""
     while True:
-        select.select([setting.tasks], [], [], _PATIENCE)
+        connection.wait([setting.tasks], _PATIENCE)
         try:
             return os.read(setting.tasks, RECORD_BYTES)
         except BlockingIOError:         # another worker was faster

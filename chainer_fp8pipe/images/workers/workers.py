@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
 import time
 import weakref
 from collections import deque
+from multiprocessing import connection
 from typing import NoReturn
 
 from ..file_list import share
@@ -107,7 +107,7 @@ class WorkerPool:
 
     def _receive(self, seconds: float) -> bool:
         """Reads results; False if none came in this time."""
-        if not select.select([self._results], [], [], seconds)[0]:
+        if not connection.wait([self._results], seconds):
             return False
         data = os.read(self._results, 256 * RECORD_BYTES)
         if not data:

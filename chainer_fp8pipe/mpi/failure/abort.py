@@ -14,7 +14,7 @@ from types import TracebackType
 
 from mpi4py import MPI
 
-from .witness import say_that_all_end
+from .watch import say_that_all_end
 
 #: Seconds after which a launcher that does not read is waited for no more.
 _PATIENCE = 10.0

@@ -37,6 +37,9 @@ class RankView(NamedTuple):
         waits_for: Ranks that it waits for, as far as it knows.
         call: Where it waits; equal on ranks that are in the same call.
         updates: How many it has finished; -1: not known.
+        moves: Differs from look to look if a rank that waits moves on.
+        stack: As in a traceback.
+        outside: What it waits for may be no rank of the job.
     """
 
     rank: int
@@ -46,6 +49,9 @@ class RankView(NamedTuple):
     waits_for: tuple[int, ...] = ()
     call: str = ''
     updates: int = -1
+    moves: str = ''
+    stack: str = ''
+    outside: bool = False
 
     def in_words(self) -> str:
         """One line."""

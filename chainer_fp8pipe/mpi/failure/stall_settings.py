@@ -1,9 +1,9 @@
 """How long a job may stand still, and what happens then."""
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
+from typing import NamedTuple
 
 #: The environment variable with the seconds without an update after which a
 #: job stands still; 0: never; not set: what :class:`StallSettings` says.
@@ -22,8 +22,7 @@ _DEADLOCK = 4           # all ranks wait; one long message looks alike
 _WORK = 10              # some rank does something that others wait for
 
 
-@dataclasses.dataclass(frozen=True)
-class StallSettings:
+class StallSettings(NamedTuple):
     """What the environment variables say.
 
     Without a number of seconds a job stands still after 20 usual updates, and
@@ -36,10 +35,12 @@ class StallSettings:
     Attributes:
         seconds: Given; None: as above; 0: nothing is watched.
         ends: The job ends; else there is a warning.
+        least: Seconds that are waited for without ``seconds``, at least.
     """
 
     seconds: float | None = None
     ends: bool = True
+    least: float = _LEAST
 
     def limit(self, usual: float) -> float:
         """Seconds without an update before anybody asks why.
@@ -49,7 +50,7 @@ class StallSettings:
         """
         if self.seconds is not None:
             return self.seconds
-        return max(_LEAST, _UPDATES * usual)
+        return max(self.least, _UPDATES * usual)
 
     def patience(self, is_certain: bool, is_broken: bool) -> int:
         """How many times the limit must be over.
@@ -87,4 +88,4 @@ def settings_of_environment() -> StallSettings:
     if action not in ('end', 'warn'):
         raise ValueError(f'the environment variable {ACTION} must be end or '
                          f'warn, not {action!r}')
-    return StallSettings(seconds, action == 'end')
+    return StallSettings(seconds, action == 'end', _LEAST)

@@ -4,6 +4,7 @@ Other threads read the notes when nothing seems to move any more.
 """
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ _notes: list[Note] = []
 class waiting:
     """A ``with`` block in which the main thread waits.
 
+    In other threads, which nobody asks, it does nothing.
+
     Args:
         note: Says for what; called only when somebody wants to know.
     """
@@ -43,10 +46,12 @@ class waiting:
         self._note = note
 
     def __enter__(self) -> None:
-        _notes.append(self._note)
+        if threading.get_ident() == threading.main_thread().ident:
+            _notes.append(self._note)
 
     def __exit__(self, *_: object) -> None:
-        _notes.pop()
+        if threading.get_ident() == threading.main_thread().ident:
+            _notes.pop()
 
 
 def current_waits() -> list[Wait]:

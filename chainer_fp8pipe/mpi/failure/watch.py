@@ -1,23 +1,178 @@
-"""Begins to watch ranks: whether they die, and whether they stand still."""
+"""Begins to watch ranks: whether they die, and whether they stand still.
+
+Each node has a process beside the ranks, the watchdog (:mod:`.watchdog`).  A
+thread of each rank answers its questions: how many updates there were, where
+the main thread is and what it waits for.  No job depends on the watchdog:
+there is none on systems other than Linux, or where it cannot be started.
+"""
 from __future__ import annotations
 
+import ast
+import contextlib
+import faulthandler
+import fcntl
+import functools
+import gc
+import json
+import linecache
 import os
+import secrets
+import signal
+import socket
+import subprocess
 import sys
+import threading
+from types import FrameType
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from ..agreement import raise_together
-from .abort import end_all_ranks
-from .stall_settings import settings_of_environment
-from .stall_watch import watch_stalls
-from .witness import own_name, register, say_that_all_end
+from ..finalizing import before_finalize
+from ..forever import keep_forever
+from .stack import Frame, before_wait, call
+from .stall_settings import (
+    EXIT_CODE,
+    StallSettings,
+    settings_of_environment,
+)
+from .update_count import updates
+from .waits import current_waits
+from .watchdog import WatchdogJob
+from .watchdog_link import own_addresses
+
+#: The environment variable that, as ``0``, has no watchdog started.
+SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'
+
+_SECONDS = 1.0          # to connect, at most
+_BACKLOG = 1024         # ranks that may connect before the watchdog is up
+# A process that dies closes what it opened last first, Linux being so.  This
+# is above what the launcher reads, so that the watchdog knows before it does.
+_LOWEST_FD = 200
+_MOST_FRAMES = 100
+_STUCK = 20             # seconds that MPI_Abort may take
+_PART = 10_000          # objects that are looked through at a time
+_START = ('import sys; sys.path.append(sys.argv[1]); '
+          'from failure.watchdog import main; main()')
+
+
+class _Place(NamedTuple):
+    """Where a watchdog is reached: by ranks, and by other watchdogs."""
+
+    number: int
+    line: bytes
+    words: str
+    hosts: tuple[str, ...]
+    port: int               # 0: not from other nodes
+    token: str
+
+
+class _Line:
+    """This rank's connection to its watchdog."""
+
+    def __init__(self) -> None:
+        self.place: _Place | None = None
+        self.role = ''          # this rank's part in the job
+        self._socket: socket.socket | None = None
+
+    def connect(self, place: _Place) -> None:
+        """Connects to a watchdog, if that is possible."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
+            low.settimeout(_SECONDS)
+            try:
+                low.connect(place.line)
+                line = socket.socket(fileno=fcntl.fcntl(
+                    low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD))
+            except OSError:
+                return
+        line.setblocking(True)
+        self.place, self._socket = place, line
+        # A fork must not speak for the rank, nor seem to be it.
+        os.register_at_fork(after_in_child=self._close)
+        before_finalize(lambda: self.say({'goodbye': True}))
+        threading.Thread(target=self._serve, args=[line, _Self()],
+                         name='watchdog', daemon=True).start()
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Says something to the watchdog, if there is one."""
+        if self._socket:
+            with contextlib.suppress(OSError):
+                self._socket.send(json.dumps(message).encode(),
+                                  socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+    def _close(self) -> None:
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+    def _serve(self, line: socket.socket, own: _Self) -> None:
+        """The thread: answers questions."""
+        while True:
+            try:
+                asked = line.recv(1 << 18)
+            except OSError:
+                return
+            if not asked:
+                return
+            if asked.startswith(b'end '):
+                _end(asked[4:].decode(errors='replace'))
+                continue
+            try:
+                said = own.report(asked == b'details')
+            except Exception:       # what it looks at may change meanwhile
+                said = own.report(False)
+            self.say(said)
+
+
+_line = _Line()
+
+
+class _Self:
+    """What this rank says of itself; made by the main thread."""
+
+    def __init__(self) -> None:
+        # Processes of other jobs may be waited for, too.
+        self._has_parent = MPI.Comm.Get_parent() != MPI.COMM_NULL
+        self._moves = 0
+        self._outside: bool | None = None       # None: not known yet
+
+    def report(self, has_details: bool) -> dict[str, Any]:
+        """For the watchdog."""
+        said: dict[str, Any] = {'updates': updates.total,
+                                'usual': updates.usual_seconds()}
+        if has_details:
+            frames = _frames()
+            stack = [_described(frame) for frame in frames]
+            if stack:
+                stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
+            waiting = before_wait(stack)
+            # In a loop, one wait may follow another in the same place.
+            moves = hash((tuple(waiting), *(
+                id(value) for frame in frames[:len(waiting)]
+                for value in _variables(frame))))
+            waits = current_waits()
+            outside = not waits and call(stack).startswith('MPI') and (
+                self._may_wait_for_others(frames, moves))
+            said |= {'stack': stack, 'moves': moves, 'waits': waits,
+                     'outside': outside}
+        return said
+
+    def _may_wait_for_others(self, frames: list[FrameType], moves: int
+                             ) -> bool:
+        """Whether this rank may wait for a process outside of the job."""
+        if self._moves != moves:
+            self._moves, self._outside = moves, None
+            return True         # to find out takes time: not while it moves
+        if self._outside is None:
+            self._outside = self._has_parent or _has_intercomm(frames)
+        return self._outside
 
 
 def watch(comm: MPI.Comm, role: str = '') -> None:
     """Watches these ranks from now on; call it on all of them.
 
-    A rank that dies without a word is named by the witness of its node, and
-    one that the others wait for in vain by :mod:`.stall_watch`.
+    A rank that dies without a word is named by the watchdog of its node, and
+    so is one that others wait for in vain.
 
     Args:
         comm: The ranks.
@@ -30,18 +185,160 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
     """
     if comm.size == 1:
         return
-    settings = raise_together(comm, settings_of_environment, ValueError)
-    questions = register(comm, role)
-    watch_stalls(comm, f'{own_name()}, process {os.getpid()} on host '
-                 f'{os.uname().nodename},', questions, settings, _end)
+    settings = comm.bcast(raise_together(comm, settings_of_environment,
+                                         ValueError))
+    _line.role = role or _line.role or 'worker'
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    try:
+        possible, offers = zip(*node.allgather(
+            (_is_possible(), _line.place)), strict=True)
+        place = next(filter(None, offers), None)
+        if place is None and True in possible:
+            starter = possible.index(True)
+            place = node.bcast(
+                _start(settings, node.size < MPI.COMM_WORLD.size)
+                if node.rank == starter else None, starter)
+    finally:
+        node.Free()
+    if place and not _line.place and _is_possible():
+        _line.connect(place)
+    world = MPI.COMM_WORLD
+    _line.say({'rank': world.rank, 'dump': _dump(), 'who': (
+        f'rank {world.rank} of {world.size} ({_line.role}), process '
+        f'{os.getpid()} on host {os.uname().nodename},')})
+    places = [other for other in comm.allgather(place) if other]
+    if lead := min((other for other in places if other.port), default=None):
+        _line.say({'lead': [lead.number, lead.words, lead.hosts, lead.port,
+                            lead.token]})
 
 
-def _end(text: str, code: int) -> None:
-    """Ends all ranks, from the thread that watches."""
+def say_that_all_end() -> None:
+    """Tells the watchdog that this rank, which has said why, ends the job."""
+    _line.say({'all end': True})
+
+
+def _is_possible() -> bool:
+    # Missing on other systems.
+    return (hasattr(socket, 'SO_PEERCRED') and os.path.exists('/proc/self/fd')
+            and bool(sys.executable) and os.environ.get(SWITCH) != '0')
+
+
+def _start(settings: StallSettings, has_others: bool) -> _Place | None:
+    """Starts a watchdog, without waiting for it; None if that fails."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        lines = stack.enter_context(socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        lines.bind('')          # Linux then finds a name, and no file
+        lines.listen(_BACKLOG)
+        files, port = [lines.fileno()], 0
+        if has_others:
+            links = stack.enter_context(socket.socket())
+            links.bind(('', 0))
+            links.listen(_BACKLOG)
+            files.append(links.fileno())
+            port = links.getsockname()[1]
+        rank, token = MPI.COMM_WORLD.rank, secrets.token_hex(8)
+        job = WatchdogJob(rank, os.getpid(), MPI.COMM_WORLD.size, settings,
+                          files[0], files[1] if has_others else -1, token)
+        # Kept, as Popen warns when a process is freed before it ends.
+        keep_forever(subprocess.Popen(
+            [sys.executable, '-I', '-S', '-c', _START,
+             os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+             json.dumps(job)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, cwd='/', pass_fds=files,
+            start_new_session=True))
+        host = os.uname().nodename
+        return _Place(rank, lines.getsockname(),
+                      f'rank {rank} with others on host {host},',
+                      own_addresses() if has_others else (), port, token)
+    return None
+
+
+@functools.cache
+def _dump() -> tuple[int, int] | None:
+    """A signal that has this process write its stack, and to which file."""
+    with contextlib.suppress(AttributeError, OSError, ValueError,
+                             RuntimeError):
+        number = int(signal.SIGRTMAX - 5)       # which nobody else uses
+        # What is restored when the interpreter ends: a rank that is in
+        # MPI_Finalize by then must not die of the question.
+        signal.signal(number, signal.SIG_IGN)
+        file = os.memfd_create('stack of a rank')
+        faulthandler.register(number, file, all_threads=False)
+        return number, file
+    return None
+
+
+def _end(text: str) -> None:
+    """Ends all ranks, from the thread that answers."""
+    # MPI may be stuck, too.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        faulthandler.dump_traceback_later(_STUCK, exit=True)
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        end_all_ranks(text, code)
-        return
-    say_that_all_end()
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    os._exit(code)      # on which launchers end the others
+        from .abort import end_all_ranks  # which imports this module
+
+        end_all_ranks(text, EXIT_CODE)
+    else:
+        say_that_all_end()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)     # on which launchers end the others
+
+
+# --- the main thread, as seen from another one -------------------------------
+
+def _frames() -> list[FrameType]:
+    """The main thread's, from the outermost on; the last ones."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found: list[FrameType] = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _described(frame: FrameType) -> Frame:
+    return Frame(frame.f_code.co_filename, frame.f_lineno or 0,
+                 frame.f_code.co_name)
+
+
+def _variables(frame: FrameType) -> tuple[Any, ...]:
+    # To look at those of a frame in a debugger would undo what that sets.
+    return () if frame.f_trace else (*frame.f_locals.values(),)
+
+
+def _method(frame: FrameType) -> str:
+    """The method that a frame is calling; '' if that cannot be told.
+
+    Python says from 3.11 on where in a line it is.
+    """
+    with contextlib.suppress(AttributeError, SyntaxError, ValueError,
+                             TypeError, IndexError):
+        positions: Any = frame.f_code.co_positions  # type: ignore[attr-defined]
+        first, last, start, stop = [*positions()][frame.f_lasti // 2]
+        lines = [line.encode() for line in linecache.getlines(
+            frame.f_code.co_filename, frame.f_globals)[first - 1:last]]
+        lines[-1] = lines[-1][:stop]
+        lines[0] = lines[0][start:]
+        node = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
+        if isinstance(node, ast.Call) and isinstance(node.func,
+                                                     ast.Attribute):
+            return node.func.attr
+    return ''
+
+
+def _has_intercomm(frames: list[FrameType]) -> bool:
+    """Whether something in this process refers to an intercommunicator."""
+    objects = gc.get_objects()
+    values = [value for frame in frames for value in _variables(frame)]
+    parts = [values, gc.get_referents(*values), *(
+        gc.get_referents(*objects[start:start + _PART])
+        for start in range(0, len(objects), _PART))]
+    # Python's collector does not know dictionaries of simple objects.
+    return any(_is_intercomm(one) or isinstance(one, dict) and (
+        not gc.is_tracked(one)) and any(map(_is_intercomm, one.values()))
+        for part in parts for one in part)
+
+
+def _is_intercomm(one: object) -> bool:
+    return isinstance(one, MPI.Intercomm) and one != MPI.COMM_NULL

@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 from mpi4py import MPI
 
-from ...mpi.agreement import check_same
+from ...mpi.agreement import Signature, agree
 from ...mpi.groups import nodes_of
 from ...planning.job.job_profile import Figure, NetworkFigures
 from . import link_findings as findings
@@ -63,12 +62,11 @@ def measure_network(comm: MPI.Comm, budget: float = 10.0,
     peers = Peers(comm, patience, _MUCH_LONGER * budget)
     with peers.failing_together():
         peers.meet()
-        wanted = peers.gather(numpy.array(
-            [budget, patience, *(torus or (0, 0))], float))
         hosts = tuple(peers.in_time(lambda: nodes_of(comm)))
-    check_same([dict(zip(('budget', 'patience', 'rows', 'columns'), row,
-                         strict=True)) for row in wanted.tolist()],
-               'pass the same to measure_network on all ranks')
+    agree(comm, Signature({
+        'budget': str(budget), 'patience': str(patience),
+        'torus': str(torus)}),
+        remedy='Pass the same to measure_network on all ranks.')
     if not (budget > 0 and patience > 0):
         raise ValueError(f'budget={budget} and patience={patience} are '
                          'seconds, more than 0')

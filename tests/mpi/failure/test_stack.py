@@ -1,0 +1,195 @@
+"""Where a rank is, and whether it waits, from its stack."""
+import faulthandler
+import itertools
+import tempfile
+import threading
+import time
+
+from chainer_fp8pipe.mpi.failure import stack, watch
+from chainer_fp8pipe.mpi.failure.stack import Frame
+from chainer_fp8pipe.mpi.failure.update_count import UpdateCount
+from chainer_fp8pipe.mpi.failure.waits import Wait, current_waits, waiting
+from chainer_fp8pipe.mpi.waiting import wait_until
+
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+OURS = stack._OURS
+
+
+def reports(action, looks=2):
+    """What the rank says of itself while its main thread is in an action."""
+    found, inside, own = [], threading.Event(), watch._Self()
+
+    def look():
+        inside.wait()
+        for _ in range(looks):
+            time.sleep(0.05)
+            found.append(own.report(True))
+    thread = threading.Thread(target=look)
+    thread.start()
+
+    def is_over():
+        inside.set()
+        return not thread.is_alive()
+    action(is_over)
+    thread.join()
+    return found
+
+
+def test_a_wait_that_polls_does_not_move_and_names_its_caller():
+    first, last = reports(wait_until)
+    assert stack.call(last['stack']) == 'test_stack.py:reports'
+    assert 'test_stack.py' in stack.place(last['stack'])
+    assert first['moves'] == last['moves']
+
+
+def test_a_loop_of_waits_moves():
+    times = itertools.count(1)
+
+    def action(is_over):
+        number = 0
+        while not is_over():
+            wait_until(lambda: next(times) % 50 == 0)
+            number += 1
+    first, last = reports(action)
+    assert first['moves'] != last['moves']
+
+
+def test_work_is_no_wait():
+    def work(is_over):
+        while not is_over():
+            time.sleep(0.001)
+    assert stack.call(reports(work)[0]['stack']) == ''
+
+
+def test_what_is_noted_is_told_by_the_outermost_that_knows():
+    def action(is_over):
+        with waiting(lambda: []), waiting(lambda: [Wait('frame 1', (3,))]):
+            wait_until(is_over)
+    assert reports(action)[0]['waits'] == [('frame 1', (3,))]
+    assert current_waits() == []
+
+
+def test_notes_of_other_threads_do_not_touch_the_main_threads():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with waiting(lambda: [Wait('another')]):
+            entered.set()
+            leave.wait()
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait()
+    with waiting(lambda: [Wait('mine')]):
+        leave.set()
+        thread.join()
+        assert current_waits() == [Wait('mine')]
+
+
+def reports_in_mpi(wait, looks=3):
+    """What the rank says while its main thread is in a call of MPI."""
+    comm = MPI.COMM_SELF.Dup()
+    found, own = [], watch._Self()
+
+    def look():
+        while len(found) < looks:
+            said = own.report(True)
+            if stack.call(said['stack']).startswith('MPI'):
+                found.append(said)
+        comm.Send(bytearray(1), 0)
+    thread = threading.Thread(target=look)
+    thread.start()
+    wait(comm, bytearray(1), MPI)
+    thread.join()
+    comm.Free()
+    return found[-1]
+
+
+@pytest.mark.parametrize('expression', [
+    'comm.Recv(buffer)', 'comm.Recv(bytearray(len(str(1))))',
+    'comm.Recv(\n    buffer,\n    source=MPI.ANY_SOURCE)'])
+def test_a_rank_in_mpi_is_seen_to_wait_there(expression, tmp_path):
+    path = tmp_path / 'script.py'
+    path.write_text(f'def wait(comm, buffer, MPI):\n    {expression}\n')
+    names = {}
+    exec(compile(path.read_text(), str(path), 'exec'), names)
+    said = reports_in_mpi(names['wait'])
+    assert stack.call(said['stack']) == 'MPI: Recv'
+    assert stack.place(said['stack']).startswith('script.py:')
+
+
+@on_ranks(2)
+def test_a_rank_that_has_an_intercommunicator_may_wait_for_others(comm):
+    def wait(comm, buffer, MPI):
+        comm.Recv(buffer)
+    assert not reports_in_mpi(wait)['outside']
+    local = comm.Split(comm.rank)
+    kept = {'attribute': local.Create_intercomm(0, comm, 1 - comm.rank)}
+    assert reports_in_mpi(wait)['outside']
+    kept['attribute'].Free()
+    assert not reports_in_mpi(wait)['outside']
+    local.Free()
+
+
+class Reader:
+    """Reads for a long time, in compiled code."""
+
+    def __init__(self):
+        self.bcast = lambda *_: None
+        self.read = threading.Semaphore(0).acquire
+
+
+def test_an_argument_that_is_computed_is_no_wait_for_ranks():
+    if not hasattr(test_work_is_no_wait.__code__, 'co_positions'):
+        pytest.skip('Python says where in a line it is from 3.11 on')
+    comm = Reader()
+    found, own = [], watch._Self()
+
+    def look():
+        time.sleep(0.2)
+        found.append(own.report(True)['stack'])
+        comm.read.__self__.release()
+    thread = threading.Thread(target=look)
+    thread.start()
+    comm.bcast(comm.read(True, 100.0))
+    thread.join()
+    assert stack.call(found[0]) == ''
+
+
+def test_a_dump_of_faulthandler_is_read():
+    with tempfile.TemporaryFile('w+') as file:
+        for _ in range(2):
+            faulthandler.dump_traceback(file, all_threads=False)
+        file.seek(0)
+        frames = stack.frames_of_dump(file.read())
+    assert frames[-1].function == 'test_a_dump_of_faulthandler_is_read'
+    assert stack.as_text(frames).count('faulthandler.dump_traceback(') == 1
+    assert stack.frames_of_dump('nonsense') == []
+
+
+@pytest.mark.parametrize(('frame', 'call'), [
+    (Frame('script.py', 1, 'main', 'Barrier'), 'MPI: Barrier'),
+    (Frame('script.py', 1, 'main', 'recv'), ''),
+    (Frame('/x/chainermn/base.py', 1, 'f', 'recv'), 'MPI: recv'),
+    (Frame(f'{OURS}mpi/groups.py', 1, 'gather', 'gather'), 'MPI: gather'),
+    (Frame(f'{OURS}allreduce/bucket.py', 1, 'finish'), 'bucket.py:finish'),
+])
+def test_what_is_a_wait(frame, call):
+    assert stack.call([frame]) == call
+    assert stack.call([]) == ''
+
+
+def test_the_usual_duration_is_that_of_the_longest_kind(monkeypatch):
+    updates, now = UpdateCount(), [0.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+    for number in range(8):
+        now[0] = number * 2.0
+        updates.finished('slow')
+        now[0] += 0.5
+        updates.finished('quick' if number else 'slow')
+    assert updates.total == 16
+    assert updates.usual_seconds() == 2.0
+    assert UpdateCount().usual_seconds() == 0.0

@@ -1,0 +1,116 @@
+"""However a program ends, what needs MPI is done before."""
+import pytest
+
+from tests.ranks import run_script
+
+SCRIPT = """
+import atexit, os, sys, time
+import chainer_fp8pipe
+import chainer, chainer.functions as F, chainer.links as L, chainermn, numpy
+from chainer_fp8pipe.mpi import finalizing
+from mpi4py import MPI
+
+comm = chainer_fp8pipe.create_communicator('fp8', warmup=0, {options})
+model = chainer.Sequential(*[L.Linear(64, 64, initialW=numpy.eye(64) / 8)
+                             for _ in range(3)])
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), comm).setup(model)
+rank = comm.rank
+
+def update():
+    model.cleargrads()
+    F.sum(model(numpy.ones((4, 64), 'f'))).backward()
+    optimizer.update()
+
+def fork(action):
+    child = os.fork()
+    if not child:
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+for _ in range(4):
+    update()
+{end}
+if rank == 0:
+    print(sum(float(abs(one.array).sum()) for one in model.params()))
+"""
+NEXT = "overlap='next_forward'"
+AGGREGATOR = "algorithm='aggregator'"
+MIXED = f'{NEXT}, {AGGREGATOR}'
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """What rank 0 prints of its model in the end."""
+    known = {}
+
+    def run(options, end, ranks=2):
+        if (options, end) not in known:
+            path = tmp_path_factory.mktemp('script') / 'script.py'
+            path.write_text(SCRIPT.format(options=options, end=end))
+            done = run_script(ranks, path, timeout=300)
+            assert (done.returncode, done.stderr) == (0, '')
+            known[options, end] = done.stdout
+        return known[options, end]
+    return run
+
+
+@pytest.mark.parametrize(('options', 'end'), [
+    (NEXT, 'MPI.Finalize()'),
+    (NEXT, 'comm.finalize(); MPI.Finalize(); comm.finalize()'),
+    (NEXT, 'comm.finalize(); comm.finalize(); atexit.register(comm.finalize)'),
+    ('overlap=True', 'atexit.register(MPI.Finalize)'),
+    ('', 'MPI.Finalize(); comm.finalize()'),
+    # What a fork does, in the middle of an update that waits.
+    (NEXT, 'fork(atexit._run_exitfuncs)\nupdate()'),
+    (NEXT, 'fork(finalizing._work); fork(comm.finalize)\nupdate()'),
+    (NEXT, 'fork(lambda: F.sum(model(numpy.ones((4, 64), "f"))))\nupdate()'),
+])
+def test_no_update_is_lost(run, options, end):
+    usual = 'update()' if 'update' in end else 'pass'
+    assert run(options, end) == run('', usual)
+
+
+@pytest.mark.parametrize('end', [
+    'MPI.Finalize()', 'comm.finalize(); MPI.Finalize()',
+    'if rank == 0: fork(atexit._run_exitfuncs)\nupdate()'])
+def test_aggregators_leave_once(run, end):
+    usual = 'update()' if 'update' in end else 'pass'
+    assert run(AGGREGATOR, end, 3) == run('', usual)
+
+
+def test_a_finalized_communicator_says_so(run):
+    run('', """
+comm.finalize()
+try:
+    update()
+except RuntimeError as error:
+    assert f'rank {rank}: communicator ' in str(error)
+    assert 'has been finalized' in str(error)
+else:
+    sys.exit(3)
+""")
+
+
+def test_what_fails_at_the_end_is_reported(tmp_path):
+    path = tmp_path / 'script.py'
+    path.write_text("""
+import chainer_fp8pipe
+from chainer_fp8pipe.mpi import finalizing
+from mpi4py import MPI
+chainer_fp8pipe.create_communicator('fp8')
+
+def fail():
+    raise ValueError('so it goes')
+if MPI.COMM_WORLD.rank == 1:
+    finalizing.before_finalize(fail)
+MPI.Finalize()
+""")
+    done = run_script(2, path, timeout=300)
+    assert done.returncode == 1
+    assert 'rank 1 of 2 failed' in done.stderr
+    assert 'so it goes' in done.stderr
