@@ -17,6 +17,7 @@ from ...mpi.waiting import wait_until
 from ..snapshots import snapshot_file
 from ..snapshots.snapshot_writing import SnapshotWriting, prepared
 from .job_state import collect, names_of_communicators
+from .optimizer_state import note_first_values
 
 
 class SavingBeside:
@@ -48,6 +49,7 @@ class SavingBeside:
 
         Removes what killed runs have left in the directory.
         """
+        note_first_values(trainer)
         if all_ranks(self._comm).rank == 0:
             snapshot_file.remove_unfinished(directory)
         for entry in trainer._extensions.values():

@@ -14,10 +14,16 @@ from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
-from .plain_values import from_json
-from .snapshot_file import JSON, Content, SnapshotIndex, digest
+from .json_values import from_json, object_array
+from .snapshot_file import (
+    Content,
+    DamagedSnapshot,
+    SnapshotIndex,
+    Value,
+    bytes_of,
+    entry_of,
+)
 from .snapshot_writing import SnapshotWriting, prepared
-from .zip_directory import DamagedSnapshot
 
 State = dict[str, numpy.ndarray]
 
@@ -77,13 +83,15 @@ def _restored(found: dict[str, Any], index: SnapshotIndex,
     for key, answer in found.items():
         if answer is None:      # rank 0 has the problem
             continue
-        name, value = answer
-        if index.digests.get(name, b'') != (
-                digest(value) if index.digests else b''):
+        name, array = answer
+        entry = index.entries[name]
+        if entry_of(Value(array, entry.is_json)) != entry:
             raise DamagedSnapshot(
                 f'{index.path}: {name} came with other bits than it was saved '
                 'with; look at memory and disk of rank 0, and resume again')
-        state[key] = from_json(value) if name.startswith(JSON) else value
+        if entry.is_json:
+            array = object_array(from_json(bytes(bytes_of(array))))
+        state[key] = array
     return state
 
 
@@ -94,8 +102,8 @@ def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
 
     ``wishes`` is a bool array (ranks, keys).
     """
-    own = numpy.array([[exact and content.has_own(rank, key) for key in keys]
-                       for rank in range(comm.size)], bool)
+    own = numpy.array([[exact and content.index.has_own(rank, key)
+                        for key in keys] for rank in range(comm.size)], bool)
     # What every rank takes, such as all of a data-parallel model.
     common = comm.bcast(wishes.all(0) & ~own.any(0))
     problem: Exception | None = None
@@ -105,8 +113,8 @@ def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
         nonlocal problem
         if problem is None:
             try:
-                return (content.index.member_of(key, rank),
-                        content.read(key, rank))
+                return ('all/' if rank is None else f'rank{rank}/') + key, (
+                    content.read(key, rank))
             except Exception as error:
                 problem = error
         return None
