@@ -72,14 +72,14 @@ def collect_optimizers(trainer: chainer.training.Trainer) -> State:
 
     Of each owner, such as ``main/l1/W``: ``class``, ``float32``, ``array0``
     and so on, and ``values``: its values, those of the beginning that are
-    others now, and the names of the arrays.
+    others now (None: they were not noted), and the names of the arrays.
     """
     state: State = {}
     for key, owner in owners(trainer):
         now, arrays = _values(owner), _arrays(owner)
-        changed = {name: value for name, value
-                   in _first.get(owner, {}).items()
-                   if not _same(value, now.get(name, _NONE))}
+        changed = {name: value for name, value in _first[owner].items()
+                   if not _same(value, now.get(name, _NONE))
+                   } if owner in _first else None
         state[f'{key}/class'] = numpy.asarray(type(owner).__name__)
         state[f'{key}/values'] = object_array((now, changed, [*arrays]))
         for number, array in enumerate(arrays.values()):
@@ -158,12 +158,13 @@ class Restoring:
     def _restore(self, key: str, owner: Any, state: State) -> None:
         now, changed, arrays = state[f'{key}/values'].item()
         script, holders = copy.deepcopy(_values(owner)), holders_of(owner)
-        first = {**now, **changed}
+        first = {} if changed is None else {**now, **changed}
         _first[owner] = copy.deepcopy({
             name: first.get(name, value) for name, value in script.items()})
         for name, value in now.items():
             one = _Restored(key, owner, name, holders.get(_split(name)[0]),
-                            script.get(name, _NONE), first[name], value)
+                            script.get(name, _NONE),
+                            first.get(name, _NONE), value)
             if one.holder is not None and not _same(one.script, value):
                 self._restored.append(one)
                 if not one.is_edited:
@@ -201,7 +202,7 @@ class Restoring:
         for one in self._restored:
             # If an extension has set it, that is what the script says; the
             # first value is as extensions have left it, too.
-            if _equal(one.now, one.script):
+            if one.first is _NONE or _equal(one.now, one.script):
                 is_edited = one.is_edited
             else:
                 is_edited = not (_equal(one.now, one.first)
@@ -228,7 +229,8 @@ class _Restored:
         self.key, self.owner, self.name = key, owner, name
         self.holder = holder        # whose attribute it is
         self.script, self.first, self.value = script, first, value
-        self.is_edited = script is not _NONE and not _equal(script, first)
+        self.is_edited = not (script is _NONE or first is _NONE
+                              or _equal(script, first))
 
     @property
     def now(self) -> Any:

@@ -325,8 +325,7 @@ def _checked(path: str, stack: contextlib.ExitStack) -> Content:
     """Opens a snapshot after all of it was read and found whole."""
     with contextlib.ExitStack() as trial:
         content = trial.enter_context(snapshot_file.opened(path))
-        with snapshot_file.explained(path):
-            content.check()
+        content.check()
         stack.push(trial.pop_all())
     return content
 

@@ -133,8 +133,7 @@ class Content:
     """An open snapshot; one value at a time is in memory.
 
     Raises:
-        DamagedSnapshot: The file is damaged, or no snapshot.
-        ValueError: It is whole, but of another format.
+        DamagedSnapshot: The file is damaged, or no snapshot of this version.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
@@ -155,8 +154,6 @@ class Content:
                 path, json.loads(self._bytes_at(start, size)), start)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError,
                 SyntaxError, OverflowError, RecursionError) as error:
-            if isinstance(error, OtherFormat):
-                raise
             raise DamagedSnapshot(f'its manifest is wrong: {error}') from None
         if self._structure(length) != digest:
             raise DamagedSnapshot('what is around its values has another '
@@ -168,12 +165,13 @@ class Content:
         Raises:
             DamagedSnapshot: The file is not whole.
         """
-        for name, entry in self.index.entries.items():
-            found = _started(entry.dtype, entry.shape)
-            for piece in self._pieces(self._starts[name], entry.size):
-                found.update(piece)
-            if found.digest() != entry.digest:
-                raise DamagedSnapshot(f'{name} has another digest')
+        with explained(self.index.path):
+            for name, entry in self.index.entries.items():
+                found = _started(entry.dtype, entry.shape)
+                for piece in self._pieces(self._starts[name], entry.size):
+                    found.update(piece)
+                if found.digest() != entry.digest:
+                    raise DamagedSnapshot(f'{name} has another digest')
 
     def read(self, key: str, rank: int | None = None) -> numpy.ndarray:
         """The first rank's value, or a rank's own; JSON as its bytes.
@@ -213,10 +211,6 @@ class Content:
         return b''.join(self._pieces(start, size))
 
 
-class OtherFormat(ValueError):
-    """A file that is whole, but that this version cannot read."""
-
-
 def _parsed(path: str, manifest: Any, end: int
             ) -> tuple[SnapshotIndex, dict[str, int]]:
     """The index of a file, and where each member's data start.
@@ -224,8 +218,9 @@ def _parsed(path: str, manifest: Any, end: int
     ``end`` is where the manifest starts: values are before it.
     """
     if manifest['format'] != _FORMAT:
-        raise OtherFormat('it was written by another version of '
-                          'chainer_fp8pipe, which has another format')
+        raise ValueError(
+            f'it has format {manifest["format"]}, and this version of '
+            f'chainer_fp8pipe reads format {_FORMAT}')
     ranks, position = manifest['ranks'], 0
     entries: dict[str, Entry] = {}
     starts: dict[str, int] = {}
@@ -267,8 +262,7 @@ def opened(path: str) -> Iterator[Content]:
     """Opens a snapshot.
 
     Raises:
-        DamagedSnapshot: The file is damaged, or no snapshot.
-        ValueError: It is of another version.
+        DamagedSnapshot: The file is damaged, or no snapshot of this version.
     """
     with contextlib.ExitStack() as stack:
         with explained(path):
@@ -286,9 +280,6 @@ def explained(path: str) -> Iterator[None]:
             f'{path} is damaged or no snapshot ({error}); resume from an '
             'older one, or from the directory, of which the newest whole one '
             'is taken') from error
-    except ValueError as error:
-        raise type(error)(f'{path} cannot be gone on from: {error}') from (
-            error)
 
 
 class Member(NamedTuple):

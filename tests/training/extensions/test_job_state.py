@@ -39,16 +39,18 @@ def test_a_rank_takes_what_belongs_to_its_layers(tmp_path):
     trainer = job(tmp_path, [2, 4])
     found = set(movable(list(whole), collect(trainer, ALONE), trainer))
     places = [f'{number}/{name}' for number in (2, 4) for name in 'Wb']
-    for kind in ('trainer/updater/model:main/',
-                 'optimizer/main/rule/alpha/'):
-        assert {key for key in found if key.startswith(kind)} == {
-            kind + place for place in places}
+    kind = 'trainer/updater/model:main/'
+    assert {key for key in found if key.startswith(kind)} == {
+        kind + place for place in places}
+    assert {key for key in found if key.startswith('optimizer/')} == {
+        'optimizer/main/class', 'optimizer/main/values',
+        *(f'optimizer/main/{place}/{name}' for place in places
+          for name in ('class', 'values'))}
     kind = 'trainer/updater/optimizer:main/'
     assert {key for key in found if key.startswith(kind)} == {
         kind + 't', kind + 'epoch',
         *(f'{kind}{place}/{name}' for place in places for name in 'tmv')}
-    assert {'optimizer/main/class', 'optimizer/main/hyperparam/beta1',
-            'trainer/updater/iteration',
+    assert {'trainer/updater/iteration', 'iterator/main/samples',
             'trainer/updater/iterator:main/current_position'} <= found
     assert not any(key.startswith('random/') for key in found)
 
@@ -56,7 +58,7 @@ def test_a_rank_takes_what_belongs_to_its_layers(tmp_path):
 def test_layer_1_is_not_taken_for_layer_11(tmp_path):
     whole = ['trainer/updater/optimizer:main/11/W/m',
              'trainer/updater/optimizer:main/1/W/m',
-             'optimizer/main/float32/11/W', 'optimizer/main/float32/1/W']
+             'optimizer/main/11/W/float32', 'optimizer/main/1/W/float32']
     trainer = job(tmp_path, [1])
     assert movable(whole, collect(trainer, ALONE), trainer) == [
         whole[1], whole[3]]
