@@ -61,10 +61,28 @@ def owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, Any]]:
 
 
 def note_first_values(trainer: chainer.training.Trainer) -> None:
-    """Notes with which values a training begins, unless that is known."""
-    for _, owner in owners(trainer):
-        if owner not in _first:
+    """Notes with which values a training begins, unless that is known.
+
+    Call it while extensions are initialised.  The values are those after all
+    of them, some of which may follow; a trainer asks its stop trigger next.
+    """
+    new = [owner for _, owner in owners(trainer) if owner not in _first]
+    stop_trigger = trainer.stop_trigger
+
+    def note() -> None:
+        for owner in new:
             _first[owner] = copy.deepcopy(_values(owner))
+
+    def stop(trainer: chainer.training.Trainer) -> bool:
+        if trainer.stop_trigger is stop:
+            trainer.stop_trigger = stop_trigger
+            note()
+        return stop_trigger(trainer)
+    note()
+    # Unless an extension has changed them before the first update.
+    if new and not any(entry.call_before_training
+                       for entry in trainer._extensions.values()):
+        trainer.stop_trigger = stop
 
 
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:
