@@ -199,7 +199,8 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
         index: SnapshotIndex | None = ranks.bcast(content and content.index)
         if index is None:
             return trainer.updater.iteration
-        current = raise_together(ranks, lambda: collect(trainer, comm))
+        current = raise_together(ranks, lambda: collect(trainer, comm),
+                                 error=ValueError)
         exact = ranks.allreduce(
             index.ranks == ranks.size
             and index.communicator == names_of_communicators(trainer, comm)

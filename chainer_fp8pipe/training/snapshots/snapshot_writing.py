@@ -187,22 +187,26 @@ class SnapshotWriting:
         problem = '; '.join(f'rank {rank}: {table}'
                             for rank, table in enumerate(tables)
                             if isinstance(table, str))
+        if not problem:
+            try:
+                self._writer = _FileWriter(self.path, communicator,
+                                           self._comm.size, self._after)
+            except RuntimeError as error:       # no thread is left
+                problem = f'rank 0: {type(error).__name__}: {error}'
         parts = plan(tables) if not problem else [[] for _ in tables]
         for rank in range(1, self._comm.size):
             yield from self._send_object([key for _, key, _ in parts[rank]],
                                          rank, _PLAN)
-        if not problem:
-            problem = yield from self._write(tables, parts, communicator)
+        if self._writer:
+            problem = yield from self._write(self._writer, tables, parts)
         self._values = {}
         self.problem = problem
         for rank in range(1, self._comm.size):
             yield from self._send_object(self.problem, rank, _OUTCOME)
 
-    def _write(self, tables: list[Any], parts: list[list[Any]],
-               communicator: str) -> _Way:
+    def _write(self, writer: _FileWriter, tables: list[Any],
+               parts: list[list[Any]]) -> _Way:
         """Gives all values to the writer; returns the problem, '' if none."""
-        writer = self._writer = _FileWriter(
-            self.path, communicator, self._comm.size, self._after)
         for prefix, key, ranks in parts[0]:
             writer.put(Member(prefix + key, self._values[key],
                               tables[0][key], ranks))
@@ -291,7 +295,10 @@ class _Digests(threading.Thread):
         self.table: dict[str, Entry] = {}
         self.problem = ''
         self._saved: dict[str, Value] | None = values
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:        # no thread is left: the training waits
+            self.run()
 
     def run(self) -> None:
         """Fills the table."""
