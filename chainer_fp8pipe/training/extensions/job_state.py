@@ -98,7 +98,7 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
                 raise
         if isinstance(value, chainer.get_array_types()):
             return chainer.backend.get_device_from_array(value).send(saved)
-        return saved if saved.shape else saved[()]
+        return saved if saved.shape else saved.item()
 
 
 class Before:

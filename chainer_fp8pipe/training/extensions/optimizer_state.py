@@ -88,9 +88,9 @@ def note_first_values(trainer: chainer.training.Trainer) -> None:
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:
     """The state of every optimizer, with keys below its name.
 
-    Of each owner, such as ``main/l1/W``: ``class``, ``float32``, ``array0``
-    and so on, and ``values``: its values, those of the beginning that are
-    others now (None: they were not noted), and the names of the arrays.
+    Of each owner, such as ``main/l1/W``: ``float32``, ``array0`` and so on,
+    and ``values``: the name of its class, its values, those of the beginning
+    that are others now (None: they were not noted), and the arrays' names.
     """
     state: State = {}
     for key, owner in owners(trainer):
@@ -98,8 +98,8 @@ def collect_optimizers(trainer: chainer.training.Trainer) -> State:
         changed = {name: value for name, value in _first[owner].items()
                    if not _same(value, now.get(name, _NONE))
                    } if owner in _first else None
-        state[f'{key}/class'] = numpy.asarray(type(owner).__name__)
-        state[f'{key}/values'] = object_array((now, changed, [*arrays]))
+        state[f'{key}/values'] = object_array(
+            (type(owner).__name__, now, changed, [*arrays]))
         for number, array in enumerate(arrays.values()):
             state[f'{key}/array{number}'] = chainer.backends.cuda.to_cpu(
                 array)
@@ -124,11 +124,15 @@ def classes_differ(saved: State, current: State) -> str:
     """Why a state is of other optimizers or update rules; '' if it is not."""
     for key, value in current.items():
         owner, _, what = key.rpartition('/')
-        if what == 'class' and (was := saved.get(key)) != value:
+        if what != 'values':
+            continue
+        now, was = value.item()[0], (
+            saved[key].item()[0] if key in saved else None)
+        if now != was:
             name, _, parameter = owner.partition('/')
             return (f'the update rule of /{parameter}' if parameter else
                     f'optimizer {name!r}') + (
-                f' is {value}, in the snapshot it is {was}')
+                f' is {now}, in the snapshot it is {was}')
     return ''
 
 
@@ -174,7 +178,7 @@ class Restoring:
                 owner._state = None
 
     def _restore(self, key: str, owner: Any, state: State) -> None:
-        now, changed, arrays = state[f'{key}/values'].item()
+        _, now, changed, arrays = state[f'{key}/values'].item()
         script, holders = copy.deepcopy(_values(owner)), holders_of(owner)
         first = {} if changed is None else {**now, **changed}
         _first[owner] = copy.deepcopy({
@@ -322,7 +326,7 @@ def _arrays(owner: Any) -> dict[str, Any]:
 def _is_value(value: Any) -> bool:
     if type(value) in _SIMPLE or type(value) is float:
         return True
-    if isinstance(value, chainer.get_array_types()):
+    if not isinstance(value, (list, tuple, dict, numpy.generic)):
         return False
     try:
         to_json(value)

@@ -38,6 +38,7 @@ class SavingBeside:
                  older: Callable[[str], list[str]]) -> None:
         self._comm, self._failures, self._older = comm, failures, older
         self._failed = 0            # in a row
+        self._warned: list[Warning] = []    # that are errors here
         self._writing: SnapshotWriting | None = None
         self._copies: dict[str, numpy.ndarray] = {}
         self._is_stepped = False    # whether a trigger steps it
@@ -123,6 +124,11 @@ class SavingBeside:
         wait_until(self._stepped)
         writing, self._writing = self._writing, None
         writing.free()
+
+        def raise_warning() -> None:
+            if self._warned:
+                raise self._warned.pop()
+        raise_together(all_ranks(self._comm), raise_warning)
         self._failed = self._failed + 1 if writing.problem else 0
         if self._failed and self._failed == self._failures:
             raise RuntimeError(
@@ -138,11 +144,14 @@ class SavingBeside:
     def _report(self, writing: SnapshotWriting) -> None:
         if writing.problem and all_ranks(self._comm).rank == 0:
             older = self._older(os.path.dirname(writing.path))
-            warnings.warn(
-                f'{writing.path} could not be written ({writing.problem}); '
-                'training goes on, and ' + (
-                    f'{older[-1]} is still there' if older else
-                    'there is no older snapshot'), stacklevel=2)
+            try:
+                warnings.warn(
+                    f'{writing.path} could not be written '
+                    f'({writing.problem}); training goes on, and ' + (
+                        f'{older[-1]} is still there' if older else
+                        'there is no older snapshot'), stacklevel=2)
+            except Warning as error:    # the others raise at the next one
+                self._warned = [error]
 
 
 def remove_older(paths: Iterable[str]) -> None:

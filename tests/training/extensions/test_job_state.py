@@ -1,3 +1,4 @@
+from chainer_fp8pipe.training.extensions import resume
 from chainer_fp8pipe.training.extensions.job_state import (
     collect,
     communicators,
@@ -5,7 +6,12 @@ from chainer_fp8pipe.training.extensions.job_state import (
     movable,
 )
 
+from chainer_fp8pipe.training.extensions.snapshot import save
+
 import chainer
+import chainer.links as L
+import numpy
+import pytest
 from mpi4py import MPI
 
 from .stages import Stage, Updater, make_job, run
@@ -43,9 +49,8 @@ def test_a_rank_takes_what_belongs_to_its_layers(tmp_path):
     assert {key for key in found if key.startswith(kind)} == {
         kind + place for place in places}
     assert {key for key in found if key.startswith('optimizer/')} == {
-        'optimizer/main/class', 'optimizer/main/values',
-        *(f'optimizer/main/{place}/{name}' for place in places
-          for name in ('class', 'values'))}
+        'optimizer/main/values',
+        *(f'optimizer/main/{place}/values' for place in places)}
     kind = 'trainer/updater/optimizer:main/'
     assert {key for key in found if key.startswith(kind)} == {
         kind + 't', kind + 'epoch',
@@ -87,3 +92,54 @@ def test_optimizers_without_communicator_are_no_trouble(tmp_path):
     trainer.updater._optimizers['other'] = chainer.optimizers.SGD().setup(
         Stage([0]))
     assert communicators(trainer, ALONE) == []
+
+
+# --- persistent values that have changed --------------------------------------
+
+ARRAY = numpy.arange(3, dtype='f')
+
+
+def keeping(value, tmp_path):
+    """A trainer of a link that keeps a value."""
+    model = L.Linear(2, 2)
+    model.add_persistent('kept', value)
+    updater = Updater(chainer.iterators.SerialIterator([1], 1),
+                      chainer.optimizers.SGD().setup(model))
+    return model, chainer.training.Trainer(updater, (1, 'iteration'),
+                                           str(tmp_path))
+
+
+def restored(before, after, tmp_path):
+    model, trainer = keeping(before, tmp_path)
+    save(trainer, ALONE, str(tmp_path / 'x.npz'))
+    model, trainer = keeping(after, tmp_path)
+    resume(trainer, ALONE, str(tmp_path / 'x.npz'))
+    return model.kept
+
+
+@pytest.mark.parametrize(('before', 'after'), [
+    (numpy.float32(0.1), 0.0), (7, 0.0), (True, 1),
+    ('fine-tuning', 'warm-up'), ('', 'x'), ([0, 1, 1], [0]), ([], [1, 2]),
+    ((1.5, 2.5), ()), (None, 1.0), (None, ARRAY), (ARRAY, None),
+    ('text', None), (numpy.array(2.5, 'f'), ARRAY), (ARRAY * 2, ARRAY),
+    (ARRAY.astype('f2'), ARRAY), (3, ARRAY)])
+def test_a_persistent_value_that_has_changed_is_loaded_as_by_chainer(
+        before, after, tmp_path):
+    def copy(value):
+        return value.copy() if isinstance(value, numpy.ndarray) else value
+    found = restored(copy(before), copy(after), tmp_path)
+    chainer.serializers.save_npz(tmp_path / 'chainer.npz',
+                                 keeping(copy(before), tmp_path)[0])
+    expected, _ = keeping(copy(after), tmp_path)
+    chainer.serializers.load_npz(tmp_path / 'chainer.npz', expected)
+    assert type(found) is type(expected.kept)
+    assert repr(found) == repr(expected.kept)
+
+
+@pytest.mark.parametrize(('before', 'after'), [
+    (0.5, 1), (0.5, numpy.float32(1)), (numpy.arange(5), ARRAY), (ARRAY, 0.0),
+    (ARRAY * 0.5, numpy.arange(3)), ({'a': [1, None]}, {}),
+    ([1, [2, (3, 'x')]], [0]), ([ARRAY, None], []), ({}, None)])
+def test_what_chainer_does_not_load_comes_back_as_it_was(
+        before, after, tmp_path):
+    assert repr(restored(before, after, tmp_path)) == repr(before)

@@ -122,6 +122,19 @@ def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
         assert resume(trainer, communicator, str(out)) == 3 * len(names)
 
 
+@on_ranks(2)
+def test_a_warning_that_is_an_error_is_one_of_all(comm, tmp_path):
+    """Not of rank 0 alone, in the middle of an update of the others."""
+    trainer, _ = make(comm, tmp_path, 9, failures=None)
+    with mock.patch.object(os, 'replace', fails), (
+            warnings.catch_warnings()):
+        warnings.filterwarnings('error', '.*could not be written')
+        with pytest.raises(RuntimeError, match='rank 0: UserWarning: .*'
+                           'No space left'):
+            trainer.run()
+    assert trainer.updater.iteration == 6
+
+
 READING = {
     'the file is missing': (
         0, module, '_whole', fails),

@@ -144,7 +144,7 @@ def test_scales_rates_and_float32_copies_move_with_their_layer(
 
     def state(trainer):
         kept = collect(trainer, MPI.COMM_SELF)
-        return {key: repr(value.item()[0] if key.endswith('/values')
+        return {key: repr(value.item()[1] if key.endswith('/values')
                           else value) for key, value in kept.items()
                 if key.startswith('optimizer/')
                 or key.startswith('trainer/updater/optimizer')}
