@@ -80,8 +80,8 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         self._parameters = parameters_of_model(trainer)
 
     def __getitem__(self, key: str) -> Any:
-        child = object.__new__(type(self))
-        vars(child).update(vars(self), path=f'{self.path}{key.strip("/")}/')
+        child = copy.copy(self)
+        child.path = f'{self.path}{key.strip("/")}/'
         return child
 
     def __call__(self, key: str, value: Any) -> Any:

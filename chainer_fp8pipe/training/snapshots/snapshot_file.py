@@ -240,10 +240,12 @@ def _parsed(path: str, manifest: Any, end: int
             owners[key] = None if had is None else list(had)
         else:
             own.append((int(prefix[4:]), key))
-    if type(ranks) is not int or not all(
-            rank < ranks and (owners[key] is None or rank in owners[key])
-            for rank, key in own):
-        raise ValueError('a rank has a value that it has not')
+    for rank, key in own:
+        had = owners[key]
+        if rank >= ranks or had is not None and rank not in had:
+            raise ValueError(f'rank {rank} has a {key} that it has not')
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f'there are {ranks} ranks')
     return SnapshotIndex(path, str(manifest['communicator']), ranks, owners,
                          entries), starts
 

@@ -5,7 +5,6 @@ from chainer_fp8pipe.training.extensions.job_state import (
     missing,
     movable,
 )
-
 from chainer_fp8pipe.training.extensions.snapshot import save
 
 import chainer
@@ -94,7 +93,7 @@ def test_optimizers_without_communicator_are_no_trouble(tmp_path):
     assert communicators(trainer, ALONE) == []
 
 
-# --- persistent values that have changed --------------------------------------
+# --- persistent values that have changed -------------------------------------
 
 ARRAY = numpy.arange(3, dtype='f')
 

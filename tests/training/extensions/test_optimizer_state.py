@@ -296,7 +296,7 @@ def test_a_layer_that_the_script_freezes_before_a_resume_is_frozen(tmp_path):
     assert sum(same) == 2
 
 
-# --- update rules that are gone, new, or others -------------------------------
+# --- update rules that are gone, new, or others ------------------------------
 
 def saved(tmp_path):
     trainer = make(tmp_path, 2, optimizer=chainer.optimizers.Adam(0.1))
