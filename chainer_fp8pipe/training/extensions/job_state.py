@@ -101,7 +101,7 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         return saved if saved.shape else saved.item()
 
 
-class Before:
+class StateBefore:
     """All that a resume may change, as it was.
 
     Args:

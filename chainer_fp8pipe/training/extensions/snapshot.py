@@ -31,7 +31,7 @@ from ..snapshots.snapshot_file import (
 )
 from .job_state import (
     MODEL,
-    Before,
+    StateBefore,
     collect,
     describe,
     incompatible,
@@ -164,8 +164,14 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
     over that does not belong to a rank: model, optimizer, iteration,
     iterator, extensions.  Where ranks had different values (the running
     statistics of batch normalisation on replicas), all get the first one's.
-    Residuals, codec state and random numbers then start afresh; rank 0 says
-    so in a warning.
+    An iterator over a share of the data set goes on at the same share of its
+    epoch, in the order that it has drawn.  Residuals, codec state and random
+    numbers then start afresh; rank 0 says so in a warning.
+
+    Extensions are initialised with the script's learning rates, as with
+    Chainer's snapshots, and have the snapshot's afterwards.  A value of an
+    optimizer that the script has changed since the run began counts; a
+    warning says so when the trainer runs.
 
     The whole file is read and compared with its digests before anything is
     changed, and every value again when it is with its rank.  Nothing in a
@@ -188,8 +194,8 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
 
     Raises:
         ValueError: There is no whole snapshot, or it is of another
-            model or optimizer, or lacks something.  On all ranks, and before
-            anything is changed: trainer and file are as they were.
+            model or optimizer, or lacks something, or a rank cannot restore
+            its part.  On all ranks: trainer and file are as they were.
     """
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
@@ -246,7 +252,7 @@ def _restore_together(ranks: MPI.Comm, saved: State, current: State,
                       trainer: chainer.training.Trainer, comm: Any
                       ) -> Restoring:
     """Restores all ranks' states, or none: then all raise ValueError."""
-    before = raise_together(ranks, lambda: Before(trainer, comm, current),
+    before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
                             error=ValueError)
     try:
         return raise_together(ranks, lambda: restore(saved, trainer, comm),

@@ -56,14 +56,14 @@ class DamagedSnapshot(ValueError):
     """A file that is no whole snapshot, in words."""
 
 
-class Value(NamedTuple):
+class SavedValue(NamedTuple):
     """A value as the file has it."""
 
     array: numpy.ndarray    # of numbers or texts, or the bytes of JSON
     is_json: bool = False
 
 
-class Entry(NamedTuple):
+class ValueEntry(NamedTuple):
     """What is known of a value without it."""
 
     dtype: str              # NumPy's; 'json'
@@ -90,13 +90,13 @@ class Entry(NamedTuple):
         return numpy.empty(self.shape, self.array_dtype)
 
 
-def entry_of(value: Value) -> Entry:
+def entry_of(value: SavedValue) -> ValueEntry:
     """Computes the digest of a value, its dtype and its shape."""
     array = value.array
     dtype = 'json' if value.is_json else array.dtype.str
     found = _started(dtype, array.shape)
     found.update(bytes_of(array))
-    return Entry(dtype, array.shape, found.digest())
+    return ValueEntry(dtype, array.shape, found.digest())
 
 
 class SnapshotIndex(NamedTuple):
@@ -107,7 +107,8 @@ class SnapshotIndex(NamedTuple):
     ranks: int                  # that the job had
     #: Which ranks had a key, for the keys of all; None: all ranks.
     owners: dict[str, list[int] | None]
-    entries: dict[str, Entry]   # by names of members, without their endings
+    #: By names of members, without their endings.
+    entries: dict[str, ValueEntry]
 
     @property
     def keys(self) -> list[str]:
@@ -187,7 +188,7 @@ class Content:
             for piece in self._pieces(self._starts[name], entry.size):
                 data[place:place + len(piece)] = piece
                 place += len(piece)
-            if entry_of(Value(array, entry.is_json)) != entry:
+            if entry_of(SavedValue(array, entry.is_json)) != entry:
                 raise DamagedSnapshot(f'{name} has another digest')
             return array
 
@@ -222,12 +223,12 @@ def _parsed(path: str, manifest: Any, end: int
             f'it has format {manifest["format"]}, and this version of '
             f'chainer_fp8pipe reads format {_FORMAT}')
     ranks, position = manifest['ranks'], 0
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ValueEntry] = {}
     starts: dict[str, int] = {}
     owners: dict[str, list[int] | None] = {}
     own: list[tuple[int, str]] = []
     for name, start, dtype, shape, digest, had in manifest['members']:
-        entry = Entry(str(dtype), tuple(shape), bytes.fromhex(digest))
+        entry = ValueEntry(str(dtype), tuple(shape), bytes.fromhex(digest))
         _check_entry(name, entry)
         # No two members share a byte, and no size is believed that the file
         # has not got.
@@ -250,7 +251,7 @@ def _parsed(path: str, manifest: Any, end: int
                          entries), starts
 
 
-def _check_entry(name: str, entry: Entry) -> None:
+def _check_entry(name: str, entry: ValueEntry) -> None:
     dtype, shape = entry.array_dtype, entry.shape
     if (not is_plain(dtype) or dtype.itemsize == 0
             or not (entry.is_json or dtype.str == entry.dtype)
@@ -288,8 +289,8 @@ class Member(NamedTuple):
     """A value that is to be written."""
 
     name: str
-    value: Value
-    entry: Entry
+    value: SavedValue
+    entry: ValueEntry
     #: Which ranks had it; None: all, or it is a rank's own.
     ranks: list[int] | None = None
 
@@ -351,7 +352,7 @@ def _write_archive(file: BinaryIO, members: Iterable[Member],
     file.write(digest)
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, value: Value,
+def _write_member(archive: zipfile.ZipFile, name: str, value: SavedValue,
                   check: Callable[[], None]) -> int:
     """Writes a value; returns where its data start in the file."""
     if value.is_json:
@@ -430,7 +431,7 @@ def remove_unfinished(directory: str) -> None:
                 os.remove(name)
 
 
-def plan(tables: Sequence[dict[str, Entry]]
+def plan(tables: Sequence[dict[str, ValueEntry]]
          ) -> list[list[tuple[str, str, list[int] | None]]]:
     """Decides which rank sends which values, by the entries of all ranks.
 

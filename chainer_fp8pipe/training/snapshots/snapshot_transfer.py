@@ -18,8 +18,8 @@ from .json_values import from_json, object_array
 from .snapshot_file import (
     Content,
     DamagedSnapshot,
+    SavedValue,
     SnapshotIndex,
-    Value,
     bytes_of,
     entry_of,
 )
@@ -85,7 +85,7 @@ def _restored(found: dict[str, Any], index: SnapshotIndex,
             continue
         name, array = answer
         entry = index.entries[name]
-        if entry_of(Value(array, entry.is_json)) != entry:
+        if entry_of(SavedValue(array, entry.is_json)) != entry:
             raise DamagedSnapshot(
                 f'{index.path}: {name} came with other bits than it was saved '
                 'with; look at memory and disk of rank 0, and resume again')

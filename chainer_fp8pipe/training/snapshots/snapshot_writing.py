@@ -27,7 +27,14 @@ from mpi4py import MPI
 from ...mpi.forever import keep_forever
 from . import snapshot_file
 from .json_values import is_plain, to_json
-from .snapshot_file import Entry, Member, Value, bytes_of, entry_of, plan
+from .snapshot_file import (
+    Member,
+    SavedValue,
+    ValueEntry,
+    bytes_of,
+    entry_of,
+    plan,
+)
 
 #: Bytes of other ranks' values that are on their way to rank 0, and as many
 #: that wait there for the disk.
@@ -44,7 +51,7 @@ _Way = Generator[None, None, Any]
 
 def prepared(state: Mapping[str, numpy.ndarray],
              copies: dict[str, numpy.ndarray] | None = None
-             ) -> dict[str, Value]:
+             ) -> dict[str, SavedValue]:
     """The values of a state as the file has them.
 
     Args:
@@ -62,13 +69,13 @@ def prepared(state: Mapping[str, numpy.ndarray],
         if is_plain(value.dtype):
             if value.dtype.itemsize == 0:       # empty texts
                 value = value.astype(f'{value.dtype.kind}1')
-            values[key] = Value(
+            values[key] = SavedValue(
                 numpy.asarray(value, order='C') if copies is None
                 else _copy(value, last.get(key)))
             continue
         try:
             text = to_json(value if value.shape else value[()])
-            values[key] = Value(numpy.frombuffer(text, numpy.uint8), True)
+            values[key] = SavedValue(numpy.frombuffer(text, numpy.uint8), True)
         except TypeError as error:
             raise TypeError(
                 f'{key} cannot be saved: {error}; serialize arrays, numbers, '
@@ -99,9 +106,9 @@ class SnapshotWriting:
         after: What rank 0's thread does when the file is whole.
     """
 
-    def __init__(self, comm: MPI.Comm, path: str, values: dict[str, Value],
-                 communicator: str, after: Callable[[], None] = lambda: None
-                 ) -> None:
+    def __init__(self, comm: MPI.Comm, path: str,
+                 values: dict[str, SavedValue], communicator: str,
+                 after: Callable[[], None] = lambda: None) -> None:
         self.path = path
         #: Why the file could not be written; '' while that is not known, and
         #: if it was.
@@ -220,7 +227,7 @@ class SnapshotWriting:
         return writer.problem
 
     def _receive_values(self, rank: int, part: list[
-            tuple[str, Entry, list[int] | None]], writer: _FileWriter
+            tuple[str, ValueEntry, list[int] | None]], writer: _FileWriter
             ) -> _Way:
         arrays: dict[int, numpy.ndarray] = {}
         for window in _windows([entry.size for _, entry, _ in part]):
@@ -236,7 +243,7 @@ class SnapshotWriting:
             for number, _, stop in window:
                 name, entry, ranks = part[number]
                 if stop == entry.size:
-                    writer.put(Member(name, Value(
+                    writer.put(Member(name, SavedValue(
                         arrays.pop(number), entry.is_json), entry, ranks))
             yield from self._until(lambda: writer.waiting <= WINDOW)
 
@@ -290,11 +297,11 @@ def _windows(sizes: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
 class _Digests(threading.Thread):
     """Computes what a rank says of its values; without the interpreter."""
 
-    def __init__(self, values: dict[str, Value]) -> None:
+    def __init__(self, values: dict[str, SavedValue]) -> None:
         super().__init__(name='digests of a snapshot', daemon=True)
-        self.table: dict[str, Entry] = {}
+        self.table: dict[str, ValueEntry] = {}
         self.problem = ''
-        self._saved: dict[str, Value] | None = values
+        self._saved: dict[str, SavedValue] | None = values
         try:
             self.start()
         except RuntimeError:        # no thread is left: the training waits

@@ -147,7 +147,7 @@ READING = {
     'a value is damaged on its way': (
         None, snapshot_transfer, 'entry_of', lambda value: None),
     'there is no memory for what was': (
-        None, module, 'Before', fails),
+        None, module, 'StateBefore', fails),
     'it does not fit': (
         None, module, 'incompatible', fails),
     'an optimizer cannot be restored': (

@@ -6,9 +6,9 @@ import struct
 from chainer_fp8pipe.training.snapshots import snapshot_file
 from chainer_fp8pipe.training.snapshots.snapshot_file import (
     DamagedSnapshot,
-    Entry,
     Member,
-    Value,
+    SavedValue,
+    ValueEntry,
     entry_of,
     opened,
     plan,
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 
 def entry(text):
-    return Entry('<f4', (1,), text.encode())
+    return ValueEntry('<f4', (1,), text.encode())
 
 
 def test_a_plan_by_hand():
@@ -62,7 +62,7 @@ def test_every_rank_can_be_put_together_from_what_is_written(tables):
     (numpy.zeros(0, 'i'), numpy.zeros(0, 'f')),
 ])
 def test_values_that_differ_have_other_digests(one, other):
-    first, second, again = (entry_of(Value(value)).digest
+    first, second, again = (entry_of(SavedValue(value)).digest
                             for value in (one, other, one.copy()))
     assert first == again
     assert first != second
@@ -70,7 +70,8 @@ def test_values_that_differ_have_other_digests(one, other):
 
 def test_columns_have_the_digest_of_a_copy():
     array = numpy.arange(12.0).reshape(3, 4)
-    assert entry_of(Value(array.T)) == entry_of(Value(array.T.copy()))
+    assert entry_of(SavedValue(array.T)) == entry_of(
+        SavedValue(array.T.copy()))
 
 
 VALUES = {
@@ -89,9 +90,9 @@ JSON = b'[1,null]'
 
 def members(values=None):
     for name, array in (VALUES if values is None else values).items():
-        value = Value(array)
+        value = SavedValue(array)
         yield Member(name, value, entry_of(value))
-    value = Value(numpy.frombuffer(JSON, 'u1'), is_json=True)
+    value = SavedValue(numpy.frombuffer(JSON, 'u1'), is_json=True)
     yield Member('all/own', value, entry_of(value), [1])
 
 

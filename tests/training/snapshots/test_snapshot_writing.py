@@ -196,7 +196,7 @@ def test_a_file_that_is_given_up_ends_in_the_middle_of_a_value(tmp_path):
     try:
         writer = snapshot_writing._FileWriter(
             str(tmp_path / 'x.npz'), 'none', 1, lambda: None)
-        value = snapshot_file.Value(numpy.zeros(30 << 17))
+        value = snapshot_file.SavedValue(numpy.zeros(30 << 17))
         writer.put(snapshot_file.Member(
             'all/a', value, snapshot_file.entry_of(value)))
         while len(pieces) < 10:
