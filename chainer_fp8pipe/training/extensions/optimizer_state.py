@@ -28,7 +28,7 @@ import numpy
 from chainer.training import extension
 
 from ..snapshots.json_values import object_array, to_json
-from .update_marks import EveryUpdate
+from .update_marks import EveryUpdate, SteppingTrigger
 
 State = dict[str, numpy.ndarray]
 
@@ -67,22 +67,22 @@ def note_first_values(trainer: chainer.training.Trainer) -> None:
     of them, some of which may follow; a trainer asks its stop trigger next.
     """
     new = [owner for _, owner in owners(trainer) if owner not in _first]
-    stop_trigger = trainer.stop_trigger
+    own = trainer.stop_trigger
 
     def note() -> None:
         for owner in new:
             _first[owner] = copy.deepcopy(_values(owner))
 
-    def stop(trainer: chainer.training.Trainer) -> bool:
-        if trainer.stop_trigger is stop:
-            trainer.stop_trigger = stop_trigger
+    def note_once() -> None:
+        if trainer.stop_trigger is stepping:
+            trainer.stop_trigger = own
             note()
-        return stop_trigger(trainer)
+    stepping = SteppingTrigger(own, note_once)
     note()
     # Unless an extension has changed them before the first update.
     if new and not any(entry.call_before_training
                        for entry in trainer._extensions.values()):
-        trainer.stop_trigger = stop
+        trainer.stop_trigger = stepping
 
 
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:

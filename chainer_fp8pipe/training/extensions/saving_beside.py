@@ -18,6 +18,7 @@ from ..snapshots import snapshot_file
 from ..snapshots.snapshot_writing import SnapshotWriting, prepared
 from .job_state import collect, names_of_communicators
 from .optimizer_state import note_first_values
+from .update_marks import SteppingTrigger
 
 
 class SavingBeside:
@@ -56,7 +57,7 @@ class SavingBeside:
         for entry in trainer._extensions.values():
             if entry.extension is extension and not self._is_stepped:
                 own = entry.trigger
-                entry.trigger = _Stepping(own, self._step)
+                entry.trigger = SteppingTrigger(own, self._step)
                 self._is_stepped = True
                 self._restore_trigger = functools.partial(
                     setattr, entry, 'trigger', own)
@@ -161,20 +162,3 @@ def remove_older(paths: Iterable[str]) -> None:
             os.remove(path)
         except OSError as error:
             warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
-
-
-class _Stepping:
-    """An extension's trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
-        self._trigger, self._step = trigger, step
-
-    def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        self._step()
-        return self._trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)

@@ -13,13 +13,17 @@ A list is a list in JSON, and what JSON has not is a dictionary with one key:
 """
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 
 #: Bytes of JSON of a value.  Python's objects take some twenty times that.
 LARGEST = 1 << 20
+#: Parts of a value: an update waits while they are looked at.
+MOST_PARTS = 1 << 16
 _PLAIN_KINDS = frozenset('biufcSUmM')
 _DEEPEST = 20
 
@@ -33,10 +37,12 @@ def to_json(value: Any) -> bytes:
     """The text of a value.
 
     Raises:
-        TypeError: A part of it is of another kind than those above, or the
-            text is longer than :data:`LARGEST`.
+        TypeError: A part of it is of another kind than those above, it has
+            more than :data:`MOST_PARTS`, or the text is longer than
+            :data:`LARGEST`.
     """
-    text = json.dumps(_encoded(value, 0), separators=(',', ':')).encode(
+    parts = itertools.count(1)
+    text = json.dumps(_encoded(value, 0, parts), separators=(',', ':')).encode(
         'ascii')
     if len(text) > LARGEST:
         raise TypeError(
@@ -68,17 +74,20 @@ def object_array(value: Any) -> numpy.ndarray:
     return array
 
 
-def _encoded(value: Any, depth: int) -> Any:
+def _encoded(value: Any, depth: int, parts: Iterator[int]) -> Any:
     if depth > _DEEPEST:
         raise TypeError('it is nested too deeply')
+    if next(parts) > MOST_PARTS:
+        raise TypeError(f'it has more than {MOST_PARTS} parts')
     # bool is an int; subclasses of these would come back as another class.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) in (list, tuple):
-        items = [_encoded(item, depth + 1) for item in value]
+        items = [_encoded(item, depth + 1, parts) for item in value]
         return items if type(value) is list else {'tuple': items}
     if type(value) is dict:
-        return {'dict': [[_encoded(key, depth + 1), _encoded(item, depth + 1)]
+        return {'dict': [[_encoded(key, depth + 1, parts),
+                          _encoded(item, depth + 1, parts)]
                          for key, item in value.items()]}
     if isinstance(value, numpy.generic) and is_plain(value.dtype):
         return {'number': [value.dtype.str, value.tobytes().hex()]}
@@ -89,7 +98,7 @@ def _encoded(value: Any, depth: int) -> Any:
                           value.tobytes().hex()]}
     if type(value) is numpy.ndarray and value.dtype == object:
         return {'objects': [value.shape, [
-            _encoded(item, depth + 1) for item in value.reshape(-1)]]}
+            _encoded(item, depth + 1, parts) for item in value.reshape(-1)]]}
     # Its text could be long, and take long.
     raise TypeError(f'it has an object of class {type(value).__name__}')
 

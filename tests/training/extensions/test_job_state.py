@@ -1,3 +1,5 @@
+import re
+
 from chainer_fp8pipe.training.extensions import resume
 from chainer_fp8pipe.training.extensions.job_state import (
     collect,
@@ -11,6 +13,7 @@ import chainer
 import chainer.links as L
 import numpy
 import pytest
+from chainer.training import extensions, triggers
 from mpi4py import MPI
 
 from .stages import Stage, Updater, make_job, run
@@ -91,6 +94,75 @@ def test_optimizers_without_communicator_are_no_trouble(tmp_path):
     trainer.updater._optimizers['other'] = chainer.optimizers.SGD().setup(
         Stage([0]))
     assert communicators(trainer, ALONE) == []
+
+
+# --- extensions and triggers -------------------------------------------------
+
+class Counting(extensions.Evaluator):
+    """Reports numbers that get better and then worse."""
+
+    trigger = 1, 'iteration'
+    count = 0
+
+    def __init__(self):
+        pass
+
+    def __call__(self, trainer):
+        self.count += 1
+        chainer.report({'number': (self.count - 3) ** 2})
+
+    def serialize(self, serializer):
+        self.count = serializer('count', self.count)
+
+    def finalize(self):
+        pass
+
+
+def watched(tmp_path):
+    """A trainer with extensions and triggers that have a state."""
+    trainer, _ = make_job(ALONE, tmp_path, 1)
+    trainer.extend(Counting(), name='counting')
+    trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
+    trainer.extend(extensions.PlotReport(
+        ['number'], trigger=(9, 'iteration'), file_name='x.png'))
+    trainer.extend(extensions.snapshot(filename='chainer'),
+                   trigger=(99, 'iteration'))
+    for name, trigger in (
+            ('best', triggers.MinValueTrigger('number', (1, 'iteration'))),
+            ('none yet', triggers.MaxValueTrigger('number', (9, 'epoch'))),
+            ('once', triggers.OnceTrigger()),
+            ('listed', triggers.ManualScheduleTrigger([2, 9], 'iteration'))):
+        trainer.extend(lambda trainer: None, name=name, trigger=trigger)
+    trainer.stop_trigger = triggers.EarlyStoppingTrigger(
+        (1, 'iteration'), 'number', patience=2, max_trigger=(5, 'iteration'))
+    return trainer
+
+
+def words(trainer):
+    """What extensions and triggers keep, without the time."""
+    return re.sub('0x[0-9a-f]+', '', repr([
+        trainer.stop_trigger.__dict__.items(),
+        *((name, getattr(entry.extension, 'count', None),
+           getattr(entry.extension, '_log', None),
+           getattr(entry.extension, '_data', None),
+           [(key, value) for key, value in vars(entry.trigger).items()
+            if isinstance(value, (int, float, type(None)))])
+          for name, entry in trainer._extensions.items()
+          if 'values' not in name)]))
+
+
+def test_extensions_and_triggers_are_restored_as_by_chainer(tmp_path):
+    trainer = watched(tmp_path)
+    trainer.run()
+    assert trainer.updater.iteration == 5
+    save(trainer, ALONE, str(tmp_path / 'own.npz'))
+    chainer.serializers.save_npz(tmp_path / 'chainer.npz', trainer)
+    own, chainers = watched(tmp_path), watched(tmp_path)
+    before = words(own)
+    resume(own, ALONE, str(tmp_path / 'own.npz'))
+    chainer.serializers.load_npz(tmp_path / 'chainer.npz', chainers)
+    assert words(own) == words(chainers) != before
+    assert own.get_extension('LogReport').log
 
 
 # --- persistent values that have changed -------------------------------------

@@ -3,6 +3,7 @@ import pickle
 
 from chainer_fp8pipe.training.snapshots.json_values import (
     LARGEST,
+    MOST_PARTS,
     from_json,
     is_plain,
     to_json,
@@ -54,6 +55,7 @@ def test_a_value_is_readable():
     (print, 'an object of class builtin'), ({1, 2}, 'of class set'),
     (b'x', 'of class bytes'), ([True, pickle], 'of class module'),
     ('x' * LARGEST, f'takes {LARGEST + 2} bytes as JSON'),
+    ([0] * MOST_PARTS, f'more than {MOST_PARTS} parts'),
     ([numpy.zeros(LARGEST)], f'an array in it has {8 * LARGEST} bytes'),
     (numpy.zeros(2, [('a', 'f4')]), 'of class ndarray')])
 def test_what_cannot_be_saved_is_named(value, match):
