@@ -88,8 +88,6 @@ class MovingAverage(extension.Extension):
         an error.  Before the first update, the average is the model itself.
         """
         own = []
-        part = getattr(self._model, 'partition', None)
-        ranks = dict(part.ranks) if part else {}
         try:
             for place in _places(self._model):
                 average = self._averages.get(place.key)
@@ -104,29 +102,6 @@ class MovingAverage(extension.Extension):
         finally:
             for place, array in own:
                 setattr(place.owner, place.attribute, array)
-            if part:
-                self._send_own_values(part, ranks)
-
-    def _send_own_values(self, part: Any, before: dict[str, tuple[int, ...]]
-                         ) -> None:
-        """Gives stages that got a parameter in the block its own values.
-
-        An evaluation that needs a parameter of another stage has it sent, as
-        it is then, and it stays there.  All stages know which.
-        """
-        comm = part.grid.pipeline
-        for name, ranks in part.ranks.items():
-            source = before[name][0]
-            for rank in sorted({*ranks} - {*before[name]}):
-                parameter = part.names.parameters[name]
-                if comm.rank == source:
-                    comm.send((chainer.backends.cuda.to_cpu(parameter.array),
-                               self._averages.get(name)), rank)
-                elif comm.rank == rank:
-                    array, average = comm.recv(source=source)
-                    parameter.array = parameter.device.send(array)
-                    if average is not None:
-                        self._averages[name] = average
 
     def evaluator(self, evaluator: Any) -> Any:
         """Makes an evaluator use the averaged weights, and returns it.

@@ -339,9 +339,9 @@ class Again(chainer.Chain):
 
 @pytest.mark.parametrize('fails', [False, True])
 @on_ranks(2)
-def test_a_parameter_that_evaluation_sends_to_a_stage_gets_its_own_values(
+def test_own_values_are_back_after_an_evaluation_that_needs_other_stages(
         comm, fails):
-    """And its average; also where the evaluation fails afterwards."""
+    """Also where the evaluation fails afterwards."""
     random = numpy.random.RandomState(0)
     data = chainer.datasets.TupleDataset(
         random.rand(16, 8).astype('f'), random.randint(0, 3, 16).astype('i'))
@@ -360,12 +360,9 @@ def test_a_parameter_that_evaluation_sends_to_a_stage_gets_its_own_values(
         updater.evaluate(*chainer.dataset.concat_examples(data))
         if fails:
             raise KeyError('all ranks')
-    assert len(model.partition.ranks['/a/W']) == 2
-    assert len(set(comm.allgather(model.a.W.array.tobytes()))) == 1
     now = bits(model)
     assert all(now[key] == value for key, value in own.items())
     with average.weights():
-        assert len(set(comm.allgather(model.a.W.array.tobytes()))) == 1
         assert bits(model) != now
 
 
