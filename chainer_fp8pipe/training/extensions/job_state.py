@@ -8,7 +8,8 @@ A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
 Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
 ``random/`` are this module's.  A parameter has the same keys on
 every rank, so that its state can move to other ranks; the state below
-``communicator/`` and ``random/`` is of one rank in one layout, and cannot.
+``communicator/`` is of one rank in one layout, and that below ``random/`` of
+one rank, and they cannot.
 """
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from .optimizer_state import (
 )
 
 MODEL = 'trainer/updater/model:'
+RANDOM = 'random/'
 _ITERATOR = 'trainer/updater/iterator:'
 _OPTIMIZER = 'trainer/updater/optimizer:'
 
@@ -42,7 +44,7 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     """This rank's state; ``comm`` is the argument of ``Snapshot``."""
     parts = {'trainer/': _trainer(trainer),
              'optimizer/': collect_optimizers(trainer),
-             'iterator/': _lengths(trainer), 'random/': _random()}
+             'iterator/': _lengths(trainer), RANDOM: _random()}
     for prefix, communicator in _stateful(trainer, comm):
         parts[prefix] = communicator.state()
     return {prefix + key: value for prefix, part in parts.items()
@@ -60,7 +62,7 @@ def restore(state: State, trainer: chainer.training.Trainer,
     for prefix, communicator in _stateful(trainer, comm):
         if own := below(prefix, state):
             communicator.load_state(own)
-    if numbers := below('random/', state):
+    if numbers := below(RANDOM, state):
         _restore_random(numbers)
     return restoring
 
@@ -139,7 +141,7 @@ class StateBefore:
         # It fails where it has failed before, and has changed nothing beyond.
         with contextlib.suppress(Exception):
             restore(self._state, self._trainer, None)
-        _restore_random(below('random/', self._state))
+        _restore_random(below(RANDOM, self._state))
         for one, attributes, containers in self._attributes:
             vars(one).clear()
             vars(one).update(attributes)
@@ -212,19 +214,29 @@ def movable(keys: Collection[str], current: State,
     return [key for key in keys if is_wanted(key)]
 
 
+def is_of_rank(key: str) -> bool:
+    """Whether ranks go on with their own values, in any layout.
+
+    A rank that was not there before takes the first one's iterator, and no
+    random numbers.
+    """
+    return key.startswith((_ITERATOR, 'iterator/', RANDOM))
+
+
 def with_iterators(saved: State, current: State,
-                   is_shared: Callable[[str], bool]) -> tuple[State, str]:
+                   is_right: Callable[[str], bool]) -> tuple[State, str]:
     """A state of another layout, whose iterators fit this one.
 
     Where an iterator has another number of samples than it had, such as the
     share of one of two ranks in place of four, it goes on at the same share
-    of its epoch.  An order goes on if all ranks had the same, of as many
-    samples; otherwise each keeps the one that it has drawn for itself.
+    of its epoch.  An order goes on if it is of as many samples, and this
+    rank's, or was that of all; otherwise the iterator keeps the one that it
+    has drawn.
 
     Args:
         saved: Of the snapshot.
         current: Of this rank.
-        is_shared: Whether all ranks of the snapshot had the same value.
+        is_right: Whether the value of a key was this rank's, or all ranks'.
 
     Returns:
         The state, and a sentence about what is another; '' if nothing is.
@@ -237,7 +249,7 @@ def with_iterators(saved: State, current: State,
         order = f'{prefix}order'
         if order in current and order in saved and (
                 saved[order].shape != current[order].shape
-                or not is_shared(order)):
+                or not is_right(order)):
             state[order] = current[order]
             changed.append(f', iterator {name!r} in an order of its own')
         place = f'{prefix}current_position'

@@ -31,10 +31,12 @@ from ..snapshots.snapshot_file import (
 )
 from .job_state import (
     MODEL,
+    RANDOM,
     StateBefore,
     collect,
     describe,
     incompatible,
+    is_of_rank,
     layout,
     missing,
     movable,
@@ -165,8 +167,9 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
     iterator, extensions.  Where ranks had different values (the running
     statistics of batch normalisation on replicas), all get the first one's.
     An iterator over a share of the data set goes on at the same share of its
-    epoch, in the order that it has drawn.  Residuals, codec state and random
-    numbers then start afresh; rank 0 says so in a warning.
+    epoch, in the order that it has drawn.  Residuals and codec state then
+    start afresh, and so do the random numbers of ranks that were not there;
+    rank 0 says so in a warning.
 
     Extensions are initialised with the script's learning rates, as with
     Chainer's snapshots, and have the snapshot's afterwards.  A value of an
@@ -212,19 +215,25 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
             and index.communicator == names_of_communicators(trainer, comm)
             and layout(index.of_rank(ranks.rank)) == layout(current),
             MPI.LAND)
-        wanted = set(index.of_rank(ranks.rank) if exact
-                     else movable(index.keys, current, trainer))
+        own = set(index.of_rank(ranks.rank)
+                  if ranks.rank < index.ranks else ())
+        wanted = own if exact else {
+            *movable(index.keys, current, trainer),
+            *(key for key in own if key.startswith(RANDOM))}
         wishes = numpy.array([key in wanted for key in index.keys], bool)
         unclaimed = _unclaimed(ranks, index, wishes)
         agree(ranks, Signature({}),
               missing(wanted, current, exact) or unclaimed)
-        saved = snapshot_transfer.read(ranks, content, index, wishes, exact)
+        saved = snapshot_transfer.read(
+            ranks, content, index, wishes,
+            lambda key: exact or is_of_rank(key))
 
     changed, problem = '', ''
     try:
         if not exact:
-            saved, changed = with_iterators(saved, current,
-                                            index.is_same_everywhere)
+            saved, changed = with_iterators(
+                saved, current,
+                lambda key: key in own or index.is_same_everywhere(key))
         problem = incompatible(saved, current, trainer)
     except Exception as error:      # the others must hear of it
         problem = f'{type(error).__name__}: {error}'
@@ -237,8 +246,10 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
             warnings.warn(
                 f'{index.path} is of a run with another layout ({index.ranks} '
                 f'ranks, communicator {index.communicator}): model, optimizer '
-                f'and iterator go on{changed}, but residuals, codec state and '
-                'random numbers start afresh', stacklevel=4)
+                f'and iterator go on{changed}, but residuals and codec state '
+                'start afresh' + (
+                    '' if ranks.size <= index.ranks else
+                    ', and the random numbers of new ranks'), stacklevel=4)
         for text in sorted(set(lost) - {''}):
             warnings.warn(text, stacklevel=4)
     raise_together(ranks, tell)     # a warning may be an error

@@ -6,7 +6,7 @@ file, which the ranks computed that had the values.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -46,7 +46,7 @@ def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
 
 
 def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
-         wanted: numpy.ndarray, exact: bool) -> State:
+         wanted: numpy.ndarray, is_own: Callable[[str], bool]) -> State:
     """Reads this rank's values from the file; call it on all ranks.
 
     Args:
@@ -54,7 +54,8 @@ def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
         content: The open file on rank 0, None elsewhere.
         index: The file's, on all ranks.
         wanted: bool array: whether this rank wants each of the index's keys.
-        exact: Where ranks had different values, take this rank's own.
+        is_own: Whether each rank takes its own value of a key, where it had
+            another than the first rank.
 
     Raises:
         ValueError: The file is damaged, or a value was on its way; on all
@@ -64,7 +65,7 @@ def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
     problem = None
     if content is not None and wishes is not None:
         found, problem = _serve(comm, content, index.keys,
-                                numpy.array(wishes), exact)
+                                numpy.array(wishes), is_own)
     else:
         common = comm.bcast(None)
         found = {index.keys[number]: comm.bcast(None) if common[number]
@@ -96,13 +97,13 @@ def _restored(found: dict[str, Any], index: SnapshotIndex,
 
 
 def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
-           wishes: numpy.ndarray, exact: bool
+           wishes: numpy.ndarray, is_own: Callable[[str], bool]
            ) -> tuple[dict[str, Any], Exception | None]:
     """Rank 0's part of :func:`read`: its own values, and the error.
 
     ``wishes`` is a bool array (ranks, keys).
     """
-    own = numpy.array([[exact and content.index.has_own(rank, key)
+    own = numpy.array([[is_own(key) and content.index.has_own(rank, key)
                         for key in keys] for rank in range(comm.size)], bool)
     # What every rank takes, such as all of a data-parallel model.
     common = comm.bcast(wishes.all(0) & ~own.any(0))

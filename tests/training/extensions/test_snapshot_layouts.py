@@ -263,25 +263,37 @@ def test_an_iterator_goes_on_at_the_same_share_of_its_epoch(
     assert (rest == expected[place:place + len(rest)]).all()
 
 
+@pytest.mark.parametrize(('before', 'after'), [(4, 2), (2, 4)])
 @pytest.mark.parametrize('same', [True, False])
 @on_ranks(4)
-def test_an_order_goes_on_if_all_ranks_had_it(comm, same, tmp_path):
-    """Otherwise all would read what the first one reads."""
+def test_an_order_and_random_numbers_go_on_where_they_were(
+        comm, same, before, after, tmp_path):
+    """New ranks keep their own, unless all had the same order."""
     def whole(ranks, seed):
         numpy.random.seed(seed)
         return chainer.iterators.SerialIterator(data(24), 4)
-    iterator = whole(comm, 7 if same else comm.rank)
-    order = iterator._state.order.copy()
-    start(comm, tmp_path, 1, name='float32', iterator=iterator)
-    ranks = first(comm, 2)
+    order, generator = None, None
+    ranks = first(comm, before)
+    if ranks:
+        iterator = whole(ranks, 7 if same else ranks.rank)
+        order = iterator._state.order.copy()
+        start(ranks, tmp_path, 1, iterator=iterator)
+        generator = numpy.random.get_state()[1].tolist()
+    comm.Barrier()
+    shared = comm.bcast(order) if same else None
+    ranks = first(comm, after)
     if ranks:
         iterator = whole(ranks, 100 + ranks.rank)
         drawn = iterator._state.order.copy()
         trainer, grid = make_job(ranks, tmp_path, 1, iterator=iterator)
+        now = numpy.random.get_state()[1].tolist()
         with told(ranks):
             resume(trainer, grid, str(tmp_path))
-        assert (iterator._state.order == (order if same else drawn)).all()
+        expected = order if order is not None else (
+            shared if same else drawn)
+        assert (iterator._state.order == expected).all()
         assert iterator.current_position == STOP * 4
+        assert numpy.random.get_state()[1].tolist() == (generator or now)
 
 
 # --- bad input -------------------------------------------------------------

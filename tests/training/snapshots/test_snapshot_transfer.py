@@ -54,7 +54,7 @@ def load(comm, path, names, exact):
     index, wanted = wishes(comm, path, names)
     with opened(path) if comm.rank == 0 else (
             contextlib.nullcontext()) as content:
-        return read(comm, content, index, wanted, exact)
+        return read(comm, content, index, wanted, lambda key: exact)
 
 
 @pytest.mark.parametrize('exact', [True, False])
