@@ -87,7 +87,7 @@ def full_after(members):
         written.append(1)
         if len(written) > members:
             raise OSError('disk full')
-        original(*arguments)
+        return original(*arguments)
     snapshot_file._write_member = fail
     try:
         yield
