@@ -51,13 +51,21 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
             for key, value in part.items()}
 
 
-def restore(state: State, trainer: chainer.training.Trainer,
-            comm: Any) -> Restoring:
+def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
+            replaced: State | None = None) -> Restoring:
     """Restores the state of :func:`collect`, or a part of one.
 
     What it returns restores the rest when the trainer runs.
+
+    Args:
+        state: Arrays that were copied are replaced in it by their copies, so
+            that no more memory is taken.
+        trainer: Whose state it is.
+        comm: As for :func:`collect`.
+        replaced: Gets what was in the trainer's arrays, by their keys.
     """
-    trainer.serialize(_Deserializer(state, trainer)['trainer'])
+    trainer.serialize(_Deserializer(
+        state, trainer, {} if replaced is None else replaced)['trainer'])
     restoring = Restoring(below('optimizer/', state), trainer)
     for prefix, communicator in _stateful(trainer, comm):
         if own := below(prefix, state):
@@ -76,10 +84,11 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
 
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
-    def __init__(self, state: State, trainer: chainer.training.Trainer
-                 ) -> None:
+    def __init__(self, state: State, trainer: chainer.training.Trainer,
+                 replaced: State) -> None:
         super().__init__(state, strict=False)
         self._parameters = parameters_of_model(trainer)
+        self._replaced = replaced
 
     def __getitem__(self, key: str) -> Any:
         child = copy.copy(self)
@@ -94,7 +103,14 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         if saved.dtype == object and saved.shape == ():
             return saved.item()
         try:
-            return super().__call__(key, value)
+            if not isinstance(value, chainer.get_array_types()):
+                return super().__call__(key, value)
+            old = numpy.array(chainer.backends.cuda.to_cpu(value))
+            super().__call__(key, value)
+            self._replaced[name] = old
+            if isinstance(value, numpy.ndarray):
+                self.npz[name] = value
+            return value
         except (TypeError, ValueError):
             if not name.startswith(MODEL) or name in self._parameters:
                 raise
@@ -103,20 +119,29 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         return saved if saved.shape else saved.item()
 
 
+# Bytes of values that are copied before it is known whether they change.
+_SMALL = 1 << 14
+
+
 class StateBefore:
     """All that a resume may change, as it was.
 
     Args:
         trainer: Whose state may change.
         comm: As for :func:`collect`.
-        state: Of :func:`collect`; it is copied.
+        state: Of :func:`collect`.  Small values are copied.
+
+    Attributes:
+        replaced: For :func:`restore`, which knows the others.
     """
 
     def __init__(self, trainer: chainer.training.Trainer, comm: Any,
                  state: State) -> None:
         self._trainer = trainer
+        self.replaced: State = {}
         self._state = {key: value.copy() for key, value in state.items()
-                       if not key.startswith('communicator')}
+                       if value.nbytes <= _SMALL
+                       and not key.startswith('communicator')}
         self._communicators = [
             (communicator, communicator.state())
             for _, communicator in _stateful(trainer, comm)]
@@ -140,7 +165,7 @@ class StateBefore:
         """Makes all as it was."""
         # It fails where it has failed before, and has changed nothing beyond.
         with contextlib.suppress(Exception):
-            restore(self._state, self._trainer, None)
+            restore({**self._state, **self.replaced}, self._trainer, None)
         _restore_random(below(RANDOM, self._state))
         for one, attributes, containers in self._attributes:
             vars(one).clear()

@@ -252,7 +252,8 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
                     ', and the random numbers of new ranks'), stacklevel=4)
         for text in sorted(set(lost) - {''}):
             warnings.warn(text, stacklevel=4)
-    raise_together(ranks, tell)     # a warning may be an error
+    # A warning may be an error.
+    raise_together(ranks, tell, error=ValueError)
     _restore_together(ranks, saved, current, trainer, comm).extend(
         trainer, lambda key: speakers[key] == ranks.rank)
     _after(trainer)
@@ -266,8 +267,8 @@ def _restore_together(ranks: MPI.Comm, saved: State, current: State,
     before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
                             error=ValueError)
     try:
-        return raise_together(ranks, lambda: restore(saved, trainer, comm),
-                              error=ValueError)
+        return raise_together(ranks, lambda: restore(
+            saved, trainer, comm, before.replaced), error=ValueError)
     except ValueError:
         before.restore()
         raise
