@@ -25,10 +25,9 @@ def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
     Raises:
         RuntimeError: It could not be written; on all ranks.
     """
-    stages = None
-    if grid.replica_index == 0:
-        stages = grid.pipeline.gather(
-            chainer.serializers.npz.serialize(model))
+    own = raise_together(grid.comm,
+                         lambda: chainer.serializers.npz.serialize(model))
+    stages = grid.pipeline.gather(own) if grid.replica_index == 0 else None
 
     def write() -> None:
         if stages:

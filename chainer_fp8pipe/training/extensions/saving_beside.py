@@ -17,6 +17,8 @@ from ...mpi.waiting import wait_until
 from ..snapshots import snapshot_file
 from ..snapshots.snapshot_writing import SnapshotWriting, prepared
 from .job_state import collect, names_of_communicators
+from .optimizer_state import note_first_values
+from .update_marks import SteppingTrigger
 
 
 class SavingBeside:
@@ -37,6 +39,7 @@ class SavingBeside:
                  older: Callable[[str], list[str]]) -> None:
         self._comm, self._failures, self._older = comm, failures, older
         self._failed = 0            # in a row
+        self._warned: list[Warning] = []    # that are errors here
         self._writing: SnapshotWriting | None = None
         self._copies: dict[str, numpy.ndarray] = {}
         self._is_stepped = False    # whether a trigger steps it
@@ -48,12 +51,13 @@ class SavingBeside:
 
         Removes what killed runs have left in the directory.
         """
+        note_first_values(trainer)
         if all_ranks(self._comm).rank == 0:
             snapshot_file.remove_unfinished(directory)
         for entry in trainer._extensions.values():
             if entry.extension is extension and not self._is_stepped:
                 own = entry.trigger
-                entry.trigger = _Stepping(own, self._step)
+                entry.trigger = SteppingTrigger(own, self._step)
                 self._is_stepped = True
                 self._restore_trigger = functools.partial(
                     setattr, entry, 'trigger', own)
@@ -121,6 +125,11 @@ class SavingBeside:
         wait_until(self._stepped)
         writing, self._writing = self._writing, None
         writing.free()
+
+        def raise_warning() -> None:
+            if self._warned:
+                raise self._warned.pop()
+        raise_together(all_ranks(self._comm), raise_warning)
         self._failed = self._failed + 1 if writing.problem else 0
         if self._failed and self._failed == self._failures:
             raise RuntimeError(
@@ -136,11 +145,14 @@ class SavingBeside:
     def _report(self, writing: SnapshotWriting) -> None:
         if writing.problem and all_ranks(self._comm).rank == 0:
             older = self._older(os.path.dirname(writing.path))
-            warnings.warn(
-                f'{writing.path} could not be written ({writing.problem}); '
-                'training goes on, and ' + (
-                    f'{older[-1]} is still there' if older else
-                    'there is no older snapshot'), stacklevel=2)
+            try:
+                warnings.warn(
+                    f'{writing.path} could not be written '
+                    f'({writing.problem}); training goes on, and ' + (
+                        f'{older[-1]} is still there' if older else
+                        'there is no older snapshot'), stacklevel=2)
+            except Warning as error:    # the others raise at the next one
+                self._warned = [error]
 
 
 def remove_older(paths: Iterable[str]) -> None:
@@ -150,20 +162,3 @@ def remove_older(paths: Iterable[str]) -> None:
             os.remove(path)
         except OSError as error:
             warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
-
-
-class _Stepping:
-    """An extension's trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
-        self._trigger, self._step = trigger, step
-
-    def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        self._step()
-        return self._trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)

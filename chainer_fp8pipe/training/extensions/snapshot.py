@@ -24,22 +24,29 @@ from mpi4py import MPI
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.ranks import all_ranks
 from ..snapshots import snapshot_file, snapshot_transfer
-from ..snapshots.snapshot_file import Content, SnapshotIndex
-from ..snapshots.zip_directory import DamagedSnapshot
+from ..snapshots.snapshot_file import (
+    Content,
+    DamagedSnapshot,
+    SnapshotIndex,
+)
 from .job_state import (
     MODEL,
+    RANDOM,
+    StateBefore,
     collect,
     describe,
     incompatible,
+    is_of_rank,
     layout,
     missing,
     movable,
     names_of_communicators,
     restore,
+    with_iterators,
 )
+from .optimizer_state import Restoring, State, lost_rules, owners
 from .saving_beside import SavingBeside, remove_older
 
-_PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
 _DAMAGED = 'error', 'aside'
 
@@ -110,8 +117,8 @@ class Snapshot(extension.Extension):
                 raise FileExistsError(
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
+            self._beside.begin(trainer, self, self.directory(trainer))
         raise_together(ranks, look)
-        self._beside.begin(trainer, self, self.directory(trainer))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         iteration, directory = (trainer.updater.iteration,
@@ -159,8 +166,15 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
     over that does not belong to a rank: model, optimizer, iteration,
     iterator, extensions.  Where ranks had different values (the running
     statistics of batch normalisation on replicas), all get the first one's.
-    Residuals, codec state and random numbers then start afresh; rank 0 says
-    so in a warning.
+    An iterator over a share of the data set goes on at the same share of its
+    epoch, in the order that it has drawn.  Residuals and codec state then
+    start afresh, and so do the random numbers of ranks that were not there;
+    rank 0 says so in a warning.
+
+    Extensions are initialised with the script's learning rates, as with
+    Chainer's snapshots, and have the snapshot's afterwards.  A value of an
+    optimizer that the script has changed since the run began counts; a
+    warning says so when the trainer runs.
 
     The whole file is read and compared with its digests before anything is
     changed, and every value again when it is with its rank.  Nothing in a
@@ -183,44 +197,92 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
 
     Raises:
         ValueError: There is no whole snapshot, or it is of another
-            model or optimizer, or lacks something.  On all ranks, and before
-            anything is changed: trainer and file are as they were.
+            model or optimizer, or lacks something, or a rank cannot restore
+            its part.  On all ranks: trainer and file are as they were.
     """
-    if damaged not in _DAMAGED:
-        raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
-                         f'{damaged!r}')
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
         content: Content | None = raise_together(
-            ranks, lambda: _whole(path, stack, damaged == 'aside')
+            ranks, lambda: _whole(path, stack, damaged)
             if ranks.rank == 0 else None, error=ValueError)
         index: SnapshotIndex | None = ranks.bcast(content and content.index)
         if index is None:
             return trainer.updater.iteration
-        _follow_plan(trainer, ranks, content, index)
-        current = raise_together(ranks, lambda: collect(trainer, comm))
+        current = raise_together(ranks, lambda: collect(trainer, comm),
+                                 error=ValueError)
         exact = ranks.allreduce(
             index.ranks == ranks.size
             and index.communicator == names_of_communicators(trainer, comm)
             and layout(index.of_rank(ranks.rank)) == layout(current),
             MPI.LAND)
-        wanted = set(index.of_rank(ranks.rank) if exact
-                     else movable(index.keys, current, trainer))
+        own = set(index.of_rank(ranks.rank)
+                  if ranks.rank < index.ranks else ())
+        wanted = own if exact else {
+            *movable(index.keys, current, trainer),
+            *(key for key in own if key.startswith(RANDOM))}
         wishes = numpy.array([key in wanted for key in index.keys], bool)
         unclaimed = _unclaimed(ranks, index, wishes)
         agree(ranks, Signature({}),
               missing(wanted, current, exact) or unclaimed)
-        saved = snapshot_transfer.read(ranks, content, index, wishes, exact)
-    agree(ranks, Signature({}), incompatible(saved, current))
-    restore(saved, trainer, comm)
+        saved = snapshot_transfer.read(
+            ranks, content, index, wishes,
+            lambda key: exact or is_of_rank(key))
+
+    changed, problem = '', ''
+    try:
+        if not exact:
+            saved, changed = with_iterators(
+                saved, current,
+                lambda key: key in own or index.is_same_everywhere(key))
+        problem = incompatible(saved, current, trainer)
+    except Exception as error:      # the others must hear of it
+        problem = f'{type(error).__name__}: {error}'
+    agree(ranks, Signature({}), problem)
+    lost = ranks.gather(lost_rules(saved, current)) or []
+    speakers = _speakers(ranks, trainer)
+
+    def tell() -> None:
+        if ranks.rank == 0 and not exact:
+            warnings.warn(
+                f'{index.path} is of a run with another layout ({index.ranks} '
+                f'ranks, communicator {index.communicator}): model, optimizer '
+                f'and iterator go on{changed}, but residuals and codec state '
+                'start afresh' + (
+                    '' if ranks.size <= index.ranks else
+                    ', and the random numbers of new ranks'), stacklevel=4)
+        for text in sorted(set(lost) - {''}):
+            warnings.warn(text, stacklevel=4)
+    # A warning may be an error.
+    raise_together(ranks, tell, error=ValueError)
+    _restore_together(ranks, saved, current, trainer, comm).extend(
+        trainer, lambda key: speakers[key] == ranks.rank)
     _after(trainer)
-    if ranks.rank == 0 and not exact:
-        warnings.warn(
-            f'{index.path} is of a run with another layout ({index.ranks} '
-            f'ranks, communicator {index.communicator}): model, optimizer '
-            'and iterator go on, but residuals, codec state and random '
-            'numbers start afresh', stacklevel=2)
     return trainer.updater.iteration
+
+
+def _restore_together(ranks: MPI.Comm, saved: State, current: State,
+                      trainer: chainer.training.Trainer, comm: Any
+                      ) -> Restoring:
+    """Restores all ranks' states, or none: then all raise ValueError."""
+    before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
+                            error=ValueError)
+    try:
+        return raise_together(ranks, lambda: restore(
+            saved, trainer, comm, before.replaced), error=ValueError)
+    except ValueError:
+        before.restore()
+        raise
+
+
+def _speakers(ranks: MPI.Comm, trainer: chainer.training.Trainer
+              ) -> dict[str, int]:
+    """The rank that warns of an optimizer or update rule, by its key."""
+    found: dict[str, int] = {}
+    for rank, keys in enumerate(ranks.allgather(
+            [key for key, _ in owners(trainer)])):
+        for key in keys:
+            found.setdefault(key, rank)
+    return found
 
 
 def find_snapshots(directory: str) -> list[str]:
@@ -240,13 +302,16 @@ def _numbered(directory: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def _whole(path: str, stack: contextlib.ExitStack, aside: bool
+def _whole(path: str, stack: contextlib.ExitStack, damaged: str
            ) -> Content | None:
     """Opens a snapshot that is whole, or the newest that is in a directory.
 
     Warns of those that are passed over.  Where all are damaged, and are to
     be set aside, they are, and there is none.
     """
+    if damaged not in _DAMAGED:
+        raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
+                         f'{damaged!r}')
     if not os.path.isdir(path):
         return _checked(path, stack)
     found = find_snapshots(path)[::-1]
@@ -266,7 +331,7 @@ def _whole(path: str, stack: contextlib.ExitStack, aside: bool
             warnings.warn(text, stacklevel=2)
         return content
     text = f'no snapshot in {path} can be gone on from; {"; ".join(passed)}'
-    if unreadable or not aside:
+    if unreadable or damaged == 'error':
         raise FileNotFoundError(text)
     for candidate in found:
         os.replace(candidate, f'{candidate}.damaged')
@@ -279,21 +344,9 @@ def _checked(path: str, stack: contextlib.ExitStack) -> Content:
     """Opens a snapshot after all of it was read and found whole."""
     with contextlib.ExitStack() as trial:
         content = trial.enter_context(snapshot_file.opened(path))
-        with snapshot_file.explained(path):
-            content.check()
+        content.check()
         stack.push(trial.pop_all())
     return content
-
-
-def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
-                 content: Content | None, index: SnapshotIndex) -> None:
-    """Cuts a partitioned model as it was cut when the snapshot was made."""
-    follow = getattr(trainer.updater, 'follow_plan', None)
-    if follow is None or _PLAN not in index.keys:
-        return
-    text = raise_together(ranks, lambda: content.read(_PLAN).item()
-                          if content else None, error=ValueError)
-    follow(ranks.bcast(text))
 
 
 def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray

@@ -1,16 +1,17 @@
 """The file of a snapshot.
 
-An ordinary ``.npz``: ``all/KEY`` is a value as the first rank that has it has
-it, ``rank3/KEY`` the same where rank 3 differs, ``meta/KEY`` about the job.
-``meta/has`` says which rank had which key: element (r, k) for rank r and the
-k-th ``all/`` of the file.  A value that is no array of numbers or texts is
-JSON, below ``json/all/KEY`` or ``json/rank3/KEY``.
+An ordinary ``.npz``: ``all/KEY.npy`` is a value as the first rank that has it
+has it, ``rank3/KEY.npy`` the same where rank 3 differs.  A value that is no
+array of numbers or texts is JSON, and its name ends in ``.json``.  The last
+member, ``meta/manifest.json``, lists the others: where in the file their data
+are, dtype, shape, a digest of these and the data, and which ranks had them.
+zip's comment, the last bytes of the file, says where the manifest is, and has
+a digest of all bytes that are no value's.  So each byte is covered by one
+digest, and a file without its end is none.
 
-``meta/format`` comes first.  ``meta/digests`` has a digest of each member
-before it, as the ranks had the values; ``meta/complete``, the last, a digest
-of those and of the names: the mark that nothing is missing.  Older versions
-wrote no such members, and pickled what is JSON now; only zip's CRC tells
-whether their files are whole.
+The package's own reader needs neither zip's directory nor NumPy's headers: it
+believes the manifest, whose numbers it compares with the length of the file
+before it takes memory for a value.
 
 Keys of a model name its layers as the whole model does, so each layer of a
 pipeline is in the file once, and Chainer's ``load_npz`` finds a model below
@@ -22,29 +23,28 @@ import contextlib
 import glob
 import hashlib
 import itertools
+import json
+import math
 import os
 import re
+import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import BufferedReader
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy
 
-from . import pickled_values
-from .array_header import LONGEST, ArrayHeader, header_of, parse_header
-from .zip_directory import DamagedSnapshot, Member, read_directory
+from .json_values import is_plain
 
-#: What precedes the name of a value that is JSON.
-JSON = 'json/'
 _ALL = 'all/'
-_FORMAT = 2
-_FIRST, _LAST = 'meta/format', ('meta/digests', 'meta/complete')
-_NEEDED = {'meta/has', 'meta/communicator'}
-_VALUE = re.compile(r'(json/)?(all|rank(?:0|[1-9]\d{0,8}))/(.*)', re.DOTALL)
+_FORMAT = 3
+_MANIFEST = 'meta/manifest.json'
+_NAME = re.compile(r'(all|rank(?:0|[1-9]\d{0,8}))/(.*)', re.DOTALL)
 _DIGEST = 16                # bytes
+# What the file ends with: a mark, start and size of the manifest, a digest.
+_END = struct.Struct(f'<8s2Q{_DIGEST}s')
+_MARK = b'snapshot'
 _PIECE = 1 << 20            # bytes that are read or written at once
 _UNFINISHED = 'snapshot.partial'
 
@@ -52,185 +52,212 @@ _LOCK = threading.Lock()
 _IN_USE: set[str] = set()   # temporary names
 
 
+class DamagedSnapshot(ValueError):
+    """A file that is no whole snapshot, in words."""
+
+
+class SavedValue(NamedTuple):
+    """A value as the file has it."""
+
+    array: numpy.ndarray    # of numbers or texts, or the bytes of JSON
+    is_json: bool = False
+
+
+class ValueEntry(NamedTuple):
+    """What is known of a value without it."""
+
+    dtype: str              # NumPy's; 'json'
+    shape: tuple[int, ...]
+    digest: bytes
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the value is JSON, of which ``shape`` has the length."""
+        return self.dtype == 'json'
+
+    @property
+    def array_dtype(self) -> numpy.dtype:
+        """Of the array that holds it."""
+        return numpy.dtype('u1' if self.is_json else self.dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.array_dtype.itemsize * math.prod(self.shape)
+
+    def empty(self) -> numpy.ndarray:
+        """An array that can hold it."""
+        return numpy.empty(self.shape, self.array_dtype)
+
+
+def entry_of(value: SavedValue) -> ValueEntry:
+    """Computes the digest of a value, its dtype and its shape."""
+    array = value.array
+    dtype = 'json' if value.is_json else array.dtype.str
+    found = _started(dtype, array.shape)
+    found.update(bytes_of(array))
+    return ValueEntry(dtype, array.shape, found.digest())
+
+
 class SnapshotIndex(NamedTuple):
     """The keys of a snapshot."""
 
     path: str                   # of the file
     communicator: str           # the names of the job's communicators
-    keys: list[str]             # of all ranks
-    has: numpy.ndarray          # bool (ranks, keys): which rank had which
-    digests: dict[str, bytes]   # of members, by name; empty in old files
+    ranks: int                  # that the job had
+    #: Which ranks had a key, for the keys of all; None: all ranks.
+    owners: dict[str, list[int] | None]
+    #: By names of members, without their endings.
+    entries: dict[str, ValueEntry]
 
     @property
-    def ranks(self) -> int:
-        """How many ranks the job had."""
-        return len(self.has)
+    def keys(self) -> list[str]:
+        """Of all ranks."""
+        return list(self.owners)
 
     def of_rank(self, rank: int) -> list[str]:
         """The keys that a rank had, in the order of the file."""
-        return [key for key, has in zip(self.keys, self.has[rank],
-                                        strict=True) if has]
-
-    def member_of(self, key: str, rank: int | None = None) -> str:
-        """The name of the first rank's value, or of a rank's own."""
-        name = (_ALL if rank is None else f'rank{rank}/') + key
-        return JSON + name if JSON + name in self.digests else name
-
-
-class Content:
-    """An open snapshot; one value at a time is in memory."""
-
-    def __init__(self, path: str, file: BufferedReader) -> None:
-        self._file = file
-        self._members = {member.name: member
-                         for member in read_directory(file)}
-        names = list(self._members)
-        if not set(names) >= _NEEDED:
-            raise ValueError('it was not written by the Snapshot extension '
-                             'of this version of chainer_fp8pipe')
-        digests = self._digests(names)
-        self.index = SnapshotIndex(path, *self._keys(names), digests)
+        return [key for key, ranks in self.owners.items()
+                if ranks is None or rank in ranks]
 
     def has_own(self, rank: int, key: str) -> bool:
         """Whether a rank's value differs from the first rank's."""
-        return self.index.member_of(key, rank) in self._members
+        return f'rank{rank}/{key}' in self.entries
+
+    def is_same_everywhere(self, key: str) -> bool:
+        """Whether all ranks that had a value had the same."""
+        return not any(self.has_own(rank, key)
+                       for rank in self.owners[key] or range(self.ranks))
+
+
+class Content:
+    """An open snapshot; one value at a time is in memory.
+
+    Raises:
+        DamagedSnapshot: The file is damaged, or no snapshot of this version.
+    """
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self._file = file
+        length = file.seek(0, os.SEEK_END)
+        if length < _END.size:
+            raise DamagedSnapshot('its end is missing')
+        mark, start, size, digest = _END.unpack(
+            self._bytes_at(length - _END.size, _END.size))
+        if mark != _MARK:
+            raise DamagedSnapshot(
+                'its end is missing, or it was not written by the Snapshot '
+                'extension of this version of chainer_fp8pipe')
+        if start + size > length:
+            raise DamagedSnapshot('its manifest is not in it')
+        try:
+            self.index, self._starts = _parsed(
+                path, json.loads(self._bytes_at(start, size)), start)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError,
+                SyntaxError, OverflowError, RecursionError) as error:
+            raise DamagedSnapshot(f'its manifest is wrong: {error}') from None
+        if self._structure(length) != digest:
+            raise DamagedSnapshot('what is around its values has another '
+                                  'digest')
 
     def check(self) -> None:
-        """Reads all of the file and compares it with its digests.
+        """Reads all values and compares them with their digests.
 
         Raises:
             DamagedSnapshot: The file is not whole.
         """
-        for name, member in self._members.items():
-            header, crc = self._header(member)
-            state = _started(header.dtype, header.shape)
-            for piece in self._pieces(member, header.size):
-                crc = zlib.crc32(piece, crc)
-                state.update(piece)
-            _compare_crc(member, crc)
-            if self.index.digests.get(name, state.digest()) != (
-                    state.digest()):
-                raise DamagedSnapshot(f'{name} has another digest')
-            if header.dtype.hasobject:
-                self._read(name)
+        with explained(self.index.path):
+            for name, entry in self.index.entries.items():
+                found = _started(entry.dtype, entry.shape)
+                for piece in self._pieces(self._starts[name], entry.size):
+                    found.update(piece)
+                if found.digest() != entry.digest:
+                    raise DamagedSnapshot(f'{name} has another digest')
 
     def read(self, key: str, rank: int | None = None) -> numpy.ndarray:
-        """The first rank's value, or a rank's own; JSON as its text.
+        """The first rank's value, or a rank's own; JSON as its bytes.
 
         Raises:
-            ValueError: The file is damaged.
+            DamagedSnapshot: The file is damaged.
         """
+        name = (_ALL if rank is None else f'rank{rank}/') + key
         with explained(self.index.path):
-            return self._read(self.index.member_of(key, rank))
+            entry = self.index.entries[name]
+            array, place = entry.empty(), 0
+            data = bytes_of(array)
+            for piece in self._pieces(self._starts[name], entry.size):
+                data[place:place + len(piece)] = piece
+                place += len(piece)
+            if entry_of(SavedValue(array, entry.is_json)) != entry:
+                raise DamagedSnapshot(f'{name} has another digest')
+            return array
 
-    def _read(self, name: str) -> numpy.ndarray:
-        member = self._members[name]
-        header, crc = self._header(member)
-        if header.dtype.hasobject:
-            program = b''.join(map(bytes, self._pieces(member, header.size)))
-            _compare_crc(member, zlib.crc32(program, crc))
-            return pickled_values.unpickled(program)
-        # Its size was compared with the file's.
-        value = numpy.empty(
-            header.shape, header.dtype,
-            order='F' if header.by_columns else 'C')
-        if value.nbytes != header.data:     # '<U0', which NumPy makes '<U1'
-            value[...] = ''
-        data = value.reshape(-1, order='A').view(numpy.uint8).data
-        self._file.seek(member.start + header.size)
-        place = 0
-        while place < header.data:
-            count = self._file.readinto(data[place:place + _PIECE])
-            if not count:
-                raise DamagedSnapshot(f'{name} is cut off')
-            crc = zlib.crc32(data[place:place + count], crc)
-            place += count
-        _compare_crc(member, crc)
-        return value
+    def _structure(self, length: int) -> bytes:
+        """A digest of the bytes that are no value's, but the last ones."""
+        return _structure_digest(
+            [(self._starts[name], entry.size)
+             for name, entry in self.index.entries.items()],
+            length, self._pieces)
 
-    def _header(self, member: Member) -> tuple[ArrayHeader, int]:
-        """The header, and its CRC."""
-        self._file.seek(member.start)
-        head = self._file.read(min(LONGEST, member.size))
-        header = parse_header(head)
-        if header.dtype.hasobject:
-            if self._is_new() or not member.name.startswith(('all/', 'rank')):
-                raise DamagedSnapshot(f'{member.name} is a pickle')
-            if member.size > pickled_values.LARGEST:
-                raise DamagedSnapshot(f'{member.name} is too large a pickle')
-        elif header.size + header.data != member.size:
-            raise DamagedSnapshot(
-                f'{member.name} has the shape {header.shape} of '
-                f'{header.dtype}, but not its size')
-        elif header.by_columns and self._is_new():
-            raise DamagedSnapshot(f'{member.name} is in another order')
-        return header, zlib.crc32(head[:header.size])
+    def _pieces(self, start: int, size: int) -> Iterator[bytes]:
+        self._file.seek(start)
+        while size:
+            piece = self._file.read(min(size, _PIECE))
+            if not piece:
+                raise DamagedSnapshot('it is cut off')
+            yield piece
+            size -= len(piece)
 
-    def _pieces(self, member: Member, start: int) -> Iterator[memoryview]:
-        self._file.seek(member.start + start)
-        piece = memoryview(bytearray(min(_PIECE, member.size)))
-        left = member.size - start
-        while left:
-            count = self._file.readinto(piece[:left])
-            if not count:
-                raise DamagedSnapshot(f'{member.name} is cut off')
-            yield piece[:count]
-            left -= count
-
-    def _is_new(self) -> bool:
-        return next(iter(self._members)) == _FIRST
-
-    def _digests(self, names: list[str]) -> dict[str, bytes]:
-        """The digests of a new file, whose mark must be there."""
-        if not self._is_new():
-            if {_FIRST, *_LAST} & set(names):
-                raise DamagedSnapshot('its first member is missing')
-            return {}
-        found = self._read(_FIRST)
-        if found.shape or found.dtype.kind != 'i' or found != _FORMAT:
-            raise NewerSnapshot('it was written by another version of '
-                                'chainer_fp8pipe, which has another format')
-        if tuple(names[-2:]) != _LAST:
-            raise DamagedSnapshot('the mark that it is complete is missing')
-        table, mark = map(self._read, _LAST)
-        if table.dtype != numpy.uint8 or table.shape != (
-                len(names) - 2, _DIGEST):
-            raise DamagedSnapshot('its digests are not one for each member')
-        digests = [row.tobytes() for row in table]
-        if mark.tobytes() != _mark(names[:-2], digests):
-            raise DamagedSnapshot('its mark that it is complete is wrong')
-        return dict(zip(names, digests, strict=False))
-
-    def _keys(self, names: list[str]
-              ) -> tuple[str, list[str], numpy.ndarray]:
-        """Names of communicators, keys, and which rank had which."""
-        communicator, has = map(self._read, ('meta/communicator', 'meta/has'))
-        keys: list[str] = []
-        own: list[tuple[int, str]] = []
-        for name in set(names) - _NEEDED - {_FIRST, *_LAST}:
-            if not _VALUE.fullmatch(name):
-                raise DamagedSnapshot(f'{name} is no name of a value')
-        for name in names:
-            if (match := _VALUE.fullmatch(name)) is None:
-                continue
-            if match[2] == 'all':
-                keys.append(match[3])
-            else:
-                own.append((int(match[2][4:]), match[3]))
-        known = {key: number for number, key in enumerate(keys)}
-        if (communicator.shape or communicator.dtype.kind != 'U'
-                or has.dtype != bool or has.ndim != 2 or not len(has)
-                or has.shape[1] != len(keys) or len(known) != len(keys)
-                or len(set(own)) != len(own)
-                or not all(key in known and rank < len(has)
-                           and has[rank, known[key]] for rank, key in own)
-                or not has.any(0).all()):
-            raise DamagedSnapshot('its names do not agree with meta/has')
-        return str(communicator), keys, has
+    def _bytes_at(self, start: int, size: int) -> bytes:
+        return b''.join(self._pieces(start, size))
 
 
-class NewerSnapshot(ValueError):
-    """A file that is whole, but that this version cannot read."""
+def _parsed(path: str, manifest: Any, end: int
+            ) -> tuple[SnapshotIndex, dict[str, int]]:
+    """The index of a file, and where each member's data start.
+
+    ``end`` is where the manifest starts: values are before it.
+    """
+    if manifest['format'] != _FORMAT:
+        raise ValueError(
+            f'it has format {manifest["format"]}, and this version of '
+            f'chainer_fp8pipe reads format {_FORMAT}')
+    ranks, position = manifest['ranks'], 0
+    entries: dict[str, ValueEntry] = {}
+    starts: dict[str, int] = {}
+    owners: dict[str, list[int] | None] = {}
+    own: list[tuple[int, str]] = []
+    for name, start, dtype, shape, digest, had in manifest['members']:
+        entry = ValueEntry(str(dtype), tuple(shape), bytes.fromhex(digest))
+        _check_entry(name, entry)
+        # No two members share a byte, and no size is believed that the file
+        # has not got.
+        if name in entries or start < position or start + entry.size > end:
+            raise ValueError(f'{name} is not where it says')
+        entries[name], starts[name] = entry, start
+        position = start + entry.size
+        prefix, key = _NAME.fullmatch(name).groups()    # type: ignore
+        if prefix == 'all':
+            owners[key] = None if had is None else list(had)
+        else:
+            own.append((int(prefix[4:]), key))
+    for rank, key in own:
+        had = owners[key]
+        if rank >= ranks or had is not None and rank not in had:
+            raise ValueError(f'rank {rank} has a {key} that it has not')
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f'there are {ranks} ranks')
+    return SnapshotIndex(path, str(manifest['communicator']), ranks, owners,
+                         entries), starts
+
+
+def _check_entry(name: str, entry: ValueEntry) -> None:
+    dtype, shape = entry.array_dtype, entry.shape
+    if (not is_plain(dtype) or dtype.itemsize == 0
+            or not (entry.is_json or dtype.str == entry.dtype)
+            or not all(type(size) is int and size >= 0 for size in shape)
+            or entry.is_json and len(shape) != 1):
+        raise ValueError(f'{name} has a dtype or shape that no value has')
 
 
 @contextlib.contextmanager
@@ -238,8 +265,7 @@ def opened(path: str) -> Iterator[Content]:
     """Opens a snapshot.
 
     Raises:
-        DamagedSnapshot: The file is damaged, or no snapshot.
-        ValueError: It is another kind of file, or of a newer version.
+        DamagedSnapshot: The file is damaged, or no snapshot of this version.
     """
     with contextlib.ExitStack() as stack:
         with explained(path):
@@ -257,12 +283,19 @@ def explained(path: str) -> Iterator[None]:
             f'{path} is damaged or no snapshot ({error}); resume from an '
             'older one, or from the directory, of which the newest whole one '
             'is taken') from error
-    except ValueError as error:
-        raise type(error)(f'{path} cannot be gone on from: {error}') from (
-            error)
 
 
-def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]],
+class Member(NamedTuple):
+    """A value that is to be written."""
+
+    name: str
+    value: SavedValue
+    entry: ValueEntry
+    #: Which ranks had it; None: all, or it is a rank's own.
+    ranks: list[int] | None = None
+
+
+def write(path: str, members: Iterable[Member], communicator: str, ranks: int,
           check: Callable[[], None] = lambda: None) -> None:
     """Writes a file; what was at ``path`` before is replaced at the very end.
 
@@ -270,7 +303,9 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]],
 
     Args:
         path: Of the file.
-        members: Names, values and digests, written as they come.
+        members: Written as they come.
+        communicator: The names of the job's communicators.
+        ranks: How many the job has.
         check: Called before each megabyte; what it raises ends the writing,
             and nothing is left of it.
     """
@@ -278,10 +313,10 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]],
     os.makedirs(directory, exist_ok=True)
     with _temporary_name(directory) as temporary:
         try:
-            with open(temporary, 'wb') as file:
-                with zipfile.ZipFile(file, 'w') as archive:
-                    for name, value in marked(members):
-                        _write_member(archive, name, value, check)
+            with open(temporary, 'w+b') as file:
+                _write_archive(file, members, {
+                    'format': _FORMAT, 'communicator': communicator,
+                    'ranks': ranks}, check)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -290,6 +325,81 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, bytes]],
                 os.remove(temporary)
             raise
     _sync_directory(directory)
+
+
+def _write_archive(file: BinaryIO, members: Iterable[Member],
+                   manifest: dict[str, Any], check: Callable[[], None]
+                   ) -> None:
+    table: list[Any] = []
+    data: list[tuple[int, int]] = []
+    with zipfile.ZipFile(file, 'w') as archive:
+        for name, value, entry, ranks in members:
+            start = _write_member(archive, name, value, check)
+            data.append((start, entry.size))
+            table.append((name, start, entry.dtype, entry.shape,
+                          entry.digest.hex(), ranks))
+        text = json.dumps({**manifest, 'members': table},
+                          separators=(',', ':')).encode('ascii')
+        start = _write_bytes(archive, _MANIFEST, b'', text, check)
+        archive.comment = _END.pack(_MARK, start, len(text), bytes(_DIGEST))
+    length = file.seek(0, os.SEEK_END)
+
+    def pieces(start: int, size: int) -> Iterator[bytes]:
+        file.seek(start)
+        yield file.read(size)
+    digest = _structure_digest(data, length, pieces)
+    file.seek(length - _DIGEST)
+    file.write(digest)
+
+
+def _write_member(archive: zipfile.ZipFile, name: str, value: SavedValue,
+                  check: Callable[[], None]) -> int:
+    """Writes a value; returns where its data start in the file."""
+    if value.is_json:
+        return _write_bytes(archive, f'{name}.json', b'',
+                            bytes_of(value.array), check)
+    return _write_bytes(archive, f'{name}.npy', _header(value.array),
+                        bytes_of(value.array), check)
+
+
+def _write_bytes(archive: zipfile.ZipFile, name: str, header: bytes,
+                 data: Any, check: Callable[[], None]) -> int:
+    with archive.open(name, 'w', force_zip64=True) as member:
+        member.write(header)
+        start = archive.fp.tell()                       # type: ignore
+        # In pieces, between which other threads go on.
+        for place in range(0, len(data), _PIECE):
+            check()
+            member.write(data[place:place + _PIECE])
+    return start
+
+
+def _header(value: numpy.ndarray) -> bytes:
+    """NumPy's header of an array in C order (NEP 1, version 1.0).
+
+    The array's bytes start at a multiple of 64 from the header's start.
+    """
+    text = (f"{{'descr': {value.dtype.str!r}, 'fortran_order': False, "
+            f"'shape': {value.shape!r}, }}").encode()
+    text += b' ' * (-(10 + len(text) + 1) % 64) + b'\n'
+    return b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text
+
+
+def _structure_digest(data: Iterable[tuple[int, int]], length: int,
+                      pieces: Callable[[int, int], Iterator[bytes]]) -> bytes:
+    """A digest of all bytes but those of the data, and the digest's own.
+
+    Args:
+        data: Where they start, and their sizes, in the order of the file.
+        length: Of the file.
+        pieces: Gives the bytes from a start on.
+    """
+    found, position = hashlib.blake2b(digest_size=_DIGEST), 0
+    for start, size in (*data, (length - _DIGEST, 0)):
+        for piece in pieces(position, start - position):
+            found.update(piece)
+        position = start + size
+    return found.digest()
 
 
 @contextlib.contextmanager
@@ -321,56 +431,29 @@ def remove_unfinished(directory: str) -> None:
                 os.remove(name)
 
 
-def marked(members: Iterable[tuple[str, numpy.ndarray, bytes]]
-           ) -> Iterator[tuple[str, numpy.ndarray]]:
-    """All members of a file: those given, format, digests and mark."""
-    first = numpy.array(_FORMAT)
-    names, digests = [_FIRST], [digest(first)]
-    yield _FIRST, first
-    for name, value, found in members:
-        names.append(name)
-        digests.append(found)
-        yield name, value
-    yield _LAST[0], numpy.frombuffer(
-        b''.join(digests), numpy.uint8).reshape(-1, _DIGEST)
-    yield _LAST[1], numpy.frombuffer(_mark(names, digests), numpy.uint8)
+def plan(tables: Sequence[dict[str, ValueEntry]]
+         ) -> list[list[tuple[str, str, list[int] | None]]]:
+    """Decides which rank sends which values, by the entries of all ranks.
 
-
-def digest(value: numpy.ndarray) -> bytes:
-    """A digest of an array of numbers or texts, its dtype and its shape."""
-    found = _started(value.dtype, value.shape)
-    found.update(_bytes_of(value))
-    return found.digest()
-
-
-def plan(tables: Sequence[dict[str, bytes]]
-         ) -> tuple[list[list[tuple[str, str]]], numpy.ndarray]:
-    """Decides which rank sends which values, by the digests of all ranks.
-
-    Returns, for each rank, the prefixes and keys that come from it, and the
-    array ``meta/has``.
+    Returns, for each rank, the prefixes and keys that come from it, and which
+    ranks have the key; None: all, or the value is the rank's own.
     """
-    first: dict[str, bytes] = {}
-    parts: list[list[tuple[str, str]]] = []
+    owners: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
-        parts.append([
-            (f'rank{rank}/' if key in first else _ALL, key)
-            for key, value in table.items() if first.get(key) != value])
-        first = {**table, **first}
-    order = [key for part in parts for prefix, key in part if prefix == _ALL]
-    has = [[key in table for key in order] for table in tables]
-    return parts, numpy.array(has, bool).reshape(len(tables), len(order))
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, value: numpy.ndarray,
-                  check: Callable[[], None]) -> None:
-    with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-        member.write(header_of(value))
-        data = _bytes_of(value)
-        # In pieces, between which other threads go on.
-        for start in range(0, len(data), _PIECE):
-            check()
-            member.write(data[start:start + _PIECE])
+        for key in table:
+            owners.setdefault(key, []).append(rank)
+    parts: list[list[tuple[str, str, list[int] | None]]] = []
+    for rank, table in enumerate(tables):
+        part: list[tuple[str, str, list[int] | None]] = []
+        for key, entry in table.items():
+            first = owners[key][0]
+            if first == rank:
+                part.append((_ALL, key, None if len(owners[key]) == len(
+                    tables) else owners[key]))
+            elif tables[first][key] != entry:
+                part.append((f'rank{rank}/', key, None))
+        parts.append(part)
+    return parts
 
 
 def _sync_directory(directory: str) -> None:
@@ -383,21 +466,10 @@ def _sync_directory(directory: str) -> None:
             os.close(number)
 
 
-def _compare_crc(member: Member, crc: int) -> None:
-    if crc != member.crc:
-        raise DamagedSnapshot(f'{member.name} has another CRC')
+def _started(dtype: str, shape: tuple[int, ...]) -> hashlib.blake2b:
+    return hashlib.blake2b(f'{dtype} {shape}'.encode(), digest_size=_DIGEST)
 
 
-def _started(dtype: numpy.dtype, shape: tuple[int, ...]) -> hashlib.blake2b:
-    return hashlib.blake2b(f'{dtype.str} {shape}'.encode(),
-                           digest_size=_DIGEST)
-
-
-def _bytes_of(value: numpy.ndarray) -> memoryview:
-    return numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data
-
-
-def _mark(names: Sequence[str], digests: Sequence[bytes]) -> bytes:
-    found = hashlib.blake2b(repr(list(names)).encode(), digest_size=_DIGEST)
-    found.update(b''.join(digests))
-    return found.digest()
+def bytes_of(value: numpy.ndarray) -> memoryview:
+    """The bytes of an array in C order, in its memory if it has that."""
+    return numpy.asarray(value, order='C').reshape(-1).view(numpy.uint8).data

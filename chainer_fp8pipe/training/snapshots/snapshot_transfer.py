@@ -6,7 +6,7 @@ file, which the ranks computed that had the values.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -14,10 +14,16 @@ from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
-from .plain_values import from_json
-from .snapshot_file import JSON, Content, SnapshotIndex, digest
+from .json_values import from_json, object_array
+from .snapshot_file import (
+    Content,
+    DamagedSnapshot,
+    SavedValue,
+    SnapshotIndex,
+    bytes_of,
+    entry_of,
+)
 from .snapshot_writing import SnapshotWriting, prepared
-from .zip_directory import DamagedSnapshot
 
 State = dict[str, numpy.ndarray]
 
@@ -40,7 +46,7 @@ def write(comm: MPI.Comm, path: str, state: State, communicator: str) -> None:
 
 
 def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
-         wanted: numpy.ndarray, exact: bool) -> State:
+         wanted: numpy.ndarray, is_own: Callable[[str], bool]) -> State:
     """Reads this rank's values from the file; call it on all ranks.
 
     Args:
@@ -48,7 +54,8 @@ def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
         content: The open file on rank 0, None elsewhere.
         index: The file's, on all ranks.
         wanted: bool array: whether this rank wants each of the index's keys.
-        exact: Where ranks had different values, take this rank's own.
+        is_own: Whether each rank takes its own value of a key, where it had
+            another than the first rank.
 
     Raises:
         ValueError: The file is damaged, or a value was on its way; on all
@@ -58,7 +65,7 @@ def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
     problem = None
     if content is not None and wishes is not None:
         found, problem = _serve(comm, content, index.keys,
-                                numpy.array(wishes), exact)
+                                numpy.array(wishes), is_own)
     else:
         common = comm.bcast(None)
         found = {index.keys[number]: comm.bcast(None) if common[number]
@@ -77,25 +84,27 @@ def _restored(found: dict[str, Any], index: SnapshotIndex,
     for key, answer in found.items():
         if answer is None:      # rank 0 has the problem
             continue
-        name, value = answer
-        if index.digests.get(name, b'') != (
-                digest(value) if index.digests else b''):
+        name, array = answer
+        entry = index.entries[name]
+        if entry_of(SavedValue(array, entry.is_json)) != entry:
             raise DamagedSnapshot(
                 f'{index.path}: {name} came with other bits than it was saved '
                 'with; look at memory and disk of rank 0, and resume again')
-        state[key] = from_json(value) if name.startswith(JSON) else value
+        if entry.is_json:
+            array = object_array(from_json(bytes(bytes_of(array))))
+        state[key] = array
     return state
 
 
 def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
-           wishes: numpy.ndarray, exact: bool
+           wishes: numpy.ndarray, is_own: Callable[[str], bool]
            ) -> tuple[dict[str, Any], Exception | None]:
     """Rank 0's part of :func:`read`: its own values, and the error.
 
     ``wishes`` is a bool array (ranks, keys).
     """
-    own = numpy.array([[exact and content.has_own(rank, key) for key in keys]
-                       for rank in range(comm.size)], bool)
+    own = numpy.array([[is_own(key) and content.index.has_own(rank, key)
+                        for key in keys] for rank in range(comm.size)], bool)
     # What every rank takes, such as all of a data-parallel model.
     common = comm.bcast(wishes.all(0) & ~own.any(0))
     problem: Exception | None = None
@@ -105,8 +114,8 @@ def _serve(comm: MPI.Comm, content: Content, keys: Sequence[str],
         nonlocal problem
         if problem is None:
             try:
-                return (content.index.member_of(key, rank),
-                        content.read(key, rank))
+                return ('all/' if rank is None else f'rank{rank}/') + key, (
+                    content.read(key, rank))
             except Exception as error:
                 problem = error
         return None

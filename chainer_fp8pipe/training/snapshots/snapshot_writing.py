@@ -15,20 +15,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 from mpi4py import MPI
 
 from ...mpi.forever import keep_forever
 from . import snapshot_file
-from .plain_values import is_plain, to_json
-from .snapshot_file import JSON, digest
+from .json_values import is_plain, to_json
+from .snapshot_file import (
+    Member,
+    SavedValue,
+    ValueEntry,
+    bytes_of,
+    entry_of,
+    plan,
+)
 
 #: Bytes of other ranks' values that are on their way to rank 0, and as many
 #: that wait there for the disk.
@@ -43,30 +49,9 @@ _LAST_PIECE = 0.1
 _Way = Generator[None, None, Any]
 
 
-class Saved(NamedTuple):
-    """A value as the file has it."""
-
-    array: numpy.ndarray    # of numbers or texts, in C order
-    is_json: bool
-
-
-class _Entry(NamedTuple):
-    """What the ranks say to each other of a value."""
-
-    digest: bytes
-    is_json: bool
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return numpy.dtype(self.dtype).itemsize * math.prod(self.shape)
-
-
 def prepared(state: Mapping[str, numpy.ndarray],
              copies: dict[str, numpy.ndarray] | None = None
-             ) -> dict[str, Saved]:
+             ) -> dict[str, SavedValue]:
     """The values of a state as the file has them.
 
     Args:
@@ -81,20 +66,24 @@ def prepared(state: Mapping[str, numpy.ndarray],
     """
     values, last = {}, copies or {}
     for key, value in state.items():
-        if is_plain(value):
-            array = numpy.asarray(value, order='C') if copies is None else (
-                _copy(value, last.get(key)))
-            values[key] = Saved(array, False)
+        if is_plain(value.dtype):
+            if value.dtype.itemsize == 0:       # empty texts
+                value = value.astype(f'{value.dtype.kind}1')
+            values[key] = SavedValue(
+                numpy.asarray(value, order='C') if copies is None
+                else _copy(value, last.get(key)))
             continue
         try:
-            values[key] = Saved(to_json(value), True)
+            text = to_json(value if value.shape else value[()])
+            values[key] = SavedValue(numpy.frombuffer(text, numpy.uint8), True)
         except TypeError as error:
             raise TypeError(
                 f'{key} cannot be saved: {error}; serialize arrays, numbers, '
                 'texts, and lists and dictionaries of them') from None
     if copies is not None:
         copies.clear()
-        copies.update({key: value.array for key, value in values.items()})
+        copies.update({key: value.array for key, value in values.items()
+                       if not value.is_json})
     return values
 
 
@@ -117,23 +106,23 @@ class SnapshotWriting:
         after: What rank 0's thread does when the file is whole.
     """
 
-    def __init__(self, comm: MPI.Comm, path: str, values: dict[str, Saved],
-                 communicator: str, after: Callable[[], None] = lambda: None
-                 ) -> None:
+    def __init__(self, comm: MPI.Comm, path: str,
+                 values: dict[str, SavedValue], communicator: str,
+                 after: Callable[[], None] = lambda: None) -> None:
         self.path = path
         #: Why the file could not be written; '' while that is not known, and
         #: if it was.
         self.problem = ''
         self.is_done = False
         self._comm = comm.Dup()
-        self._communicator = communicator
         self._values = values
         self._after = after
         self._digests = _Digests(values)
         self._writer: _FileWriter | None = None
         self._all_end: MPI.Request | None = None
         self._ends_since = 0.0
-        self._way = self._send() if comm.rank else self._receive()
+        self._way = (self._send() if comm.rank else self._receive(
+            communicator))
 
     def step(self) -> bool:
         """Does what can be done without waiting; True when all is over."""
@@ -175,6 +164,9 @@ class SnapshotWriting:
         keep_forever(self)      # with the memory of its messages
 
     # --- the ways of the ranks, which yield where they wait ------------------
+    #
+    # A rank that fails on its way says so in place of what is expected of it,
+    # so that all others hear of it, and none waits.
 
     def _send(self) -> _Way:
         """Of the ranks that send their values."""
@@ -184,7 +176,7 @@ class SnapshotWriting:
         self._values = {key: self._values[key] for key in keys}
         for window in _windows([table[key].size for key in keys]):
             requests = [self._comm.Isend(
-                [_bytes(self._values[keys[number]].array)[start:stop],
+                [bytes_of(self._values[keys[number]].array)[start:stop],
                  MPI.BYTE], 0, _VALUES) for number, start, stop in window]
             yield from self._until(
                 functools.partial(MPI.Request.Testall, requests))
@@ -194,62 +186,71 @@ class SnapshotWriting:
         self._values = {}
         self.problem = yield from self._receive_object(0, _OUTCOME)
 
-    def _receive(self) -> _Way:
+    def _receive(self, communicator: str) -> _Way:
         """Of rank 0, which writes."""
         tables = [(yield from self._table())]
         for rank in range(1, self._comm.size):
             tables.append((yield from self._receive_object(rank, _TABLE)))
-        parts, has = snapshot_file.plan([
-            {key: bytes([entry.is_json]) + entry.digest
-             for key, entry in table.items()} for table in tables])
+        problem = '; '.join(f'rank {rank}: {table}'
+                            for rank, table in enumerate(tables)
+                            if isinstance(table, str))
+        if not problem:
+            try:
+                self._writer = _FileWriter(self.path, communicator,
+                                           self._comm.size, self._after)
+            except RuntimeError as error:       # no thread is left
+                problem = f'rank 0: {type(error).__name__}: {error}'
+        parts = plan(tables) if not problem else [[] for _ in tables]
         for rank in range(1, self._comm.size):
-            yield from self._send_object([key for _, key in parts[rank]],
+            yield from self._send_object([key for _, key, _ in parts[rank]],
                                          rank, _PLAN)
-        writer = self._writer = _FileWriter(self.path, self._after)
-        for prefix, key in parts[0]:
-            entry = tables[0][key]
-            writer.put(_name(entry, prefix + key), self._values[key].array,
-                       entry.digest)
+        if self._writer:
+            problem = yield from self._write(self._writer, tables, parts)
         self._values = {}
-        for rank in range(1, self._comm.size):
-            yield from self._receive_values(
-                rank, [(prefix + key, tables[rank][key])
-                       for prefix, key in parts[rank]], writer)
-        for name, value in (('meta/has', has), ('meta/communicator',
-                            numpy.asarray(self._communicator))):
-            writer.put(name, value, digest(value))
-        writer.close()
-        yield from self._until(lambda: not writer.is_alive())
-        self.problem = writer.problem
+        self.problem = problem
         for rank in range(1, self._comm.size):
             yield from self._send_object(self.problem, rank, _OUTCOME)
 
-    def _receive_values(self, rank: int, part: list[tuple[str, _Entry]],
-                        writer: _FileWriter) -> _Way:
+    def _write(self, writer: _FileWriter, tables: list[Any],
+               parts: list[list[Any]]) -> _Way:
+        """Gives all values to the writer; returns the problem, '' if none."""
+        for prefix, key, ranks in parts[0]:
+            writer.put(Member(prefix + key, self._values[key],
+                              tables[0][key], ranks))
+        self._values = {}
+        for rank in range(1, self._comm.size):
+            yield from self._receive_values(rank, [
+                (prefix + key, tables[rank][key], ranks)
+                for prefix, key, ranks in parts[rank]], writer)
+        writer.close()
+        yield from self._until(lambda: not writer.is_alive())
+        return writer.problem
+
+    def _receive_values(self, rank: int, part: list[
+            tuple[str, ValueEntry, list[int] | None]], writer: _FileWriter
+            ) -> _Way:
         arrays: dict[int, numpy.ndarray] = {}
-        for window in _windows([entry.size for _, entry in part]):
+        for window in _windows([entry.size for _, entry, _ in part]):
             requests = []
             for number, start, stop in window:
-                entry = part[number][1]
                 if start == 0:
-                    arrays[number] = numpy.empty(entry.shape, entry.dtype)
+                    arrays[number] = part[number][1].empty()
                 requests.append(self._comm.Irecv(
-                    [_bytes(arrays[number])[start:stop], MPI.BYTE], rank,
+                    [bytes_of(arrays[number])[start:stop], MPI.BYTE], rank,
                     _VALUES))
             yield from self._until(
                 functools.partial(MPI.Request.Testall, requests))
             for number, _, stop in window:
-                name, entry = part[number]
+                name, entry, ranks = part[number]
                 if stop == entry.size:
-                    writer.put(_name(entry, name), arrays.pop(number),
-                               entry.digest)
+                    writer.put(Member(name, SavedValue(
+                        arrays.pop(number), entry.is_json), entry, ranks))
             yield from self._until(lambda: writer.waiting <= WINDOW)
 
     def _table(self) -> _Way:
+        """The entries of this rank's values; why there are none."""
         yield from self._until(lambda: not self._digests.is_alive())
-        if self._digests.error:
-            raise self._digests.error
-        return self._digests.table
+        return self._digests.problem or self._digests.table
 
     def _until(self, done: Callable[[], bool]) -> _Way:
         while not done():
@@ -293,56 +294,50 @@ def _windows(sizes: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
         yield window
 
 
-def _bytes(array: numpy.ndarray) -> numpy.ndarray:
-    """The bytes of an array in C order, in its memory."""
-    return array.reshape(-1).view(numpy.uint8)
-
-
-def _name(entry: _Entry, name: str) -> str:
-    return JSON + name if entry.is_json else name
-
-
 class _Digests(threading.Thread):
     """Computes what a rank says of its values; without the interpreter."""
 
-    def __init__(self, values: dict[str, Saved]) -> None:
+    def __init__(self, values: dict[str, SavedValue]) -> None:
         super().__init__(name='digests of a snapshot', daemon=True)
-        self.table: dict[str, _Entry] = {}
-        self.error: Exception | None = None
-        self._saved: dict[str, Saved] | None = values
-        self.start()
+        self.table: dict[str, ValueEntry] = {}
+        self.problem = ''
+        self._saved: dict[str, SavedValue] | None = values
+        try:
+            self.start()
+        except RuntimeError:        # no thread is left: the training waits
+            self.run()
 
     def run(self) -> None:
         """Fills the table."""
         try:
-            self.table = {
-                key: _Entry(digest(array), is_json, array.dtype.str,
-                            array.shape)
-                for key, (array, is_json) in (self._saved or {}).items()}
-        except Exception as error:      # the main thread raises it
-            self.error = error
+            self.table = {key: entry_of(value) for key, value
+                          in (self._saved or {}).items()}
+        except Exception as error:      # rank 0 is told
+            self.problem = f'{type(error).__name__}: {error}'
         self._saved = None
 
 
 class _FileWriter(threading.Thread):
     """Writes a file from what it is given; ends after :meth:`close`."""
 
-    def __init__(self, path: str, after: Callable[[], None]) -> None:
+    def __init__(self, path: str, communicator: str, ranks: int,
+                 after: Callable[[], None]) -> None:
         super().__init__(name='writer of a snapshot', daemon=True)
         self.problem = ''
         #: Bytes that were put and are not written.
         self.waiting = 0
         self._lock = threading.Lock()
         self._path, self._after = path, after
+        self._job = communicator, ranks
         self._given: SimpleQueue[Any] = SimpleQueue()
         self._is_given_up = False
         self.start()
 
-    def put(self, name: str, value: numpy.ndarray, digest: bytes) -> None:
+    def put(self, member: Member) -> None:
         """Gives it another member of the file."""
         with self._lock:
-            self.waiting += value.nbytes
-        self._given.put((name, value, digest))
+            self.waiting += member.entry.size
+        self._given.put(member)
 
     def close(self) -> None:
         """Says that the file has all members."""
@@ -361,7 +356,7 @@ class _FileWriter(threading.Thread):
         """Writes; takes all that comes also where it cannot write."""
         members = self._members()
         try:
-            snapshot_file.write(self._path, members, self._check)
+            snapshot_file.write(self._path, members, *self._job, self._check)
             self._after()
         except Exception as error:
             self.problem = f'rank 0: {type(error).__name__}: {error}'
@@ -369,11 +364,11 @@ class _FileWriter(threading.Thread):
                 for _ in members:
                     pass
 
-    def _members(self) -> Iterator[tuple[str, numpy.ndarray, bytes]]:
+    def _members(self) -> Iterator[Member]:
         while (member := self._given.get()) is not None:
             yield member
             with self._lock:
-                self.waiting -= member[1].nbytes
+                self.waiting -= member.entry.size
         self._check()
 
     def _check(self) -> None:

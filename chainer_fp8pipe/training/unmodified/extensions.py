@@ -12,6 +12,7 @@ from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
+from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ..extensions.saving_beside import SavingBeside, remove_older
 from ..extensions.update_marks import EveryUpdate
@@ -103,9 +104,9 @@ class WholeSnapshot(_snapshot._Snapshot):
         """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
         self.beside.begin(trainer, self, trainer.out)
         if self.autoload:
-            name = self.job.comm.bcast(
-                None if self.job.comm.rank else
-                _snapshot._find_latest_snapshot(self.filename, trainer.out))
+            name = self.job.comm.bcast(raise_together(
+                self.job.comm, lambda: None if self.job.comm.rank else
+                _snapshot._find_latest_snapshot(self.filename, trainer.out)))
             if name is not None:
                 npz.load_npz(os.path.join(trainer.out, name),
                              self._object(trainer))
@@ -122,12 +123,14 @@ class WholeSnapshot(_snapshot._Snapshot):
         """Does nothing, as the other ranks may not take part."""
 
     def __call__(self, trainer: Any) -> None:
-        if self.job.comm.bcast(bool(self.condition())):
+        comm = self.job.comm
+        if comm.bcast(raise_together(comm, lambda: bool(self.condition()))):
             self._make_snapshot(trainer)
 
     def _make_snapshot(self, trainer: Any) -> None:
-        name = (self.filename(trainer) if callable(self.filename)
-                else self.filename.format(trainer))
+        name = raise_together(self.job.comm, lambda: (
+            self.filename(trainer) if callable(self.filename)
+            else self.filename.format(trainer)))
         target, job = self._object(trainer), self.job
         if target is trainer:
             self.beside.save(trainer, os.path.join(trainer.out, name),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
 from ..extensions.snapshot import resume
@@ -52,14 +53,35 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
             'it is divided over ranks; load it before, or load the whole '
             'model')
     else:
+        load_everywhere(job.comm, original, file, obj, *args, **kwargs)
+
+
+def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
+                    *args: Any, **kwargs: Any) -> None:
+    """Loads a file on each rank, or raises on all: one may not have it.
+
+    A rank's own error stays as it is, as a script may expect it.
+    """
+    problem: Exception | None = None
+    try:
         original(file, obj, *args, **kwargs)
+    except Exception as error:
+        problem = error
+    everyone = comm.allgather(
+        problem and f'{type(problem).__name__}: {problem}')
+    if problem is not None:
+        raise problem
+    for rank, text in enumerate(everyone):
+        if text:
+            raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
 
 
 def on_rank_0(job: Any, write: Callable[[dict[str, Any]], None],
               obj: Any) -> None:
     """Has rank 0 write an object's arrays, of all stages; on all ranks."""
     prefix = _prefix(job, obj)
-    arrays = chainer.serializers.npz.serialize(job.model if prefix else obj)
+    arrays = raise_together(job.comm, lambda: chainer.serializers.npz.
+                            serialize(job.model if prefix else obj))
     if _is_divided(job, obj):
         stages = job.grid.pipeline.gather(arrays) or []
         # The first stage's counts where several have the same.

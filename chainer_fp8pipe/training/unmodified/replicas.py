@@ -37,7 +37,8 @@ class ReplicaJob(PipelineJob):
         if isinstance(obj, chainer.training.Trainer):
             files.load(self, original, file, obj, *args, **kwargs)
         else:
-            original(file, obj, *args, **kwargs)
+            files.load_everywhere(self.comm, original, file, obj, *args,
+                                  **kwargs)
 
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
         iterator, optimizer, samples = self._checked(given)

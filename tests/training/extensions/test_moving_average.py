@@ -1,9 +1,12 @@
+import contextlib
+
 from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
     ProcessGrid,
     create_communicator,
     lazy,
+    partition,
 )
 from chainer_fp8pipe.training.extensions import (
     MovingAverage,
@@ -311,3 +314,65 @@ def test_a_plain_snapshot_of_chainer_has_the_average(tmp_path):
 def test_bad_decays_are_errors(decay):
     with pytest.raises(ValueError, match='decay must be'):
         MovingAverage(Net(), decay)
+
+
+class Again(chainer.Chain):
+    """Needs its first layer once more, at the end, when it is evaluated."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(8, 8)
+            self.b = L.Linear(8, 400)
+            self.c = L.Linear(400, 400)
+            self.d = L.Linear(400, 8)
+            self.last = L.Linear(8, 3)
+
+    def forward(self, x, t):
+        h = self.d(F.relu(self.c(F.relu(self.b(F.tanh(self.a(x)))))))
+        if not chainer.config.train:
+            h = self.a(F.tanh(h))
+        loss = F.softmax_cross_entropy(self.last(h), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize('fails', [False, True])
+@on_ranks(2)
+def test_own_values_are_back_after_an_evaluation_that_needs_other_stages(
+        comm, fails):
+    """Also where the evaluation fails afterwards."""
+    random = numpy.random.RandomState(0)
+    data = chainer.datasets.TupleDataset(
+        random.rand(16, 8).astype('f'), random.randint(0, 3, 16).astype('i'))
+    model = partition(Again(), chainer.dataset.concat_examples(data[:2]),
+                      comm, micro_batches=4)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(data, 8),
+        chainer.optimizers.SGD(0.5).setup(model), comm, micro_batches=4)
+    average = MovingAverage(model, 0.9)
+    for _ in range(3):
+        updater.update()
+        average()
+    assert len(model.partition.ranks['/a/W']) == 1
+    own = bits(model)
+    with contextlib.suppress(KeyError), average.weights():
+        updater.evaluate(*chainer.dataset.concat_examples(data))
+        if fails:
+            raise KeyError('all ranks')
+    now = bits(model)
+    assert all(now[key] == value for key, value in own.items())
+    with average.weights():
+        assert bits(model) != now
+
+
+def test_a_parameter_that_is_gone_leaves_no_average():
+    model = chainer.Chain(a=L.Linear(2, 2), b=L.Linear(2, 2))
+    average = MovingAverage(model)
+    average()
+    del model.b
+    average()
+    kept = chainer.serializers.DictionarySerializer()
+    kept.save(average)
+    assert {key for key in kept.target if '/' in key} == {
+        'average/a/W', 'average/a/b'}

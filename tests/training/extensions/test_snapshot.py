@@ -216,7 +216,7 @@ def test_another_communicator_goes_on_without_residuals(comm, tmp_path):
     train(comm, tmp_path, 2)
     trainer, communicator = make_trainer(comm, tmp_path, name='float32')
     with pytest.warns(UserWarning, match=r'\(2 ranks, communicator fp8\).*'
-                      'residuals, codec state') if comm.rank == 0 else (
+                      'residuals and codec state') if comm.rank == 0 else (
             contextlib.nullcontext()):
         resume(trainer, communicator, str(tmp_path))
     # Batch normalisation's statistics are those of the first rank.

@@ -144,7 +144,8 @@ def test_scales_rates_and_float32_copies_move_with_their_layer(
 
     def state(trainer):
         kept = collect(trainer, MPI.COMM_SELF)
-        return {key: value.tolist() for key, value in kept.items()
+        return {key: repr(value.item()[1] if key.endswith('/values')
+                          else value) for key, value in kept.items()
                 if key.startswith('optimizer/')
                 or key.startswith('trainer/updater/optimizer')}
     chainer.global_config.dtype = chainer.mixed16
@@ -160,8 +161,8 @@ def test_scales_rates_and_float32_copies_move_with_their_layer(
     before = {}
     for part in comm.allgather(state(trainer)):
         before.update(part)
-    assert before['optimizer/main/rule/lr/4/W'] == 0.5
-    assert 'optimizer/main/float32/4/W' in before
+    assert "'hyperparam.lr': 0.5" in before['optimizer/main/4/W/values']
+    assert 'optimizer/main/4/W/float32' in before
     trainer, grid = job(comm, 2)
     with told(comm):
         resume(trainer, grid, str(tmp_path))
@@ -223,6 +224,81 @@ def test_an_updater_hears_that_it_goes_on(comm, tmp_path):
     assert (trainer.updater.mark, trainer.updater.times) == (7, 1)
 
 
+# --- iterators over a share of the data -------------------------------------
+
+def scattered(ranks, samples=24, shuffle=True):
+    """Each rank has its share of the data, in an order of its own."""
+    numpy.random.seed(ranks.rank)
+    return chainer.iterators.SerialIterator(
+        data(samples // ranks.size), 4, shuffle=shuffle)
+
+
+@pytest.mark.parametrize('shuffle', [True, False])
+@pytest.mark.parametrize(('before', 'after'), [(4, 2), (2, 4), (2, 1)])
+@on_ranks(4)
+def test_an_iterator_goes_on_at_the_same_share_of_its_epoch(
+        comm, before, after, shuffle, tmp_path):
+    """Each rank reads every sample of its new share once in an epoch."""
+    ranks = first(comm, before)
+    if ranks:
+        start(ranks, tmp_path, 1, iterator=scattered(ranks, 96, shuffle))
+    comm.Barrier()
+    ranks = first(comm, after)
+    if not ranks:
+        return
+    epochs = STOP * 4 / (96 // before)
+    iterator = scattered(ranks, 96, shuffle)
+    drawn = None if not shuffle else iterator._state.order.copy()
+    trainer, grid = make_job(ranks, tmp_path, 1, iterator=iterator)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        resume(trainer, grid, str(tmp_path))
+    assert ranks.rank or (
+        f"iterator 'main' at the same share of its epoch, of {96 // after} "
+        f'samples in place of {96 // before}') in str(caught[0].message)
+    assert iterator.epoch_detail == pytest.approx(epochs)
+    assert iterator.previous_epoch_detail < iterator.epoch_detail
+    assert shuffle is False or (iterator._state.order == drawn).all()
+    place, size = iterator.current_position, 96 // after
+    rest = numpy.concatenate([iterator.next() for _ in range(
+        (size - place) // 4)])
+    expected = data(size)[numpy.arange(size) if drawn is None else drawn]
+    assert (rest == expected[place:place + len(rest)]).all()
+
+
+@pytest.mark.parametrize(('before', 'after'), [(4, 2), (2, 4)])
+@pytest.mark.parametrize('same', [True, False])
+@on_ranks(4)
+def test_an_order_and_random_numbers_go_on_where_they_were(
+        comm, same, before, after, tmp_path):
+    """New ranks keep their own, unless all had the same order."""
+    def whole(ranks, seed):
+        numpy.random.seed(seed)
+        return chainer.iterators.SerialIterator(data(24), 4)
+    order, generator = None, None
+    ranks = first(comm, before)
+    if ranks:
+        iterator = whole(ranks, 7 if same else ranks.rank)
+        order = iterator._state.order.copy()
+        start(ranks, tmp_path, 1, iterator=iterator)
+        generator = numpy.random.get_state()[1].tolist()
+    comm.Barrier()
+    shared = comm.bcast(order) if same else None
+    ranks = first(comm, after)
+    if ranks:
+        iterator = whole(ranks, 100 + ranks.rank)
+        drawn = iterator._state.order.copy()
+        trainer, grid = make_job(ranks, tmp_path, 1, iterator=iterator)
+        now = numpy.random.get_state()[1].tolist()
+        with told(ranks):
+            resume(trainer, grid, str(tmp_path))
+        expected = order if order is not None else (
+            shared if same else drawn)
+        assert (iterator._state.order == expected).all()
+        assert iterator.current_position == STOP * 4
+        assert numpy.random.get_state()[1].tolist() == (generator or now)
+
+
 # --- bad input -------------------------------------------------------------
 
 def rejected(comm, out, match, stages, **options):
@@ -257,19 +333,6 @@ def test_a_layer_of_another_shape_is_named(comm, tmp_path):
     start(comm, tmp_path, 4)
     rejected(comm, tmp_path, r'parameter /0/W is float32 \(4, 3\) in the '
              r'snapshot but float32 \(6, 3\) in the model', 2, width=6)
-
-
-@on_ranks(2)
-def test_an_iterator_over_a_part_of_the_data_cannot_be_dealt_out_anew(
-        comm, tmp_path):
-    def scattered(ranks):
-        return chainer.iterators.SerialIterator(data(24 // ranks.size), 4)
-    start(comm, tmp_path, 1, iterator=scattered(comm))
-    ranks = first(comm, 1)
-    if ranks:
-        rejected(ranks, tmp_path, r'iterator:main/order has shape \(12,\) in '
-                 r'the snapshot but \(24,\) here; use the same data set, and '
-                 'ReplicaIterator', 1, iterator=scattered(ranks))
 
 
 @on_ranks(2)

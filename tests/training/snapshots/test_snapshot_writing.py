@@ -58,6 +58,11 @@ def test_copies_go_where_the_last_ones_were():
     assert copies.keys() == {'a', 'b'}
 
 
+def test_texts_without_a_letter_can_be_saved():
+    value = numpy.zeros(2, numpy.dtype('S0'))
+    assert prepared({'a': value})['a'].array.dtype == 'S1'
+
+
 def test_nothing_is_copied_unless_asked():
     array = numpy.zeros(3)
     assert prepared({'a': array})['a'].array is array
@@ -99,7 +104,8 @@ def test_values_arrive_piece_by_piece(comm, tmp_path):
     with opened(str(tmp_path / 'x.npz')) as content:
         content.check()
         for key, value in state.items():
-            rank = comm.rank if content.has_own(comm.rank, key) else None
+            rank = (comm.rank if content.index.has_own(comm.rank, key)
+                    else None)
             found = content.read(key, rank)
             assert found.dtype == value.dtype
             assert found.tolist() == value.tolist()
@@ -125,11 +131,11 @@ class Stuck:
         self._write, may_go = snapshot_file.write, threading.Event()
         self.go_on, has_all = may_go.set, threading.Event()
 
-        def write(path, members, check):
+        def write(path, members, *given):
             members = list(members)
             has_all.set()
             may_go.wait(60)
-            self._write(path, members, check)
+            self._write(path, members, *given)
         snapshot_file.write = write
         self.writing = SnapshotWriting(
             comm, path, prepared({'a': numpy.full(1000, comm.rank)}), 'none')
@@ -179,19 +185,20 @@ def test_a_file_that_is_given_up_ends_in_the_middle_of_a_value(tmp_path):
     pieces, may_go = [], threading.Event()
     original = snapshot_file.write
 
-    def write(path, members, check):
+    def write(path, members, communicator, ranks, check):
         def check_piece():
             pieces.append(check)
             if len(pieces) == 10:
                 may_go.wait(60)
             check()
-        original(path, members, check_piece)
+        original(path, members, communicator, ranks, check_piece)
     snapshot_file.write = write
     try:
         writer = snapshot_writing._FileWriter(
-            str(tmp_path / 'x.npz'), lambda: None)
-        value = numpy.zeros(30 << 17)
-        writer.put('a', value, snapshot_file.digest(value))
+            str(tmp_path / 'x.npz'), 'none', 1, lambda: None)
+        value = snapshot_file.SavedValue(numpy.zeros(30 << 17))
+        writer.put(snapshot_file.Member(
+            'all/a', value, snapshot_file.entry_of(value)))
         while len(pieces) < 10:
             pass
         assert [path.name for path in tmp_path.iterdir()] == [

@@ -1,0 +1,342 @@
+"""What Chainer does not save of optimizers goes on, and disturbs nothing."""
+import warnings
+
+from chainer_fp8pipe.training.extensions import FollowEpochs, Snapshot, resume
+from chainer_fp8pipe.training.extensions.snapshot import save
+from chainer_fp8pipe.training.large_batch import large_batch
+
+import chainer
+import chainer.links as L
+import numpy
+import pytest
+from chainer import training
+from chainer.optimizers.rmsprop import RMSpropRule
+from chainer.training import extensions
+from mpi4py import MPI
+
+ALONE = MPI.COMM_SELF
+STOP, LAST = 5, 12
+
+
+class Recorded:
+    """A hook that writes the rate of every update down."""
+
+    name, call_for_each_param, timing = 'recorded', False, 'pre'
+
+    def __init__(self, attribute):
+        self._attribute = attribute
+        self.rates = []
+
+    def __call__(self, optimizer):
+        self.rates.append(float(getattr(optimizer, self._attribute)))
+
+
+def make(out, last, rate=0.05, optimizer=None, add=lambda trainer: None):
+    numpy.random.seed(5)
+    model = L.Classifier(chainer.Sequential(L.Linear(6, 8), L.Linear(8, 3)))
+    optimizer = (optimizer or chainer.optimizers.MomentumSGD(rate)).setup(
+        model)
+    random = numpy.random.RandomState(0)
+    data = chainer.datasets.TupleDataset(
+        random.randn(40, 6).astype('f'), random.randint(0, 3, 40).astype('i'))
+    trainer = training.Trainer(training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 8), optimizer),
+        (last, 'iteration'), out=str(out))
+    add(trainer)
+    return trainer
+
+
+def model_of(trainer):
+    return trainer.updater.get_optimizer('main').target
+
+
+def weights(trainer):
+    return [one.array.tobytes() for one in model_of(trainer).params()]
+
+
+# --- rates that extensions shift ---------------------------------------------
+
+class Halved(training.Extension):
+    """A schedule of one's own, without a state."""
+
+    trigger = 4, 'iteration'
+
+    def __call__(self, trainer):
+        trainer.updater.get_optimizer('main').lr *= 0.5
+
+
+SHIFTS = {
+    'exponential': (lambda: extensions.ExponentialShift('lr', 0.5), 4),
+    'exponential from': (lambda: extensions.ExponentialShift(
+        'lr', 0.5, init=0.3), 4),
+    'exponential to': (lambda: extensions.ExponentialShift(
+        'lr', 0.5, target=0.02), 2),
+    'inverse': (lambda: extensions.InverseShift('lr', 0.1, 0.7), 1),
+    'linear': (lambda: extensions.LinearShift(
+        'lr', (0.1, 0.01), (3, 10)), 1),
+    'multistep': (lambda: extensions.MultistepShift(
+        'lr', 0.1, [2, 4, 8], 0.1), 1),
+    'multistep every 4': (lambda: extensions.MultistepShift(
+        'lr', 0.1, [1, 2], 0.1), 4),
+    'polynomial': (lambda: extensions.PolynomialShift('lr', 2.0, 15), 1),
+    'step': (lambda: extensions.StepShift('lr', 0.5, 3), 1),
+    'warm-up': (lambda: extensions.WarmupShift('lr', 0.01, 8, 0.1), 1),
+    'warm-up from the optimizer': (lambda: extensions.WarmupShift(
+        'lr', None, 8, 0.1), 1),
+    'warm-up every 4': (lambda: extensions.WarmupShift(
+        'lr', 0.01, 3, 0.1), 4),
+    'of one\'s own': (Halved, 4),
+}
+
+
+PARTS = [(0, STOP + 1), (STOP, STOP + 4), (STOP + 3, LAST)]
+
+
+def silent_rates(*given):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        return rates(*given)
+
+
+def rates(out, parts, add, own=False, **options):
+    """The rate of each update, of runs that each go on from the last.
+
+    ``own``: by Chainer's snapshots.
+    """
+    found = []
+    for number, (start, last) in enumerate(parts):
+        see = Recorded('lr')
+        trainer = make(out, last, add=add, **{
+            name: value[number] if isinstance(value, list) else value
+            for name, value in options.items()})
+        trainer.updater.get_optimizer('main').add_hook(see)
+        ends = training.triggers.ManualScheduleTrigger(
+            [stop for stop, _ in parts], 'iteration')
+        if own:
+            trainer.extend(extensions.snapshot(
+                filename='{.updater.iteration}'), trigger=ends)
+            if start:
+                chainer.serializers.load_npz(out / f'{start}', trainer)
+        else:
+            trainer.extend(Snapshot(ALONE), trigger=ends)
+            if start:
+                resume(trainer, ALONE, str(out / f'snapshot_iter_{start}.npz'))
+        trainer.run()
+        found.append(see.rates[-last + start:])
+    return found
+
+
+@pytest.mark.parametrize('kind', SHIFTS)
+def test_a_rate_that_an_extension_shifts_goes_on(kind, tmp_path):
+    """After two interruptions."""
+    shift, every = SHIFTS[kind]
+
+    def add(trainer):
+        trainer.extend(shift(), trigger=(every, 'iteration'))
+    whole, = rates(tmp_path / 'whole', [(0, LAST)], add)
+    parts = silent_rates(tmp_path / 'part', PARTS, add)
+    assert parts == [whole[start:stop] for start, stop in PARTS]
+
+
+@pytest.mark.parametrize('kind', ['exponential', 'linear', 'warm-up'])
+def test_a_rate_that_is_shifted_after_the_snapshot_goes_on_as_in_chainer(
+        kind, tmp_path):
+    """It is not taken for one that the script has changed."""
+    shift, every = SHIFTS[kind]
+
+    def add(trainer):
+        trainer.extend(shift(), trigger=(every, 'iteration'), priority=-200)
+    found = silent_rates(tmp_path / 'own', PARTS, add)
+    expected = rates(tmp_path / 'chainer', PARTS, add, own=True)
+    if kind == 'warm-up':       # Chainer begins it again for an update
+        found, expected = ([part[2:] for part in parts]
+                           for parts in (found, expected))
+    assert found == expected
+
+
+@pytest.mark.parametrize('kind', [None, 'exponential', 'inverse', 'linear',
+                                  'polynomial', 'exponential from'])
+def test_a_rate_that_the_script_has_changed_counts_as_in_chainer(
+        kind, tmp_path):
+    """Also in the run after that, where the script is as it was then."""
+    def add(trainer):
+        if kind is not None:
+            shift, every = SHIFTS[kind]
+            trainer.extend(shift(), trigger=(every, 'iteration'))
+    parts = [(0, STOP), (STOP, STOP + 4), (STOP + 4, LAST)]
+    given = {'rate': [0.05, 0.001, 0.001]}
+    expected = rates(tmp_path / 'chainer', parts, add, own=True, **given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        found = rates(tmp_path / 'own', parts, add, **given)
+    assert found == expected
+    texts = [str(one.message) for one in caught
+             if 'in the script' in str(one.message)]
+    assert texts == ([] if kind else [
+        'lr of main is 0.001 in the script, and was 0.05 when the run began: '
+        'the training goes on with that of the script, not with 0.05 of the '
+        'snapshot'])
+
+
+def test_a_rate_that_is_set_after_the_resume_counts(tmp_path):
+    trainer = make(tmp_path, STOP)
+    trainer.extend(Snapshot(ALONE), trigger=(STOP, 'iteration'))
+    trainer.run()
+    trainer = make(tmp_path, STOP + 1)
+    resume(trainer, ALONE, str(tmp_path))
+    trainer.updater.get_optimizer('main').lr = 0.25
+    see = Recorded('lr')
+    trainer.updater.get_optimizer('main').add_hook(see)
+    trainer.run()
+    assert see.rates == [0.25]
+
+
+@pytest.mark.parametrize('samples', [40, None])
+def test_the_schedule_of_large_batches_goes_on(samples, tmp_path):
+    def optimizer():
+        return large_batch(chainer.optimizers.MomentumSGD(), 8, 0.1, 4, 1, 4,
+                           samples=samples)
+
+    def add(trainer):
+        trainer.updater.get_optimizer('main').remove_hook('LARS')
+        if samples is None:
+            trainer.extend(FollowEpochs())
+    whole, = rates(tmp_path / 'whole', [(0, LAST)], add,
+                   optimizer=[optimizer()])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        parts = rates(tmp_path / 'part', [(0, STOP), (STOP, LAST)], add,
+                      optimizer=[optimizer(), optimizer()])
+    # The hook that writes them down comes after the schedule.
+    assert [*parts[0], *parts[1]] == whole
+
+
+# --- what else they keep -----------------------------------------------------
+
+class Remembering:
+    """A hook with a state: numbers, a list, arrays, and more."""
+
+    name, call_for_each_param, timing = 'remembering', False, 'pre'
+
+    def __init__(self):
+        self.calls = 0
+        self.seen = []
+        self.last = {}
+        self.total = numpy.zeros(3, 'f')
+        self.function = print       # of the script
+
+    def __call__(self, optimizer):
+        self.calls += 1
+        self.seen.append(numpy.float32(self.calls / 3))
+        self.last['number'] = (self.calls, None, numpy.ones(2, 'f2'))
+        self.total += self.calls
+
+
+def thaw(trainer):
+    model_of(trainer).predictor[0].enable_update()
+    model_of(trainer).predictor[1].W.update_rule.hyperparam.lr = 0.125
+    model_of(trainer).predictor[1].b.update_rule.mine = (1, 'x')
+
+
+def frozen(trainer):
+    optimizer = trainer.updater.get_optimizer('main')
+    optimizer.add_hook(Remembering())
+    model = optimizer.target
+    model.predictor[0].disable_update()
+    model.predictor[1].b.update_rule.add_hook(
+        lambda rule, parameter: None, name='of a rule')
+    optimizer.loss_scaling(interval=2)
+    trainer.extend(thaw, name='thaw', trigger=(
+        training.triggers.ManualScheduleTrigger(3, 'iteration')))
+
+
+def test_all_that_an_optimizer_and_its_rules_keep_goes_on(tmp_path):
+    whole = make(tmp_path / 'whole', LAST, add=frozen)
+    whole.run()
+    first = make(tmp_path / 'part', STOP, add=frozen)
+    first.extend(Snapshot(ALONE), trigger=(STOP, 'iteration'))
+    first.run()
+    second = make(tmp_path / 'part', LAST, add=frozen)
+    hook = second.updater.get_optimizer('main')._hookable._pre_update_hooks[
+        'remembering']
+    seen, last, total = hook.seen, hook.last, hook.total
+    resume(second, ALONE, str(tmp_path / 'part'))
+    second.run()
+    assert weights(second) == weights(whole)
+    optimizer = second.updater.get_optimizer('main')
+    assert optimizer._loss_scale == whole.updater.get_optimizer(
+        'main')._loss_scale
+    rules = model_of(second).predictor[1]
+    assert rules.W.update_rule.hyperparam.lr == 0.125
+    assert rules.b.update_rule.mine == (1, 'x')
+    expected = whole.updater.get_optimizer('main')._hookable.\
+        _pre_update_hooks['remembering']
+    assert repr(vars(hook)) == repr(vars(expected))
+    # Others may refer to what is in it.
+    assert hook.seen is seen
+    assert hook.last is last
+    assert hook.total is total
+
+
+def test_a_layer_that_the_script_freezes_before_a_resume_is_frozen(tmp_path):
+    first = make(tmp_path, STOP)
+    first.extend(Snapshot(ALONE), trigger=(STOP, 'iteration'))
+    first.run()
+
+    def freeze(trainer):
+        model_of(trainer).predictor[0].disable_update()
+    second = make(tmp_path, LAST, add=freeze)
+    resume(second, ALONE, str(tmp_path))
+    before = weights(second)
+    with pytest.warns(UserWarning, match='enabled of main/predictor/0/W is '
+                      'False in the script, and was True when the run'):
+        second.run()
+    same = [one == other for one, other in zip(
+        before, weights(second), strict=True)]
+    assert sum(same) == 2
+
+
+# --- update rules that are gone, new, or others ------------------------------
+
+def saved(tmp_path):
+    trainer = make(tmp_path, 2, optimizer=chainer.optimizers.Adam(0.1))
+    trainer.run()
+    save(trainer, ALONE, str(tmp_path / 'x.npz'))
+
+
+def test_a_parameter_that_has_lost_its_update_rule_is_told(tmp_path):
+    """Chainer goes on, too."""
+    saved(tmp_path)
+
+    def add(trainer):
+        model_of(trainer).predictor[0].W.update_rule = None
+    trainer = make(tmp_path, 2, optimizer=chainer.optimizers.Adam(0.1),
+                   add=add)
+    with pytest.warns(UserWarning, match='main/predictor/0/W had an update '
+                      'rule in the snapshot, and have none in the script'):
+        assert resume(trainer, ALONE, str(tmp_path / 'x.npz')) == 2
+    trainer.updater.update()
+
+
+@pytest.mark.parametrize(('before', 'after', 'match'), [
+    (None, lambda: RMSpropRule(lr=0.1, alpha=0.9),
+     r'optimizer:main/predictor/0/W/t is not in the snapshot'),
+    (chainer.optimizers.adam.AdamRule,
+     lambda: RMSpropRule(lr=0.1, alpha=0.9),
+     'the update rule of /predictor/0/W is RMSpropRule, in the snapshot it '
+     'is AdamRule')])
+def test_another_update_rule_is_an_error_and_changes_nothing(
+        before, after, match, tmp_path):
+    def add(trainer, rule):
+        model_of(trainer).predictor[0].W.update_rule = rule and rule()
+    trainer = make(tmp_path, 2, optimizer=chainer.optimizers.Adam(0.1),
+                   add=lambda trainer: add(trainer, before))
+    trainer.run()
+    save(trainer, ALONE, str(tmp_path / 'x.npz'))
+    trainer = make(tmp_path, 2, optimizer=chainer.optimizers.Adam(0.1),
+                   add=lambda trainer: add(trainer, after))
+    weights_before = weights(trainer)
+    with pytest.raises(ValueError, match=match):
+        resume(trainer, ALONE, str(tmp_path / 'x.npz'))
+    assert weights(trainer) == weights_before
+    assert trainer.updater.iteration == 0
