@@ -327,5 +327,9 @@ class BucketQueue:
         return True
 
     def free(self) -> None:
-        """Gives the duplicate back to MPI; the algorithm is left alone."""
-        self._comm.Free()
+        """Gives the duplicate back to MPI; the algorithm is left alone.
+
+        Not while anything is on its way: a later communicator might find it.
+        """
+        if self.idle:
+            self._comm.Free()

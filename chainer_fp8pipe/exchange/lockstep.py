@@ -97,14 +97,14 @@ class Lockstep:
                 keep_forever(self.comm.isend(text, rank, _TAG))
 
     def listen(self) -> None:
-        """Raises RuntimeError if another rank has failed; looks seldom."""
+        """Raises RuntimeError if a rank has failed; looks seldom."""
         now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _EVERY
-        if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
-            self.break_off(self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG))
-            time.sleep(_GRACE)
+        if self._failure is None and now >= self._next_look:
+            self._next_look = now + _EVERY
+            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
+                self.break_off(self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG))
+                time.sleep(_GRACE)
+        if self._failure is not None:
             raise RuntimeError(_BROKEN.format(self._failure))
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -136,5 +136,9 @@ class Lockstep:
         self.wait(HeldRequest(self.comm.Ibarrier()).test)
 
     def free(self) -> None:
-        """Gives the duplicate back to MPI."""
-        self.comm.Free()
+        """Gives the duplicate back to MPI, unless messages may be left in it.
+
+        A later communicator would find them.
+        """
+        if not self.is_broken:
+            self.comm.Free()
