@@ -280,7 +280,7 @@ static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
         if (there != DONE)
             return there;
         chunk->decodes = chunk->job->decodes;
-        return step->near || !has_one_block(step)
+        return receive->size && (step->near || !has_one_block(step))
             ? begin(shared, chunk, TAKE_RESULT) : DONE;
     }
     ++chunk->next_receive;
