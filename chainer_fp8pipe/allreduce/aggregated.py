@@ -114,7 +114,7 @@ class Orders:
         data = numpy.frombuffer(pickle.dumps(message), numpy.uint8)
         self._sent = [request for request in self._sent
                       if not request.test()]
-        self._sent += [HeldRequest(self._comm.Isend(data, rank))
+        self._sent += [HeldRequest(self._comm.Isend(data, rank), data)
                        for rank in self._aggregators]
 
     def leave(self) -> None:

@@ -100,7 +100,8 @@ class Bucket:
             self._proposed[...] = 0
         # This cannot wait for others: they may be in their backward pass.
         self._request = HeldRequest(
-            comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX))
+            comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX),
+            self._proposed)
         return self._proposed.nbytes
 
     def is_settled(self) -> bool:

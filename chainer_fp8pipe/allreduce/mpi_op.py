@@ -81,10 +81,10 @@ class MpiOp(Algorithm):
         bounds = piece_bounds(start, stop, size)
         others = [(rank + step) % size for step in range(1, size)]
         requests = [HeldRequest(self.comm.Irecv(
-            _bytes(wire[bounds[peer]:bounds[peer + 1]]), peer))
+            _bytes(wire[bounds[peer]:bounds[peer + 1]]), peer), wire)
             for peer in reversed(others)]
         own = _bytes(wire[bounds[rank]:bounds[rank + 1]])
-        requests += [HeldRequest(self.comm.Isend(own, peer))
+        requests += [HeldRequest(self.comm.Isend(own, peer), wire)
                      for peer in others]
         for request in requests:
             wait_until(request.test)
@@ -105,12 +105,12 @@ class MpiOp(Algorithm):
         # Receives are posted before sends, so that no message has to wait
         # in a buffer of MPI's.
         arrivals = {peer: HeldRequest(
-            self.comm.Irecv(_bytes(received[peer]), peer))
+            self.comm.Irecv(_bytes(received[peer]), peer), received)
             for peer in reversed(others)}
         sends = []
         for peer in others:
             part = _bytes(wire[bounds[peer]:bounds[peer + 1]])
-            sends.append(HeldRequest(self.comm.Isend(part, peer)))
+            sends.append(HeldRequest(self.comm.Isend(part, peer), wire))
             self.events.sent(part.nbytes)
         for peer in range(size):
             if peer == rank:

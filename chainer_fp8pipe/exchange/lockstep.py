@@ -123,9 +123,10 @@ class Lockstep:
     def allreduce(self, array: numpy.ndarray, operation: MPI.Op) -> None:
         """Combines all ranks' arrays in place; the same bits on all."""
         self.wait(HeldRequest(
-            self.comm.Iallreduce(MPI.IN_PLACE, array, operation)).test)
+            self.comm.Iallreduce(MPI.IN_PLACE, array, operation),
+            array).test)
         if operation == MPI.SUM:    # whose order of additions is MPI's choice
-            self.wait(HeldRequest(self.comm.Ibcast(array)).test)
+            self.wait(HeldRequest(self.comm.Ibcast(array), array).test)
 
     def allgather(self, value: Any) -> list[Any]:
         """All ranks' values."""

@@ -82,7 +82,8 @@ class Agreement:
         number = -1 if problem else signature.number
         self._extremes = numpy.array([number, -number], numpy.int64)
         self._request = HeldRequest(
-            comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX))
+            comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX),
+            self._extremes)
 
     def wait(self) -> None:
         """Raises as :func:`agree`; the same error at every call."""
@@ -116,7 +117,7 @@ def are_equal(comm: MPI.Comm, number: int, wait: Wait = wait_until) -> bool:
     # The largest, and what is left of 2^64 - 1 by the smallest.
     extremes = numpy.array([number, ~number & (1 << 64) - 1], numpy.uint64)
     wait(HeldRequest(
-        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX)).test)
+        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), extremes).test)
     return bool(extremes[0] == ~extremes[1])
 
 
@@ -124,12 +125,12 @@ def all_values(comm: MPI.Comm, value: Any, wait: Wait = wait_until
                ) -> list[Any]:
     """As ``comm.allgather``, but for how it waits."""
     data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
+    size = numpy.array([data.size], numpy.int64)
     sizes = numpy.empty(comm.size, numpy.int64)
-    wait(HeldRequest(comm.Iallgather(
-        numpy.array([data.size], numpy.int64), sizes)).test)
+    wait(HeldRequest(comm.Iallgather(size, sizes), size, sizes).test)
     found = numpy.empty(sizes.sum(), numpy.uint8)
-    wait(HeldRequest(comm.Iallgatherv(
-        data, [found, sizes.tolist()])).test)
+    wait(HeldRequest(comm.Iallgatherv(data, [found, sizes.tolist()]),
+                     data, found).test)
     return [pickle.loads(part.tobytes())
             for part in numpy.split(found, numpy.cumsum(sizes)[:-1])]
 

@@ -26,10 +26,13 @@ class HeldRequest:
 
     Args:
         request: One that has been started.
+        buffers: All that it reads or writes; mpi4py's requests of reductions
+            do not hold them.
     """
 
-    def __init__(self, request: MPI.Request) -> None:
-        self._request = request     # has its buffers
+    def __init__(self, request: MPI.Request, *buffers: Any) -> None:
+        self._request = request
+        self._buffers = buffers
 
     def test(self) -> bool:
         """Whether it is complete."""
@@ -37,4 +40,4 @@ class HeldRequest:
 
     def __del__(self, keep: Callable[[Any], None] = keep_forever) -> None:
         if self._request:
-            keep(self._request)
+            keep((self._request, self._buffers))
