@@ -436,19 +436,19 @@ def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
     """Their executors are the next ones', and have no threads of their own."""
     communicator = make(comm, 'fp8', overlap, warmup=0, threads=3)
     reducer = communicator._reducer
-    counts = []
+    counts, threads = [], []
     for number in range(4):
         model = Plain()
         optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
         optimizer.setup(model)
         for step in range(5):
             update(optimizer, model, step + number, comm.rank)
-        counts.append((len(reducer._queues), len(reducer._thread._models),
-                       len(os.listdir('/proc/self/task'))))
+        counts.append((len(reducer._queues), len(reducer._thread._models)))
+        threads.append(len(os.listdir('/proc/self/task')))
         del model, optimizer
         gc.collect()
-    assert counts[1:] == counts[:1] * 3
-    assert counts[0][:2] == (1, 1)
+    assert counts == [(1, 1)] * 4
+    assert threads[-1] <= threads[0]    # others of the process may have ended
     communicator.finalize()
 
 
