@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +64,8 @@ class OverlappedReducer(Reducer):
         # One for each model whose buckets are sent early, in the order in
         # which all ranks have made them.
         self._queues: list[BucketQueue] = []
-        self._settle_last: Callable[[], None] = lambda: None
+        self._unsettled: tuple[Agreement, BucketSender] | None = None
+        self._withdrawn: Agreement | None = None
 
     def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
         state = self._models.of(model)
@@ -162,26 +164,27 @@ class OverlappedReducer(Reducer):
         agreement = self._agreement(
             state, gradients, overlap=stage, **{
                 'the number of the model': str(state.number)})
-        withdrawn = False
+        self._unsettled = agreement, sender
+        return functools.partial(self._settle, agreement, sender)
 
-        def settle() -> None:
-            nonlocal withdrawn
-            try:
-                agreement.wait()
-            except ValueError:
-                if not withdrawn:
-                    withdrawn = True
-                    # A deferred exchange cannot be cancelled.
-                    if self._withdraw(sender, sender.deferred is not None):
-                        self._lockstep.break_off()
-                raise
+    def _settle(self, agreement: Agreement, sender: BucketSender) -> None:
+        """Raises if the ranks are not in agreement, each time."""
+        try:
+            agreement.wait()
+        except ValueError:
+            if self._withdrawn is not agreement:
+                self._withdrawn = agreement
+                # A deferred exchange cannot be cancelled.
+                if self._withdraw(sender, sender.deferred is not None):
+                    self._lockstep.break_off()
+            raise
 
-        def settle_last() -> None:
-            # Whoever looks at that model hears of it.
+    def _settle_last(self) -> None:
+        """As above, without raising: who looks at that model hears of it."""
+        if self._unsettled:
             with contextlib.suppress(ValueError):
-                settle()
-        self._settle_last = settle_last
-        return settle
+                self._settle(*self._unsettled)
+            self._unsettled = None
 
     def _withdraw(self, sender: BucketSender, failed: bool = False) -> bool:
         """Ends what has begun of an update that is not to be.
