@@ -222,6 +222,9 @@ class OverlappedReducer(Reducer):
         codec, start = state.current, time.perf_counter()
         outcome, seconds = ExchangeOutcome(codec, [], True), 0.0
         with self._thread.taken():
+            if sender.failure:      # since the ranks have begun to agree
+                raise RuntimeError(
+                    f'the exchange failed beside backward: {sender.failure}')
             queue = self._queue
             if sender.ready and sender.queue:
                 queue = sender.queue
@@ -367,14 +370,16 @@ class PendingMeans:
         if bucket not in self._nonfinite:
             with self._events.section('exchange'):
                 self._settle()
+                # The thread may be in the middle of something longer, or fail
+                # until it is taken.
+                if not bucket.finished and not self._sender.failure:
+                    with self._thread.taken():
+                        if not self._sender.failure:
+                            self._queue.finish(bucket, use and self._feeder(
+                                name, tensors, bucket, use))
                 if self._sender.failure:
                     raise RuntimeError('the exchange failed beside the '
                                        f'training: {self._sender.failure}')
-                # The thread may be in the middle of something longer.
-                if not bucket.finished:
-                    with self._thread.taken():
-                        self._queue.finish(bucket, use and self._feeder(
-                            name, tensors, bucket, use))
                 with self._events.section('decode'):
                     self._nonfinite[bucket] = bucket.decode(tensors)
         if self._nonfinite[bucket] and self._must_be_finite:
