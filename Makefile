@@ -80,8 +80,8 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo images test lint docs pytest explore bench test-gpu wheels \
-    gpu matrix package clean
+.PHONY: help demo images test lint docs pytest explore sanitize bench test-gpu \
+    wheels gpu matrix package clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -123,6 +123,21 @@ explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
 	@for round in $$(seq $(ROUNDS)); do echo "Round $$round of $(ROUNDS)"; \
 	    $(BIN)/python -m pytest -q -m hypothesis --timeout 1200 \
 	        --hypothesis-profile explore $(SIDE_BY_SIDE) || exit 1; done
+
+# LD_PRELOAD: the interpreter is not built with sanitizers.
+SECONDS = 300
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined
+sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
+	@CFLAGS='-g -fno-omit-frame-pointer $(SANITIZERS) \
+	    -fno-sanitize-recover=undefined' LDFLAGS='$(SANITIZERS)' \
+	    $(BIN)/python setup.py -q build --build-base $(SANITIZED) \
+	    --build-lib $(SANITIZED)/lib
+	@LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
+	    $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    PYTHONPATH=$(SANITIZED)/lib \
+	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
 
 bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
 	@mkdir -p result/bench

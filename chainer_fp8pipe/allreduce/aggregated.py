@@ -20,6 +20,8 @@ from ..codecs import Codec
 from ..codecs.relay import CodecRecipe
 from ..mpi.failure.abort import end_all_ranks
 from ..mpi.finalizing import before_finalize, forget
+from ..mpi.forever import HeldRequest
+from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .algorithm import PARTS
 from .bucket import Bucket
@@ -82,7 +84,7 @@ class Orders:
     def __init__(self, comm: MPI.Comm, workers: int) -> None:
         self._comm = comm
         self._aggregators = range(workers, comm.size)
-        self._sent: list[tuple[MPI.Request, numpy.ndarray]] = []
+        self._sent: list[HeldRequest] = []
         self._codecs: weakref.WeakKeyDictionary[Codec, int] = (
             weakref.WeakKeyDictionary())
         self._numbered = 0
@@ -109,14 +111,16 @@ class Orders:
     def send(self, message: Setup | Order | Leave) -> None:
         """Starts to send; returns at once."""
         data = numpy.frombuffer(pickle.dumps(message), numpy.uint8)
-        self._sent = [entry for entry in self._sent if not entry[0].Test()]
-        self._sent += [(self._comm.Isend(data, rank), data)
+        self._sent = [request for request in self._sent
+                      if not request.test()]
+        self._sent += [HeldRequest(self._comm.Isend(data, rank), data)
                        for rank in self._aggregators]
 
     def leave(self) -> None:
         """Tells aggregators to leave; waits until they have heard it."""
         self.send(Leave())
-        MPI.Request.Waitall([request for request, _ in self._sent])
+        for request in self._sent:
+            wait_until(request.test)
 
     def _number(self, codec: Codec) -> int:
         number = self._codecs.get(codec)

@@ -159,5 +159,9 @@ class Algorithm(abc.ABC):
         raise NotImplementedError
 
     def free(self) -> None:
-        """Gives the duplicated communicator back to MPI."""
-        self.comm.Free()
+        """Gives the duplicated communicator back to MPI.
+
+        Not while anything is on its way: a later communicator might find it.
+        """
+        if not self.busy:
+            self.comm.Free()

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import Compiled
 from ..mpi.failure.waits import Wait, waiting
+from ..mpi.forever import HeldRequest
 from ..mpi.waiting import BRIEF, LONG, Pauses
 from ..report.stream import EventStream
 from .algorithm import PARTS, Algorithm
@@ -70,7 +71,7 @@ class Bucket:
         self._algorithm: Algorithm | None = None
         self._arrive: Callable[[], None] | None = None
         self._proposed: numpy.ndarray | None = None
-        self._request: MPI.Request | None = None
+        self._request: HeldRequest | None = None
         self._means: list[tuple[int, int]] = []
         self._bad: set[str] = set()
 
@@ -98,12 +99,14 @@ class Bucket:
         if not self._contributes:
             self._proposed[...] = 0
         # This cannot wait for others: they may be in their backward pass.
-        self._request = comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX)
+        self._request = HeldRequest(
+            comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX),
+            self._proposed)
         return self._proposed.nbytes
 
     def is_settled(self) -> bool:
         """Whether the maxima of all ranks are there."""
-        return self._request is None or self._request.Test()
+        return self._request is None or self._request.test()
 
     def launch(self, algorithm: Algorithm, until: int) -> None:
         """Hands the bucket to the algorithm, or more of it when called again.
@@ -218,11 +221,15 @@ class BucketQueue:
         comm: The ranks; the queue works on a duplicate.
         algorithm: Makes the means.
         events: Where to write what happens.
+        listen: Called from time to time while :meth:`finish` waits; may
+            raise.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
-                 events: EventStream) -> None:
+                 events: EventStream,
+                 listen: Callable[[], None] = lambda: None) -> None:
         self.algorithm = algorithm
+        self._listen = listen
         self._comm = comm.Dup()
         self._events = events
         self._waiting: collections.deque[tuple[Bucket, int]] = (
@@ -294,6 +301,7 @@ class BucketQueue:
         usual = LONG if beside is None else _LITTLE
         more = False
         while not bucket.finished:
+            self._listen()
             if bucket.failure:
                 raise RuntimeError(
                     'gradients could not be sent: ' + bucket.failure)
@@ -320,5 +328,9 @@ class BucketQueue:
         return True
 
     def free(self) -> None:
-        """Gives the duplicate back to MPI; the algorithm is left alone."""
-        self._comm.Free()
+        """Gives the duplicate back to MPI; the algorithm is left alone.
+
+        Not while anything is on its way: a later communicator might find it.
+        """
+        if self.idle:
+            self._comm.Free()

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from ..codecs import Codec, Tensors
 from ..codecs.tensors import IN_PYTHON, Compiled
 from ..mpi.failure.waits import Wait, world_ranks
-from ..mpi.forever import keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.memory.node_memory import meet, node_memory
 from ..mpi.memory.page_locked import page_locked_memory
@@ -37,6 +36,7 @@ _REMEMBERED = 1024
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
     Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
+_SENDS = Opcode.SEND_PARTIAL, Opcode.SEND_RESULT
 # What it waits for in those steps that wait, by these numbers.
 _AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
             _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
@@ -114,13 +114,16 @@ class PlanExecutor(Algorithm):
         plans: The same on all ranks.
         events: Where to write what happens.
         framing: How vectors are cut and summed.
+        beside: One whose threads are used here, too; None: this one starts
+            its own.
     """
 
     by_frame = True
     one_order = False
 
     def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
-                 events: EventStream, framing: Framing) -> None:
+                 events: EventStream, framing: Framing,
+                 beside: PlanExecutor | None = None) -> None:
         super().__init__(comm, events)
         self.plans = tuple(plans)
         self.framing = framing
@@ -132,22 +135,22 @@ class PlanExecutor(Algorithm):
         self._most_blocks = max(
             (action.stop - action.start for part in self._parts
              for action, *_ in part.steps), default=1)
-        self._memory = node_memory()
         neighbours = (meet(self.comm, self._slots(), _SLOT)
                       if framing.shared_memory else ())
+        self._memory = node_memory() if neighbours else None
         self._locked = page_locked_memory() if neighbours else None
         mpi = library()
-        self._compiled = _executor.Executor(
+        self._compiled: _executor.Executor = _executor.Executor(
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
             tuple(_steps(plan, part) for plan, part in zip(
                 plans, self._parts, strict=True)), framing.frames_in_flight,
             neighbours, self._memory.address if self._memory else 0,
             self._memory.empty if self._memory else _empty,
-            framing.threads)
+            framing.threads, beside._compiled if beside else None)
 
     def another(self) -> PlanExecutor:
         return PlanExecutor(self.comm, self.plans, self.events,
-                            self.framing)
+                            self.framing, self)
 
     def prescale(self, codec: Codec) -> float:
         return (1.0 / self.plans[0].workers if self._sums(codec).in_place
@@ -157,7 +160,7 @@ class PlanExecutor(Algorithm):
         blocks: dict[bool, float] = {True: 0.0, False: 0.0}
         for plan, part in zip(self.plans, self._parts, strict=True):
             for action, *_ in part.steps:
-                if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
+                if action.kind in _SENDS:
                     blocks[action.peer in node] += (
                         (action.stop - action.start) / plan.blocks)
         return blocks[True] / (sum(blocks.values()) or 1.0)
@@ -258,11 +261,6 @@ class PlanExecutor(Algorithm):
     def chunks(self, size: int, codec: Codec) -> int:
         return max(lane.frames.chunks for lane in self._lanes(0, size, codec))
 
-    def free(self) -> None:
-        if self.busy:
-            keep_forever(self)
-        super().free()
-
     # --- what is the same at every update ------------------------------------
 
     def _lanes(self, start: int, stop: int, codec: Codec
@@ -296,11 +294,12 @@ class PlanExecutor(Algorithm):
         return tuple(lanes)
 
     def _slots(self) -> int:
-        """More messages to one rank than are ever under way."""
+        """Messages to one rank, or from it, that are under way at most."""
         most = max(collections.Counter(
-            step.action.peer for part in self._parts for step in part.steps
+            (step.action.peer, step.action.kind in _SENDS)
+            for part in self._parts for step in part.steps
             if step.action.kind is not Opcode.ENCODE).values(), default=0)
-        return 1 << (most * self.framing.frames_in_flight).bit_length()
+        return most * self.framing.frames_in_flight
 
     def _sums(self, codec: Codec) -> _Sums:
         found = self._forms.get(codec.wire_dtype)
@@ -339,6 +338,7 @@ class PlanExecutor(Algorithm):
             python=None if bucket.compiled else Uncompiled(
                 bucket, [(lane.part, lane.frames) for lane in lanes],
                 self.framing.form, self.plans[0].workers),
+            kept=bucket.compiled,
             wire=bucket.wire.view(numpy.uint8),
             itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
             grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,

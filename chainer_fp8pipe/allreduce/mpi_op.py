@@ -8,6 +8,8 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
+from ..mpi.forever import HeldRequest
+from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .algorithm import Algorithm
 from .frames import piece_bounds
@@ -78,12 +80,14 @@ class MpiOp(Algorithm):
         size, rank = self.comm.size, self.comm.rank
         bounds = piece_bounds(start, stop, size)
         others = [(rank + step) % size for step in range(1, size)]
-        requests = [
-            self.comm.Irecv(_bytes(wire[bounds[peer]:bounds[peer + 1]]), peer)
+        requests = [HeldRequest(self.comm.Irecv(
+            _bytes(wire[bounds[peer]:bounds[peer + 1]]), peer), wire)
             for peer in reversed(others)]
         own = _bytes(wire[bounds[rank]:bounds[rank + 1]])
-        requests += [self.comm.Isend(own, peer) for peer in others]
-        MPI.Request.Waitall(requests)
+        requests += [HeldRequest(self.comm.Isend(own, peer), wire)
+                     for peer in others]
+        for request in requests:
+            wait_until(request.test)
         self.events.sent(own.nbytes * len(others))
 
     def _pieces(self, wire: numpy.ndarray, start: int, stop: int
@@ -100,20 +104,22 @@ class MpiOp(Algorithm):
         others = [(rank + step) % size for step in range(1, size)]
         # Receives are posted before sends, so that no message has to wait
         # in a buffer of MPI's.
-        arrivals = {peer: self.comm.Irecv(_bytes(received[peer]), peer)
-                    for peer in reversed(others)}
+        arrivals = {peer: HeldRequest(
+            self.comm.Irecv(_bytes(received[peer]), peer), received)
+            for peer in reversed(others)}
         sends = []
         for peer in others:
             part = _bytes(wire[bounds[peer]:bounds[peer + 1]])
-            sends.append(self.comm.Isend(part, peer))
+            sends.append(HeldRequest(self.comm.Isend(part, peer), wire))
             self.events.sent(part.nbytes)
         for peer in range(size):
             if peer == rank:
                 yield own
             else:
-                arrivals[peer].Wait()
+                wait_until(arrivals[peer].test)
                 yield received[peer]
-        MPI.Request.Waitall(sends)
+        for request in sends:
+            wait_until(request.test)
 
     def _allreduce_with(self, codec: Codec, buffer: numpy.ndarray) -> None:
         def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:

@@ -15,7 +15,6 @@ from mpi4py import MPI
 from ..allreduce.algorithm import Algorithm
 from ..codecs import BlockScaled, Cast, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
-from ..exchange.drift import ReplicaCheck
 from ..exchange.gradients import (
     SAME_MODEL,
     arrays_of,
@@ -339,8 +338,7 @@ def _model_state(name: str, options: ExchangeOptions, rank: int = 0
 def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,
              models: ModelStates, events: EventStream) -> Reducer:
     given = (comm, algorithm, models, events, options.bucket_bytes,
-             options.nonfinite, ReplicaCheck(
-                 comm, options.check_every, options.drift == 'repair'))
+             options.nonfinite, options.check_every)
     if not options.overlap:
         return Reducer(*given)
     if threads_are_allowed(comm):

@@ -80,12 +80,9 @@ class ExchangeOptions:
         choices=('auto', 'raise', 'pass'))
     check_every: int = _option(
         100, 'updates from one comparison of all replicas (a digest of each '
-        "parameter and of its optimizer's state) to the next; 0: never",
+        "parameter and of its optimizer's state) to the next, which raises an "
+        'error naming parameter and ranks where they differ; 0: never',
         low=0)
-    drift: str = _option(
-        'raise', 'what to do when replicas differ: raise an error naming '
-        "parameter and ranks, or repair: warn, and go on with most ranks' "
-        'values', choices=('raise', 'repair'))
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpi4py import MPI
-
 from ..codecs import Codec
+from ..mpi.agreement import raised_by_all
+from .lockstep import Lockstep
 from .model_state import ModelState
 
 _REMEDY = ('Lower the learning rate, clip gradients, scale the loss, or pass '
@@ -28,29 +28,31 @@ def must_be_finite(wanted: str, state: ModelState) -> bool:
     return wanted == 'raise'
 
 
-def everywhere(comm: MPI.Comm, codec: Codec, names: Sequence[str],
+def everywhere(lockstep: Lockstep, codec: Codec, names: Sequence[str],
                wire_is_finite: bool) -> NonfiniteMean:
     """The same error on all ranks, before any parameter is updated.
 
     Args:
-        comm: The ranks.
+        lockstep: The ranks.
         codec: Of this update.
         names: Parameters whose mean is not finite.
         wire_is_finite: The wire is, on all ranks; so that it is a matter of
             this rank.
     """
     if wire_is_finite:      # so the others need not be here
-        culprits = [f'the value of {names[0]}, or its product with the '
-                    f'ratio, is not finite on rank {comm.rank}']
-    else:
-        culprits = [
-            f'{found[0]} is not finite in {codec.name} on rank {rank}'
-            + (f' (and {len(found) - 1} more)' if found[1:] else '')
-            for rank, found in enumerate(comm.allgather(codec.nonfinite))
-            if found]
+        return NonfiniteMean(
+            f'the value of {names[0]}, or its product with the ratio, is not '
+            f'finite on rank {lockstep.comm.rank}. No parameter was updated '
+            f'here. {_REMEDY}.')
+    culprits = [
+        f'{found[0]} is not finite in {codec.name} on rank {rank}'
+        + (f' (and {len(found) - 1} more)' if found[1:] else '')
+        for rank, found in enumerate(lockstep.allgather(codec.nonfinite))
+        if found]
     text = '; '.join(culprits) or (
         f'the sum of the gradients of {names[0]} overflowed')
-    return NonfiniteMean(f'{text}. No parameter was updated. {_REMEDY}.')
+    return raised_by_all(NonfiniteMean(
+        f'{text}. No parameter was updated. {_REMEDY}.'))
 
 
 def here(codec: Codec, name: str) -> NonfiniteMean:
@@ -63,9 +65,9 @@ def here(codec: Codec, name: str) -> NonfiniteMean:
     reason = (f'{codec.nonfinite[0]} is not finite in {codec.name} on this '
               'rank' if codec.nonfinite else 'it is not so on this rank, but '
               'on another, or the sum overflowed')
-    return NonfiniteMean(
+    return raised_by_all(NonfiniteMean(     # each at its own look
         f'the mean of the gradients of {name} is not finite: {reason}. Other '
         'parameters may have been updated: go on from a snapshot, with a new '
         'model and communicator. '
         f'{_REMEDY}; with overlap=True no parameter is updated, and all ranks '
-        'name the rank')
+        'name the rank'))

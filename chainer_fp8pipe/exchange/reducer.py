@@ -12,11 +12,12 @@ from ..allreduce.algorithm import Algorithm
 from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
 from ..intercept import ready_gradients
-from ..mpi.agreement import Signature, agree
+from ..mpi.agreement import Agreement, Signature
 from ..mpi.failure.update_count import updates
 from ..report.stream import EventStream
-from .drift import ReplicaCheck
+from .drift import compare
 from .gradients import SAME_MODEL, Gradients
+from .lockstep import Lockstep
 from .model_state import ModelState, ModelStates
 from .nonfinite import everywhere, must_be_finite
 
@@ -61,34 +62,35 @@ class Reducer:
             all.
         nonfinite: What to do about means that are not finite, see
             :func:`.must_be_finite`.
-        replicas: Compares them.
+        check_every: Updates from one comparison of all replicas to the next;
+            0: there is none.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
                  models: ModelStates, events: EventStream,
-                 bucket_bytes: int, nonfinite: str, replicas: ReplicaCheck
+                 bucket_bytes: int, nonfinite: str, check_every: int
                  ) -> None:
-        self._comm = comm
+        self._lockstep = Lockstep(comm)
         self._algorithm = algorithm
         self._models = models
         self._events = events
         self._bucket_bytes = bucket_bytes
         self._nonfinite = nonfinite
-        self._replicas = replicas
-        self._queue = BucketQueue(comm, algorithm, events)
+        self._check_every = check_every
+        self._queue = self._make_queue(algorithm)
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
+        with self._lockstep.section():
+            self._mean(model, zero_fill)
+
+    def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
         state = self._models.of(model)
         with self._events.section('exchange'):
             gradients = Gradients(model, zero_fill)
-            agree(self._comm, self._signature(state, gradients),
-                  gradients.problem, SAME_GRADIENTS)
-            if self._replicas.is_due(state.updates):
-                found = self._replicas.differences(model)
-                if found:
-                    self._replicas.mend(model, state.updates, found)
-                    gradients = Gradients(model, zero_fill)
+            self._agreement(state, gradients).wait()
+            if self._compares(state):
+                compare(model, state.updates, self._lockstep)
             state.see(gradients.loss_scale)
             codec = state.current
             outcome = self._receive(codec, self._queue,
@@ -116,15 +118,28 @@ class Reducer:
         self._queue.free()
         self._algorithm.free()
         self._models.release()
+        self._lockstep.free()
 
     # --- the parts of a mean -------------------------------------------------
 
-    def _signature(self, state: ModelState, gradients: Gradients,
-                   **more: str) -> Signature:
-        """What must be the same on all ranks before anything is sent."""
+    def _make_queue(self, algorithm: Algorithm) -> BucketQueue:
+        return BucketQueue(self._lockstep.comm, algorithm, self._events,
+                           self._lockstep.listen)
+
+    def _agreement(self, state: ModelState, gradients: Gradients,
+                   **more: str) -> Agreement:
+        """On what must be the same on all ranks before anything is sent."""
         # A rank resumed from another snapshot must not go unseen.
-        return Signature({**gradients.entries, 'the number of updates':
-                          str(state.updates), **more})
+        return Agreement(self._lockstep.comm, Signature({
+            **gradients.entries, 'the number of updates': str(state.updates),
+            **more}), gradients.problem, SAME_GRADIENTS,
+            wait=self._lockstep.wait)
+
+    def _compares(self, state: ModelState) -> bool:
+        """Whether all ranks compare their replicas now."""
+        return bool(self._check_every and state.updates
+                    and self._lockstep.comm.size > 1
+                    and state.updates % self._check_every == 0)
 
     def _send(self, state: ModelState, gradients: Gradients) -> list[Sent]:
         """Sends all buckets."""
@@ -162,7 +177,7 @@ class Reducer:
                 outcome: ExchangeOutcome, write_back: bool = True) -> None:
         """The exchange is over, or will be when parameters are wanted."""
         if outcome.nonfinite and must_be_finite(self._nonfinite, state):
-            raise everywhere(self._comm, outcome.codec, outcome.nonfinite,
+            raise everywhere(self._lockstep, outcome.codec, outcome.nonfinite,
                              outcome.wire_is_finite)
         if write_back:
             gradients.write_back()

@@ -41,35 +41,6 @@ def contents_of(parameter: chainer.Parameter) -> dict[str, Any]:
     return found
 
 
-def replace(parameter: chainer.Parameter, new: dict[str, Any]) -> None:
-    """Makes a parameter's contents those of another rank, bit for bit.
-
-    Arrays are written where the old ones are, as far as they fit.
-
-    Args:
-        parameter: Of the same model as the one there.
-        new: What :func:`contents_of` has found there; arrays are NumPy's.
-    """
-    old = contents_of(parameter)
-    new = {part: _written(parameter, old.get(part), value)
-           for part, value in new.items()}
-    if new.get(_VALUE) is not old.get(_VALUE):
-        parameter.array = new[_VALUE]
-    rule = parameter.update_rule
-    if rule is None:
-        return
-    rule.t = new.get(_COUNT, rule.t)
-    if new.get(_COPY) is not old.get(_COPY):
-        rule._fp32_param = (chainer.Parameter(new[_COPY])
-                            if _COPY in new else None)
-    unknown = {name: value for name, value in (rule.state or {}).items()
-               if _STATE + name not in old}
-    state = {part.removeprefix(_STATE): value for part, value in new.items()
-             if part.startswith(_STATE)}
-    if rule.state or state:
-        rule._state = {**unknown, **state}
-
-
 def digest(value: Any) -> int:
     """64 bits of a part: of its bytes, its dtype and its shape.
 
@@ -80,28 +51,16 @@ def digest(value: Any) -> int:
     """
     if not _is_array(value):
         return xxhash.xxh3_64_intdigest(repr(value).encode())
-    host = on_host(value)
+    host = _on_host(value)
     found = xxhash.xxh3_64(f'{host.dtype.str} {host.shape}'.encode())
     found.update(host.reshape(-1).view(numpy.uint8).data)
     return found.intdigest()
 
 
-def on_host(array: Any) -> numpy.ndarray:
+def _on_host(array: Any) -> numpy.ndarray:
     """The array, or a copy, in the host's memory and in C's order."""
     return numpy.asarray(chainer.backends.cuda.to_cpu(array), order='C')
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (numpy.ndarray, chainer.backends.cuda.ndarray))
-
-
-def _written(parameter: chainer.Parameter, old: Any, new: Any) -> Any:
-    """The old array with new contents, or, where it does not fit, another."""
-    if not _is_array(new):
-        return new
-    array = parameter.xp.asarray(new)
-    if (not _is_array(old) or not getattr(old.flags, 'writeable', True)
-            or (old.dtype, old.shape) != (array.dtype, array.shape)):
-        return array
-    old[...] = array
-    return old

@@ -2,13 +2,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy
 from mpi4py import MPI
 
+from .forever import HeldRequest
 from .waiting import wait_until
+
+_Error = TypeVar('_Error', bound=BaseException)
+#: Waits until a function returns a true value, or raises: MPI's own waits
+#: would keep the core from other ranks and threads, and hear of no failure.
+Wait = Callable[[Callable[[], bool]], object]
 
 
 class Signature:
@@ -64,39 +71,68 @@ class Agreement:
 
     def __init__(self, comm: MPI.Comm, signature: Signature,
                  problem: str = '', remedy: str = '',
-                 error: type[Exception] = ValueError) -> None:
+                 error: type[Exception] = ValueError,
+                 wait: Wait = wait_until) -> None:
         self._comm = comm
+        self._wait = wait
         self._signature = signature
         self._problem, self._remedy = problem, remedy
         self._kind = error
         self._error: Exception | None = None
         number = -1 if problem else signature.number
         self._extremes = numpy.array([number, -number], numpy.int64)
-        self._request = comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX)
+        self._request = HeldRequest(
+            comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX),
+            self._extremes)
 
     def wait(self) -> None:
         """Raises as :func:`agree`; the same error at every call."""
         if self._error:
             raise self._error
-        # MPI's own wait would keep the core from other ranks and threads.
-        wait_until(self._request.Test)
+        self._wait(self._request.test)
         largest, smallest = int(self._extremes[0]), -int(self._extremes[1])
         if smallest != largest or largest < 0:
-            self._error = self._kind(_explain(
-                self._comm, self._signature, self._problem, self._remedy))
+            self._error = raised_by_all(self._kind(_explain(
+                all_values(self._comm, (self._problem, self._signature),
+                           self._wait), self._remedy)))
             raise self._error
 
 
-def are_equal(comm: MPI.Comm, number: int) -> bool:
+def raised_by_all(error: _Error) -> _Error:
+    """Marks an error that every rank raises; returns it."""
+    vars(error)['raised_by_all'] = True
+    return error
+
+
+def is_raised_by_all(error: BaseException) -> bool:
+    """Whether :func:`raised_by_all` has marked it."""
+    return 'raised_by_all' in vars(error)
+
+
+def are_equal(comm: MPI.Comm, number: int, wait: Wait = wait_until) -> bool:
     """Whether a number of 64 bits, 0 to 2^64 - 1, is the same on all ranks.
 
     Costs one all-reduce of 16 bytes.
     """
     # The largest, and what is left of 2^64 - 1 by the smallest.
     extremes = numpy.array([number, ~number & (1 << 64) - 1], numpy.uint64)
-    # MPI's own wait would keep the core from other ranks and threads.
-    wait_until(comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX).Test)
+    wait(HeldRequest(
+        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), extremes).test)
     return bool(extremes[0] == ~extremes[1])
+
+
+def all_values(comm: MPI.Comm, value: Any, wait: Wait = wait_until
+                ) -> list[Any]:
+    """As ``comm.allgather``, but for how it waits."""
+    data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
+    size = numpy.array([data.size], numpy.int64)
+    sizes = numpy.empty(comm.size, numpy.int64)
+    wait(HeldRequest(comm.Iallgather(size, sizes), size, sizes).test)
+    found = numpy.empty(sizes.sum(), numpy.uint8)
+    wait(HeldRequest(comm.Iallgatherv(data, [found, sizes.tolist()]),
+                     data, found).test)
+    return [pickle.loads(part.tobytes())
+            for part in numpy.split(found, numpy.cumsum(sizes)[:-1])]
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],
@@ -114,9 +150,7 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
     return result
 
 
-def _explain(comm: MPI.Comm, signature: Signature, problem: str,
-             remedy: str) -> str:
-    everyone = comm.allgather((problem, signature))
+def _explain(everyone: Sequence[tuple[str, Signature]], remedy: str) -> str:
     problems = [f'rank {rank}: {text}'
                 for rank, (text, _) in enumerate(everyone) if text]
     if problems:

@@ -196,6 +196,11 @@ class BucketSender:
         self.seconds = 0.0
         self._parameters: Mapping[str, chainer.Parameter] = {}
 
+    @property
+    def is_dead(self) -> bool:
+        """The model is no more."""
+        return self._model() is None
+
     # --- the backward pass ---------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:

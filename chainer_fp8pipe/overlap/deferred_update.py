@@ -47,11 +47,16 @@ class DeferredUpdate:
         finish: Waits for the gradient of the parameter of this name, and
             writes it; may meanwhile give what is there of it to the other
             argument, if that is not None (:meth:`.BlockwiseUpdate.update`).
+        tell: Is given what ``finish`` or an update raises.
     """
 
     def __init__(self, parameters: Mapping[str, chainer.Parameter],
-                 finish: Callable[[str, Use | None], object]) -> None:
+                 finish: Callable[[str, Use | None], object],
+                 tell: Callable[[BaseException], object] = lambda _: None
+                 ) -> None:
         self._finish = finish
+        self._tell = tell
+        self._cleared: set[str] = set()
         self._waiting = {id(parameter): (name, parameter)
                          for name, parameter in parameters.items()}
         self._to_do: dict[str, list[tuple[Any, Action]]] = {}
@@ -69,6 +74,9 @@ class DeferredUpdate:
             self._ask_no_more.atexit = False
         for parameter in parameters.values():
             add_hook(parameter, _OF_PARAMETERS, self, parameter)
+            # Scripts clear gradients before the next forward pass.
+            vars(parameter)['cleargrad'] = functools.partial(
+                self._clear_later, parameter)
 
     def adopt(self, optimizer: Any) -> bool:
         """Takes an optimizer's update over, if parameters may come one by one.
@@ -80,12 +88,13 @@ class DeferredUpdate:
             Chainer's for one parameter at a time and those with
             ``reads_gradients = False``), has an update rule with a hook
             (other than those and with ``one_by_one = True``), or has
-            parameters that were not averaged.
+            parameters that were not averaged, or whose gradients have been
+            cleared since.
         """
         parameters = list(optimizer.target.params())
         before, after = _hooks_of(optimizer)
         # Reading hooks is an access, at a second update after one mean.
-        if (optimizer._loss_scaling_is_dynamic
+        if (self._cleared or optimizer._loss_scaling_is_dynamic
                 or not all(_reads_one(hook)
                            or not getattr(hook, 'reads_gradients', True)
                            for hook in [*before, *after])
@@ -128,18 +137,32 @@ class DeferredUpdate:
             if name in self._failed:
                 raise self._failed[name]
             self._busy.add(name)
+            vars(parameter).pop('cleargrad', None)
             try:
                 self._finish(name, self._use(name, parameter))
                 self._act(name, parameter)
+            except BaseException as error:
+                self._tell(error)
+                raise
             finally:
                 self._busy.discard(name)
             remove_hook(parameter)
             if name in self._rules:
                 remove_hook(self._rules.pop(name))
             del self._waiting[id(parameter)]
+            if name in self._cleared:
+                parameter.cleargrad()
             if not self._waiting:
                 del self._finish        # and what it refers to
                 self._ask_no_more()
+
+    def _clear_later(self, parameter: chainer.Parameter) -> None:
+        """In place of ``cleargrad``: the update needs the gradient."""
+        with self._lock:
+            if id(parameter) in self._waiting:
+                self._cleared.add(self._waiting[id(parameter)][0])
+                return
+        parameter.cleargrad()
 
     def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
         """Updates a range; None: the parameter is updated all at once."""

@@ -13,10 +13,10 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from ..allreduce.bucket import BucketQueue
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
 from ..mpi import finalizing
-from ..mpi.forever import keep_forever
 from ..report.stream import EventStream
 from .bucket_sender import BucketSender
 
@@ -37,7 +37,6 @@ class ExchangeThread:
     def __init__(self, events: EventStream) -> None:
         self._events = events
         self._models: list[BucketSender] = []
-        self._ended: list[BucketSender] = []
         self._known: weakref.WeakKeyDictionary[chainer.Link, BucketSender] = (
             weakref.WeakKeyDictionary())
         self._turn = threading.Lock()
@@ -50,6 +49,7 @@ class ExchangeThread:
         """The sender of a model, whose backward is watched from now on."""
         sender = self._known.get(model)
         if sender is None:
+            self._forget_dead()
             sender = BucketSender(model, state, self._wake)
             self._known[model] = sender
             self._models.append(sender)
@@ -63,13 +63,13 @@ class ExchangeThread:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the thread stands still."""
-        self._main_waits = True
         try:
+            self._main_waits = True
             self._interrupt()
             with self._turn:
                 self._main_waits = False
                 yield
-        finally:        # also if this is interrupted while it waits
+        finally:        # also where the wait is interrupted
             self._main_waits = False
 
     def complete(self) -> None:
@@ -82,26 +82,32 @@ class ExchangeThread:
         """Forgets all models."""
         for sender in self._models:
             ready_gradients.unwatch(sender)
-        self._ended += self._models
         self._models.clear()
         self._known.clear()
 
-    def close(self) -> list[BucketSender]:
-        """Ends the thread, even in the middle of an exchange.
+    def _forget_dead(self) -> None:
+        """Forgets models that are no more, and have nothing under way."""
+        for sender in tuple(self._models):
+            if sender.is_dead:
+                with contextlib.suppress(Exception):    # nobody's concern
+                    sender.complete()
+                if sender.idle and not sender.failure:
+                    ready_gradients.unwatch(sender)
+                    self._models.remove(sender)
 
-        Returns the senders of all models so far.
-        """
+    def uses(self, queue: BucketQueue) -> bool:
+        """Whether a model, or what is left of one, goes through it."""
+        return not queue.idle or any(
+            sender.queue is queue for sender in self._models)
+
+    def close(self) -> None:
+        """Ends the thread, even in the middle of an exchange."""
         self.forget()
         self._leave = True
         self._work.set()
         if self._thread:
             self._thread.join()
             finalizing.forget(self._end)
-        ended, self._ended = self._ended, []
-        for sender in ended:
-            if not sender.idle:
-                keep_forever(sender)
-        return ended
 
     def _end(self) -> None:
         """Ends the last update, for which other ranks may wait."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,26 +15,23 @@ from mpi4py import MPI
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.bucket import Bucket, BucketQueue
 from ..codecs import Codec, Tensors
-from ..exchange.drift import ReplicaCheck
+from ..exchange.drift import ReplicaDrift, compare
 from ..exchange.gradients import Gradients
 from ..exchange.model_state import ModelState, ModelStates
 from ..exchange.nonfinite import here, must_be_finite
 from ..exchange.reducer import (
-    SAME_GRADIENTS,
     ExchangeOutcome,
     Final,
     Reducer,
     Sent,
 )
 from ..intercept import ready_gradients
-from ..mpi.agreement import Agreement, Signature, agree
+from ..mpi.agreement import Agreement, Signature
 from ..report.stream import EventStream
 from .bucket_sender import BucketSender
 from .deferred_update import DeferredUpdate, Use
 from .exchange_thread import ExchangeThread
 
-_BROKEN = ('an earlier update of this communicator failed after part of it '
-           'had been exchanged; make a new communicator and load a snapshot')
 _ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
               'pass overlap=False')
 
@@ -49,24 +47,27 @@ class OverlappedReducer(Reducer):
         bucket_bytes: Bytes of float32 of gradients that travel together; 0:
             all.
         nonfinite: What to do about means that are not finite.
-        replicas: Compares them.
+        check_every: Updates from one comparison of all replicas to the next;
+            0: there is none.
         defers: An update returns before its exchange is over; parameters
             are updated when the next forward pass wants them.
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Algorithm,
                  models: ModelStates, events: EventStream,
-                 bucket_bytes: int, nonfinite: str, replicas: ReplicaCheck,
+                 bucket_bytes: int, nonfinite: str, check_every: int,
                  defers: bool) -> None:
         super().__init__(comm, algorithm, models, events, bucket_bytes,
-                         nonfinite, replicas)
+                         nonfinite, check_every)
         self._defers = defers
         self._thread = ExchangeThread(events)
-        self._is_broken = False
+        # One for each model whose buckets are sent early, in the order in
+        # which all ranks have made them.
+        self._queues: list[BucketQueue] = []
+        self._unsettled: tuple[Agreement, BucketSender] | None = None
+        self._withdrawn: Agreement | None = None
 
-    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
-        if self._is_broken:
-            raise RuntimeError(_BROKEN)
+    def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
         state = self._models.of(model)
         sender = self._thread.of(model, state)
         sender.complete()
@@ -83,16 +84,13 @@ class OverlappedReducer(Reducer):
             if gradients.problem or not (defers and sender.update.ready
                                          == len(sender.order.slices)):
                 settle()
-            if self._replicas.is_due(state.updates):
+            if self._compares(state):
                 settle()        # or not all ranks may come here
-                found = self._replicas.differences(model)
-                if found:
-                    # Part of it has been encoded with what is replaced.
+                try:
+                    compare(model, state.updates, self._lockstep)
+                except ReplicaDrift:
                     self._withdraw(sender)
-                    self._replicas.mend(model, state.updates, found)
-                    if self._is_broken:
-                        raise RuntimeError(_BROKEN)
-                    gradients = Gradients(model, zero_fill)
+                    raise
             state.see(gradients.loss_scale)
             if stage == 'new':
                 sender.follow(gradients.sizes, self._bucket_bytes)
@@ -124,14 +122,17 @@ class OverlappedReducer(Reducer):
             yield final
 
     def discard(self, model: chainer.Link) -> None:
-        sender = self._thread.known(model)
-        if sender:
-            sender.complete()
-        agree(self._comm, Signature({
-            'model': str(sender.number) if sender else 'not averaged yet'}))
-        if sender:
-            sender.update.thaw()
-            self._withdraw(sender)
+        with self._lockstep.section():
+            sender = self._thread.known(model)
+            if sender:
+                sender.complete()
+            self._settle_last()
+            Agreement(self._lockstep.comm, Signature({
+                'model': str(sender.number) if sender else 'not averaged yet'
+            }), wait=self._lockstep.wait).wait()
+            if sender:
+                sender.update.thaw()
+                self._withdraw(sender)
 
     def restart(self) -> None:
         self._thread.forget()
@@ -141,10 +142,10 @@ class OverlappedReducer(Reducer):
         try:
             self.complete()
         finally:
-            for sender in self._thread.close():
-                if sender.queue and sender.queue is not self._queue:
-                    sender.queue.algorithm.free()
-                    sender.queue.free()
+            self._thread.close()
+            for queue in self._queues:
+                queue.algorithm.free()
+                queue.free()
             super().free()
 
     # --- agreement -----------------------------------------------------------
@@ -157,24 +158,33 @@ class OverlappedReducer(Reducer):
         if state.number and self._algorithm.one_order:
             problem = problem or _ONE_MODEL
         gradients.problem = problem
-        agreement = Agreement(self._comm, self._signature(
+        # Those of two models are settled in the order in which they were
+        # begun: how is a matter of more collective calls.
+        self._settle_last()
+        agreement = self._agreement(
             state, gradients, overlap=stage, **{
-                'the number of the model': str(state.number)}),
-            problem, SAME_GRADIENTS)
-        withdrawn = False
+                'the number of the model': str(state.number)})
+        self._unsettled = agreement, sender
+        return functools.partial(self._settle, agreement, sender)
 
-        def settle() -> None:
-            nonlocal withdrawn
-            try:
-                agreement.wait()
-            except ValueError:
-                if not withdrawn:
-                    withdrawn = True
-                    # A deferred exchange cannot be cancelled.
-                    self._is_broken = self._withdraw(
-                        sender, sender.deferred is not None)
-                raise
-        return settle
+    def _settle(self, agreement: Agreement, sender: BucketSender) -> None:
+        """Raises if the ranks are not in agreement, each time."""
+        try:
+            agreement.wait()
+        except ValueError:
+            if self._withdrawn is not agreement:
+                self._withdrawn = agreement
+                # A deferred exchange cannot be cancelled.
+                if self._withdraw(sender, sender.deferred is not None):
+                    self._lockstep.break_off()
+            raise
+
+    def _settle_last(self) -> None:
+        """As above, without raising: who looks at that model hears of it."""
+        if self._unsettled:
+            with contextlib.suppress(ValueError):
+                self._settle(*self._unsettled)
+            self._unsettled = None
 
     def _withdraw(self, sender: BucketSender, failed: bool = False) -> bool:
         """Ends what has begun of an update that is not to be.
@@ -189,15 +199,15 @@ class OverlappedReducer(Reducer):
                                  failed or bool(sender.failure),
                                  number, -number], numpy.int64)
             scale = numpy.array(sender.update.factor)
-            self._comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-            self._comm.Allreduce(MPI.IN_PLACE, scale, MPI.MAX)
+            self._lockstep.allreduce(found, MPI.MAX)
+            self._lockstep.allreduce(scale, MPI.MAX)
             sent, any_failed, largest, smallest = found.tolist()
             if any_failed or (sent and largest != -smallest):
-                self._is_broken = True      # and left as it is
+                self._lockstep.break_off()      # and all is left as it is
             elif sent:
                 sender.fill(sent, float(scale))
             sender.averaged()
-        return self._is_broken or sent > 0
+        return sent > 0
 
     # --- the exchange --------------------------------------------------------
 
@@ -212,6 +222,9 @@ class OverlappedReducer(Reducer):
         codec, start = state.current, time.perf_counter()
         outcome, seconds = ExchangeOutcome(codec, [], True), 0.0
         with self._thread.taken():
+            if sender.failure:      # since the ranks have begun to agree
+                raise RuntimeError(
+                    f'the exchange failed beside backward: {sender.failure}')
             queue = self._queue
             if sender.ready and sender.queue:
                 queue = sender.queue
@@ -251,8 +264,8 @@ class OverlappedReducer(Reducer):
             gradients, must_be_finite(self._nonfinite, state),
             self._events, settle)
         parameters = sender.parameters()
-        sender.defer(DeferredUpdate(gradients.parameters, means.finish),
-                     parameters)
+        sender.defer(DeferredUpdate(gradients.parameters, means.finish,
+                                    self._lockstep.tell), parameters)
 
     # --- the order of buckets ------------------------------------------------
 
@@ -271,9 +284,8 @@ class OverlappedReducer(Reducer):
         if sender.queue is None:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
-            sender.queue = self._queue if self._algorithm.one_order else (
-                BucketQueue(self._comm, self._algorithm.another(),
-                            self._events))
+            sender.queue = (self._queue if self._algorithm.one_order
+                            else self._unused_queue())
         sender.ready = True
         if self._algorithm.one_order:
             return
@@ -285,15 +297,24 @@ class OverlappedReducer(Reducer):
             return
         self._choose_order(sender, is_first)
 
+    def _unused_queue(self) -> BucketQueue:
+        """One of a model that is no more on any rank, or a new one."""
+        used = numpy.array([self._thread.uses(queue)
+                            for queue in self._queues] + [False])
+        self._lockstep.allreduce(used, MPI.LOR)
+        place = int(numpy.flatnonzero(~used)[0])
+        if place == len(self._queues):
+            self._queues.append(self._make_queue(self._algorithm.another()))
+        return self._queues[place]
+
     def _choose_order(self, sender: BucketSender, is_first: bool) -> None:
         """Chooses the order of buckets, the same on all ranks."""
         # A rank that is late with its first gradient has less time between
         # that and the next: the longest of these times are not those that
         # pass between the last rank's gradients, but their means nearly are.
         found = numpy.array([*sender.order.usual_times(), sender.seconds])
-        self._comm.Allreduce(MPI.IN_PLACE, found)
-        self._comm.Bcast(found)     # to the last bit
-        *usual, sender.seconds = (found / self._comm.size).tolist()
+        self._lockstep.allreduce(found, MPI.SUM)
+        *usual, sender.seconds = (found / self._lockstep.comm.size).tolist()
         if is_first or all(map(math.isfinite, usual)):
             sender.choose_order(usual, self._defers)
 
@@ -349,14 +370,16 @@ class PendingMeans:
         if bucket not in self._nonfinite:
             with self._events.section('exchange'):
                 self._settle()
+                # The thread may be in the middle of something longer, or fail
+                # until it is taken.
+                if not bucket.finished and not self._sender.failure:
+                    with self._thread.taken():
+                        if not self._sender.failure:
+                            self._queue.finish(bucket, use and self._feeder(
+                                name, tensors, bucket, use))
                 if self._sender.failure:
                     raise RuntimeError('the exchange failed beside the '
                                        f'training: {self._sender.failure}')
-                # The thread may be in the middle of something longer.
-                if not bucket.finished:
-                    with self._thread.taken():
-                        self._queue.finish(bucket, use and self._feeder(
-                            name, tensors, bucket, use))
                 with self._events.section('decode'):
                     self._nonfinite[bucket] = bucket.decode(tensors)
         if self._nonfinite[bucket] and self._must_be_finite:

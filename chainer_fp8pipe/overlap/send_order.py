@@ -88,7 +88,7 @@ class SendOrder:
             chunks: Into how many chunks so many elements are cut.
         """
         times = dict(zip(sorted(self.sizes), usual, strict=True))
-        if seconds is None:
+        if seconds is None or not self.buckets:
             self.slices = finished_first(self.buckets, times)
             return
         sizes = [sum(self.sizes[name] for name in names)

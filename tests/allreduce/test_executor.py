@@ -1,10 +1,13 @@
 """How plans are run: frames, lengths, dtypes, and messages nobody buffers."""
+import ctypes
 import gc
+import platform
 import threading
 import weakref
 
 from chainer_fp8pipe.allreduce.bucket import Bucket
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
+from chainer_fp8pipe.allreduce.plan import Plan, direct
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.report.stream import EventStream
 
@@ -286,6 +289,103 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
     assert (counts == 1).all()
     numpy.testing.assert_array_equal(
         early, numpy.concatenate(tensors.gradients))
+
+
+@on_ranks(3, timeout=60)
+def test_messages_of_neighbours_are_used_in_any_order(comm):
+    """One plan waits for rank 2, another one goes on without it."""
+    pair, whole = direct(2), direct(3)
+    pair = Plan('of two', 3, 3, 2, (*pair.reduce, ()), (*pair.owned, ()), 2,
+                (*pair.gather, ()))
+    made = PlanExecutor(comm, (whole, pair), EventStream(), Framing(16, 2))
+    tensors = tensors_of(comm.rank, [4000])
+    wire = tensors.gradients[0] / numpy.float32(3)
+    mean, _ = mean_and_spread(3, [4000])
+    made.submit(Bucket(Cast('float32'), tensors, wire, 0, 4000))
+    if comm.rank < 2:
+        last, half = wire[-1], None
+        while wire[-1] == last or half != wire[1999]:
+            half = wire[1999]
+            made.advance()
+        assert made.busy
+    comm.Barrier()
+    made.run()
+    numpy.testing.assert_allclose(wire[:2000], mean[:2000], rtol=0, atol=1e-6)
+
+
+@on_ranks(2)
+def test_what_is_under_way_is_never_freed(comm):
+    """Nor what the threads read that encode and decode."""
+    with Silence(lambda *_: False).used():
+        made = planned('direct', comm)
+    for codec in CODECS.values():
+        used, tensors = codec(), tensors_of(comm.rank, [1000])
+        begin_on(comm, used, tensors)
+        job = Bucket(used, tensors, numpy.zeros(1000, used.wire_dtype), 0,
+                     1000, made.prescale(used), decodes=True)
+        made.submit(job)
+        made.work(0)
+        kept = [weakref.ref(array) for array in (
+            *tensors.gradients, *tensors.parameters)]
+        wire = weakref.ref(job.wire)
+        del job, tensors
+    del made, used
+    gc.collect()
+    assert wire() is not None
+    assert all(array() is not None for array in kept)
+
+
+@on_ranks(1)
+def test_a_second_thread_at_the_same_time_is_an_error(comm):
+    class Slow(Cast):
+        def compiled(self, *arguments):
+            return None
+
+        def encode(self, *arguments):
+            thread = threading.Thread(target=another)
+            thread.start()
+            thread.join()
+            super().encode(*arguments)
+
+    def another():
+        for call in made.run, made.advance:
+            with pytest.raises(RuntimeError, match='two threads'):
+                call()
+        found.append(True)
+    made, found = planned('direct', comm), []
+    tensors = tensors_of(0, [10])
+    made.submit(Bucket(Slow('float32'), tensors, numpy.zeros(
+        10, numpy.float32), 0, 10, 1.0, decodes=True))
+    made.run()
+    assert found
+    assert not made.busy
+
+
+@pytest.mark.skipif(platform.machine() != 'x86_64',
+                    reason='the mode is set in a way of x86-64')
+@pytest.mark.parametrize('threads', [1, 3])
+@on_ranks(2)
+def test_a_mode_of_the_processor_that_loses_denormal_numbers_does_no_harm(
+        comm, threads):
+    """Some libraries set it, maybe on one rank only."""
+    made = PlanExecutor(comm, plans('ring', 2), EventStream(), Framing(
+        64, 4, threads=threads))
+    gradient = numpy.full(1000, 2e-41, numpy.float32)
+    tensors = Tensors(['/l0'], [gradient], [gradient])
+    made.submit(Bucket(Cast('float32'), tensors, numpy.zeros(
+        1000, numpy.float32), 0, 1000, 0.5, decodes=True))
+    library, mode = ctypes.CDLL(None), ctypes.create_string_buffer(32)
+    library.fegetenv(mode)
+    before = mode.raw
+    control = ctypes.c_uint.from_buffer(mode, 28)
+    if comm.rank:
+        control.value |= 0x8040
+        library.fesetenv(mode)
+    try:
+        made.run()
+    finally:
+        library.fesetenv(before)
+    assert (gradient == numpy.float32(2e-41)).all()
 
 
 @on_ranks(3)

@@ -109,6 +109,28 @@ def test_threads_end_with_their_executor(comm):
     assert threads_of_this_process() == before
 
 
+@pytest.mark.skipif(not os.path.exists('/proc/self/task'),
+                    reason='threads are counted in /proc')
+@on_ranks(2)
+def test_executors_of_other_models_have_the_same_threads(comm):
+    before = threads_of_this_process()
+    first = executor(comm, 4)
+    codec, others = Fp8Ratio(), [first.another() for _ in range(3)]
+    assert threads_of_this_process() == before + 3
+    first.free()
+    del first
+    gc.collect()
+    tensors = tensors_of(comm.rank, [50_000])
+    begin_on(comm, codec, tensors)
+    for made in others:
+        made.allreduce(codec, tensors, numpy.empty(50_000, numpy.uint8), 0,
+                       50_000)
+        made.free()
+    del made, others
+    gc.collect()
+    assert threads_of_this_process() == before
+
+
 @on_ranks(2)
 def test_after_an_error_no_thread_touches_what_it_was_given(comm):
     with refused():

@@ -117,7 +117,6 @@ def looks(tmp_path):
         'shares of links': lambda waiting: waiting.late.copy('share'),
         'the state of a rule': lambda waiting: (
             waiting.late[2].W.update_rule.state),
-        'cleargrads': lambda waiting: waiting.late.cleargrads(),
         'a gradient': lambda waiting: waiting.late[0].W.grad,
         'a gradient as a variable': lambda waiting: (
             waiting.late[0].W.grad_var),
@@ -129,6 +128,30 @@ def looks(tmp_path):
         'shape': lambda waiting: waiting.late[0].W.shape,
         'all': lambda waiting: waiting.update.complete(),
     }
+
+
+def test_gradients_can_be_cleared_while_the_update_waits():
+    """Many scripts begin a step with it."""
+    waiting = Waiting()
+    waiting.late.cleargrads()
+    waiting.plain.cleargrads()
+    assert waiting.finished == []
+    for one, other in zip(waiting.late.params(), waiting.plain.params(),
+                          strict=True):
+        assert one.array.tobytes() == other.array.tobytes()
+        assert one.grad is None
+        one.grad = numpy.ones_like(one.array)
+        one.cleargrad()
+        assert one.grad is None
+
+
+def test_an_optimizer_after_that_finds_no_gradients():
+    waiting = Waiting()
+    for model, optimizer in zip((waiting.late, waiting.plain),
+                                waiting.optimizers, strict=True):
+        model.cleargrads()
+        optimizer.update()
+    assert waiting.same()
 
 
 @pytest.mark.parametrize('look', looks(None))

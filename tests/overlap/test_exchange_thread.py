@@ -1,11 +1,15 @@
 """With overlap, results are those without, bit for bit."""
 import contextlib
+import gc
+import os
 import time
 from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import aggregator_ranks
 from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.overlap.exchange_thread import ExchangeThread
+from chainer_fp8pipe.report.stream import EventStream
 
 import chainer
 import chainer.functions as F
@@ -423,6 +427,69 @@ def test_an_update_that_is_dropped_leaves_error_feedback_as_small(comm):
         errors.append(abs(model.w.grad - mean).mean() / abs(mean).mean())
     # What was sent of the dropped update is not in the next one.
     assert max(errors[6:]) < 3 * max(errors[:6])
+    communicator.finalize()
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('overlap', OVERLAPS)
+def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
+    """Their executors are the next ones', and have no threads of their own."""
+    communicator = make(comm, 'fp8', overlap, warmup=0, threads=3)
+    reducer = communicator._reducer
+    counts, threads = [], []
+    for number in range(4):
+        model = Plain()
+        optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
+        optimizer.setup(model)
+        for step in range(5):
+            update(optimizer, model, step + number, comm.rank)
+        counts.append((len(reducer._queues), len(reducer._thread._models)))
+        threads.append(len(os.listdir('/proc/self/task')))
+        del model, optimizer
+        gc.collect()
+    assert counts == [(1, 1)] * 4
+    assert threads[-1] <= threads[0]    # others of the process may have ended
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_models_of_a_rank_that_keeps_them_keep_their_executors(comm):
+    communicator = make(comm, 'fp8', True, warmup=0)
+    kept = []
+    for _ in range(3):
+        model = Plain()
+        optimizer = wrapped(chainer.optimizers.SGD(0.02), communicator)
+        optimizer.setup(model)
+        for step in range(5):
+            update(optimizer, model, step, comm.rank)
+        if comm.rank:
+            kept.append(model)
+        del model, optimizer
+        gc.collect()
+    assert len(communicator._reducer._queues) == 3
+    communicator.finalize()
+
+
+def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working():
+    thread = ExchangeThread(EventStream())
+    thread._turn = mock.MagicMock()
+    thread._turn.__enter__.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), thread.taken():
+        pass
+    assert not thread._main_waits
+
+
+@on_ranks(1, 2)
+@pytest.mark.parametrize('overlap', [False, *OVERLAPS])
+def test_a_model_without_elements_is_averaged(comm, overlap):
+    communicator = make(comm, 'fp8', overlap)
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(numpy.ones((0, 3), 'f4'))
+    for _ in range(5):
+        model.w.grad = numpy.ones((0, 3), 'f4')
+        communicator.multi_node_mean_grad(model)
+        assert model.w.grad.shape == (0, 3)
     communicator.finalize()
 
 

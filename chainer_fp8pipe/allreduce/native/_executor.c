@@ -1,7 +1,8 @@
 /* Runs plans over MPI, without the interpreter; see executor.py.
  *
- * While something is under way it belongs to MPI: who drops an Executor or a
- * Job then must keep it for ever.
+ * What is under way belongs to MPI, and to the neighbours that read it.  An
+ * executor holds the jobs that are not finished, and a job all that its tables
+ * point to.  An executor that is dropped meanwhile never frees any of this.
  */
 #include "job_type.h"
 #include "running.h"
@@ -23,29 +24,20 @@ static void free_lane(Lane *lane)
     free(lane->waiting);
 }
 
-static int is_idle(const Shared *shared)
-{
-    int idle = shared->messages.count == 0;
-    for (int i = 0; i < shared->neighbours_count; ++i)
-        idle &= is_quiet(&shared->neighbours[i]);
-    return idle;
-}
-
 static void executor_dealloc(PyObject *object)
 {
     Executor *self = (Executor *)object;
     PyTypeObject *type = Py_TYPE(object);
-    free_workers(self->shared.workers);
-    /* What is under way is written to still. */
-    if (is_idle(&self->shared)) {
+    abandon(self->shared.workers, &self->shared);
+    leave_workers(self->shared.workers);
+    if (!is_under_way(self)) {
         for (int i = 0; i < self->lanes_count; ++i)
             free_lane(&self->lanes[i]);
         free(self->lanes);
         free_messages(&self->shared.messages);
-        for (int i = 0; i < self->shared.neighbours_count; ++i)
-            free_neighbour(&self->shared.neighbours[i]);
         free(self->shared.neighbours);
         Py_CLEAR(self->shared.allocate);
+        Py_CLEAR(self->jobs);
     }
     Py_CLEAR(self->error);
     type->tp_free(object);
@@ -66,7 +58,11 @@ static int make_neighbours(Shared *shared, PyObject *of)
 {
     int count = (int)PyTuple_GET_SIZE(of);
     shared->neighbours = calloc((size_t)count + 1, sizeof(Neighbour));
-    for (int i = 0; shared->neighbours && i < count; ++i) {
+    if (shared->neighbours == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < count; ++i) {
         Neighbour *made = &shared->neighbours[i];
         unsigned long long memory, in, out;
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(of, i), "iKKKI", &made->rank,
@@ -76,13 +72,36 @@ static int make_neighbours(Shared *shared, PyObject *of)
         made->in = (Mail *)(uintptr_t)in;
         made->out = (Mail *)(uintptr_t)out;
         ++shared->neighbours_count;
-        if (make_neighbour(made) < 0)
-            break;
     }
-    if (shared->neighbours_count == count && shared->neighbours
-        && (!count || shared->neighbours[count - 1].expected))
+    return 0;
+}
+
+static int is_send(const Step *step)
+{
+    return step->kind == SEND_PARTIAL || step->kind == SEND_RESULT;
+}
+
+/* Gives each message between this rank and a neighbour, for each seat, a slot
+ * of its own; -1: there are too few.  What one rank sends the other receives in
+ * the same order, so both find the same slots. */
+static int place_mails(Lane *lane, Neighbour *near)
+{
+    int counts[2] = {0, 0}; /* of receives, of sends */
+    for (int i = 0; i < lane->steps_count; ++i) {
+        Step *step = &lane->steps[i];
+        if (step->near == near)
+            step->mail = (is_send(step) ? near->out + near->sends
+                                        : near->in + near->receives)
+                         + counts[is_send(step)]++;
+    }
+    for (int i = 0; i < lane->steps_count; ++i)
+        if (lane->steps[i].near == near)
+            lane->steps[i].stride = counts[is_send(&lane->steps[i])];
+    near->receives += (unsigned int)(counts[0] * lane->in_flight);
+    near->sends += (unsigned int)(counts[1] * lane->in_flight);
+    if (near->receives <= near->slots && near->sends <= near->slots)
         return 0;
-    PyErr_NoMemory();
+    PyErr_SetString(PyExc_ValueError, "a mailbox has too few slots");
     return -1;
 }
 
@@ -101,9 +120,10 @@ static void mark_last(Lane *lane)
 
 /* Fills a lane from (steps, blocks, held, contributes); steps are 6 ints
  * each. */
-static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
+static int make_lane(Shared *shared, Lane *lane, PyObject *of)
 {
     PyObject *steps, *held;
+    lane->shared = shared;
     if (!PyArg_ParseTuple(of, "O!iO!p", &PyTuple_Type, &steps, &lane->blocks,
                           &PyTuple_Type, &held, &lane->contributes))
         return -1;
@@ -130,12 +150,16 @@ static int make_lane(const Shared *shared, Lane *lane, PyObject *of)
                     || step->kind == RECEIVE_RESULT;
     }
     mark_last(lane);
+    for (int i = 0; i < shared->neighbours_count; ++i)
+        if (place_mails(lane, &shared->neighbours[i]) < 0)
+            return -1;
     for (int i = 0; i < lane->held_count; ++i)
         lane->held[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(held, i));
     for (int i = 0; i < lane->in_flight; ++i) {
         Chunk *seat = &lane->seats[i];
         size_t blocks = (size_t)lane->blocks;
         seat->lane = lane;
+        seat->seat = i;
         seat->receives = calloc((size_t)receives + 1, sizeof(Receive));
         seat->progress = calloc(blocks + 1, 1);
         seat->places = calloc(blocks + 1, sizeof *seat->places);
@@ -152,24 +176,30 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
 {
     static char *names[] = {"error", "functions", "sizes", "comm", "byte",
                             "lanes", "in_flight", "neighbours", "memory",
-                            "allocate", "threads", NULL};
+                            "allocate", "threads", "beside", NULL};
     unsigned long long send, receive, testsome, comm, byte, memory;
     Py_ssize_t request_size, status_size;
-    PyObject *error, *lanes, *neighbours, *allocate;
+    PyObject *error, *lanes, *neighbours, *allocate, *beside;
     int in_flight, threads;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O(KKK)(nn)KKO!iO!KOi", names, &error, &send, &receive,
-            &testsome, &request_size, &status_size, &comm, &byte,
+            args, kwargs, "O(KKK)(nn)KKO!iO!KOiO", names, &error, &send,
+            &receive, &testsome, &request_size, &status_size, &comm, &byte,
             &PyTuple_Type, &lanes, &in_flight, &PyTuple_Type, &neighbours,
-            &memory, &allocate, &threads))
+            &memory, &allocate, &threads, &beside))
         return NULL;
+    if (beside != Py_None && !PyObject_TypeCheck(beside, type)) {
+        PyErr_SetString(PyExc_TypeError, "beside must be an Executor");
+        return NULL;
+    }
     Executor *self = (Executor *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->error = Py_NewRef(error);
     self->shared.allocate = Py_NewRef(allocate);
     self->shared.memory = (char *)(uintptr_t)memory;
-    if (make_neighbours(&self->shared, neighbours) < 0) {
+    self->jobs = PyList_New(0);
+    if (self->jobs == NULL
+        || make_neighbours(&self->shared, neighbours) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -197,9 +227,13 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
             return NULL;
         }
     }
-    if (threads > 1) {
-        self->shared.workers = make_workers(&self->shared, threads - 1,
-                                            count * in_flight);
+    if (beside != Py_None) {
+        self->shared.workers = ((Executor *)beside)->shared.workers;
+        if (self->shared.workers)
+            ++self->shared.workers->executors;
+    }
+    else if (threads > 1) {
+        self->shared.workers = make_workers(threads - 1);
         if (self->shared.workers == NULL) {
             Py_DECREF(self);
             return PyErr_NoMemory();
@@ -207,6 +241,34 @@ static PyObject *executor_new(PyTypeObject *type, PyObject *args,
     }
     self->moved = now();
     return (PyObject *)self;
+}
+
+/* Whether this thread may call now.  After an error nothing goes on: what came
+ * of half a step would look like a mean. */
+static int is_usable(const Executor *self)
+{
+    if (self->is_used)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "two threads use this communicator's exchange at the "
+                        "same time; call it from one");
+    else if (self->shared.broken)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "an earlier error has left an all-reduce half done");
+    return !PyErr_Occurred();
+}
+
+static uint64_t give_up_python(Executor *self)
+{
+    self->is_used = 1;
+    self->shared.python = PyEval_SaveThread();
+    return begin_ieee();
+}
+
+static void take_python(Executor *self, uint64_t mode)
+{
+    end_ieee(mode);
+    PyEval_RestoreThread(self->shared.python);
+    self->is_used = 0;
 }
 
 /* share(job, lane, bounds, frame, chunks, residuals): what of a job goes
@@ -249,8 +311,12 @@ static PyObject *let_in(PyObject *object, PyObject *args)
     Executor *self = (Executor *)object;
     Job *job;
     int until, parts;
-    if (!PyArg_ParseTuple(args, "O!ii", job_type, &job, &until, &parts))
+    if (!PyArg_ParseTuple(args, "O!ii", job_type, &job, &until, &parts)
+        || !is_usable(self))
         return NULL;
+    if (!job->is_held && PyList_Append(self->jobs, (PyObject *)job) < 0)
+        return NULL;
+    job->is_held = 1;
     for (int i = 0; i < self->lanes_count; ++i) {
         Lane *lane = &self->lanes[i];
         Share *of = &job->shares[i];
@@ -277,8 +343,7 @@ static PyObject *raised(Executor *self)
 {
     const Messages *messages = &self->shared.messages;
     self->shared.broken = 1;
-    if (self->shared.workers)
-        abandon(self->shared.workers);
+    abandon(self->shared.workers, &self->shared);
     if (self->shared.failed) {
         self->shared.failed = 0;
         return NULL;
@@ -299,25 +364,15 @@ static PyObject *raised(Executor *self)
     return NULL;
 }
 
-/* After an error nothing goes on: what came of half a step would look like a
- * mean. */
-static int is_broken(const Executor *self)
-{
-    if (self->shared.broken)
-        PyErr_SetString(PyExc_RuntimeError,
-                        "an earlier error has left an all-reduce half done");
-    return self->shared.broken;
-}
-
 static PyObject *advance(PyObject *object, PyObject *unused)
 {
     Executor *self = (Executor *)object;
     int moved = 0;
-    if (is_broken(self))
+    if (!is_usable(self))
         return NULL;
-    self->shared.python = PyEval_SaveThread();
+    uint64_t mode = give_up_python(self);
     int result = sweep(self, &moved);
-    PyEval_RestoreThread(self->shared.python);
+    take_python(self, mode);
     return result == FAILED ? raised(self) : PyBool_FromLong(moved);
 }
 
@@ -328,10 +383,10 @@ static PyObject *run(PyObject *object, PyObject *args)
 {
     Executor *self = (Executor *)object;
     double seconds, brief;
-    if (!PyArg_ParseTuple(args, "dd", &seconds, &brief) || is_broken(self))
+    if (!PyArg_ParseTuple(args, "dd", &seconds, &brief) || !is_usable(self))
         return NULL;
     int result = DONE, ever = 0;
-    self->shared.python = PyEval_SaveThread();
+    uint64_t mode = give_up_python(self);
     double end = now() + seconds;
     self->shared.finished = 0;
     while (is_busy(self) && !self->shared.finished
@@ -349,7 +404,7 @@ static PyObject *run(PyObject *object, PyObject *args)
         if (now() > end)
             break;
     }
-    PyEval_RestoreThread(self->shared.python);
+    take_python(self, mode);
     return result == FAILED ? raised(self) : PyBool_FromLong(ever);
 }
 
@@ -369,28 +424,34 @@ static PyObject *decode_now(PyObject *object, PyObject *argument)
         PyErr_SetString(PyExc_TypeError, "this is no Job");
         return NULL;
     }
-    if (is_broken(self))
+    if (!is_usable(self))
         return NULL;
     Job *job = (Job *)argument;
     int result = DONE;
-    self->shared.python = PyEval_SaveThread();
+    uint64_t mode = give_up_python(self);
     job->decodes = 1;
-    while (job->undecoded.count && result == DONE)
-    {
+    while (job->undecoded.count && result == DONE) {
         Range range = job->undecoded.items[--job->undecoded.count];
         result = arrive(&self->shared, job, range, 0, kept_wire(job, range));
     }
-    PyEval_RestoreThread(self->shared.python);
+    take_python(self, mode);
     if (result == FAILED)
         return raised(self);
     Py_RETURN_NONE;
 }
 
 /* (bytes sent, seconds of encoding, seconds of decoding) since the last
- * call. */
+ * call; lets go of jobs that are finished. */
 static PyObject *taken(PyObject *object, PyObject *unused)
 {
-    Shared *shared = &((Executor *)object)->shared;
+    Executor *self = (Executor *)object;
+    Shared *shared = &self->shared;
+    if (self->is_used && !is_usable(self))
+        return NULL;
+    for (Py_ssize_t i = PyList_GET_SIZE(self->jobs); i-- > 0;)
+        if (((Job *)PyList_GET_ITEM(self->jobs, i))->unfinished == 0
+            && PyList_SetSlice(self->jobs, i, i + 1, NULL) < 0)
+            return NULL;
     PyObject *result = Py_BuildValue(
         "Ldd", (long long)shared->bytes_sent, shared->encoding,
         shared->decoding);
@@ -398,9 +459,6 @@ static PyObject *taken(PyObject *object, PyObject *unused)
     shared->encoding = shared->decoding = 0;
     return result;
 }
-
-/* A number that the thread in run() may be changing. */
-#define SEEN(number) __atomic_load_n(&(number), __ATOMIC_RELAXED)
 
 /* What a chunk waits for: (address of its job, lane, frame, step, kind, peer);
  * NULL without an exception: it is not under way.  Any thread may ask, so

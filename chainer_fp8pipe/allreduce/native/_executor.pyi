@@ -4,8 +4,8 @@ from typing import Any
 class Job:
     unfinished: int
     def __init__(
-        self, *, python: Any, wire: Any, itemsize: int, sum_size: int,
-        grain: int, codec: int, rounding: int, format: int,
+        self, *, python: Any, kept: Any, wire: Any, itemsize: int,
+        sum_size: int, grain: int, codec: int, rounding: int, format: int,
         in_place: bool, keeps_wire: bool, shares_wire: bool,
         encodes: bool, decodes: bool, prescale: float, epsilon: float,
         shrink: float,
@@ -22,6 +22,7 @@ class Executor:
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
         neighbours: tuple[tuple[int, int, int, int, int], ...], memory: int,
         allocate: Callable[[int], Any], threads: int,
+        beside: Executor | None,
     ) -> None: ...
     def share(
         self, job: Job, lane: int, bounds: Any, frame: int, chunks: int,

@@ -47,7 +47,7 @@ static int get_space(Shared *shared, Chunk *chunk)
     chunk->space = (Space){0};
     if (lane->spare_count)
         chunk->space = lane->spare[--lane->spare_count];
-    chunk->used = 0;
+    chunk->taken = 0;
     return (size_t)chunk->space.memory.len >= size
         ? DONE : allocate(shared, &chunk->space, size);
 }
@@ -68,7 +68,7 @@ static void place_sums(Chunk *chunk)
 {
     const Lane *lane = chunk->lane;
     int64_t place = 0;
-    chunk->total = (f32 *)((char *)chunk->space.memory.buf + chunk->used);
+    chunk->total = (f32 *)((char *)chunk->space.memory.buf + chunk->taken);
     if (!makes_sums(chunk->job))
         return;
     for (int i = 0; i < lane->held_count; ++i) {
@@ -76,7 +76,7 @@ static void place_sums(Chunk *chunk)
         chunk->places[lane->held[i]] = place;
         place += (part.stop - part.start) * chunk->job->grain;
     }
-    chunk->used += aligned((size_t)place * sizeof(f32));
+    chunk->taken += aligned((size_t)place * sizeof(f32));
 }
 
 /* What neighbours have sent is not what the plan says. */
@@ -84,6 +84,36 @@ static int out_of_step(Shared *shared)
 {
     shared->messages.error = OUT_OF_STEP;
     return FAILED;
+}
+
+/* The slot of a step's message between this rank and a neighbour. */
+static Mail *mail_of(const Chunk *chunk, const Step *step)
+{
+    return step->mail + (ptrdiff_t)chunk->seat * step->stride;
+}
+
+/* Whether a message is there. */
+static int has_come(Shared *shared, const Step *step, Receive *receive)
+{
+    if (!receive->mail)
+        return receive->pending ? BLOCKED : DONE;
+    if (!is_posted(receive->mail))
+        return BLOCKED;
+    return open_mail(step->near, receive) < 0 ? out_of_step(shared) : DONE;
+}
+
+/* Whether all that has been sent by steps of this kind has left. */
+static int has_left(Chunk *chunk, int kind)
+{
+    const Lane *lane = chunk->lane;
+    int *place = &chunk->used[kind == SEND_RESULT];
+    for (; *place < chunk->position && *place < lane->steps_count; ++*place) {
+        const Step *step = &lane->steps[*place];
+        if (step->kind == kind && step->near
+            && is_posted(mail_of(chunk, step)))
+            return 0;
+    }
+    return !(kind == SEND_RESULT ? chunk->results : chunk->partials);
 }
 
 static int post_receives(Shared *shared, Chunk *chunk, int kind)
@@ -94,12 +124,9 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
         if (step->kind != kind)
             continue;
         Receive *receive = &chunk->receives[chunk->posted++];
-        *receive = (Receive){.size = message_size(chunk, step),
-                             .tag = chunk->tag};
+        *receive = (Receive){.size = message_size(chunk, step)};
         if (step->near) {
-            if (receive->size > 0
-                && expect_mail(step->near, receive) < 0)
-                return out_of_step(shared);
+            receive->mail = receive->size ? mail_of(chunk, step) : NULL;
             continue;
         }
         if (needs_space(chunk, step))
@@ -118,11 +145,13 @@ static int post_receives(Shared *shared, Chunk *chunk, int kind)
 static int start_chunk(Shared *shared, Chunk *chunk)
 {
     chunk->since = now();
-    chunk->active = 1;
-    chunk->position = chunk->site = chunk->phase = 0;
+    SET(chunk->active, 1);
+    SET(chunk->position, 0);
+    chunk->site = chunk->phase = 0;
     chunk->working = 0;
     chunk->result = DONE;
     chunk->partials = chunk->results = 0;
+    chunk->used[0] = chunk->used[1] = 0;
     chunk->next_receive = chunk->posted = 0;
     chunk->streamed = NULL;
     memset(chunk->progress, 0, (size_t)chunk->lane->blocks);
@@ -160,8 +189,6 @@ static int has_contributed(const Chunk *chunk, const Step *step)
 static int send(Shared *shared, Chunk *chunk, const Step *step)
 {
     size_t size = message_size(chunk, step);
-    int *pending = step->kind == SEND_PARTIAL ? &chunk->partials
-                                              : &chunk->results;
     if (size == 0)
         return LAST;
     switch (chunk->phase) {
@@ -173,19 +200,23 @@ static int send(Shared *shared, Chunk *chunk, const Step *step)
                                         : write_message(shared, chunk, step);
     }
     shared->bytes_sent += (int64_t)size;
-    if (step->near)
-        return post_mail(step->near, chunk->message - shared->memory, size,
-                         chunk->tag, is_scattered(chunk, step), pending) < 0
-            ? out_of_step(shared) : LAST;
+    if (step->near) {
+        post_mail(mail_of(chunk, step), chunk->message - shared->memory, size,
+                  is_scattered(chunk, step));
+        return LAST;
+    }
     return transmit(&shared->messages, shared->messages.send, chunk->message,
-                    size, step->peer, chunk->tag, pending) < 0 ? FAILED
-                                                               : LAST;
+                    size, step->peer, chunk->tag,
+                    step->kind == SEND_PARTIAL ? &chunk->partials
+                                               : &chunk->results) < 0
+        ? FAILED : LAST;
 }
 
 static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
 {
     Receive *receive = &chunk->receives[chunk->next_receive];
     const int waits = makes_sums(chunk->job) && is_gathered(chunk);
+    int there = DONE;
     switch (chunk->phase) {
     case 0: /* while the message is on its way */
         return step->fresh && !has_contributed(chunk, step)
@@ -194,10 +225,9 @@ static int receive_partial(Shared *shared, Chunk *chunk, const Step *step)
         return step->fresh && makes_sums(chunk->job) && !waits
             ? begin(shared, chunk, BEGIN_SUMS) : DONE;
     case 2:
-        if (receive->pending)
-            return BLOCKED;
-        return receive->size && !waits ? begin(shared, chunk, ADD_MESSAGE)
-                                       : DONE;
+        there = has_come(shared, step, receive);
+        return there == DONE && receive->size && !waits
+            ? begin(shared, chunk, ADD_MESSAGE) : there;
     }
     ++chunk->next_receive;
     if (!waits)
@@ -238,18 +268,19 @@ static int arrive(Shared *shared, Job *job, Range range, int is_decoded,
 static int receive_result(Shared *shared, Chunk *chunk, const Step *step)
 {
     Receive *receive = &chunk->receives[chunk->next_receive];
+    int there = DONE;
     switch (chunk->phase) {
     case 0: /* results come after all partial sums of the plan */
         if (chunk->posted > chunk->next_receive)
             return DONE;
-        if (chunk->partials)
-            return BLOCKED;
-        return post_receives(shared, chunk, RECEIVE_RESULT);
+        return has_left(chunk, SEND_PARTIAL)
+            ? post_receives(shared, chunk, RECEIVE_RESULT) : BLOCKED;
     case 1:
-        if (receive->pending)
-            return BLOCKED;
+        there = has_come(shared, step, receive);
+        if (there != DONE)
+            return there;
         chunk->decodes = chunk->job->decodes;
-        return step->near || !has_one_block(step)
+        return receive->size && (step->near || !has_one_block(step))
             ? begin(shared, chunk, TAKE_RESULT) : DONE;
     }
     ++chunk->next_receive;
@@ -307,18 +338,18 @@ static int advance_chunk(Shared *shared, Chunk *chunk, int *moved)
         ++chunk->phase;
         *moved = 1;
         if (result == LAST) {
-            ++chunk->position;
+            SET(chunk->position, chunk->position + 1);
             chunk->phase = 0;
         }
     }
-    if (chunk->partials || chunk->results)
+    if (!has_left(chunk, SEND_PARTIAL) || !has_left(chunk, SEND_RESULT))
         return BLOCKED;
     if (chunk->job->codec == IN_PYTHON
         && in_python(shared, chunk->job, "forget", "(iL)",
                      chunk->lane->number, (long long)chunk->frame) < 0)
         return FAILED;
     *moved = 1;
-    chunk->active = 0;
+    SET(chunk->active, 0);
     give_space_back(chunk);
     return DONE;
 }

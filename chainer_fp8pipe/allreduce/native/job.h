@@ -68,6 +68,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *python; /* what to ask where nothing is compiled */
+    PyObject *kept;   /* all whose addresses are in the tables */
+    int is_held;      /* by an executor, until it is finished */
     Py_buffer wire_buffer, tensors_buffer, scales_buffer, findings_buffer;
     char *wire;
     size_t itemsize, sum_size; /* bytes of a wire's entry, of a sum's element */

@@ -20,16 +20,16 @@ static int table(PyObject *object, Py_buffer *buffer, int flags,
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "python", "wire", "itemsize", "sum_size", "grain", "codec",
+        "python", "kept", "wire", "itemsize", "sum_size", "grain", "codec",
         "rounding", "format", "in_place", "keeps_wire",
         "shares_wire", "encodes", "decodes", "prescale", "epsilon", "shrink",
         "tensors", "scales", "findings", "shares", NULL};
-    PyObject *python, *wire, *tensors, *scales, *findings;
+    PyObject *python, *kept, *wire, *tensors, *scales, *findings;
     Py_ssize_t itemsize, sum_size, grain;
     int shares;
     Job *job = (Job *)type->tp_alloc(type, 0);
     if (job == NULL || !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOnnniiipppppfffOOOi", names, &python, &wire,
+            args, kwargs, "OOOnnniiipppppfffOOOi", names, &python, &kept, &wire,
             &itemsize, &sum_size, &grain, &job->codec, &job->rounding,
             &job->format, &job->in_place, &job->keeps_wire,
             &job->shares_wire, &job->encodes, &job->decodes,
@@ -62,12 +62,14 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     job->scales = job->scales_buffer.buf;
     job->findings = job->findings_buffer.buf;
     job->python = Py_NewRef(python);
+    job->kept = Py_NewRef(kept);
     return (PyObject *)job;
 }
 
 static int job_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(((Job *)self)->python);
+    Py_VISIT(((Job *)self)->kept);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -75,6 +77,7 @@ static int job_traverse(PyObject *self, visitproc visit, void *arg)
 static int job_clear(PyObject *self)
 {
     Py_CLEAR(((Job *)self)->python);
+    Py_CLEAR(((Job *)self)->kept);
     return 0;
 }
 

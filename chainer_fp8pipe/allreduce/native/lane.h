@@ -16,6 +16,8 @@ typedef struct {
     int start, stop; /* blocks */
     int summed, fresh;
     Neighbour *near; /* the peer, if it is one */
+    Mail *mail;      /* there, the slot of the chunk in seat 0 */
+    int stride;      /* slots to that of the next seat's */
     int is_last;     /* what is received is not sent on */
 } Step;
 
@@ -30,8 +32,10 @@ typedef struct {
 } Space;
 
 /* A place for a chunk. */
-typedef struct {
+typedef struct Chunk {
     struct Lane *lane;
+    struct Chunk *next_task; /* in the queue of tasks */
+    int seat;
     Job *job;
     Share *share;
     int64_t frame;  /* which one of each block */
@@ -45,7 +49,9 @@ typedef struct {
     atomic_int working;        /* the task is to be done still */
     int decodes;               /* as the job did when the task began */
     char *message;             /* that is to be sent */
-    int partials, results;     /* sends that are under way */
+    int partials, results;     /* sends of MPI's that are under way */
+    int used[2];               /* steps before it have nothing under way for
+                                * neighbours: of partial sums, of results */
     int next_receive, posted;  /* of the steps' receives; results, too */
     Receive *receives;
     char *progress;            /* by block, see below */
@@ -55,7 +61,7 @@ typedef struct {
     const Step *streamed;      /* result that one neighbour got, and where */
     char *streamed_to;
     Space space;
-    size_t used;               /* bytes of it */
+    size_t taken;              /* bytes of it */
 } Chunk;
 
 /* Chunks that have not been started. */
@@ -66,6 +72,7 @@ typedef struct {
 } Waiting;
 
 typedef struct Lane {
+    struct Shared *shared;
     int number, lanes;
     int steps_count, blocks, contributes, held_count;
     Step *steps;
@@ -86,6 +93,7 @@ struct Workers;
 typedef struct Shared {
     Messages messages;
     struct Workers *workers; /* NULL: the calling thread does all */
+    atomic_int with_workers; /* tasks that they are doing */
     Neighbour *neighbours;
     int neighbours_count;
     char *memory;       /* that neighbours can read */
@@ -104,6 +112,11 @@ static double now(void)
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
+
+/* Any thread may ask what chunks wait for. */
+#define SET(number, value) \
+    __atomic_store_n(&(number), (value), __ATOMIC_RELAXED)
+#define SEEN(number) __atomic_load_n(&(number), __ATOMIC_RELAXED)
 
 /* Entries of the longest frame. */
 static size_t frame_room(const Share *share)

@@ -12,11 +12,22 @@ typedef struct {
     PyObject_HEAD
     PyObject *error; /* makes an exception of an error code and statuses */
     Shared shared;
+    PyObject *jobs; /* list: those whose memory is in use */
+    int is_used;    /* a thread is in a call */
     int lanes_count;
     Lane *lanes;
     double moved; /* seconds: when anything did */
     atomic_int interrupted;
 } Executor;
+
+/* Whether MPI or a neighbour may be using what chunks have. */
+static int is_under_way(const Executor *self)
+{
+    for (int i = 0; i < self->lanes_count; ++i)
+        if (self->lanes[i].oldest < self->lanes[i].started)
+            return 1;
+    return self->shared.messages.count > 0;
+}
 
 static int is_busy(const Executor *self)
 {
@@ -40,9 +51,9 @@ static int start_chunks(Shared *shared, Lane *lane, int *moved)
         Waiting *first = &lane->waiting[0];
         int64_t number = lane->started++;
         Chunk *chunk = &lane->seats[number % lane->in_flight];
-        chunk->job = first->job;
+        SET(chunk->job, first->job);
         chunk->share = first->share;
-        chunk->frame = first->next;
+        SET(chunk->frame, first->next);
         chunk->tag = (int)(number % (4 * lane->in_flight)) * lane->lanes
                      + lane->number;
         if (++first->next == first->stop)
@@ -64,7 +75,7 @@ static void finish_chunk(Shared *shared, Lane *lane, Chunk *chunk)
         taken = LONGEST;
     lane->duration += (taken - lane->duration) * NEWEST;
     shared->finished |= --chunk->job->unfinished == 0;
-    chunk->job = NULL;
+    SET(chunk->job, NULL);
 }
 
 static int advance_lane(Shared *shared, Lane *lane, int *moved)
@@ -91,9 +102,6 @@ static int sweep(Executor *self, int *moved)
     Shared *shared = &self->shared;
     if (look(&shared->messages) < 0)
         return FAILED;
-    for (int i = 0; i < shared->neighbours_count; ++i)
-        if (look_at(&shared->neighbours[i]) < 0)
-            return out_of_step(shared);
     for (int i = 0; i < self->lanes_count; ++i)
         if (advance_lane(shared, &self->lanes[i], moved) == FAILED)
             return FAILED;

@@ -35,8 +35,8 @@ static size_t message_size(const Chunk *chunk, const Step *step)
 
 static char *take(Chunk *chunk, size_t size)
 {
-    char *memory = (char *)chunk->space.memory.buf + chunk->used;
-    chunk->used += aligned(size);
+    char *memory = (char *)chunk->space.memory.buf + chunk->taken;
+    chunk->taken += aligned(size);
     return memory;
 }
 

@@ -1,6 +1,11 @@
 /* Threads that do tasks of chunks while the thread that has called the
  * executor exchanges messages.  That one does tasks too when no message has
  * come, and none of these touches the interpreter.
+ *
+ * Executors of one communicator, one for each model, have the same threads.
+ *
+ * Numbers are IEEE's in all of them, whatever mode a library has put a thread
+ * into: results must not depend on which thread, or which rank, does a task.
  */
 #ifndef CHAINER_FP8PIPE_WORKERS_H
 #define CHAINER_FP8PIPE_WORKERS_H
@@ -15,34 +20,55 @@
                      * as long as a task takes, or to wake a thread */
 
 typedef struct Workers {
-    Shared *shared;
     pthread_t *threads;
     int count;
+    int executors; /* that use them */
     pid_t owner; /* a fork of this process has no threads */
     pthread_mutex_t lock;
     pthread_cond_t more;
     int asleep;
     atomic_int stop;
-    Chunk **tasks; /* a ring; each chunk is there at most once */
-    unsigned int room; /* a power of two */
-    atomic_uint first, last; /* the oldest one, and where the next goes */
-    atomic_int busy; /* workers that have a task */
+    Chunk *first, *last; /* tasks, the oldest first */
+    atomic_int waiting;  /* how many there are */
 } Workers;
 
-static int has_tasks(Workers *workers)
+/* Denormal numbers are neither read nor written as 0; the mode before. */
+static uint64_t begin_ieee(void)
 {
-    return atomic_load(&workers->first) != atomic_load(&workers->last);
+#if defined(__SSE2__)
+    unsigned int before = _mm_getcsr();
+    _mm_setcsr(before & ~0x8040u);
+    return before;
+#elif defined(__aarch64__)
+    uint64_t before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    __asm__ volatile("msr fpcr, %0" : : "r"(before & ~(UINT64_C(1) << 24)));
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void end_ieee(uint64_t before)
+{
+#if defined(__SSE2__)
+    _mm_setcsr((unsigned int)before);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(before));
+#else
+    (void)before;
+#endif
 }
 
 /* The oldest task that nobody does yet; NULL: there is none. */
 static Chunk *next_task(Workers *workers)
 {
-    Chunk *chunk = NULL;
     pthread_mutex_lock(&workers->lock);
-    if (has_tasks(workers)) {
-        chunk = workers->tasks[atomic_fetch_add(&workers->first, 1)
-                               & (workers->room - 1)];
-        atomic_fetch_add(&workers->busy, 1);
+    Chunk *chunk = workers->first;
+    if (chunk) {
+        workers->first = chunk->next_task;
+        atomic_fetch_sub(&workers->waiting, 1);
+        atomic_fetch_add(&chunk->lane->shared->with_workers, 1);
     }
     pthread_mutex_unlock(&workers->lock);
     return chunk;
@@ -50,9 +76,14 @@ static Chunk *next_task(Workers *workers)
 
 static void enqueue(Workers *workers, Chunk *chunk)
 {
+    chunk->next_task = NULL;
     pthread_mutex_lock(&workers->lock);
-    workers->tasks[atomic_load(&workers->last) & (workers->room - 1)] = chunk;
-    atomic_fetch_add(&workers->last, 1);
+    if (workers->first)
+        workers->last->next_task = chunk;
+    else
+        workers->first = chunk;
+    workers->last = chunk;
+    atomic_fetch_add(&workers->waiting, 1);
     if (workers->asleep)
         pthread_cond_signal(&workers->more);
     pthread_mutex_unlock(&workers->lock);
@@ -64,8 +95,9 @@ static int help(Workers *workers)
     Chunk *chunk = workers ? next_task(workers) : NULL;
     if (chunk == NULL)
         return 0;
-    perform_here(workers->shared, chunk);
-    atomic_fetch_sub(&workers->busy, 1);
+    Shared *shared = chunk->lane->shared;
+    perform_here(shared, chunk);
+    atomic_fetch_sub(&shared->with_workers, 1);
     return 1;
 }
 
@@ -73,11 +105,11 @@ static int help(Workers *workers)
 static void wait_for_tasks(Workers *workers)
 {
     for (double end = now() + AWAKE; now() < end; sched_yield())
-        if (has_tasks(workers))
+        if (atomic_load(&workers->waiting))
             return;
     pthread_mutex_lock(&workers->lock);
     ++workers->asleep;
-    while (!workers->stop && !has_tasks(workers))
+    while (!workers->stop && !atomic_load(&workers->waiting))
         pthread_cond_wait(&workers->more, &workers->lock);
     --workers->asleep;
     pthread_mutex_unlock(&workers->lock);
@@ -86,33 +118,49 @@ static void wait_for_tasks(Workers *workers)
 static void *work(void *argument)
 {
     Workers *workers = argument;
+    begin_ieee();
     while (!workers->stop) {
         wait_for_tasks(workers);
         Chunk *chunk = next_task(workers);
         if (chunk) {
-            chunk->result = perform(workers->shared, chunk);
+            Shared *shared = chunk->lane->shared;
+            chunk->result = perform(shared, chunk);
             atomic_store_explicit(&chunk->working, 0, memory_order_release);
-            atomic_fetch_sub(&workers->busy, 1);
+            atomic_fetch_sub(&shared->with_workers, 1);
         }
     }
     return NULL;
 }
 
-/* Drops what nobody has begun, and waits for the rest: after an error the
- * arrays of a job may go. */
-static void abandon(Workers *workers)
-{
-    pthread_mutex_lock(&workers->lock);
-    atomic_store(&workers->first, atomic_load(&workers->last));
-    pthread_mutex_unlock(&workers->lock);
-    while (atomic_load(&workers->busy))
-        sched_yield();
-}
-
-static void free_workers(Workers *workers)
+/* Drops what nobody has begun for an executor, and waits for the rest: its
+ * memory and the arrays of its jobs may go. */
+static void abandon(Workers *workers, Shared *shared)
 {
     /* A fork does not know who held the lock. */
     if (workers == NULL || workers->owner != getpid())
+        return;
+    pthread_mutex_lock(&workers->lock);
+    Chunk **place = &workers->first, *last = NULL;
+    while (*place)
+        if ((*place)->lane->shared == shared) {
+            *place = (*place)->next_task;
+            atomic_fetch_sub(&workers->waiting, 1);
+        }
+        else {
+            last = *place;
+            place = &last->next_task;
+        }
+    workers->last = last;
+    pthread_mutex_unlock(&workers->lock);
+    while (atomic_load(&shared->with_workers))
+        sched_yield();
+}
+
+/* An executor needs them no longer. */
+static void leave_workers(Workers *workers)
+{
+    if (workers == NULL || workers->owner != getpid()
+        || --workers->executors)
         return;
     pthread_mutex_lock(&workers->lock);
     workers->stop = 1;
@@ -123,27 +171,23 @@ static void free_workers(Workers *workers)
     pthread_cond_destroy(&workers->more);
     pthread_mutex_destroy(&workers->lock);
     free(workers->threads);
-    free(workers->tasks);
     free(workers);
 }
 
-/* Starts `count` threads for as many chunks at most; where the system has
- * fewer threads to give these do the work.  NULL: there is no memory. */
-static Workers *make_workers(Shared *shared, int count, int chunks)
+/* Starts `count` threads for an executor; where the system has fewer to give
+ * these do the work.  NULL: there is no memory. */
+static Workers *make_workers(int count)
 {
     Workers *workers = calloc(1, sizeof *workers);
     if (workers == NULL)
         return NULL;
     pthread_mutex_init(&workers->lock, NULL);
     pthread_cond_init(&workers->more, NULL);
-    workers->shared = shared;
     workers->owner = getpid();
-    for (workers->room = 1; workers->room < (unsigned int)chunks;)
-        workers->room *= 2;
+    workers->executors = 1;
     workers->threads = calloc((size_t)count, sizeof *workers->threads);
-    workers->tasks = calloc(workers->room, sizeof *workers->tasks);
-    if (workers->threads == NULL || workers->tasks == NULL) {
-        free_workers(workers);
+    if (workers->threads == NULL) {
+        leave_workers(workers);
         return NULL;
     }
     /* Signals are for Python's threads. */

@@ -62,12 +62,23 @@ class NodeMemory:
                          self._token.tobytes())
 
     def empty(self, nbytes: int) -> numpy.ndarray:
-        """uint8[nbytes] that begins a page; given back with its last view."""
+        """uint8[nbytes] that begins a page; given back with its last view.
+
+        Raises:
+            MemoryError: There are not so many addresses in one piece.
+        """
         size = max(-(-nbytes // _PAGE), 1) * _PAGE
         with self._lock:
             self._take_back()
-            place = next(place for place, (start, stop)
-                         in enumerate(self._holes) if stop - start >= size)
+            place = next((place for place, (start, stop)
+                          in enumerate(self._holes) if stop - start >= size),
+                         None)
+            if place is None:
+                raise MemoryError(
+                    f'{nbytes / 2 ** 30:.1f} GiB for messages between ranks '
+                    f'of a node are more than is left of '
+                    f'{RESERVED >> 30} GiB; pass a smaller frame_bytes, or '
+                    'shared_memory=False, to create_communicator')
             start, stop = self._holes[place]
             self._holes[place:place + 1] = (
                 [(start + size, stop)] if start + size < stop else [])

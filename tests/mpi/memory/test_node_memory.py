@@ -99,6 +99,13 @@ def test_arrays_do_not_overlap_and_are_given_back(sizes):
     assert memory._holes == [(4096, module.RESERVED)]
 
 
+def test_more_than_all_addresses_is_an_error_in_words():
+    memory = NodeMemory()
+    with pytest.raises(MemoryError, match='128.0 GiB .* shared_memory=False'):
+        memory.empty(module.RESERVED * 2)
+    assert memory.empty(1).size == 1
+
+
 def test_memory_lives_as_long_as_a_part_of_it_is_used():
     memory = NodeMemory()
     part = memory.empty(40_000).view(numpy.float32)[100:200][::2]

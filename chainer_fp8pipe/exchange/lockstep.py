@@ -1,0 +1,145 @@
+"""Ranks that exchange together, and hear when one of them raises alone."""
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from ..mpi.agreement import all_values, is_raised_by_all
+from ..mpi.forever import HeldRequest, keep_forever
+from ..mpi.waiting import wait_until
+
+_TAG = 1
+# Seconds from one look for others' failures to the next, while this rank
+# waits.
+_EVERY = 0.1
+# Seconds before a rank that has heard of a failure raises: if the error ends
+# the job, its own traceback is to be the only one.
+_GRACE = 0.3
+_BROKEN = ('an earlier update of this communicator failed after part of it '
+           'had been exchanged{}; make a new communicator and load a snapshot')
+
+
+class Lockstep:
+    """Collective calls of all ranks, one after the other.
+
+    An error that one rank raises alone, between two of these calls, would
+    leave the others waiting for ever: MPI knows nothing of it.  So that rank
+    sends each of them a message, and who waits looks for one from time to
+    time, and raises as well.  While nothing fails, this costs nothing.
+
+    The calls are made on a duplicate of the communicator, so that they cannot
+    meet those of the user, which need not come in the same order.
+
+    Args:
+        comm: The ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm.Dup()
+        self._failure: str | None = None
+        self._in_section = threading.Lock()
+        self._next_look = 0.0
+
+    @property
+    def is_broken(self) -> bool:
+        """Nothing can be exchanged any more."""
+        return self._failure is not None
+
+    def break_off(self, why: str = '') -> None:
+        """Nothing can be exchanged any more; to be called on all ranks."""
+        self._failure = why and f' ({why})'
+
+    @contextlib.contextmanager
+    def section(self) -> Iterator[None]:
+        """A ``with`` block of collective calls, which one thread makes.
+
+        Raises:
+            RuntimeError: Another thread is in such a block, or an exchange
+                has failed.
+        """
+        if not self._in_section.acquire(blocking=False):
+            raise RuntimeError(
+                'two threads average gradients with one communicator at the '
+                f'same time on rank {self.comm.rank}; call '
+                'multi_node_mean_grad from one thread, or give each thread a '
+                'communicator')
+        try:
+            if self._failure is not None:
+                raise RuntimeError(_BROKEN.format(self._failure))
+            with self.telling():
+                yield
+        finally:
+            self._in_section.release()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """A ``with`` block whose errors are told to the others."""
+        try:
+            yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    def tell(self, error: BaseException) -> None:
+        """Tells the others of an error, unless they raise it by themselves."""
+        if self.is_broken or is_raised_by_all(error):
+            return
+        text = f'rank {self.comm.rank}: {type(error).__name__}: {error}'
+        self.break_off(text)
+        for rank in range(self.comm.size):
+            if rank != self.comm.rank:
+                keep_forever(self.comm.isend(text, rank, _TAG))
+
+    def listen(self) -> None:
+        """Raises RuntimeError if a rank has failed; looks seldom."""
+        now = time.monotonic()
+        if self._failure is None and now >= self._next_look:
+            self._next_look = now + _EVERY
+            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
+                self.break_off(self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG))
+                time.sleep(_GRACE)
+        if self._failure is not None:
+            raise RuntimeError(_BROKEN.format(self._failure))
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Waits until ``done`` returns a true value.
+
+        Raises:
+            RuntimeError: Another rank has failed.
+        """
+        def has_come() -> bool:
+            if done():
+                return True
+            self.listen()
+            return False
+        wait_until(has_come)
+
+    def allreduce(self, array: numpy.ndarray, operation: MPI.Op) -> None:
+        """Combines all ranks' arrays in place; the same bits on all."""
+        self.wait(HeldRequest(
+            self.comm.Iallreduce(MPI.IN_PLACE, array, operation),
+            array).test)
+        if operation == MPI.SUM:    # whose order of additions is MPI's choice
+            self.wait(HeldRequest(self.comm.Ibcast(array), array).test)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """All ranks' values."""
+        return all_values(self.comm, value, self.wait)
+
+    def meet(self) -> None:
+        """Waits until all ranks are here."""
+        self.wait(HeldRequest(self.comm.Ibarrier()).test)
+
+    def free(self) -> None:
+        """Gives the duplicate back to MPI, unless messages may be left in it.
+
+        A later communicator would find them.
+        """
+        if not self.is_broken:
+            self.comm.Free()

@@ -1,0 +1,212 @@
+"""An error that one rank raises alone is an error of all, wherever it is."""
+import contextlib
+import re
+import threading
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
+from chainer_fp8pipe.allreduce.executor import PlanExecutor
+from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.exchange import drift, lockstep, reducer
+from chainer_fp8pipe.exchange.gradients import Gradients
+from chainer_fp8pipe.exchange.lockstep import Lockstep
+from chainer_fp8pipe.exchange.model_state import ModelState
+from chainer_fp8pipe.overlap import overlapped_reducer
+from chainer_fp8pipe.overlap.deferred_update import DeferredUpdate
+from chainer_fp8pipe.overlap.send_order import ReadyTimes, SendOrder
+
+import numpy
+import pytest
+from chainer.optimizers.sgd import SGDRule
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from ..communicators.helpers import Model, set_gradients
+from ..overlap.test_exchange_thread import update, warm
+
+#: What fails on one rank, by the mode of the exchange.
+ALWAYS = {
+    'gradients are looked up': (Gradients, '__init__'),
+    'replicas are compared': (drift, 'digest'),
+    'the codec starts': (Fp8Ratio, 'start'),
+    'memory for a wire': (ModelState, 'wire'),
+    'maxima are found': (Fp8Ratio, 'propose'),
+    'maxima are there': (Fp8Ratio, 'settle'),
+    'a bucket is submitted': (PlanExecutor, 'submit'),
+    'residuals are looked up': (Fp8Ratio, 'residuals_of_means'),
+    'a frame is encoded': (Fp8Ratio, 'encode'),
+    'a sum is begun': (Fp8Ratio, 'accumulate'),
+    'a mean is encoded': (Fp8Ratio, 'encode_mean'),
+    'a mean is decoded': (Fp8Ratio, 'decode'),
+    'a bucket is finished': (Fp8Ratio, 'conclude'),
+    'means are looked at': (Bucket, 'decode'),
+}
+#: Those that codecs in Python never come to.
+COMPILED = 'residuals are looked up', 'a bucket is finished'
+PLACES = [(mode, place) for mode in (False, True, 'next_forward')
+          for place in ALWAYS] + [
+    (False, 'gradients are written back'),
+    (False, 'it waits'), (True, 'it waits'), ('next_forward', 'it waits'),
+    (True, 'an order is due'), ('next_forward', 'an order is due'),
+    ('next_forward', 'an order is chosen'),
+    (True, 'the rest is sent'), ('next_forward', 'the rest is sent'),
+    ('next_forward', 'the rest is left for later'),
+    ('next_forward', 'a parameter is updated'),
+]
+OTHERS = {
+    'gradients are written back': (Gradients, 'write_back'),
+    'it waits': (BucketQueue, 'finish'),
+    'an order is due': (ReadyTimes, 'keep'),
+    'an order is chosen': (SendOrder, 'choose'),
+    'the rest is sent': (overlapped_reducer.OverlappedReducer, '_send_rest'),
+    'the rest is left for later': (DeferredUpdate, '__init__'),
+    'a parameter is updated': (SGDRule, 'update_core_cpu'),
+}
+
+
+@contextlib.contextmanager
+def soon():
+    """Ranks hear of each other's failures without delay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lockstep, '_EVERY', 1e-3)
+        patch.setattr(lockstep, '_GRACE', 0.0)
+        yield patch
+
+
+def fail(*_, **__):
+    raise ZeroDivisionError('here')
+
+
+@on_ranks(2, timeout=60)
+@pytest.mark.parametrize(('overlap', 'place'), PLACES, ids=str)
+def test_every_rank_raises_where_one_fails(comm, overlap, place):
+    options = {} if place in COMPILED else {'rounding': 'stochastic'}
+    communicator, model, optimizer = warm(
+        comm, overlap, 6, warmup=0, check_every=1, **options)
+    with soon() as patch:
+        if comm.rank == 1:
+            owner, name = {**ALWAYS, **OTHERS}[place]
+            patch.setattr(owner, name, fail)
+
+        def updates():
+            for number in range(6, 20):
+                update(optimizer, model, number, comm.rank)
+        with pytest.raises((ZeroDivisionError, RuntimeError, ValueError)
+                           ) as raised:
+            updates()
+        text = f'{type(raised.value).__name__}: {raised.value}'
+        assert 'here' in text
+        assert 'ZeroDivisionError' in text
+        assert 'rank 1' in text or comm.rank == 1
+        # Also who has been in the middle of something goes on no more.
+        for _ in range(2):
+            with pytest.raises(Exception, match='here|new communicator'):
+                communicator.multi_node_mean_grad(model)
+    with contextlib.suppress(Exception):
+        communicator.finalize()
+
+
+@on_ranks(3, timeout=60)
+def test_an_interrupt_of_one_rank_is_heard_by_the_others(comm):
+    communicator = create_communicator('float32', comm)
+    model = Model()
+    with soon() as patch:
+        if comm.rank == 1:
+            def interrupted(*_):
+                raise KeyboardInterrupt
+            patch.setattr(reducer.BucketQueue, 'finish', interrupted)
+        set_gradients(model, comm.rank)
+        with pytest.raises((KeyboardInterrupt, RuntimeError)) as raised:
+            communicator.multi_node_mean_grad(model)
+        if comm.rank != 1:
+            assert re.search('rank 1: KeyboardInterrupt.*new communicator',
+                             str(raised.value))
+
+
+@on_ranks(2, timeout=60)
+def test_what_all_ranks_raise_is_told_to_nobody(comm):
+    """The same communicator goes on."""
+    communicator = create_communicator('float32', comm)
+    model = Model()
+    for _ in range(2):
+        set_gradients(model, comm.rank)
+        model.p0.grad[0, 0] = numpy.nan
+        with pytest.raises(RuntimeError, match='p0 is not finite'):
+            communicator.multi_node_mean_grad(model)
+    with soon():
+        set_gradients(model, comm.rank)
+        communicator.multi_node_mean_grad(model)
+    communicator.finalize()
+
+
+@on_ranks(1, 2, timeout=60)
+def test_a_second_thread_is_an_error_on_its_rank(comm):
+    communicator = create_communicator('fp8', comm, warmup=0)
+    model, found = Model(), []
+
+    def another():
+        with pytest.raises(RuntimeError, match=(
+                f'two threads .* on rank {comm.rank}; call')) as raised:
+            communicator.multi_node_mean_grad(Model())
+        found.append(raised.value)
+    original = Fp8Ratio.start
+
+    def start(self, scale):
+        thread = threading.Thread(target=another)
+        thread.start()
+        thread.join()
+        original(self, scale)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fp8Ratio, 'start', start)
+        set_gradients(model, comm.rank)
+        communicator.multi_node_mean_grad(model)
+    assert len(found) == 1
+    communicator.multi_node_mean_grad(model)
+    communicator.finalize()
+
+
+@on_ranks(2, timeout=60)
+def test_calls_of_the_users_communicator_may_come_in_another_order(comm):
+    """One rank looks at a parameter first, and finds that ranks disagree."""
+    communicator, model, optimizer = warm(comm, 'next_forward', 5, warmup=0)
+    model.cleargrads()
+    model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    optimizer.update()
+    total = numpy.array([1.0])
+    request = comm.Iallreduce(MPI.IN_PLACE, total) if comm.rank else None
+    with pytest.raises(ValueError, match='the loss scale is 2.0 on rank'):
+        model.l1.W.array.sum()
+    (request or comm.Iallreduce(MPI.IN_PLACE, total)).Wait()
+    assert total == 2
+
+
+@on_ranks(2, timeout=60)
+def test_disagreements_on_two_models_are_settled_in_one_order(comm):
+    """Rank 0 looks at the first model before the second one's mean."""
+    communicator, first, optimizer = warm(comm, 'next_forward', 5, warmup=0)
+    second = Model()
+    first.cleargrads()
+    first.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    optimizer.update()
+    for turn in range(2):
+        if turn == comm.rank:
+            with pytest.raises(ValueError, match='the loss scale is'):
+                first.l1.W.array.sum()
+        else:
+            set_gradients(second, comm.rank)
+            with pytest.raises(RuntimeError, match='new communicator'):
+                communicator.multi_node_mean_grad(second)
+
+
+@on_ranks(3)
+def test_numbers_and_values_of_all_ranks(comm):
+    ranks = Lockstep(comm)
+    array = numpy.array([comm.rank, -comm.rank], 'f8')
+    ranks.allreduce(array, MPI.MAX)
+    assert array.tolist() == [2, 0]
+    ranks.allreduce(array, MPI.SUM)
+    assert array.tolist() == [6, 0]
+    values = ranks.allgather('x' * 1000 * comm.rank)
+    assert [len(value) for value in values] == [0, 1000, 2000]
+    ranks.free()
