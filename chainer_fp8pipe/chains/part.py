@@ -41,11 +41,10 @@ class Passes:
         self.programs: list[StagedTrace] = []
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
-        #: Times the calls of training; None: nothing is timed.
+        #: Times calls; None: nothing is timed.
         self.laps: Laps | None = None
         #: Of batch normalisations; None: there are none.
         self.statistics: BatchStatistics | None = None
-        self._step = ''
         # Arrays that links keep of each micro-batch: by step; of this step;
         # of the step before.
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
@@ -67,7 +66,7 @@ class Passes:
             programs: That of each micro-batch.
             calls: Call the model with each micro-batch.
         """
-        self._step, self.programs, self._calls = step, programs, calls
+        self.programs, self._calls = programs, calls
         self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
@@ -116,15 +115,11 @@ class Passes:
         self._found = {}
         self.programs, self._calls, self._after = [], [], None
 
-    def timing(self) -> Laps | None:
-        """The clock of this step's calls; None: they are not timed."""
-        return self.laps if self._step == 'train' else None
-
     def run(self, micro_batch: int, chunk: int,
             received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward, in which one chunk's calls are done."""
         program = self.programs[micro_batch]
-        laps = self.timing()
+        laps = self.laps
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where,
                   None if laps is None else laps.forward)
@@ -267,7 +262,7 @@ class ChainPart:
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses, self._passes.timing()),
+        return (Tape(variables, outputs, uses, self._passes.laps),
                 tuple([output.array for output in outputs]))
 
     def infer(self, micro_batch: int, inputs: Arrays,

@@ -25,7 +25,6 @@ from .names import Names, parameters_of
 from .nested import Fresh
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .profiling.replanning import Adapter
 from .staged_trace import StagedTrace
 from .tracing.trace import Tracer
 from .tracing.traced_call import Trace
@@ -47,8 +46,7 @@ _together = functools.partial(raise_together, error=ValueError)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None,
-              profile: int = 3) -> Any:
+              optimizer_arrays: int = 2, plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
@@ -86,10 +84,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             a :class:`~chainer_fp8pipe.planning.PartitionPlan`; None: the best
             cut is searched for.  The first rank's counts; other ranks may
             leave it out.
-        profile: After so many updates, the first of which is not timed, the
-            plan is made again with the times of calls in training, and
-            parameters move to other ranks if a step gets faster by 10 %; 0,
-            or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -104,9 +98,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     grid = _grid(comm)
     limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
-        'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
-        'profile': profile})
-    planned = _is_given(plan, grid.comm)
+        'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
+    _check_given(plan, grid.comm)
     call = Fresh(model, *_arguments(example))
     names, tracer, trace = _traced(model, call, grid)
     _together(grid.comm, lambda: check_loss(trace))
@@ -122,9 +115,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     part.live_state['train'] = live
     part.limit = limit
     part.describe(program)
-    part.adapter = (Adapter(part, trace, task, profile)
-                    if profile and not planned and grid.stages > 1
-                    else None)
     _distribute(names, part, grid)
     model.partition = part
     kind: Any = type(model)
@@ -163,13 +153,12 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
     return limit
 
 
-def _is_given(plan: Any, comm: Any) -> bool:
-    """Whether the first rank was given a plan; the others need not be."""
+def _check_given(plan: Any, comm: Any) -> None:
+    """Raises ValueError if a plan was given, but not to the first rank."""
     first = comm.bcast(plan is not None)
     agree(comm, Signature({}), '' if first or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
-    return first
 
 
 def _check_model(model: Any) -> None:
@@ -184,16 +173,13 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0
-                   ) -> None:
+                   optimizer_arrays: Any, chunks: Any = 1) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    for name, value in (('optimizer_arrays', optimizer_arrays),
-                        ('profile', profile)):
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f'{name} must be a number of at least 0, '
-                             f'not {value!r}')
+    if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
+        raise ValueError('optimizer_arrays must be a number of at least 0, '
+                         f'not {optimizer_arrays!r}')
     # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
 

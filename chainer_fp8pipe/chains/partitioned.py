@@ -82,7 +82,6 @@ class Partition:
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
-        self.adapter: Any = None
         self.device = model.device
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
@@ -235,48 +234,6 @@ class Partition:
     def parameter_bytes(self, name: str) -> int:
         """Of a parameter, on whatever rank."""
         return self._bytes[name]
-
-    def replan(self, plan: PartitionPlan, trace: Trace, optimizer: Any) -> int:
-        """Cuts the model elsewhere; call it on all ranks of the pipeline.
-
-        Args:
-            plan: With as many chunks as before.
-            trace: Of training.
-            optimizer: Makes update rules.
-
-        Returns:
-            Bytes of parameters and optimizer state that were sent.
-
-        Raises:
-            ValueError: A parameter cannot be sent; on all ranks, and all is
-                as it was.
-        """
-        before, owners = self.ranks, self._owners
-        program = StagedTrace(trace, plan, None, self.live_state['train'], {})
-        with self._undone_by_errors():
-            self.plan = plan
-            self.place(program)
-            sent = move(self.grid.pipeline, self.names.parameters, before,
-                        self.ranks, optimizer)
-        self._programs.clear()
-        self._move_averages(owners)
-        self.describe(program)
-        return sent
-
-    def _move_averages(self, before: dict[str, int]) -> None:
-        """Sends running averages where the calls are that write to them."""
-        comm = self.grid.pipeline
-        for path, rank in self._owners.items():
-            source = before.get(path, rank)
-            if source == rank:
-                continue
-            link = self.names.links[path]
-            values = {name: vars(link)[name]
-                      for name in sorted(link._persistent)}
-            if comm.rank == source:
-                comm.send(values, rank)
-            elif comm.rank == rank:
-                vars(link).update(comm.recv(source=source))
 
     @contextlib.contextmanager
     def _undone_by_errors(self) -> Iterator[None]:

@@ -39,7 +39,6 @@ from .job_state import (
 )
 from .saving_beside import SavingBeside, remove_older
 
-_PLAN = 'trainer/updater/plan'
 _FILENAME = 'snapshot_iter_{}.npz'
 _DAMAGED = 'error', 'aside'
 
@@ -197,7 +196,6 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
         index: SnapshotIndex | None = ranks.bcast(content and content.index)
         if index is None:
             return trainer.updater.iteration
-        _follow_plan(trainer, ranks, content, index)
         current = raise_together(ranks, lambda: collect(trainer, comm))
         exact = ranks.allreduce(
             index.ranks == ranks.size
@@ -283,17 +281,6 @@ def _checked(path: str, stack: contextlib.ExitStack) -> Content:
             content.check()
         stack.push(trial.pop_all())
     return content
-
-
-def _follow_plan(trainer: chainer.training.Trainer, ranks: MPI.Comm,
-                 content: Content | None, index: SnapshotIndex) -> None:
-    """Cuts a partitioned model as it was cut when the snapshot was made."""
-    follow = getattr(trainer.updater, 'follow_plan', None)
-    if follow is None or _PLAN not in index.keys:
-        return
-    text = raise_together(ranks, lambda: content.read(_PLAN).item()
-                          if content else None, error=ValueError)
-    follow(ranks.bcast(text))
 
 
 def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray

@@ -21,7 +21,6 @@ from ...pipeline.channels import Channels
 from ...pipeline.loss import LossHead
 from ...pipeline.micro_batches import bounds
 from ...pipeline.randomness import Place
-from ...planning.partition.partition_plan import PartitionPlan
 from .together import Opened, StepBatch, Sums
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
@@ -51,8 +50,6 @@ class ChainWork:
         self._method: Callable | None = None
         #: Whether this rank's parameters are others than they were.
         self.changed = False
-        #: Whether the plan says what is recomputed, not the user.
-        self.follows_plan = True
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
@@ -167,10 +164,7 @@ class ChainWork:
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
-        adapter = self._partition.adapter
         self._trained += step == 'train'
-        if adapter is not None and step == 'train':
-            adapter.before_update(self._programs)
         self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
         first = inputs if self._grid.stage_index == 0 else []
@@ -199,46 +193,11 @@ class ChainWork:
             else:
                 chainer.report({name: value})
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        """The chunks that run forward twice, after the plan has changed."""
-        if not self.follows_plan:
-            return now
-        return frozenset(chunk for chunk, again in enumerate(
-            self._model.plan.recompute) if again)
-
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
         part = self._partition
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
-
-    def follow_plan(self, plan: PartitionPlan, optimizer: Any) -> bool:
-        """Cuts the model as a snapshot's run had it; call it on all ranks.
-
-        Returns whether parameters have moved.
-        """
-        part = self._partition
-        now = part.plan
-        if (plan.stages, len(plan.cuts), set(plan.homes())) != (
-                now.stages, len(now.cuts), set(now.homes())):
-            return False
-        part.adapter = None         # which would cut elsewhere again
-        if (plan.cuts, plan.order, plan.recompute) == (
-                now.cuts, now.order, now.recompute):
-            return False
-        part.replan(plan, part.trace, optimizer)
-        self._last.clear()
-        self.changed = True
-        return True
-
-    def adapt(self, optimizer: Any) -> bool:
-        """After an update: whether the model was cut elsewhere."""
-        adapter = self._partition.adapter
-        if adapter is None or not adapter.after_update(optimizer):
-            return False
-        self._last.clear()
-        self.changed = True
-        return True
 
     def end(self) -> None:
         """Ends a step."""

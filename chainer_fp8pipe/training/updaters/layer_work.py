@@ -125,17 +125,8 @@ class LayerWork:
                 places: list[Place]) -> str:
         return ''
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        return now
-
     def tied(self) -> dict[int, tuple[int, ...]]:
         return {}
-
-    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
-        return False
-
-    def adapt(self, optimizer: Any) -> bool:
-        return False
 
     def end(self) -> None:
         pass

@@ -64,24 +64,10 @@ class PipelineSteps:
                                   self._last, self._codec, self._model.xp)
         self._make_executor()
 
-    def adapt(self, optimizer: Any) -> None:
-        """After an update, parts of the model may go to other ranks.
-
-        Call it on all ranks.  The optimizer makes update rules.
-        """
-        if self._work.adapt(optimizer):
-            self._follow()
-
-    def follow_plan(self, plan: Any, optimizer: Any) -> None:
-        """Cuts the model as a plan says; call it on all ranks."""
-        if self._work.follow_plan(plan, optimizer):
-            self._follow()
-
     def _follow(self) -> None:
         """Takes over what has changed in the parts of the model."""
         self._work.changed = False
         self._sums = GradientSums()
-        self._recomputed = self._work.recomputed(self._recomputed)
         self._make_chunks()
         self._make_executor()
 

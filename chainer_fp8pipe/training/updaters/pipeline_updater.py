@@ -1,13 +1,11 @@
 """``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import chainer.functions as F
-import numpy
 from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
 from chainermn.optimizers import (
@@ -21,7 +19,6 @@ from ...mpi.failure.update_count import updates
 from ...mpi.failure.world import enter_world
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
-from ...planning.partition.partition_plan import load_plan
 from ...report.stream import EventStream
 from .chain_work import ChainWork
 from .following_iterator import FollowingIterator, progress
@@ -144,7 +141,6 @@ class PipelineUpdater(StandardUpdater):
             if recompute == 'no stage':     # the default
                 recompute = model.plan.recompute
             work = ChainWork(model, grid, loss_weight)
-            work.follows_plan = recompute is model.plan.recompute
             model.partition.optimizer = optimizer
         else:
             agree(grid.comm, Signature({}), layout_problem(model, grid),
@@ -202,7 +198,6 @@ class PipelineUpdater(StandardUpdater):
             optimizer.update()
         self.events.stop()      # what follows is no part of an update
         updates.finished((id(self), 'pipeline'))
-        self._steps.adapt(optimizer)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 
@@ -253,24 +248,10 @@ class PipelineUpdater(StandardUpdater):
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
         super().serialize(serializer)
         iterator = self.get_iterator('main')
-        model = self.get_optimizer('main').target
-        if isinstance(model, PartitionedChain):
-            serializer('plan', numpy.asarray(json.dumps(
-                model.plan.as_dict())))
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
         if isinstance(iterator, FollowingIterator):
             iterator.follow(tuple(float(value) for value in now))
-
-    def follow_plan(self, text: str) -> None:
-        """Cuts a partitioned model as the run of a snapshot had it.
-
-        ``resume`` calls this on all ranks, with the plan as JSON: with the
-        same cut, the run goes on with the same bits.  A plan for other
-        numbers of stages changes nothing.
-        """
-        self._steps.follow_plan(load_plan(json.loads(text)),
-                                self.get_optimizer('main'))
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.

@@ -151,8 +151,6 @@ def test_options_that_are_none_are_named(comm):
     refused(comm, "micro_batches is '4'; it must be a whole number",
             micro_batches='4')
     refused(comm, "'1f1b' has one chunk per rank, not 2", chunks=2)
-    refused(comm, 'profile must be a number of at least 0, not None',
-            profile=None)
 
 
 @on_ranks(2)
@@ -161,7 +159,7 @@ def test_an_option_of_one_rank_alone_fails_on_all(comm):
 
 
 @pytest.mark.parametrize(('name', 'here', 'there'), [
-    ('profile', 0, 3), ('micro_batches', 2, 4),
+    ('micro_batches', 2, 4),
     ('schedule', "'1f1b'", 'gpipe'), ('chunks', 1, 2),
     ('recompute', 'True', 'auto'), ('memory', '1000000000.0', None),
     ('optimizer_arrays', 1, 2)])

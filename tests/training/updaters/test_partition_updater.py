@@ -528,9 +528,6 @@ def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
     assert observed(other, updater.update)['total'] == serially(
         plain, words(0), 2)
     close(gradients(comm, other), own(plain))
-    for _ in range(3):          # nor does another one plan again
-        updater.update()
-    assert other.plan.recompute == (True, False)
 
 
 class Iterating(chainer.Chain):
@@ -591,21 +588,6 @@ def test_the_traces_that_are_used_are_kept(comm):
     finally:
         partitioned._FORMS = before
     assert traced == [0, 1, 3]
-
-
-@on_ranks(2)
-def test_evaluation_is_not_timed(comm):
-    """Its calls have other numbers."""
-    model = Iterating()
-    updater = updater_of(comm, model, [vectors(8)], cut={'profile': 5})
-    counts = []
-    for act in (updater.update, updater.update,
-                lambda: updater.evaluate(*vectors(8)), updater.update):
-        act()
-        laps = model.partition.passes.laps
-        counts.append(sum(map(len, laps._found[0].values())) if laps else 0)
-    assert counts[0] == 0 < counts[1] == counts[2]
-    assert counts[3] == 2 * counts[1]
 
 
 @on_ranks(2)

@@ -69,7 +69,7 @@ def compared(comm, model, batch=BATCH, weight=None, recompute=False):
     """One update over two ranks beside plain Chainer; what is reported."""
     plain = copy.deepcopy(made(model))
     updater = updater_of(comm, model, [batch], cut={
-        'plan': cut_before(model, recompute=recompute), 'profile': 0})
+        'plan': cut_before(model, recompute=recompute)})
     give(plain, values(comm, model))
     found = observed(model, updater.update)
     expected = serially(plain, batch, 2, weight)
@@ -113,7 +113,7 @@ def test_averages_inside_belong_to_the_rank_that_runs_it(comm):
     model = Around(Looking(L.BatchNormalization(5)))
     plain = copy.deepcopy(made(model))
     updater = updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model), 'profile': 0})
+        'plan': cut_before(model)})
     give(plain, values(comm, model))
     updater.update()
     assert len({path for path, _ in running(comm, model)}) == 1
@@ -279,7 +279,7 @@ class Drawing(Around):
 def test_what_is_drawn_inside_moves_nobody_elses_generator(comm):
     model = made(Drawing(Noise()))
     updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model), 'profile': 0}).update()
+        'plan': cut_before(model)}).update()
     mine = comm.allgather(model.drawn)
     assert mine[0] == mine[1]
 
@@ -316,7 +316,7 @@ def test_a_link_may_look_at_data_in_a_later_batch(comm):
     first = BATCH[0], numpy.zeros(8, 'i')
     second = BATCH[0], numpy.ones(8, 'i')
     updater = updater_of(comm, model, [first, second], cut={
-        'plan': cut_before(model), 'profile': 0})
+        'plan': cut_before(model)})
     updater.update()
     plain = LaterLooking()
     give(plain, values(comm, model))
