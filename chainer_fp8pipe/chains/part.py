@@ -22,7 +22,7 @@ from .rehearsal import Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
-from .valueless_parameters import settled
+from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
@@ -154,7 +154,7 @@ class Passes:
         self._reporter.observation = {}
         try:
             with self._untouched(program), between_calls(place), \
-                    self._reporter, settled(), intercepting(rehearsal):
+                    self._reporter, untouched(), intercepting(rehearsal):
                 self._put_state(program, {}, None)
                 call()
                 rehearsal.finish()

@@ -20,7 +20,6 @@ from ..planning.partition.positions import order_of
 from ..planning.partition.search import search
 from ..planning.sizes import parse_bytes
 from .ghost import is_ghost
-from .moving import take_away
 from .names import Names, parameters_of
 from .nested import Fresh
 from .partitioned import Partition, check_loss, reads_state
@@ -28,7 +27,7 @@ from .partitioned_chain import PartitionedChain, class_of
 from .staged_trace import StagedTrace
 from .tracing.trace import Tracer
 from .tracing.traced_call import Trace
-from .valueless_parameters import draw, settle, without_shapes
+from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.

@@ -144,9 +144,14 @@ class ChainWork:
             return problem
         missing = set().union(*(part.missing(program)
                                 for program, _ in found))
+        if missing and step == 'train' and self._grid.replicas > 1:
+            name, chunk = min(missing)
+            return (f'this batch needs parameter {name} on '
+                    f'{part.where(chunk)}, which has not got it; make the '
+                    'partition with such an example')
         if missing:
             try:
-                part.add(missing)
+                part.lend(missing)
             except ValueError as error:     # the same on all ranks
                 return str(error)
             self.changed = True
@@ -203,8 +208,13 @@ class ChainWork:
         """Ends a step."""
         self._partition.passes.end()
 
+    def give_back(self) -> None:
+        """Takes away parameters that were lent for the step."""
+        self.changed = self._partition.give_back() or self.changed
+
     def forget(self) -> None:
         """Drops what a failed step has left."""
+        self.give_back()
         self._partition.passes.forget()
 
     # --- details ------------------------------------------------------------

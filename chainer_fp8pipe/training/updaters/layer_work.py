@@ -131,6 +131,9 @@ class LayerWork:
     def end(self) -> None:
         pass
 
+    def give_back(self) -> None:
+        pass
+
     def forget(self) -> None:
         pass
 

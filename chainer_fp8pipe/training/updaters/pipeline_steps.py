@@ -137,6 +137,7 @@ class PipelineSteps:
             return self._work.sums()
         means = self._means('train', work)
         self._tied.add_up()
+        self._work.give_back()
         return means, opened.progress
 
     def hand_back(self) -> None:
@@ -203,6 +204,8 @@ class PipelineSteps:
             raise
         self._channels.flush()
         self._work.end()
+        if step != 'train':     # where gradients are still to be added up
+            self._work.give_back()
         return found
 
     def _give_up(self, text: str) -> None:

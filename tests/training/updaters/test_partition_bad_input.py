@@ -396,27 +396,6 @@ def test_calls_that_depend_on_the_rank_later_are_told(comm):
 
 
 @on_ranks(2)
-def test_a_hook_that_cannot_go_to_another_rank_is_named(comm):
-    """Nothing has moved: another updater goes on."""
-    model, again = Net(), []
-    model.between = lambda h: (model.l1(model.l2(h)[:, :4]) if again
-                               else F.relu(h))
-    plan = dict(cut(comm).plan.as_dict(), cuts=[
-        {'before': '/l2/W', 'calls_later': 0}])
-    updater = updater_of(comm, model, [(X,)], cut={'plan': plan})
-    for parameter in model.params():
-        parameter.update_rule.add_hook(lambda *_: None, 'mine', 'pre')
-    again.append(True)
-    before = dict(model.partition.ranks)
-    failing(updater, "rank 0: .*hook 'mine' of the update rule of /l1/[Wb] "
-            'cannot go .* at the top level of a module')
-    assert model.partition.ranks == before
-    again.clear()
-    PipelineUpdater(Batches((X,)), updater.get_optimizer('main'), comm,
-                    converter=as_it_is).update()
-
-
-@on_ranks(2)
 def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
     updater = updater_of(comm, Net(), [(X,)] * 3 + [(X[:6],)])
     for _ in range(3):
