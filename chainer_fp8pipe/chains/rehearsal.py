@@ -70,6 +70,9 @@ class Rehearsal(Replay):
             raise call.error.with_traceback(None)   # it holds the batch
         return call.ghosts
 
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, inside=False)
+
     def finish(self) -> None:
         """Raises Mismatch if calls of the trace were not made."""
         if self._number != len(self._calls):

@@ -57,6 +57,10 @@ class Interceptor:
         """A function is called that :func:`~chainer_fp8pipe.atomic` marks."""
         return function(*args, **kwargs)
 
+    def communicate(self, operation: Any, original: Callable[[], Any]) -> Any:
+        """A collective operation is started; see :class:`.Operation`."""
+        return original()
+
     def before_backward(self, outputs: Any) -> None:
         """``backward``, ``chainer.backward`` or ``chainer.grad`` begins.
 

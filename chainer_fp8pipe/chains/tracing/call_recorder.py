@@ -58,6 +58,7 @@ class CallRecorder(Interceptor):
         memo: Figures of earlier calls, by :func:`.key_of`.
         atomic: Paths of the links that are run as one call.
         timed: Whether calls are timed.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
 
     Attributes:
         trace: Of the run.
@@ -67,13 +68,15 @@ class CallRecorder(Interceptor):
     """
 
     def __init__(self, names: Names, memo: dict[Any, Measured],
-                 atomic: frozenset[str], timed: bool) -> None:
+                 atomic: frozenset[str], timed: bool,
+                 pipeline: Any = None) -> None:
         self.trace = Trace(atomic)
         self.inside = False
         self.marks = Marks()
         self.measured: dict[int, Measured] = {}
         self._calls = self.trace.calls
         self._names, self._memo, self._timed = names, memo, timed
+        self._pipeline = pipeline
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
@@ -137,6 +140,9 @@ class CallRecorder(Interceptor):
                 self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, self.inside, self._pipeline)
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Notes labels inside of a call; a rehearsal sees the others."""
@@ -484,7 +490,8 @@ class Repeat(CallRecorder):
     """
 
     def __init__(self, first: CallRecorder) -> None:
-        super().__init__(first._names, {}, first.trace.atomic, False)
+        super().__init__(first._names, {}, first.trace.atomic, False,
+                         first._pipeline)
         self._first = first
         self.differences: dict[int, str] = {}
         self.lost = False

@@ -13,7 +13,7 @@ from ...chains.part import ChainPart
 from ...chains.partitioned import Form
 from ...chains.rehearsal import weights
 from ...chains.staged_trace import StagedTrace
-from ...mpi.agreement import Signature, agree
+from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.block import Arrays
@@ -113,48 +113,28 @@ class ChainWork:
 
         Returns what went wrong, on all ranks of the pipeline; '' if nothing.
         """
-        part = self._partition
-        tree, arrays = self._share(opened.batch)
+        part, comm = self._partition, self._grid.pipeline
+        tree, host = self._share(opened.batch)
         ends = bounds(opened.samples, parts)
-        problem, forms, found = part.problem(), [], []
-        mine: dict[int, Any] = {}
-        resumed = part.passes.resume(step)
         try:
-            for number, (start, end) in enumerate(ends):
-                args, kwargs = nested.rebuilt(
-                    tree, [array[start:end] for array in arrays])
-                last = self._last.get(step, []) if resumed else []
-                before = last[number].after if number < len(last) else None
-                forms.append(Form(self._function(step), args, kwargs, before,
-                                  places[number]))
-            # Each rank rehearses some of the micro-batches for all.
-            mine = {number: part.rehearsed(step, forms[number])
-                    for number in range(self._grid.stage_index, parts,
-                                        self._grid.stages)}
-        except Exception as error:  # the other ranks must hear of it
-            problem = problem or f'{type(error).__name__}: {error}'
-        problem = self._agreed([], problem)
-        if not problem:
-            found = self._gathered(step, forms, mine)
-            problem = self._agreed(found, '')
-        if not problem and not all(found):
-            found, problem = self._traced(step, forms, found)
-            problem = self._agreed(found, problem)
-        if problem:
-            return problem
-        missing = set().union(*(part.missing(program)
-                                for program, _ in found))
-        if missing and step == 'train' and self._grid.replicas > 1:
-            name, chunk = min(missing)
-            return (f'this batch needs parameter {name} on '
-                    f'{part.where(chunk)}, which has not got it; make the '
-                    'partition with such an example')
-        if missing:
-            try:
+            forms, mine = raise_together(comm, lambda: self._rehearsed(
+                step, tree, host, ends, places), error=ValueError)
+            said = comm.allgather(mine)
+            found, missing = self._agreed(
+                lambda: self._known(step, forms, said))
+            if not all(found):
+                found, missing = self._agreed(
+                    lambda: self._traced(step, forms, found))
+            if missing and step == 'train' and self._grid.replicas > 1:
+                name, chunk = min(missing)
+                return (f'this batch needs parameter {name} on '
+                        f'{part.where(chunk)}, which has not got it; make '
+                        'the partition with such an example')
+            if missing:
                 part.lend(missing)
-            except ValueError as error:     # the same on all ranks
-                return str(error)
-            self.changed = True
+                self.changed = True
+        except ValueError as error:     # the same on all ranks
+            return str(error)
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
         self._calls = [form.call for form in forms]
@@ -226,46 +206,60 @@ class ChainWork:
         return self._method
 
     def _share(self, batch: StepBatch | None) -> tuple[Any, list[Any]]:
-        """The batch on all ranks, where the model is."""
+        """The batch on all ranks, in host memory."""
         form, host = None, None
         if batch is not None:
             leaves, form = nested.leaves(batch.arguments())
             host = [numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
                 nested.array_of(leaf))) for leaf in leaves]
         form, host = broadcast_arrays(self._grid.pipeline, form, host)
-        device = self._model.device
-        return form, [device.send(array) for array in host]
+        return form, host
 
-    def _gathered(self, step: str, forms: list[Form], mine: dict[int, Any]
-                  ) -> list[Any]:
-        """What each micro-batch calls, as one of the ranks has found."""
-        said: dict[int, Any] = {}
-        for share in self._grid.pipeline.allgather({
-                number: one and (one[0].trace.digest, one[1])
-                for number, one in mine.items()}):
-            said.update(share)
+    def _rehearsed(self, step: str, tree: Any, host: list[Any],
+                   ends: list[tuple[int, int]], places: list[Place]
+                   ) -> tuple[list[Form], dict[int, Any]]:
+        """All micro-batches, and what this rank's share of them calls."""
+        part = self._partition
+        problem = part.problem()
+        if problem:
+            raise ValueError(problem)
+        last = (self._last.get(step, []) if part.passes.resume(step) else [])
+        arrays = [self._model.device.send(array) for array in host]
+        forms = []
+        for number, (start, end) in enumerate(ends):
+            args, kwargs = nested.rebuilt(
+                tree, [array[start:end] for array in arrays])
+            before = last[number].after if number < len(last) else None
+            forms.append(Form(self._function(step), args, kwargs, before,
+                              places[number]))
+        mine: dict[int, Any] = {}
+        for number in range(self._grid.stage_index, len(ends),
+                            self._grid.stages):
+            found = part.rehearsed(step, forms[number])
+            mine[number] = found and (found[0].trace.digest, found[1])
+        return forms, mine
+
+    def _known(self, step: str, forms: list[Form],
+               said: list[dict[int, Any]]) -> list[Any]:
+        """The program and labels of each micro-batch; None: it has none."""
         found: list[Any] = []
+        every = {number: one for share in said
+                 for number, one in share.items()}
         for number, form in enumerate(forms):
-            digest, labels = said[number] or ('', None)
+            digest, labels = every[number] or ('', None)
             program = self._partition.known(step, form, digest)
             found.append(None if program is None else (program, labels))
         return found
 
     def _traced(self, step: str, forms: list[Form], found: list[Any]
-                ) -> tuple[list[Any], str]:
+                ) -> list[Any]:
         """A trace for each micro-batch that has none."""
-        part, problem = self._partition, ''
-        found = list(found)
-        try:
-            self._tell(step, found)     # raises where warnings are errors
-            for number, form in enumerate(forms):
-                if found[number] is None:
-                    # An earlier one of this batch may do.
-                    found[number] = (part.rehearsed(step, form)
-                                     or part.traced(step, form))
-        except Exception as error:  # the other ranks must hear of it
-            problem = f'{type(error).__name__}: {error}'
-        return found, problem
+        part = self._partition
+        self._tell(step, found)     # raises where warnings are errors
+        return [
+            # An earlier one of this batch may do.
+            one or part.rehearsed(step, form) or part.traced(step, form)
+            for form, one in zip(forms, found, strict=True)]
 
     def _tell(self, step: str, found: list[Any]) -> None:
         """Says once that batches of other forms take time."""
@@ -278,16 +272,26 @@ class ChainWork:
                 'is traced again; this is said once. Where every batch is '
                 'another, pad sequences to a few lengths')
 
-    def _agreed(self, found: list[Any], problem: str) -> str:
-        """Returns why ranks would make different calls; '' if they agree."""
+    def _agreed(self, find: Callable[[], list[Any]]
+                ) -> tuple[list[Any], set[tuple[str, int]]]:
+        """What is found, the same on all ranks, and what ranks lack for it.
+
+        Raises ValueError on all ranks if a rank fails, or ranks would make
+        different calls.
+        """
+        found: list[Any] = []
+        missing: set[tuple[str, int]] = set()
+        entries, problem = {}, ''
         try:
-            agree(self._grid.pipeline, Signature({
-                f'what micro-batch {number} calls':
-                one[0].trace.digest if one else 'new'
-                for number, one in enumerate(found)}), problem, _SAME)
-        except ValueError as error:
-            return str(error)
-        return ''
+            found = find()
+            for number, one in enumerate(found):
+                entries[f'what micro-batch {number} calls'] = (
+                    one[0].trace.digest if one else 'new')
+                missing |= self._partition.missing(one[0]) if one else set()
+        except Exception as error:  # the other ranks must hear of it
+            problem = f'{type(error).__name__}: {error}'
+        agree(self._grid.pipeline, Signature(entries), problem, _SAME)
+        return found, missing
 
     def _weigh(self, labels: list[Any], sizes: list[int], step: str
                ) -> list[float]:
