@@ -40,6 +40,7 @@ from .traced_call import (
     expected_of,
     ignored_label,
     kind_of,
+    label_of,
 )
 from .whole_call import LinkCall, WholeCall, call_whole, link_of
 
@@ -226,7 +227,7 @@ class CallRecorder(Interceptor):
             self._first_call.setdefault(id(link), number)
         read: list[Any] = [self._read(x) for x in inputs]
         call = TracedCall(
-            node.label, self._link(), kind=kind_of(node),
+            label_of(node), self._link(), kind=kind_of(node),
             path=tuple(self._first_call[id(link)] for link in self._stack),
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
@@ -513,7 +514,7 @@ class Repeat(CallRecorder):
     def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         number = len(self._calls)
         again = TracedCall(
-            node.label, self._link(), kind=kind_of(node),
+            label_of(node), self._link(), kind=kind_of(node),
             constants=constants_of(node))
         self.marks.add(number, again, node, inputs)
         self._compare(number)

@@ -15,7 +15,7 @@ from chainer.functions.util.forget import Forget
 from ...intercept.function_calls import Interceptor
 from ...planning.partition.calls import Call, Source
 from .. import nested
-from ..ghost import is_ghost, looked_at
+from ..ghost import GhostError, is_ghost, looked_at
 from ..names import Names
 from .link_state import Attribute, LinkState
 from .whole_call import Identity, LinkCall, WholeCall, call_whole
@@ -198,6 +198,14 @@ def _described(item: Any) -> Any:
 def kind_of(node: Any) -> Any:
     """The class of a function, which may be an old-style one."""
     return type(getattr(node, 'function', node))
+
+
+def label_of(node: Any) -> str:
+    """What Chainer calls a function."""
+    try:
+        return node.label
+    except GhostError:      # it would name a number that it computes with
+        return kind_of(node).__name__
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
