@@ -18,7 +18,7 @@ from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of
 from .profiling.laps import Laps
-from .rehearsal import Rehearsal
+from .rehearsal import Mismatch, Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
@@ -39,6 +39,8 @@ class Passes:
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
         self.programs: list[StagedTrace] = []
+        #: Why a rehearsal has failed, if a constant was another one.
+        self.mismatch = ''
         self._calls: list[Callable[[], Any]] = []
         self.reports: list[dict[str, float]] = []
         #: Times calls; None: nothing is timed.
@@ -161,7 +163,9 @@ class Passes:
             if (self._reporter.observation.keys() - inside
                     != program.trace.reports.keys() - inside):
                 return None
-        except Exception:   # a new trace raises the model's own errors
+        except Exception as error:  # a new trace raises the model's own
+            if isinstance(error, Mismatch):
+                self.mismatch = str(error) or self.mismatch
             return None
         finally:
             self._reporter.observation = {}

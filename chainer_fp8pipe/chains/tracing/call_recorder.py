@@ -41,6 +41,7 @@ from .traced_call import (
     ignored_label,
     kind_of,
     label_of,
+    loosened,
 )
 from .whole_call import LinkCall, WholeCall, call_whole, link_of
 
@@ -254,6 +255,7 @@ class CallRecorder(Interceptor):
                 raise
             except Exception as error:
                 call.error, call.parameters = error, names
+                call.demands = call.constants
                 self._calls.append(call)
                 raise
         if key is not None:             # the last one is the latest
@@ -265,6 +267,7 @@ class CallRecorder(Interceptor):
         self.measured[number] = measured
         self._fill_in(call, number, measured, read, names)
         call.ignores = self._ignores(node, inputs, measured)
+        call.demands = loosened(call, inputs)
         self._calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts

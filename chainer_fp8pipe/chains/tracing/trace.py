@@ -12,7 +12,7 @@ from typing import Any
 
 import chainer
 
-from ...intercept.function_calls import intercepting
+from ...intercept.function_calls import hold_calls, intercepting
 from ...intercept.initial_values import creating
 from ...pipeline.randomness import preserved
 from ..ghost import GhostError, ghost, is_ghost, line_of
@@ -45,6 +45,7 @@ class Tracer:
         self._model, self._names = model, names
         self._pipeline = pipeline
         collectives.hold(self)
+        hold_calls(map(type, names.links.values()), self)
         self._memo: dict[Any, Measured] = {}
         self._atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))

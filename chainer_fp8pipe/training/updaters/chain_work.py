@@ -266,11 +266,15 @@ class ChainWork:
         # The second step may begin with state that the first one has left.
         if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
+            why = self._partition.passes.mismatch
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
                 'the model call what it has not called before, so the model '
-                'is traced again; this is said once. Where every batch is '
-                'another, pad sequences to a few lengths')
+                'is traced again; this is said once. ' + (
+                    f'Here {why}; where it changes in every batch, compute '
+                    'with an array of it' if why else
+                    'Where every batch is another, pad sequences to a few '
+                    'lengths'))
 
     def _agreed(self, find: Callable[[], list[Any]]
                 ) -> tuple[list[Any], set[tuple[str, int]]]:

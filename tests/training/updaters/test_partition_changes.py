@@ -1,6 +1,8 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
 import functools
+import warnings
+from unittest import mock
 
 from chainer_fp8pipe import ProcessGrid
 
@@ -181,6 +183,59 @@ def test_state_may_be_made_by_numpy_on_any_stage(comm):
     close(gradients(comm, model), {
         name: (grad + own(plain[1])[name]) / 2
         for name, grad in own(plain[0]).items()})
+
+
+class Annealed(Layers):
+    """A weight, a ratio and a temperature that grow with each update."""
+
+    now = 0
+
+    def forward(self, x, t):
+        h = F.leaky_relu(self.b(F.tanh(self.a(x))), slope=self.now / 10)
+        h = F.tanh(self.c(h)) * self.now ** 2
+        return F.softmax_cross_entropy(
+            self.d(h) / (1 + self.now), t) + numpy.float64(
+                .1 * self.now) * F.sum(h ** 2)
+
+
+@on_ranks(2)
+def test_numbers_that_grow_are_no_reason_for_another_trace(comm):
+    model, plain = Annealed(), Annealed()
+    updater = cut(comm, model)
+    give(plain, values(comm, model))
+    updater.update()
+    with mock.patch.object(model.partition, 'traced',
+                           side_effect=AssertionError):
+        for now in range(1, 4):
+            model.now = plain.now = now
+            updater.update()
+            serially(plain, batch_of(), 2)
+            close(gradients(comm, model), own(plain), 1e-5)
+
+
+class Widening(Layers):
+    """Leaves out more columns in each update."""
+
+    now = 1
+
+    def forward(self, x, t):
+        h = F.tanh(self.a(x))
+        h = F.pad(h[:, :self.now], ((0, 0), (0, 5 - self.now)), 'constant')
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(self.b(h)))), t)
+
+
+@on_ranks(2)
+def test_a_number_that_makes_traces_is_named(comm):
+    model = Widening()
+    updater = cut(comm, model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for model.now in (1, 1, 2, 3):
+            updater.update()
+    said = [str(one.message) for one in caught
+            if 'traced again' in str(one.message)]
+    assert len(said) == (comm.rank == 0)
+    assert not said or 'GetItem in /) has slices =' in said[0]
 
 
 # --- running averages --------------------------------------------------------
