@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -302,9 +303,20 @@ class ChainPart:
         return variables, outputs, run
 
 
-def between_calls(place: Place) -> contextlib.AbstractContextManager[None]:
-    """A block in which Python draws the same between calls on all ranks."""
-    return at(place._replace(layer=_BETWEEN))
+@contextlib.contextmanager
+def between_calls(place: Place) -> Iterator[None]:
+    """A block in which Python draws the same between calls on all ranks.
+
+    By ``numpy.random`` and ``random``; the latter goes on afterwards as if
+    nothing had been drawn.
+    """
+    state = random.getstate()
+    random.seed(repr(place))
+    try:
+        with at(place._replace(layer=_BETWEEN)):
+            yield
+    finally:
+        random.setstate(state)
 
 
 def _state_of(program: StagedTrace) -> set[Attribute]:

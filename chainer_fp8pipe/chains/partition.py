@@ -14,6 +14,7 @@ from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
+from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules.schedule import make_schedule
 from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
@@ -23,9 +24,12 @@ from ..planning.sizes import parse_bytes
 from .ghost import is_ghost
 from .names import Names, parameters_of
 from .nested import Fresh
+from .part import between_calls
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .staged_trace import StagedTrace
+from .tracing.contents import generators, set_state, state_of
+from .tracing.link_state import saved
 from .tracing.trace import Tracer
 from .tracing.traced_call import PLAIN, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
@@ -193,20 +197,24 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 def _traced(model: Any, example: Any, grid: ProcessGrid
             ) -> tuple[Names, Tracer, Trace, Fresh]:
-    def trace() -> tuple[Names, Tracer, Trace, Fresh, Signature]:
-        names, call = Names(model), Fresh(model, *_arguments(example))
+    names = _together(grid.comm, lambda: Names(model))
+    _share_generators(names, grid.comm, grid.pipeline)
+
+    def trace() -> tuple[Tracer, Trace, Fresh, Signature]:
+        call = Fresh(model, *_arguments(example))
         tracer = Tracer(model, names, grid.pipeline)
         with chainer.using_config('train', True), \
-                chainer.using_config('enable_backprop', True):
+                chainer.using_config('enable_backprop', True), \
+                preserved(), between_calls(Place(0, 0, 0, 0)):
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_loss(found)
-        return names, tracer, found, call, Signature({
+        return tracer, found, call, Signature({
             'the trace of the model': found.digest, **_shapes(names)})
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = _together(grid.comm, lambda: trace() if is_first else None)
     others = _together(grid.comm, lambda: None if is_first else trace())
-    names, tracer, found, call, signature = first or others
+    tracer, found, call, signature = first or others
     agree(grid.comm, signature,
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
@@ -267,8 +275,7 @@ def _distribute(names: Names, part: Partition, comm: Any) -> None:
     """Gives each rank its own parameters' values, and takes away the others'.
 
     Values that were not deferred are those of the first rank; so are the
-    persistent values of links, and, in each pipeline, what generators of
-    random numbers that links keep are to draw.
+    persistent values of links.
     """
     deferred, sent = _as_on_the_first_rank(names, comm)
 
@@ -382,6 +389,25 @@ def _set_persistent(names: Names, plain: list[Any],
                 _like(next(coming), now)
             elif value is not NotImplemented:
                 setattr(link, name, value)
+
+
+def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
+    """Has generators of random numbers draw what the first stage's will."""
+    def read() -> tuple[list[Any], list[Any]]:
+        found = generators(saved(names.links).note().memo)
+        return found, list(map(state_of, found))
+    own, states = _together(comm, read)
+    states = pipeline.bcast(states)
+
+    def write() -> None:
+        if len(own) != len(states):
+            raise ValueError(
+                f'links keep {len(own)} generators of random numbers here, '
+                f'and {len(states)} on the first stage; build the same model '
+                'on all ranks')
+        for generator, state in zip(own, states, strict=True):
+            set_state(generator, state)
+    _together(comm, write)
 
 
 def _like(host: numpy.ndarray, array: Any) -> Any:

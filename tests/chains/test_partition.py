@@ -27,6 +27,7 @@ class Net(chainer.Chain):
             self.b, self.late = L.Linear(None, 3), L.Linear(None, 3)
             self.scale = chainer.Parameter(1.)
         self.add_persistent('kept', numpy.zeros(3, 'f'))
+        self.drawing = numpy.random.RandomState(0)
 
     def forward(self, x, t):
         if self.scale.array is None:
@@ -70,6 +71,7 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
     (module, '_arguments', (0, 1)), (module, 'Fresh', (0, 1)),
+    (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
     (module, 'Tracer', (0, 1)), (trace.Tracer, 'trace', (0, 1)),
     (trace, 'CallRecorder', (0, 1)), (module, 'check_loss', (0, 1)),
     (traced_call.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),

@@ -1,6 +1,7 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
 import functools
+import random
 import warnings
 from unittest import mock
 
@@ -32,9 +33,9 @@ plan_of = functools.partial(
 
 
 def batch_of(seed=0, samples=8):
-    random = numpy.random.RandomState(seed)
-    return (random.randn(samples, 4).astype('f'),
-            random.randint(0, 3, samples).astype('i'))
+    draw = numpy.random.RandomState(seed)
+    return (draw.randn(samples, 4).astype('f'),
+            draw.randint(0, 3, samples).astype('i'))
 
 
 class Layers(chainer.Chain):
@@ -183,6 +184,82 @@ def test_state_may_be_made_by_numpy_on_any_stage(comm):
     close(gradients(comm, model), {
         name: (grad + own(plain[1])[name]) / 2
         for name, grad in own(plain[0]).items()})
+
+
+class Drawing(Layers):
+    """Draws with a generator of its own what two stages use."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x, t):
+        mask = numpy.asarray(self.draw(), 'f')
+        h = F.tanh(self.b(F.tanh(self.a(x)) * mask))
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h)) * mask), t)
+
+
+class Source:
+    """Holds a generator, in a slot."""
+
+    __slots__ = 'generator',
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self):
+        return [self.generator.random() for _ in range(5)]
+
+
+DRAWS = {
+    'RandomState': lambda seed: functools.partial(
+        numpy.random.RandomState(seed).rand, 5),
+    'Generator': lambda seed: Source(numpy.random.default_rng(seed)),
+    'Random': lambda seed: Source(random.Random(seed)),
+    'closure': lambda seed: (
+        lambda one: lambda: one.rand(5))(numpy.random.RandomState(seed))}
+
+
+@pytest.mark.parametrize('name', DRAWS)
+@on_ranks(2)
+def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm, name):
+    """Three micro-batches, of which the first rank rehearses two."""
+    batch = batch_of(samples=9)
+    # Each rank seeds it otherwise; the first one's counts.
+    model, plain = Drawing(DRAWS[name](comm.rank)), Drawing(DRAWS[name](0))
+    updater = updater_of(comm, model, [batch], micro_batches=3, cut={
+        'plan': {**plan_of('/c/W'), 'micro_batches': 3}},
+        optimizer=chainer.optimizers.SGD(0.))
+    give(plain, values(comm, model))
+    for _ in range(3):
+        updater.update()
+        serially(plain, batch, 3)
+        close(gradients(comm, model), own(plain), 1e-5)
+    assert model.draw() == pytest.approx(plain.draw())
+
+
+class Chance(Layers):
+    """Draws with Python's own generator."""
+
+    def forward(self, x, t):
+        factor = random.random()
+        h = F.tanh(self.b(F.tanh(self.a(x)) * factor))
+        chainer.report({'factor': factor, 'used': F.mean(
+            self.d.b * 0 + factor)}, self)
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+
+
+@on_ranks(2)
+def test_pythons_generator_draws_the_same_on_all_ranks(comm):
+    model = Chance()
+    updater = cut(comm, model)
+    random.seed(comm.rank)
+    for _ in range(3):
+        found = observed(model, updater.update)
+        assert found['factor'] == pytest.approx(found['used'])
+    drawn = random.random()
+    random.seed(comm.rank)
+    assert drawn == random.random()     # it goes on as if nothing was drawn
 
 
 class Annealed(Layers):
