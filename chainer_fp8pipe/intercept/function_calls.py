@@ -32,6 +32,10 @@ import chainer
 
 from .patching import Current, Patch
 
+#: So many times as many frames lie between a model and a nested link's
+#: ``forward``; Python limits their number.
+_FRAMES = 4
+
 
 class Interceptor:
     """Sees calls, and makes them or does something else.
@@ -85,7 +89,11 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
 
     In nested blocks, the interceptor of the innermost one sees the calls.
     """
+    limit = sys.getrecursionlimit()
     with contextlib.ExitStack() as stack:
+        if _interceptor.now is None:
+            stack.callback(sys.setrecursionlimit, limit)
+            sys.setrecursionlimit(limit * _FRAMES)
         for patch in _ALL:
             stack.enter_context(patch)
         stack.enter_context(_interceptor.set_to(interceptor))

@@ -1,5 +1,6 @@
 """What a trace says of a model, and what it leaves behind: nothing."""
 import itertools
+import sys
 import tracemalloc
 import weakref
 
@@ -578,3 +579,23 @@ def test_words_do_not_make_other_calls():
 def test_an_index_of_computed_conditions_is_a_look():
     with pytest.raises(GhostError, match='indexing by a condition'):
         traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
+
+
+class Around(chainer.Chain):
+    def __init__(self, inner):
+        super().__init__()
+        with self.init_scope():
+            self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+def test_links_may_be_nested_as_deeply_as_in_plain_chainer():
+    model = L.Linear(4, 3)
+    for _ in range(250):
+        model = Around(model)
+    limit = sys.getrecursionlimit()
+    model(X)
+    assert len(traced(model, X).calls) == 251
+    assert sys.getrecursionlimit() == limit

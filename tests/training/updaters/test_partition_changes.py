@@ -120,6 +120,43 @@ def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
     numpy.testing.assert_allclose(model.mean, plain.mean)
 
 
+class Behind(Layers):
+    """Has a persistent value behind a property, and a link in two others.
+
+    A link's name is one that Python cannot write as UTF-8.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._kept = numpy.zeros(5, 'f')
+        self.register_persistent('kept')
+        numpy.random.seed(3)
+        shared = L.Linear(5, 5)
+        for name in 'first', 'sec\udcffond':
+            self.add_link(name, chainer.Chain(shared=shared))
+
+    @property
+    def kept(self):
+        return self._kept
+
+    def forward(self, x, t):
+        self._kept = self._kept + 1
+        h = F.tanh(self.first.shared(F.tanh(self.a(x))))
+        h = F.tanh(self.c(F.tanh(self.b(h))) * self.kept)
+        return F.softmax_cross_entropy(
+            self.d(self['sec\udcffond'].shared(h)), t)
+
+
+@on_ranks(2)
+def test_a_chain_may_have_properties_shared_links_and_any_names(comm):
+    model, plain = Behind(), Behind()
+    updater = updater_of(comm, model, [batch_of()],
+                         optimizer=chainer.optimizers.SGD(0.))
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.kept.tolist() == plain.kept.tolist() == [4] * 5
+    assert 'first' in str(model)
+
+
 class Counting(Layers):
     """Counts its calls, and what they have seen."""
 

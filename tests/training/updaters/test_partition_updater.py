@@ -1,11 +1,14 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import copy
+import itertools
 import json
 import warnings
 from traceback import walk_tb
+from unittest import mock
 
-from chainer_fp8pipe import create_communicator, deferred
+from chainer_fp8pipe import Dropout, create_communicator, deferred
 from chainer_fp8pipe.chains import partitioned
+from chainer_fp8pipe.links import dropout
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 from chainer_fp8pipe.training.extensions import Snapshot, resume
@@ -588,6 +591,36 @@ def test_the_traces_that_are_used_are_kept(comm):
     finally:
         partitioned._FORMS = before
     assert traced == [0, 1, 3]
+
+
+class Dropping(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layers = chainer.ChainList(
+                *(L.Linear(4, 4) for _ in range(4)))
+            self.dropout = Dropout(.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.dropout(F.tanh(layer(x)))
+        return F.sum(x)
+
+
+@on_ranks(2)
+def test_a_mask_is_made_where_it_is_needed_only(comm):
+    made = []
+
+    def mask(place, draw, *arguments):
+        made.append((place.first_sample, draw))
+        return original(place, draw, *arguments)
+    updater = updater_of(comm, Dropping(), [vectors(8)])
+    updater.update()
+    original = dropout._mask
+    with mock.patch.object(dropout, '_mask', mask):
+        updater.update()
+    everyone = comm.allreduce(made)
+    assert sorted(everyone) == sorted(itertools.product((0, 4), range(1, 5)))
 
 
 @on_ranks(2)
