@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
-import numpy
 
 from ..intercept.function_calls import intercepting
 from ..pipeline.backprop import Tape
@@ -43,7 +42,7 @@ class Passes:
         #: Why a rehearsal has failed, if a constant was another one.
         self.mismatch = ''
         self._calls: list[Callable[[], Any]] = []
-        self.reports: list[dict[str, float]] = []
+        self.reports: list[dict[str, Any]] = []
         #: Times calls; None: nothing is timed.
         self.laps: Laps | None = None
         #: Of batch normalisations; None: there are none.
@@ -139,7 +138,7 @@ class Passes:
             reports = dict(self._reporter.observation)
         for name, value in reports.items():
             if program.reporters.get(name) == chunk:
-                self.reports[micro_batch][name] = _number(run.real(value))
+                self.reports[micro_batch][name] = _real(run, value)
         self._reporter.observation = {}
         return run
 
@@ -326,12 +325,8 @@ def _state_of(program: StagedTrace) -> set[Attribute]:
             for entry in (state.entries if state else ())}
 
 
-def _number(value: Any) -> float:
-    array = nested.array_of(value)
-    if hasattr(array, 'shape'):
-        array = chainer.backends.cuda.to_cpu(array)
-        if array.size != 1:
-            raise ValueError(f'a value of shape {array.shape} was reported; '
-                             'only numbers can be averaged')
-        array = numpy.asarray(array).item()
-    return float(array)
+def _real(run: Run, value: Any) -> Any:
+    """What was reported, with the arrays that ghosts stand for."""
+    found, tree = nested.leaves(value)
+    return nested.rebuilt(tree, [nested.array_of(run.real(leaf))
+                                 for leaf in found])

@@ -1,6 +1,7 @@
 """Micro-batches of a partitioned Chain: all ranks see the whole batch."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +14,16 @@ from ...chains.part import ChainPart
 from ...chains.partitioned import Form
 from ...chains.rehearsal import weights
 from ...chains.staged_trace import StagedTrace
-from ...mpi.agreement import Signature, agree, raise_together
+from ...mpi.agreement import raise_together
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
-from ...pipeline.loss import LossHead
-from ...pipeline.micro_batches import bounds
+from ...pipeline.loss import LossHead, checked_weight
+from ...pipeline.micro_batches import bounds, concatenated
 from ...pipeline.randomness import Place
-from .together import Opened, StepBatch, Sums
+from .reported import Reported
+from .together import Opened, StepBatch
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
@@ -38,6 +40,9 @@ class ChainWork:
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
         self._partition = model.partition
+        #: Does something on all ranks of the pipeline, or raises on all.
+        self._together = functools.partial(
+            raise_together, grid.pipeline, error=ValueError)
         self._loss_weight = loss_weight
         self.head = LossHead(_given, {}, float)
         self.chunks = model.plan.chunks
@@ -84,15 +89,7 @@ class ChainWork:
         if len(forms) > 1:
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
-        for arrays, size in zip(parts, sizes, strict=True):
-            for array in arrays:
-                if array.shape[:1] != (size,):
-                    raise ValueError(
-                        f'an output has shape {array.shape} for a '
-                        f'micro-batch of {size}; it must have a row for each '
-                        'sample')
-        return tuple(xp.concatenate(column)
-                     for column in zip(*parts, strict=True))
+        return concatenated(parts, sizes, xp)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
@@ -107,44 +104,53 @@ class ChainWork:
         return StepBatch(arrays if isinstance(arrays, tuple) else (arrays,),
                          None, progress)
 
+    def ready(self, batch: StepBatch) -> StepBatch:
+        """A batch that can be sent: its arrays on the host."""
+        return batch._replace(inputs=tuple(
+            numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
+                nested.array_of(array))) for array in batch.inputs))
+
     def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> str:
+                places: list[Place]) -> None:
         """All ranks get the batch, and a trace for each micro-batch.
 
-        Returns what went wrong, on all ranks of the pipeline; '' if nothing.
+        Raises:
+            ValueError: The model cannot be run so, or ranks would make
+                different calls; on all ranks of the pipeline.
         """
-        part, comm = self._partition, self._grid.pipeline
+        part, grid = self._partition, self._grid
         tree, host = self._share(opened.batch)
         ends = bounds(opened.samples, parts)
-        try:
-            forms, mine = raise_together(comm, lambda: self._rehearsed(
-                step, tree, host, ends, places), error=ValueError)
-            said = comm.allgather(mine)
+        forms, mine = self._together(lambda: self._rehearsed(
+            step, tree, host, ends, places))
+        said = grid.pipeline.allgather(mine)
+        found, missing = self._agreed(lambda: self._known(step, forms, said))
+        if not all(found):
             found, missing = self._agreed(
-                lambda: self._known(step, forms, said))
-            if not all(found):
-                found, missing = self._agreed(
-                    lambda: self._traced(step, forms, found))
-            if missing and step == 'train' and self._grid.replicas > 1:
-                name, chunk = min(missing)
-                return (f'this batch needs parameter {name} on '
-                        f'{part.where(chunk)}, which has not got it; make '
-                        'the partition with such an example')
-            if missing:
-                part.lend(missing)
-                self.changed = True
-        except ValueError as error:     # the same on all ranks
-            return str(error)
+                lambda: self._traced(step, forms, found))
+        if missing and step == 'train' and grid.replicas > 1:
+            name, chunk = min(missing)
+            raise ValueError(
+                f'this batch needs parameter {name} on {part.where(chunk)}, '
+                'which has not got it; make the partition with such an '
+                'example')
+        if missing:
+            part.lend(missing)
+            self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
         self._calls = [form.call for form in forms]
-        try:
-            self._weights = self._weigh(
-                [labels for _, labels in found],
-                [end - start for start, end in ends], step)
-        except ValueError as error:     # the same on all ranks
-            return str(error)
-        return ''
+        labels = [labels for _, labels in found]
+        sizes = [end - start for start, end in ends]
+        if self._loss_weight is None or step == 'predict':
+            # What it raises is the same on all ranks.
+            self._weights = [0.0] * parts if step == 'predict' else weights(
+                labels, sizes, self._grid.replicas if step == 'train' else 1)
+        else:
+            self._weights = self._together(
+                self._weigh, entries=lambda found: {
+                    f'the loss_weight of micro-batch {number}': repr(weight)
+                    for number, weight in enumerate(found)}, remedy=_SAME)
 
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
@@ -157,18 +163,16 @@ class ChainWork:
             return first, [], []
         return first, self._weights, self._weights
 
-    def sums(self) -> Sums:
-        """Weighted sums of what is reported here, and the weights' sums."""
-        found: Sums = {name: (0.0, 0.0) for program in self._programs
-                       for name in program.reporters}
+    def reported(self) -> Reported:
+        """What the model has reported here."""
+        found = Reported()
         for weight, reports in zip(
                 self._weights, self._partition.passes.reports, strict=True):
             for name, value in reports.items():
-                part, whole = found[name]
-                found[name] = part + weight * value, whole + weight
+                found.add(name, value, weight)
         return found
 
-    def report(self, means: dict[str, float]) -> None:
+    def report(self, means: dict[str, Any]) -> None:
         """Reports means for the links that have reported parts of them."""
         links = self._partition.names.links
         for name, value in means.items():
@@ -177,6 +181,11 @@ class ChainWork:
                 chainer.report({key: value}, links[path])
             else:
                 chainer.report({name: value})
+
+    @property
+    def has_ties(self) -> bool:
+        """Whether a parameter is on several ranks; the same on all."""
+        return bool(self._partition.ties)
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
@@ -206,14 +215,11 @@ class ChainWork:
         return self._method
 
     def _share(self, batch: StepBatch | None) -> tuple[Any, list[Any]]:
-        """The batch on all ranks, in host memory."""
+        """The batch on all ranks: a tree, and its arrays on the host."""
         form, host = None, None
         if batch is not None:
-            leaves, form = nested.leaves(batch.arguments())
-            host = [numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
-                nested.array_of(leaf))) for leaf in leaves]
-        form, host = broadcast_arrays(self._grid.pipeline, form, host)
-        return form, host
+            host, form = nested.leaves(batch.arguments())
+        return broadcast_arrays(self._grid.pipeline, form, host)
 
     def _rehearsed(self, step: str, tree: Any, host: list[Any],
                    ends: list[tuple[int, int]], places: list[Place]
@@ -283,30 +289,22 @@ class ChainWork:
         Raises ValueError on all ranks if a rank fails, or ranks would make
         different calls.
         """
-        found: list[Any] = []
         missing: set[tuple[str, int]] = set()
-        entries, problem = {}, ''
-        try:
-            found = find()
-            for number, one in enumerate(found):
-                entries[f'what micro-batch {number} calls'] = (
-                    one[0].trace.digest if one else 'new')
-                missing |= self._partition.missing(one[0]) if one else set()
-        except Exception as error:  # the other ranks must hear of it
-            problem = f'{type(error).__name__}: {error}'
-        agree(self._grid.pipeline, Signature(entries), problem, _SAME)
-        return found, missing
 
-    def _weigh(self, labels: list[Any], sizes: list[int], step: str
-               ) -> list[float]:
-        """How much each micro-batch counts in the mean."""
-        if step == 'predict':
-            return [0.0] * len(sizes)
-        if self._loss_weight is not None:
-            return [float(self._loss_weight(*args, **kwargs)) for args, kwargs
-                    in (call.arguments() for call in self._calls)]
-        return weights(labels, sizes, self._grid.replicas
-                       if step == 'train' else 1)
+        def calls(found: list[Any]) -> dict[str, str]:
+            for one in found:
+                missing.update(self._partition.missing(one[0]) if one else ())
+            return {f'what micro-batch {number} calls':
+                    one[0].trace.digest if one else 'new'
+                    for number, one in enumerate(found)}
+        return self._together(find, entries=calls, remedy=_SAME), missing
+
+    def _weigh(self) -> list[float]:
+        """How much each micro-batch counts in the mean, as the user says."""
+        assert self._loss_weight is not None
+        return [checked_weight(self._loss_weight(*args, **kwargs))
+                for args, kwargs in (call.arguments()
+                                     for call in self._calls)]
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

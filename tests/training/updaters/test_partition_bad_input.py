@@ -458,3 +458,23 @@ def test_options_of_the_updater_must_be_the_same(comm):
     with pytest.raises(ValueError, match='seed'):
         PipelineUpdater(Batches((X,)), optimizer, comm, converter=as_it_is,
                         seed=comm.rank)
+
+
+@pytest.mark.parametrize(('options', 'said'), [
+    ({'loss_fun': F.mean_squared_error}, 'loss_fun cannot be given'),
+    ({'metrics': {}}, 'metrics cannot be given'),
+    ({'label_key': 'label'}, 'label_key cannot be given'),
+    ({'loss_fun': F.mean_squared_error, 'label_key': 0},
+     'loss_fun and label_key cannot be given')])
+@on_ranks(2)
+def test_what_only_a_divisible_is_trained_with_is_refused(comm, options, said):
+    optimizer = chainer.optimizers.SGD().setup(cut(comm))
+    with pytest.raises(ValueError, match=said):
+        PipelineUpdater(Batches((X,)), optimizer, comm, **options)
+
+
+@on_ranks(1, 2)
+def test_arrays_by_position_and_by_name_are_not_both_taken(comm):
+    updater = updater_of(comm, Net(), [(X,)])
+    with pytest.raises(ValueError, match='by position, or all of them'):
+        updater.evaluate(X, t=X)

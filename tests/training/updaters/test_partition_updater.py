@@ -642,3 +642,36 @@ def test_a_rank_holds_its_own_part_only(comm):
     mine = sum(parameter.array.nbytes for parameter in model.params())
     assert sum(comm.allgather(mine)) == 6 * 50 * 51 * 4
     assert 0 < mine < 6 * 50 * 51 * 4
+
+
+@pytest.mark.parametrize(('recompute', 'calls'), [
+    (None, 2), ('no stage', 1), (False, 1), (True, 2)])
+@on_ranks(1, 2)
+def test_what_is_recomputed_is_what_is_said(comm, recompute, calls):
+    """The plan says that every stage is."""
+    done = []
+
+    class Counted(chainer.FunctionNode):
+        def forward(self, inputs):
+            done.append(0)
+            return inputs[0] * 1,
+
+        def backward(self, indexes, gradients):
+            return gradients
+
+    class Counting(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Linear(4, 4)
+
+        def forward(self, x):
+            return F.sum(Counted().apply((self.a(x),))[0])
+    model = Counting()
+    x = numpy.ones((4, 4), 'f')
+    options = {} if recompute is None else {'recompute': recompute}
+    updater = updater_of(comm, model, [(x,)], cut={'recompute': True},
+                         **options)
+    done.clear()
+    updater.update()
+    assert comm.allreduce(len(done)) == 2 * calls       # micro-batches
