@@ -73,8 +73,7 @@ def functions(options):
 
 
 def balance(options):
-    """Processor time of the stages in training, by the first plan and by
-    the one that is made with times from training."""
+    """Processor time of the stages in training."""
     rows = []
     for ranks in options.ranks:
         rows += one_job(ranks, 'balance', {

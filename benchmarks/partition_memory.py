@@ -70,7 +70,7 @@ def _fits(comm, job, layers):
     model, batch = _made({**job, 'layers': layers})
     try:
         partition(model, part(batch, _PARTS), comm, memory=job['memory'],
-                  micro_batches=_PARTS, profile=0)
+                  micro_batches=_PARTS)
     except DoesNotFit as error:
         return False, str(error)
     except ValueError as error:

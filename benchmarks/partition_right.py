@@ -29,9 +29,6 @@ from partition_calls import CALLS, Around
 from pipeline_ranks import Same, quiet_barrier
 
 UPDATES = 3
-#: After so many updates the plan is made anew, so that the last update may
-#: be one after parameters have moved.
-PROFILE = 2
 #: Of a gradient, relative to its norm.
 LIMIT = 1e-5
 #: A gradient whose norm is less than this share of the largest one's is the
@@ -261,8 +258,7 @@ def _train(comm, model, batch, options, loss_weight, plan, updates):
     _telling(model)
 
     def cut():
-        partition(model, _part(batch, 0, parts), comm, plan=plan,
-                  profile=PROFILE if updates > PROFILE else 0, **options)
+        partition(model, _part(batch, 0, parts), comm, plan=plan, **options)
     _together(comm, cut, Refused)
     optimizer = chainer.optimizers.SGD(0).setup(model)
     found = []

@@ -56,15 +56,11 @@ def functions(rows, left_out):
 
 def balance(rows):
     """Mean over the slowest of the stages' processor time."""
-    print('\nmean over slowest stage   first plan          after training'
-          '\nmodel     stages  calls   predicted  as run   predicted  as run'
-          '   aim')
+    print('\nmean over slowest stage'
+          '\nmodel     stages  calls   predicted  as run   aim')
     for row in rows:
         print(f'{row["model"]:9} {row["stages"]:6} {row["calls"]:6} '
-              + ''.join(f'{row[plan]["predicted"]:11.3f} '
-                        f'{row[plan]["run"]:7.3f}'
-                        for plan in ('first', 'second'))
-              + '  0.90')
+              f'{row["predicted"]:11.3f} {row["run"]:7.3f}  0.90')
 
 
 def best(rows, tried):

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from partition_sizes import cut, made, part, reported
 
 _PARTS = 4
-_PROFILE = 3        # updates before the second plan
+_WARM_UP = 2        # updates
 _PLACE = Place(0, 0, 0, 0)
 
 
@@ -45,27 +45,20 @@ class _Clock:
 
 
 def balance(comm, job, rows):
-    """A row for each model, with both plans."""
+    """A row for each model."""
     for name in job['models']:
-        row = {'model': name, 'stages': comm.size}
-        for plan, profile in ('first', 0), ('second', _PROFILE):
-            model, batch = made(name, job['scale'])
-            updater = cut(model, batch, comm, _PARTS, profile=profile)
-            row[plan] = _as_run(comm, model, reported(updater),
-                                job['updates'])
-            program, = {id(one): one for one
-                        in updater._work._programs}.values()
-            row['calls'] = len(program.trace.calls)
-            row[plan]['moved'] = bool(profile) and list(
-                model.plan.cuts) != row['first'].pop('cuts')
-            row[plan]['cuts'] = list(model.plan.cuts)
-        rows.add(row, f'{comm.size} stages, {name}: '
-                 f'{row["first"]["run"]:.3f}, then '
-                 f'{row["second"]["run"]:.3f}')
+        model, batch = made(name, job['scale'])
+        updater = cut(model, batch, comm, _PARTS)
+        row = {'model': name, 'stages': comm.size,
+               **_as_run(comm, model, reported(updater), job['updates'])}
+        program, = {id(one): one for one in updater._work._programs}.values()
+        row['calls'] = len(program.trace.calls)
+        row['cuts'] = list(model.plan.cuts)
+        rows.add(row, f'{comm.size} stages, {name}: {row["run"]:.3f}')
 
 
 def _as_run(comm, model, update, updates):
-    for _ in range(_PROFILE + 1):       # and the first one with the new plan
+    for _ in range(_WARM_UP):
         update()
     seconds = []
     for _ in range(updates):
@@ -85,7 +78,7 @@ def ghosts(comm, job, rows):
     """A row for each model: one rank does it all, then none of it."""
     for name in job['models']:
         model, batch = made(name, job['scale'])
-        updater = cut(model, batch, MPI.COMM_SELF, _PARTS, profile=0)
+        updater = cut(model, batch, MPI.COMM_SELF, _PARTS)
         update = reported(updater)
         update()
         step, ghost, rehearsal = [], [], []

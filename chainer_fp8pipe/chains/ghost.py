@@ -127,15 +127,33 @@ def _closed(name: str) -> Callable:
     return method
 
 
+class _ScalarGhost:
+    """Where NumPy gives a number, and no array, so that Chainer takes it so.
+
+    ``h * h.array.mean()`` calls another function than ``h * array``.
+    """
+
+    dtype: numpy.dtype
+
+    @property   # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.dtype.type
+
+
 for _name in (
         'setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
-        'contains', 'copy', 'deepcopy', 'array_wrap', 'iadd', 'isub', 'imul',
-        'itruediv', 'ifloordiv', 'imod', 'ipow', 'iand', 'ior', 'ixor'):
+        'contains', 'round', 'copy', 'deepcopy', 'array_wrap'):
     setattr(_Ghost, f'__{_name}__', _closed(f'__{_name}__'))
+for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow', 'and',
+              'or', 'xor'):
+    setattr(_Ghost, f'__i{_name}__', _closed(f'__i{_name}__'))
+    # Of a number, x += 1 makes another one.
+    setattr(_ScalarGhost, f'__i{_name}__', getattr(
+        numpy.ndarray, f'__{_name}__'))
 
 
 @functools.lru_cache(None)
-def _class(base: type) -> type:
+def _class(base: type, scalar: bool = False) -> type:
     """The class of ghosts of an array class; needs for data raise errors.
 
     Shapes and dtypes are the array's own attributes, in C, as every function
@@ -147,17 +165,23 @@ def _class(base: type) -> type:
         'real': property(numpy.real), 'imag': property(numpy.imag)}
     for name in dir(base):
         if name in _LATER:
-            own[name] = _later(getattr(base, name))
+            own[name] = _later(name)
         elif name in _INTERFACES or not (
                 name.startswith('__') or name in _OPEN or name in own):
             own[name] = _shut(name)
     if base is numpy.ndarray:
         # The real array would keep its shape.
         own['__setattr__'] = _set_attribute
-    return type('Ghost', (_Ghost, base), own)
+    return type('Ghost', (_ScalarGhost, _Ghost, base) if scalar
+                else (_Ghost, base), own)
 
 
-def _later(function: Callable) -> Callable:
+@functools.lru_cache(None)
+def _later(name: str) -> Callable:
+    def function(array: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(array, name)(*args, **kwargs)    # or of a number
+    function.__name__ = name
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return derived(function, (self, *args), kwargs)
     return method
@@ -175,7 +199,7 @@ def _set_attribute(self: Any, name: str, value: Any) -> None:
 
 def ghost(shape: tuple[int, ...], dtype: Any,
           source: Source | str | None = None, xp: Any = numpy,
-          trace: Any = None) -> Any:
+          trace: Any = None, scalar: bool = False) -> Any:
     """An array without data.
 
     Args:
@@ -185,13 +209,14 @@ def ghost(shape: tuple[int, ...], dtype: Any,
             the ghost stands.
         xp: ``numpy`` or ``cupy``.
         trace: The :class:`.Trace` with the call.
+        scalar: Whether it stands for a NumPy number, not for an array.
     """
     dtype = numpy.dtype(dtype)
     array: Any
     if xp is numpy:
         memory, strides = poison.buffer(shape, dtype)
-        array = numpy.ndarray.__new__(_class(numpy.ndarray), shape, dtype,
-                                      memory, 0, strides)
+        array = numpy.ndarray.__new__(_class(numpy.ndarray, scalar), shape,
+                                      dtype, memory, 0, strides)
     else:
         array = _device_ghost(shape, dtype, xp)
     own = array.__dict__
@@ -224,10 +249,10 @@ def origin(array: Any) -> Any:
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     """A ghost of the result of a function of ghosts."""
     leaves, tree = nested.leaves((args, kwargs))
-    shape, dtype, xp = _result(function, leaves, tree)
+    shape, dtype, xp, scalar = _result(function, leaves, tree)
     ghosts = [nested.array_of(leaf) for leaf in leaves
               if is_ghost(nested.array_of(leaf))]
-    result = ghost(shape, dtype, None, xp, ghosts[0].traced)
+    result = ghost(shape, dtype, None, xp, ghosts[0].traced, scalar)
     result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
         dict.fromkeys(one for array in ghosts for one in sources(array))))
     return result
@@ -236,8 +261,7 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
 def evaluated(recipe: Recipe, values: list[Any]) -> Any:
     """The value of a derived ghost, from real arrays."""
     args, kwargs = nested.rebuilt(recipe.tree, values)
-    result = recipe.function(*args, **kwargs)
-    return numpy.asarray(result) if numpy.isscalar(result) else result
+    return recipe.function(*args, **kwargs)
 
 
 def looked_at(array: Any, what: str) -> GhostError:
@@ -312,6 +336,8 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
         array: The ghost.
         otherwise: Take other values.
     """
+    if isinstance(array, _ScalarGhost):
+        return made_up(ghost((1,), array.dtype), otherwise)[0]
     xp = _module(array)
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
@@ -336,12 +362,12 @@ def _module(array: Any) -> Any:
         chainer.backend.get_array_module(array))
 
 
-#: Shapes, dtypes and modules of results that are known.
-_known: dict[Any, tuple[tuple[int, ...], Any, Any]] = {}
+#: Of results that are known: shape, dtype, module, whether it is a number.
+_known: dict[Any, tuple[tuple[int, ...], Any, Any, bool]] = {}
 
 
 def _result(function: Callable, leaves: list[Any], tree: Any
-            ) -> tuple[tuple[int, ...], Any, Any]:
+            ) -> tuple[tuple[int, ...], Any, Any, bool]:
     arrays = [nested.array_of(leaf) for leaf in leaves]
     key: Any
     try:
@@ -362,8 +388,8 @@ def _result(function: Callable, leaves: list[Any], tree: Any
 
 
 def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
-               ) -> tuple[tuple[int, ...], Any, Any]:
-    """Shape, dtype and module of a function's result for made-up values.
+               ) -> tuple[tuple[int, ...], Any, Any, bool]:
+    """A function's result for made-up values, as in ``_known``.
 
     Args:
         function: Is called.
@@ -391,7 +417,8 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
             other = _tried(function, arrays, tree, one, True)
             if getattr(other, 'shape', ()) != array.shape:
                 raise looked_at(one, f'the shape of the result of {name}')
-    return array.shape, array.dtype, _module(array)
+    return (array.shape, array.dtype, _module(array),
+            isinstance(value, numpy.generic))
 
 
 def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,

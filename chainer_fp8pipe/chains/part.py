@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
-import numpy
 
 from ..intercept.function_calls import intercepting
 from ..pipeline.backprop import Tape
@@ -18,11 +18,11 @@ from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of
 from .profiling.laps import Laps
-from .rehearsal import Rehearsal
+from .rehearsal import Mismatch, Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
-from .valueless_parameters import settled
+from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
@@ -39,13 +39,14 @@ class Passes:
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
         self.programs: list[StagedTrace] = []
+        #: Why a rehearsal has failed, if a constant was another one.
+        self.mismatch = ''
         self._calls: list[Callable[[], Any]] = []
-        self.reports: list[dict[str, float]] = []
-        #: Times the calls of training; None: nothing is timed.
+        self.reports: list[dict[str, Any]] = []
+        #: Times calls; None: nothing is timed.
         self.laps: Laps | None = None
         #: Of batch normalisations; None: there are none.
         self.statistics: BatchStatistics | None = None
-        self._step = ''
         # Arrays that links keep of each micro-batch: by step; of this step;
         # of the step before.
         self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
@@ -67,7 +68,7 @@ class Passes:
             programs: That of each micro-batch.
             calls: Call the model with each micro-batch.
         """
-        self._step, self.programs, self._calls = step, programs, calls
+        self.programs, self._calls = programs, calls
         self._found = {}
         self.reports = [{} for _ in programs]
         kept = self._kept.get(step, {})
@@ -116,15 +117,11 @@ class Passes:
         self._found = {}
         self.programs, self._calls, self._after = [], [], None
 
-    def timing(self) -> Laps | None:
-        """The clock of this step's calls; None: they are not timed."""
-        return self.laps if self._step == 'train' else None
-
     def run(self, micro_batch: int, chunk: int,
             received: dict[Source, chainer.Variable], place: Place) -> Run:
         """Runs the model's forward, in which one chunk's calls are done."""
         program = self.programs[micro_batch]
-        laps = self.timing()
+        laps = self.laps
         run = Run(program.trace, program.stages, chunk, received,
                   program.wanted[chunk], self.names, place, self.where,
                   None if laps is None else laps.forward)
@@ -141,7 +138,7 @@ class Passes:
             reports = dict(self._reporter.observation)
         for name, value in reports.items():
             if program.reporters.get(name) == chunk:
-                self.reports[micro_batch][name] = _number(run.real(value))
+                self.reports[micro_batch][name] = _real(run, value)
         self._reporter.observation = {}
         return run
 
@@ -159,14 +156,16 @@ class Passes:
         self._reporter.observation = {}
         try:
             with self._untouched(program), between_calls(place), \
-                    self._reporter, settled(), intercepting(rehearsal):
+                    self._reporter, untouched(), intercepting(rehearsal):
                 self._put_state(program, {}, None)
                 call()
                 rehearsal.finish()
             if (self._reporter.observation.keys() - inside
                     != program.trace.reports.keys() - inside):
                 return None
-        except Exception:   # a new trace raises the model's own errors
+        except Exception as error:  # a new trace raises the model's own
+            if isinstance(error, Mismatch):
+                self.mismatch = str(error) or self.mismatch
             return None
         finally:
             self._reporter.observation = {}
@@ -267,7 +266,7 @@ class ChainPart:
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses, self._passes.timing()),
+        return (Tape(variables, outputs, uses, self._passes.laps),
                 tuple([output.array for output in outputs]))
 
     def infer(self, micro_batch: int, inputs: Arrays,
@@ -303,9 +302,20 @@ class ChainPart:
         return variables, outputs, run
 
 
-def between_calls(place: Place) -> contextlib.AbstractContextManager[None]:
-    """A block in which Python draws the same between calls on all ranks."""
-    return at(place._replace(layer=_BETWEEN))
+@contextlib.contextmanager
+def between_calls(place: Place) -> Iterator[None]:
+    """A block in which Python draws the same between calls on all ranks.
+
+    By ``numpy.random`` and ``random``; the latter goes on afterwards as if
+    nothing had been drawn.
+    """
+    state = random.getstate()
+    random.seed(repr(place))
+    try:
+        with at(place._replace(layer=_BETWEEN)):
+            yield
+    finally:
+        random.setstate(state)
 
 
 def _state_of(program: StagedTrace) -> set[Attribute]:
@@ -315,12 +325,8 @@ def _state_of(program: StagedTrace) -> set[Attribute]:
             for entry in (state.entries if state else ())}
 
 
-def _number(value: Any) -> float:
-    array = nested.array_of(value)
-    if hasattr(array, 'shape'):
-        array = chainer.backends.cuda.to_cpu(array)
-        if array.size != 1:
-            raise ValueError(f'a value of shape {array.shape} was reported; '
-                             'only numbers can be averaged')
-        array = numpy.asarray(array).item()
-    return float(array)
+def _real(run: Run, value: Any) -> Any:
+    """What was reported, with the arrays that ghosts stand for."""
+    found, tree = nested.leaves(value)
+    return nested.rebuilt(tree, [nested.array_of(run.real(leaf))
+                                 for leaf in found])

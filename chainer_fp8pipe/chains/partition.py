@@ -2,34 +2,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.broadcast import broadcast_arrays
 from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
+from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules.schedule import make_schedule
-from ..planning.partition.cuts import CutProblem, Wire
+from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of
 from ..planning.partition.search import search
 from ..planning.sizes import parse_bytes
 from .ghost import is_ghost
-from .moving import take_away
 from .names import Names, parameters_of
 from .nested import Fresh
+from .part import between_calls
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .profiling.replanning import Adapter
 from .staged_trace import StagedTrace
+from .tracing.contents import generators, set_state, state_of
+from .tracing.link_state import saved
 from .tracing.trace import Tracer
-from .tracing.traced_call import Trace
-from .valueless_parameters import draw, settle, without_shapes
+from .tracing.traced_call import PLAIN, Trace
+from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.
@@ -47,8 +50,7 @@ _together = functools.partial(raise_together, error=ValueError)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None,
-              profile: int = 3) -> Any:
+              optimizer_arrays: int = 2, plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
@@ -86,10 +88,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             a :class:`~chainer_fp8pipe.planning.PartitionPlan`; None: the best
             cut is searched for.  The first rank's counts; other ranks may
             leave it out.
-        profile: After so many updates, the first of which is not timed, the
-            plan is made again with the times of calls in training, and
-            parameters move to other ranks if a step gets faster by 10 %; 0,
-            or a given plan: never.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -104,31 +102,26 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     grid = _grid(comm)
     limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
         'micro_batches': micro_batches, 'schedule': schedule,
-        'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
-        'profile': profile})
-    planned = _is_given(plan, grid.comm)
-    call = Fresh(model, *_arguments(example))
-    names, tracer, trace = _traced(model, call, grid)
-    _together(grid.comm, lambda: check_loss(trace))
+        'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
+    _check_given(plan, grid.comm)
+    names, tracer, trace, call = _traced(model, example, grid)
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
                       _COPIES + optimizer_arrays, recompute,
                       _wire(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
-    live = _together(grid.comm, lambda: reads_state(
-        tracer, trace, call))
-    program = _together(grid.comm, lambda: StagedTrace(
-        trace, found, None, live, {}))
-    part = Partition(model, names, tracer, found, grid, program)
-    part.live_state['train'] = live
-    part.limit = limit
-    part.describe(program)
-    part.adapter = (Adapter(part, trace, task, profile)
-                    if profile and not planned and grid.stages > 1
-                    else None)
-    _distribute(names, part, grid)
-    model.partition = part
-    kind: Any = type(model)
-    model.__class__ = class_of(kind)
+
+    def cut() -> tuple[Partition, Any]:
+        live = reads_state(tracer, trace, call)
+        program = StagedTrace(trace, found, None, live, {})
+        part = Partition(model, names, tracer, found, grid, program)
+        part.live_state['train'] = live
+        part.limit = limit
+        part.describe(program)
+        kind: Any = type(model)
+        return part, class_of(kind)
+    part, kind = _together(grid.comm, cut)
+    _distribute(names, part, grid.comm)
+    model.partition, model.__class__ = part, kind
     return model
 
 
@@ -163,13 +156,12 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
     return limit
 
 
-def _is_given(plan: Any, comm: Any) -> bool:
-    """Whether the first rank was given a plan; the others need not be."""
+def _check_given(plan: Any, comm: Any) -> None:
+    """Raises ValueError if a plan was given, but not to the first rank."""
     first = comm.bcast(plan is not None)
     agree(comm, Signature({}), '' if first or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
-    return first
 
 
 def _check_model(model: Any) -> None:
@@ -184,16 +176,13 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any = 1, profile: Any = 0
-                   ) -> None:
+                   optimizer_arrays: Any, chunks: Any = 1) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    for name, value in (('optimizer_arrays', optimizer_arrays),
-                        ('profile', profile)):
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f'{name} must be a number of at least 0, '
-                             f'not {value!r}')
+    if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
+        raise ValueError('optimizer_arrays must be a number of at least 0, '
+                         f'not {optimizer_arrays!r}')
     # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
 
@@ -206,25 +195,42 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
     return (example,), {}
 
 
-def _traced(model: Any, call: Any, grid: ProcessGrid
-            ) -> tuple[Names, Tracer, Trace]:
-    names = Names(model)
-    tracer = Tracer(model, names)
+def _traced(model: Any, example: Any, grid: ProcessGrid
+            ) -> tuple[Names, Tracer, Trace, Fresh]:
+    names = _together(grid.comm, lambda: Names(model))
+    _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace_on(first: bool) -> Trace | None:
-        return tracer.trace(call, timed=first) if (
-            first == (grid.comm.rank == 0)) else None
+    def trace() -> tuple[Tracer, Trace, Fresh, Signature]:
+        call = Fresh(model, *_arguments(example))
+        tracer = Tracer(model, names, grid.pipeline)
+        with chainer.using_config('train', True), \
+                chainer.using_config('enable_backprop', True), \
+                preserved(), between_calls(Place(0, 0, 0, 0)):
+            found = tracer.trace(call, timed=grid.comm.rank == 0)
+        check_loss(found)
+        return tracer, found, call, Signature({
+            'the trace of the model': found.digest, **_shapes(names)})
     # The first rank takes times; the others wait, to leave it the cores.
-    with chainer.using_config('train', True), \
-            chainer.using_config('enable_backprop', True):
-        trace, = filter(None, [
-            _together(grid.comm, functools.partial(trace_on, first))
-            for first in (True, False)])
-    agree(grid.comm, Signature({'the trace of the model': trace.digest}),
+    is_first = grid.comm.rank == 0
+    first = _together(grid.comm, lambda: trace() if is_first else None)
+    others = _together(grid.comm, lambda: None if is_first else trace())
+    tracer, found, call, signature = first or others
+    agree(grid.comm, signature,
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
           'on the rank.')
-    return names, tracer, trace
+    return names, tracer, found, call
+
+
+def _shapes(names: Names) -> dict[str, str]:
+    """Shapes and dtypes of what the first rank sends."""
+    arrays = {f'parameter {name}': parameter._data[0]
+              for name, parameter in names.parameters.items()}
+    for path, link in names.links.items():
+        for name in sorted(link._persistent):
+            arrays[f'{name!r} of link {path}'] = getattr(link, name)
+    return {name: f'{array.dtype} {tuple(array.shape)}'
+            for name, array in arrays.items() if hasattr(array, 'shape')}
 
 
 def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
@@ -241,11 +247,16 @@ def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
                     trace.calls, order_of(trace.calls, list(names.parameters)),
                     parameters_of(names), task)
             found = plan.as_dict()
-        except Exception as error:      # of its class, on all ranks
-            found = error
+        except (DoesNotFit, FileNotFoundError) as error:
+            found = type(error), str(error)
+        except ValueError as error:
+            found = ValueError, str(error)
+        except Exception as error:      # which may be no message
+            found = ValueError, f'{type(error).__name__}: {error}'
     found = grid.comm.bcast(found)
-    if isinstance(found, Exception):
-        raise found
+    if isinstance(found, tuple):
+        kind, text = found
+        raise kind(text)
     return load_plan(found)
 
 
@@ -260,30 +271,41 @@ def _check_plan(plan: PartitionPlan, names: Names, task: CutProblem) -> None:
                                  'the model has not')
 
 
-def _distribute(names: Names, part: Partition, grid: ProcessGrid) -> None:
+def _distribute(names: Names, part: Partition, comm: Any) -> None:
     """Gives each rank its own parameters' values, and takes away the others'.
 
-    Values that were not deferred are those of the first rank.
+    Values that were not deferred are those of the first rank; so are the
+    persistent values of links.
     """
-    comm = grid.comm
     deferred, sent = _as_on_the_first_rank(names, comm)
 
     def draw_own() -> None:
         for name in deferred:
             if name in part.own:
                 _draw(name, names.parameters[name])
-    _together(comm, draw_own)
-    for name in (*deferred, *sent):
+            else:
+                take_away(name, names.parameters[name])
+    # What a rank does with a value is a part of what it agrees on next.
+    then: Callable[[], None] = draw_own
+    for name in sent:
         parameter = names.parameters[name]
-        if name in sent:
-            _send_first(comm, name, parameter, name in part.own)
-        if name not in part.own:
-            take_away(name, parameter)
-    for link in names.links.values():
-        for name in sorted(link._persistent):
-            value = vars(link)[name]
-            if isinstance(value, numpy.ndarray):
-                value[...] = comm.bcast(value if comm.rank == 0 else None)
+
+        def prepare(then: Any = then, name: str = name,
+                    parameter: Any = parameter) -> numpy.ndarray:
+            then()
+            return _to_send(comm, name, parameter)
+        host = _together(comm, prepare)
+        if comm.size > 1:
+            comm.Bcast(host.reshape(-1).view(numpy.uint8))
+        then = functools.partial(_keep, name, parameter, host,
+                                 name in part.own)
+
+    def prepare_persistent() -> tuple[list[Any], list[numpy.ndarray]]:
+        then()
+        return _persistent(names)
+    plain, arrays = broadcast_arrays(
+        comm, *_together(comm, prepare_persistent))
+    _together(comm, lambda: _set_persistent(names, plain, arrays))
 
 
 def _as_on_the_first_rank(names: Names, comm: Any
@@ -323,22 +345,69 @@ def _draw(name: str, parameter: chainer.Parameter) -> None:
                          f'{type(error).__name__}: {error}') from error
 
 
-def _send_first(comm: Any, name: str, parameter: chainer.Parameter,
-                mine: bool) -> None:
-    def prepare() -> tuple[Any, numpy.ndarray]:
-        if comm.rank == 0 and is_ghost(parameter._data[0]):
-            _draw(name, parameter)
-        array = parameter._data[0]
-        host = numpy.empty(array.shape, array.dtype)
-        if comm.rank == 0:
-            host[...] = chainer.backends.cuda.to_cpu(array)
-        return array, host
-    array, host = _together(comm, prepare)
-    if comm.size > 1:
-        comm.Bcast(host.reshape(-1).view(numpy.uint8))
-    if mine:
+def _to_send(comm: Any, name: str, parameter: chainer.Parameter
+             ) -> numpy.ndarray:
+    """The first rank's value; memory for it elsewhere."""
+    if comm.rank == 0 and is_ghost(parameter._data[0]):
+        _draw(name, parameter)
+    array = parameter._data[0]
+    host = numpy.empty(array.shape, array.dtype)
+    if comm.rank == 0:
+        host[...] = chainer.backends.cuda.to_cpu(array)
+    return host
+
+
+def _keep(name: str, parameter: chainer.Parameter, host: numpy.ndarray,
+          mine: bool) -> None:
+    """Gives a parameter the value that has come, or a ghost."""
+    array = parameter._data[0]
+    if not mine:
+        take_away(name, parameter)
+    else:
         settle(parameter, parameter._initial_device.send(host)
                if is_ghost(array) else _like(host, array))
+
+
+def _persistent(names: Names) -> tuple[list[Any], list[numpy.ndarray]]:
+    """Persistent values of links, in order, and the arrays among them."""
+    values = [getattr(link, name) for link in names.links.values()
+              for name in sorted(link._persistent)]
+    arrays = [chainer.backends.cuda.to_cpu(value) for value in values
+              if isinstance(value, chainer.get_array_types())]
+    return [value if isinstance(value, PLAIN) else NotImplemented
+            for value in values], arrays
+
+
+def _set_persistent(names: Names, plain: list[Any],
+                    arrays: list[numpy.ndarray]) -> None:
+    """Sets what :func:`_persistent` has found on the first rank."""
+    given, coming = iter(plain), iter(arrays)
+    for link in names.links.values():
+        for name in sorted(link._persistent):
+            value, now = next(given), getattr(link, name)
+            if isinstance(now, chainer.get_array_types()):
+                _like(next(coming), now)
+            elif value is not NotImplemented:
+                setattr(link, name, value)
+
+
+def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
+    """Has generators of random numbers draw what the first stage's will."""
+    def read() -> tuple[list[Any], list[Any]]:
+        found = generators(saved(names.links).note().memo)
+        return found, list(map(state_of, found))
+    own, states = _together(comm, read)
+    states = pipeline.bcast(states)
+
+    def write() -> None:
+        if len(own) != len(states):
+            raise ValueError(
+                f'links keep {len(own)} generators of random numbers here, '
+                f'and {len(states)} on the first stage; build the same model '
+                'on all ranks')
+        for generator, state in zip(own, states, strict=True):
+            set_state(generator, state)
+    _together(comm, write)
 
 
 def _like(host: numpy.ndarray, array: Any) -> Any:

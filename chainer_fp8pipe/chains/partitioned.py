@@ -2,25 +2,27 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
+import numpy
 
 from ..intercept import array_memory, function_calls, initial_values
-from ..pipeline.randomness import Place
+from ..mpi.agreement import raise_together
+from ..mpi.broadcast import receive_array, send_array
+from ..pipeline.randomness import Place, at, preserved
 from ..planning.partition.partition_plan import PartitionPlan
 from . import nested
 from .ghost import is_ghost
-from .moving import move
 from .names import Names, parameters_of
 from .part import ChainPart, Passes, between_calls
 from .staged_trace import StagedTrace, is_scalar
 from .tracing.link_state import LinkState
 from .tracing.trace import OTHER_CALLS, Tracer
 from .tracing.traced_call import Trace
+from .valueless_parameters import draw, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: that make different calls.
@@ -69,7 +71,8 @@ class Partition:
     Attributes:
         used: The paths of the parameters of each chunk.
         own: The parameters on this rank, by path.
-        ranks: The ranks of the pipeline that have a parameter, by its path.
+        ranks: The ranks of the pipeline that have a parameter, by its path;
+            its home comes first.
         ties: The same of the parameters on several ranks.
     """
 
@@ -82,8 +85,8 @@ class Partition:
         self.title = type(model).__name__
         self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
-        self.adapter: Any = None
         self.device = model.device
+        self.own: dict[str, chainer.Parameter] = {}
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
@@ -92,6 +95,8 @@ class Partition:
         self.live_state: dict[str, bool] = {}
         #: Bytes that each rank may use; None: no limit.
         self.limit: float | None = None
+        # What lend() has changed: used, ranks, ties and own of before.
+        self._placed: Any = None
         self.place(program)
         function_calls.hold(self)
         array_memory.hold(self)
@@ -166,15 +171,16 @@ class Partition:
         Raises:
             ValueError: The model cannot be cut so for such inputs.
         """
+        shaped = len(self.names.shaped)
         with between_calls(form.place):
             trace = self.tracer.trace(form.call, form.state, timed=False)
+        for number, name in enumerate(self.names.shaped[shaped:]):
+            if name in self.own:    # with the same values on every replica
+                with preserved(), at(form.place._replace(
+                        iteration=0, first_sample=0, layer=number)):
+                    draw(self.names.parameters[name])
+        with between_calls(form.place):
             program = self._program(mode, trace, form.state, form.call)
-        if self.missing(program) and self.grid.replicas > 1:
-            name, chunk = min(self.missing(program))
-            raise ValueError(
-                f'this micro-batch ({mode}) needs parameter {name} on '
-                f'{self.where(chunk)}, which has not got it; make the '
-                'partition with such an example')
         labels = self.passes.rehearse(program, form.call, form.place)
         if labels is None:
             raise ValueError(OTHER_CALLS)
@@ -206,21 +212,70 @@ class Partition:
                 for chunk in chunks
                 if chunk % self.plan.stages not in self.ranks[name]}
 
-    def add(self, missing: set[tuple[str, int]]) -> None:
-        """Gives ranks the :meth:`missing` parameters; call it on all ranks.
+    def lend(self, missing: set[tuple[str, int]]) -> None:
+        """Gives ranks the :meth:`missing` parameters' values for a step.
+
+        Call it on all ranks of the pipeline.  Whoever has a parameter stays
+        its home: gradients are added up there, and its optimizer's state
+        stays where it is.
 
         Raises:
-            ValueError: A parameter cannot be sent; on all ranks, and all is
-                as it was.
+            ValueError: A value cannot be sent; on all ranks, and nothing is
+                lent.
         """
-        before = self.ranks
-        used = {chunk: set(names) for chunk, names in self.used.items()}
-        for name, chunk in missing:
-            used[chunk].add(name)
-        with self._undone_by_errors():
-            self._note_ranks(used)
-            move(self.grid.pipeline, self.names.parameters, before,
-                 self.ranks, self.optimizer)
+        comm, before = self.grid.pipeline, self.ranks
+        me = self.grid.stage_index
+        used = {chunk: list(names) for chunk, names in self.used.items()}
+        ranks, names = dict(before), sorted({name for name, _ in missing})
+        for name, chunk in sorted(missing):
+            used[chunk] = sorted({*used[chunk], name})
+            ranks[name] = tuple(dict.fromkeys((
+                *ranks[name], chunk % self.plan.stages)))
+
+        def own_values() -> dict[str, Any]:
+            return {name: self._host_value(name) for name in names
+                    if before[name][0] == me}
+        # Before the first message: who waits for one learns of no error.
+        values = raise_together(comm, own_values, error=ValueError)
+        received = {}
+        for name in names:
+            home, *_ = before[name]
+            for stage in ranks[name][len(before[name]):]:
+                if home == me:
+                    send_array(comm, values[name], stage)
+                elif stage == me:
+                    received[name] = receive_array(comm, home)
+
+        def settle_all() -> None:
+            for name, value in received.items():
+                parameter = self.names.parameters[name]
+                settle(parameter, parameter._initial_device.send(value))
+        self._placed = self.used, self.ranks, self.ties, self.own
+        self._note_ranks(used, ranks)
+        try:
+            raise_together(comm, settle_all, error=ValueError)
+        except ValueError:
+            self.give_back()
+            raise
+
+    def give_back(self) -> bool:
+        """Leaves ghosts of what was lent; whether anything was."""
+        if self._placed is None:
+            return False
+        lent = set(self.own)
+        self.used, self.ranks, self.ties, self.own = self._placed
+        self._placed = None
+        for name in lent.difference(self.own):
+            take_away(name, self.names.parameters[name])
+        return True
+
+    def _host_value(self, name: str) -> numpy.ndarray:
+        array = self.names.parameters[name]._data[0]
+        if array is None or is_ghost(array):
+            raise ValueError(
+                f'parameter {name} gets its shape in this batch, on another '
+                'stage; make the partition with such an example')
+        return numpy.asarray(chainer.backends.cuda.to_cpu(array))
 
     def describe(self, program: StagedTrace) -> None:
         """Notes what crosses in training, for the table."""
@@ -236,58 +291,6 @@ class Partition:
         """Of a parameter, on whatever rank."""
         return self._bytes[name]
 
-    def replan(self, plan: PartitionPlan, trace: Trace, optimizer: Any) -> int:
-        """Cuts the model elsewhere; call it on all ranks of the pipeline.
-
-        Args:
-            plan: With as many chunks as before.
-            trace: Of training.
-            optimizer: Makes update rules.
-
-        Returns:
-            Bytes of parameters and optimizer state that were sent.
-
-        Raises:
-            ValueError: A parameter cannot be sent; on all ranks, and all is
-                as it was.
-        """
-        before, owners = self.ranks, self._owners
-        program = StagedTrace(trace, plan, None, self.live_state['train'], {})
-        with self._undone_by_errors():
-            self.plan = plan
-            self.place(program)
-            sent = move(self.grid.pipeline, self.names.parameters, before,
-                        self.ranks, optimizer)
-        self._programs.clear()
-        self._move_averages(owners)
-        self.describe(program)
-        return sent
-
-    def _move_averages(self, before: dict[str, int]) -> None:
-        """Sends running averages where the calls are that write to them."""
-        comm = self.grid.pipeline
-        for path, rank in self._owners.items():
-            source = before.get(path, rank)
-            if source == rank:
-                continue
-            link = self.names.links[path]
-            values = {name: vars(link)[name]
-                      for name in sorted(link._persistent)}
-            if comm.rank == source:
-                comm.send(values, rank)
-            elif comm.rank == rank:
-                vars(link).update(comm.recv(source=source))
-
-    @contextlib.contextmanager
-    def _undone_by_errors(self) -> Iterator[None]:
-        """A block after which an error leaves all attributes as before."""
-        before = dict(vars(self))
-        try:
-            yield
-        except Exception:
-            vars(self).update(before)
-            raise
-
     def place(self, program: StagedTrace) -> None:
         """Notes which rank has which parameter, by the calls of training."""
         homes = self.plan.homes()
@@ -297,23 +300,24 @@ class Partition:
             chunks = program.holders.get(name)
             for chunk in chunks or (homes.get(name, self.last),):
                 used[chunk].add(name)
-        self._note_ranks(used)
+        self._note_ranks(
+            {chunk: sorted(names) for chunk, names in used.items()},
+            {name: tuple(sorted({
+                chunk % self.plan.stages for chunk, names in used.items()
+                if name in names})) for name in self.names.parameters})
         self._note_keepers(program)
 
     def _note_keepers(self, program: StagedTrace) -> None:
-        # A new dictionary, as an error may restore the old one.
-        self._keepers = {**self._keepers, **program.keepers}
+        self._keepers.update(program.keepers)
         me = self.grid.stage_index
         self._owners = {name: chunk % self.plan.stages
                         for name, chunk in self._keepers.items()}
         self._own_links = {name for name in self.names.links
                            if self._owners.get(name, me) == me}
 
-    def _note_ranks(self, used: dict[int, set[str]]) -> None:
-        self.used = {chunk: sorted(names) for chunk, names in used.items()}
-        self.ranks = {name: tuple(sorted({
-            chunk % self.plan.stages for chunk, names in used.items()
-            if name in names})) for name in self.names.parameters}
+    def _note_ranks(self, used: dict[int, list[str]],
+                    ranks: dict[str, tuple[int, ...]]) -> None:
+        self.used, self.ranks = used, ranks
         self.ties = {name: ranks for name, ranks in self.ranks.items()
                      if len(ranks) > 1}
         self.own = {name: parameter for name, parameter

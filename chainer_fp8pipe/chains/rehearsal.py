@@ -24,7 +24,10 @@ from .tracing.traced_call import Replay, Trace, is_same
 
 
 class Mismatch(Exception):
-    """A forward pass makes other calls than the trace."""
+    """A forward pass makes other calls than the trace.
+
+    The message says so where a constant is another one.
+    """
 
 
 class Rehearsal(Replay):
@@ -57,10 +60,12 @@ class Rehearsal(Replay):
                     not _is_alike(array, expected)):
                 raise Mismatch
         own = function.__dict__
-        for name, value in call.constants:
+        for name, value in call.demands:
             found = own.get(name)
             if found is not value and not is_same(found, value):
-                raise Mismatch
+                raise Mismatch(
+                    f'call {number} ({call.name} in {call.link}) has {name} = '
+                    f'{found!r:.40}, and had {value!r:.40}')
         if call.ignores is not None:
             label, index = call.ignores
             self.leave_out(None if index is None else inputs[index], label)
@@ -69,6 +74,9 @@ class Rehearsal(Replay):
         if call.error is not None:
             raise call.error.with_traceback(None)   # it holds the batch
         return call.ghosts
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, inside=False)
 
     def finish(self) -> None:
         """Raises Mismatch if calls of the trace were not made."""

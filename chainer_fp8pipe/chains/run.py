@@ -20,6 +20,7 @@ from .tracing.traced_call import (
     TracedCall,
     attributes_of,
     kind_of,
+    label_of,
 )
 from .tracing.whole_call import link_of
 
@@ -72,12 +73,12 @@ class Run(Replay):
         self._number = number + 1
         if number >= len(self._calls):
             raise Diverged(
-                f'{user_line()}: {node.label} is called, and no such call '
+                f'{user_line()}: {label_of(node)} is called, and no such call '
                 f'was there when the model was traced. {_REMEDY}')
         call = self._calls[number]
         if call.kind is not type(node) and call.kind is not kind_of(node):
             raise Diverged(
-                f'{user_line()}: call {number} is {node.label}, and was '
+                f'{user_line()}: call {number} is {label_of(node)}, and was '
                 f'{call.name} in {call.link} when the model was traced. '
                 f'{_REMEDY}')
         if self._stages[number] == self._chunk:

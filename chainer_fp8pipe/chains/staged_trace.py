@@ -125,7 +125,9 @@ def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
 
 
 def _sources_of(value: Any) -> tuple[Source, ...]:
-    return sources(nested.array_of(value))
+    """What a value is made of, or those in a tuple of values."""
+    return tuple(source for leaf in nested.leaves(value)[0]
+                 for source in sources(nested.array_of(leaf)))
 
 
 def is_scalar(value: Any) -> bool:

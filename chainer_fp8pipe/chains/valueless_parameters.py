@@ -134,6 +134,15 @@ def settle(parameter: chainer.Parameter, values: Any) -> None:
     parameter._grad = None
 
 
+def take_away(name: str, parameter: chainer.Parameter) -> None:
+    """Leaves a ghost of a parameter that is on other ranks."""
+    array = parameter._data[0]
+    if array is not None:
+        settle(parameter, ghost(array.shape, array.dtype, name,
+                                chainer.backend.get_array_module(array)))
+    parameter.update_rule = None
+
+
 class ShapesOnly(Creation):
     """Gives a model's parameters ghosts when they get their shape.
 
@@ -198,6 +207,26 @@ def settled() -> contextlib.AbstractContextManager:
     A link that was traced, but not run, gives its parameters a shape again.
     """
     return creating(_Settled())
+
+
+class untouched(Creation):
+    """A block after which parameters that got their shape in it have none."""
+
+    def __enter__(self) -> None:
+        self._shaped: list[chainer.Parameter] = []
+        self._block = creating(self)
+        self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
+        for parameter in self._shaped:
+            place_array(parameter, None)
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        if parameter._data[0] is None:
+            self._shaped.append(parameter)
+            _place_ghost(parameter, shape, 'that gets its shape')
+        return True
 
 
 def _place_ghost(parameter: chainer.Parameter, shape: Any, name: str

@@ -4,7 +4,8 @@ While any thread is in a block of :func:`intercepting`, these of Chainer 7.8.1
 are replaced (see :class:`.Patch`): ``FunctionNode.apply``
 (chainer/function_node.py, line 242), which every function goes through,
 ``Link.__call__`` (chainer/link.py, line 262), which every link goes through
-that has no ``__call__`` of its own, ``Variable.backward`` and
+that has no ``__call__`` of its own (for those see :func:`hold_calls`),
+``Variable.backward`` and
 ``unchain_backward`` (variable.py, lines 1490 and 1644), ``chainer.backward``
 (_backprop.py, line 15), ``chainer.grad`` (function_node.py, line 1013), and
 the cross entropy that is made of several functions
@@ -22,13 +23,18 @@ times Python 3.13 gets slower (see :class:`.Patch`); :func:`hold` saves both.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
 
 from .patching import Current, Patch
+
+#: So many times as many frames lie between a model and a nested link's
+#: ``forward``; Python limits their number.
+_FRAMES = 4
 
 
 class Interceptor:
@@ -57,6 +63,10 @@ class Interceptor:
         """A function is called that :func:`~chainer_fp8pipe.atomic` marks."""
         return function(*args, **kwargs)
 
+    def communicate(self, operation: Any, original: Callable[[], Any]) -> Any:
+        """A collective operation is started; see :class:`.Operation`."""
+        return original()
+
     def before_backward(self, outputs: Any) -> None:
         """``backward``, ``chainer.backward`` or ``chainer.grad`` begins.
 
@@ -79,7 +89,11 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
 
     In nested blocks, the interceptor of the innermost one sees the calls.
     """
+    limit = sys.getrecursionlimit()
     with contextlib.ExitStack() as stack:
+        if _interceptor.now is None:
+            stack.callback(sys.setrecursionlimit, limit)
+            sys.setrecursionlimit(limit * _FRAMES)
         for patch in _ALL:
             stack.enter_context(patch)
         stack.enter_context(_interceptor.set_to(interceptor))
@@ -103,6 +117,27 @@ def hold(owner: Any) -> None:
     """Keeps the patches installed as long as an object lives."""
     for patch in _ALL:
         patch.hold(owner)
+
+
+def hold_calls(kinds: Iterable[type], owner: Any) -> None:
+    """Has links' own ``__call__`` intercepted as long as an object lives.
+
+    As links were written before Chainer 5, with ``__call__`` for ``forward``.
+
+    Args:
+        kinds: Classes of links.
+        owner: The object.
+    """
+    for kind in dict.fromkeys(
+            base for one in kinds for base in one.__mro__):
+        if issubclass(kind, chainer.Link) and kind is not chainer.Link and (
+                callable(vars(kind).get('__call__'))):
+            _own_call(kind).hold(owner)
+
+
+@functools.lru_cache(None)
+def _own_call(kind: Any) -> Patch:
+    return Patch(kind, '__call__', _call)
 
 
 def _apply(original: Any) -> Any:

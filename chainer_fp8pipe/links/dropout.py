@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import numpy
+from chainer.functions.noise import dropout
 
 from ..pipeline.randomness import Place, current
 
@@ -68,12 +69,38 @@ class Dropout(chainer.Link):
         if x.ndim == 0:
             raise ValueError('dropout takes an array of samples, not a '
                              'single number')
-        device = chainer.backend.get_device_from_array(
-            getattr(x, 'array', x))
-        mask = _mask(place, _draw_number(place), x.shape, self.ratio)
-        scale = x.dtype.type(1 / (1 - self.ratio))
-        return F.dropout(x, self.ratio,
-                         mask=device.send(mask.astype(x.dtype) * scale))
+        return _Dropout(self.ratio, _Mask(place, _draw_number(place))).apply(
+            (x,))[0]
+
+
+class _Mask:
+    """Where a mask is in the training; equal for all, as shapes are."""
+
+    def __init__(self, place: Place, draw: int) -> None:
+        self.place, self.draw = place, draw
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Mask)
+
+    def __hash__(self) -> int:
+        return hash(_Mask)
+
+
+class _Dropout(dropout.Dropout):
+    """Chainer's function; its mask is made only where the function runs."""
+
+    def __init__(self, ratio: float, mask: _Mask) -> None:
+        super().__init__(ratio)
+        self._mask = mask
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, = inputs
+        mask = _mask(self._mask.place, self._mask.draw, x.shape,
+                     self.dropout_ratio)
+        scale = x.dtype.type(1 / (1 - self.dropout_ratio))
+        self.mask = chainer.backend.get_device_from_array(x).send(
+            mask.astype(x.dtype) * scale)
+        return super().forward(inputs)
 
 
 def _draw_number(place: Place) -> int:

@@ -79,7 +79,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         beta = self._get_beta()[0] if self.beta is None else self.beta
         try:
             return function.apply((x, gamma, beta))[0]
-        except Exception:
+        except BaseException:
             if not function.has_sent:       # the others wait for this rank
                 self.group.gather(refusal(self.avg_mean.size))
             raise

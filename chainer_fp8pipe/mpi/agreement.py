@@ -136,17 +136,35 @@ def all_values(comm: MPI.Comm, value: Any, wait: Wait = wait_until
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],
-                   error: type[Exception] = RuntimeError) -> Any:
+                   error: type[Exception] = RuntimeError,
+                   entries: Callable[[Any], Mapping[str, str]] | None = None,
+                   remedy: str = '') -> Any:
     """Does ``action``; if it fails on any rank, raises on every rank.
 
-    Returns what ``action`` returned.  ``action`` must not communicate.
+    Args:
+        comm: The ranks.
+        action: Must not communicate.
+        error: Class of the exception; where ``action`` raised what is no
+            Exception (a wish to exit), that is raised.
+        entries: Gives of the result what must be equal on all ranks, too.
+        remedy: As for :func:`agree`.
+
+    Returns:
+        What ``action`` returned.
     """
-    result, problem = None, ''
+    result, problem, own, signature = None, '', None, Signature({})
     try:
         result = action()
-    except Exception as reason:     # the ranks that wait must hear of it
-        problem = f'{type(reason).__name__}: {reason}'
-    agree(comm, Signature({}), problem, error=error)
+        if entries is not None:
+            signature = Signature(entries(result))
+    except BaseException as reason:     # the ranks that wait must hear of it
+        problem, own = f'{type(reason).__name__}: {reason}', reason
+    try:
+        agree(comm, signature, problem, remedy, error)
+    except error:
+        if own is not None and not isinstance(own, Exception):
+            raise own from None         # a wish to exit
+        raise
     return result
 
 

@@ -120,11 +120,14 @@ def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
     before = [
         (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
         for link in links if isinstance(link, MultiNodeBatchNormalization)]
-    with chainer.using_config('in_recomputing', True), _renormalising(links):
-        yield
-    for link, mean, variance, number in before:
-        link.avg_mean[...], link.avg_var[...] = mean, variance
-        link.N = number
+    try:
+        with chainer.using_config('in_recomputing', True), \
+                _renormalising(links):
+            yield
+    finally:
+        for link, mean, variance, number in before:
+            link.avg_mean[...], link.avg_var[...] = mean, variance
+            link.N = number
 
 
 @contextlib.contextmanager
@@ -143,21 +146,6 @@ def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
     finally:
         for link in found:
             del link._prev_avg_mean, link._prev_avg_var
-
-
-def give_up(model: chainer.Link, text: str) -> None:
-    """Tells ranks that normalise with this one that this one has failed.
-
-    Those ranks wait in the middle of their own step.
-
-    Args:
-        model: Whose links may have a ``group`` of such ranks.
-        text: The failure.
-    """
-    for link in model.links():
-        group = getattr(link, 'group', None)
-        if isinstance(link, BatchNormalization) and group is not None:
-            group.give_up(text)
 
 
 def _counts(link: Any) -> bool:

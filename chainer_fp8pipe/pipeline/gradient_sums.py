@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,9 @@ Final = Callable[[chainer.Parameter, Any], None]
 class GradientSums:
     """Adds up gradients in buffers that are kept from step to step.
 
-    Chainer's own accumulation makes a new array for every sum.  Micro-batches
+    Chainer's own accumulation makes a new array for every sum.  A buffer that
+    somebody still holds, such as a hook that compares two updates' gradients,
+    stays as it is, and the next step has another one.  Micro-batches
     come in their order on every rank, so the sum has the same bits whatever
     the cut.  float16 is summed in float32.
 
@@ -165,14 +168,25 @@ class GradientSums:
         """A parameter's buffer, and whether it holds a sum already."""
         key = id(parameter)
         dtype = numpy.promote_types(like.dtype, numpy.float32)
+        started = key in self._parameters
+        if not started and _references(self._buffers, key) > _ONLY_HERE:
+            del self._buffers[key]
         buffer = self._buffers.get(key)
         if (buffer is None or buffer.shape != like.shape
                 or buffer.dtype != dtype):
             xp = chainer.backend.get_array_module(like)
             buffer = self._buffers[key] = xp.empty(like.shape, dtype)
-        started = key in self._parameters
         self._parameters[key] = parameter
         return buffer, started
+
+
+def _references(buffers: dict[int, Any], key: int) -> int:
+    """How many references there are to a buffer; views have one, too."""
+    return sys.getrefcount(buffers[key]) if key in buffers else 0
+
+
+#: What an array has that nobody else holds; interpreters count differently.
+_ONLY_HERE = _references({0: numpy.empty(0)}, 0)
 
 
 def _parameters(block: Any) -> dict[int, chainer.Parameter]:

@@ -44,7 +44,7 @@ class LayerBlock:
         self._statistics = statistics
         self._initial_seed = initial_seed
         self._xp = xp
-        self._still = False
+        self._ready = False
 
     def record(self, micro_batch: int, inputs: Arrays,
                wanted: tuple[bool, ...] | None, place: Place
@@ -71,7 +71,7 @@ class LayerBlock:
     @contextlib.contextmanager
     def _seeded(self, place: Place) -> Iterator[None]:
         layer = self._layer
-        if self._still and all(
+        if self._ready and _draws_nothing(layer) and all(
                 hook is self._statistics        # others may draw
                 for hook in chainer._get_link_hooks().values()):
             yield
@@ -80,8 +80,8 @@ class LayerBlock:
         if any(parameter.array is None for parameter in self.params()):
             # Initial values must be the same on every replica.
             initial = Place(self._initial_seed, 0, self._index, 0)
-        elif _draws_nothing(layer):
-            self._still = True
+        else:
+            self._ready = True
         with at(place._replace(layer=self._index), self._xp, initial):
             yield
 
@@ -142,8 +142,11 @@ def _call(layer: Any, arrays: Arrays) -> Arrays:
 
 
 def _draws_nothing(layer: Any) -> bool:
+    """Whether it does not; hooks may, and may have been added just now."""
+    if chainer.get_function_hooks():
+        return False
     if type(layer) in _STILL_LINKS:
-        return not layer.local_link_hooks
+        return not layer._local_link_hooks
     return any(layer is function for function in _STILL_FUNCTIONS)
 
 

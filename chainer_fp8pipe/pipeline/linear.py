@@ -25,7 +25,8 @@ def is_plain(layer: Any, inputs: tuple[Any, ...]) -> bool:
     True for an ``L.Linear`` on a float32 NumPy matrix without hooks and debug
     mode.  Gives the layer its weights, if these wait for the first input.
     """
-    if type(layer) is not L.Linear or len(inputs) != 1:
+    if (type(layer) is not L.Linear or len(inputs) != 1
+            or 'forward' in vars(layer)):      # of this layer alone
         return False
     x, = inputs
     if (not _is_float32(x, 2) or layer.local_link_hooks

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,7 +54,8 @@ class LossHead:
 
     def count(self, targets: list[Any]) -> list[float]:
         """The weight of each micro-batch in the loss."""
-        return [float(self._counts['loss'](target)) for target in targets]
+        return [checked_weight(self._counts['loss'](target))
+                for target in targets]
 
     def begin(self, targets: list[Any], weights: list[float],
               total: float, loss_scale: float | None) -> None:
@@ -107,7 +109,7 @@ class LossHead:
         return tuple(variable.grad for variable in inputs)
 
     def _note(self, name: str, value: Any, target: Any) -> None:
-        weight = float(self._counts[name](target))
+        weight = checked_weight(self._counts[name](target))
         if weight:
             array = getattr(value, 'array', value)
             number = float(array.item() if hasattr(array, 'item') else array)
@@ -124,6 +126,19 @@ class LossHead:
         if (self._counts[name] is samples
                 and isinstance(value, chainer.Variable)):
             refuse_hidden_labels(name, value, target)
+
+
+def checked_weight(value: Any) -> float:
+    """A micro-batch's weight as a float.
+
+    Raises:
+        ValueError: It is not one that a mean can have.
+    """
+    weight = float(getattr(value, 'array', value))
+    if not 0 <= weight < math.inf:
+        raise ValueError(f'the weight of a micro-batch is {weight}; '
+                         'loss_weight must give finite numbers of at least 0')
+    return weight
 
 
 def counting(function: Callable) -> Count:

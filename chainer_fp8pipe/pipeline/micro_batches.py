@@ -4,6 +4,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from .block import Arrays
+
 #: Names for ``recompute``; each gives the chunks by the number of the last.
 RECOMPUTE = {
     'no stage': lambda last: frozenset(),
@@ -44,3 +46,20 @@ def bounds(samples: int, micro_batches: int) -> list[tuple[int, int]]:
     starts = [number * short + min(number, longer)
               for number in range(micro_batches + 1)]
     return list(itertools.pairwise(starts))
+
+
+def concatenated(parts: list[Arrays], sizes: list[int], xp: Any) -> Arrays:
+    """The outputs of all micro-batches, one after the other.
+
+    Raises:
+        ValueError: An output has not a row for each sample, or the
+            micro-batches have different numbers of outputs.
+    """
+    for arrays, size in zip(parts, sizes, strict=True):
+        for array in arrays:
+            if array.shape[:1] != (size,):
+                raise ValueError(
+                    f'an output has shape {array.shape} for a micro-batch of '
+                    f'{size}; it must have a row for each sample')
+    return tuple(xp.concatenate(column)
+                 for column in zip(*parts, strict=True))

@@ -9,11 +9,13 @@ order, and when a forward pass is repeated for recomputation.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy
+from chainer.backends import cuda
 
 
 class Place(NamedTuple):
@@ -71,12 +73,27 @@ def at(place: Place, xp: Any = numpy,
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Gives NumPy's global generator its state back at the end."""
+    """Gives the global generators of NumPy and CuPy their states back.
+
+    That of CuPy, which tells no state, waits, and another one draws.
+    """
     state = numpy.random.get_state()
+    device = cuda.cupy.random if cuda.available else None
+    if device is not None:
+        before = device.get_random_state()
+        device.set_random_state(_device_state(cuda.cupy.cuda.Device().id))
     try:
         yield
     finally:
         numpy.random.set_state(state)
+        if device is not None:
+            device.set_random_state(before)
+
+
+@functools.lru_cache(None)
+def _device_state(device: int) -> Any:
+    """The generator that draws on a device in blocks of :func:`preserved`."""
+    return cuda.cupy.random.RandomState(0)
 
 
 def _words(place: Place) -> list[int]:

@@ -67,7 +67,7 @@ def measured_in_training(model: Any, example: Example, sizes: Sequence[int],
     alone = MPI.COMM_SELF.Dup()
     try:
         staged = partition(copy.deepcopy(model), example.of(sizes[1]), alone,
-                           micro_batches=1, profile=0)
+                           micro_batches=1)
         steps = [_Steps(staged, example.of(size * count), count, alone)
                  for size, count in ((sizes[0], 1), (sizes[1], 1),
                                      (sizes[1], 4))]

@@ -8,6 +8,7 @@ import chainer
 import numpy
 
 from ..images.shards import epoch_order
+from .learning_rate import check_count
 
 
 class ReplicaIterator(chainer.dataset.Iterator):
@@ -31,8 +32,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     Args:
         dataset: The whole data set, the same on all ranks.
         batch_size: Samples of all replicas together.
-        replica_index: This replica.
-        replicas: How many there are.
+        replica_index: This replica; default: the first.
+        replicas: How many there are; default: one.
         repeat: Go on after the first epoch.
         shuffle: Another order in each epoch; otherwise the data set's.
         seed: Of the order; the same on all ranks.
@@ -45,11 +46,18 @@ class ReplicaIterator(chainer.dataset.Iterator):
     """
 
     def __init__(self, dataset: Sequence, batch_size: int,
-                 replica_index: int = 0, replicas: int = 1,
+                 replica_index: int | None = None,
+                 replicas: int | None = None,
                  repeat: bool = True, shuffle: bool = True, seed: int = 0,
                  grid: Any = None) -> None:
         if grid is not None:
+            if replica_index is not None or replicas is not None:
+                raise ValueError('the grid says which replica this is; leave '
+                                 'replica_index and replicas out')
             replica_index, replicas = grid.replica_index, grid.replicas
+        replica_index, replicas = replica_index or 0, (
+            1 if replicas is None else replicas)
+        check_count('batch_size', batch_size)
         if not 0 <= replica_index < replicas:
             raise ValueError(
                 f'there is no replica {replica_index} among {replicas}')

@@ -18,7 +18,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 warmup_epochs: float, epochs: float, lars: bool = True,
                 decay: str | Decay = 'polynomial', weight_decay: float = 1e-4,
                 samples: int | None = None,
-                lars_coefficient: float = 0.001) -> Any:
+                lars_coefficient: float | None = None) -> Any:
     """Prepares an optimizer for large batches.
 
     The optimizer gets plain hooks at its ``setup``, or at once if that was
@@ -41,7 +41,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         samples: In the data set, over all ranks: how far the training is
             then follows from the number of updates.  None: extend the
             trainer with :class:`.FollowEpochs` on all ranks.
-        lars_coefficient: See :class:`.LARS`.
+        lars_coefficient: See :class:`.LARS`, whose default it has.
 
     Returns:
         The optimizer.
@@ -73,8 +73,12 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                          'before; make a new one')
     rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
                         decay)
-    weights = (LARS(lars_coefficient, weight_decay) if lars
-               else WeightDecay(weight_decay))
+    if lars_coefficient is not None and not lars:
+        raise ValueError(f'lars_coefficient={lars_coefficient} is of LARS, '
+                         'and lars=False; pass one of them only')
+    weights = (LARS(weight_decay=weight_decay, **(
+        {} if lars_coefficient is None else {'coefficient': lars_coefficient}))
+        if lars else WeightDecay(weight_decay))
     hooks = [RateSchedule(rate, samples), weights, StopWhenDiverged()]
     hyperparam.lr = rate.at(0.0)
     actual.use_fp32_update()

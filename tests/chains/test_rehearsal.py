@@ -84,6 +84,17 @@ def negative(h):
     return -h if h.array.any() else h
 
 
+class Part(chainer.FunctionNode):
+    """Some of the samples, times a factor."""
+
+    def __init__(self, share, factor=1.):
+        self.share, self.factor = share, factor
+
+    def forward(self, inputs):
+        x, = inputs
+        return self.factor * x[:int(len(x) * self.share)],
+
+
 CHANGES = {
     'another marked function': lambda net, h: (
         positive if net.heads else negative)(h),
@@ -94,8 +105,9 @@ CHANGES = {
     'another function': lambda net, h: (
         F.relu if net.heads else F.tanh)(h),
     'another link': lambda net, h: (net.one if net.heads else net.two)(h),
-    'another option': lambda net, h: F.dropout(h, .1 if net.heads else .2),
-    'another constant': lambda net, h: h * (1.5 if net.heads else 2.5),
+    'another option': lambda net, h: F.sum(h, int(net.heads)),
+    'a number that cuts': lambda net, h: Part(
+        .5 if net.heads else .75).apply((h,))[0],
     'another index': lambda net, h: h[:, :1 if net.heads else 2],
     'another input': lambda net, h: F.relu(
         h) + (h if net.heads else F.tanh(h) * 0),
@@ -111,8 +123,6 @@ CHANGES = {
         h, numpy.array([[0, 0], [0, 1 if net.heads else 2]]), 'constant'),
     'no axis': lambda net, h: F.sum(h, axis=None if net.heads else 0),
     'True, which equals 1': lambda net, h: h[True if net.heads else 1],
-    'a number of NumPy': lambda net, h: h * numpy.float32(
-        1.5 if net.heads else 2.5),
     'numbers of NumPy': lambda net, h: h[
         :, :numpy.int64(1 if net.heads else 2)],
     'another type': lambda net, h: F.cast(
@@ -139,6 +149,13 @@ VALUES = {
     'mask': lambda net, h: F.where(numpy.full((4, 3), net.heads), h, -h),
     'dropped': lambda net, h: F.dropout(
         h, mask=numpy.full((4, 3), net.heads)),
+    'a factor': lambda net, h: h * (1.5 if net.heads else 2.5),
+    'an integer as a factor': lambda net, h: h * (2 if net.heads else 3.5),
+    'a factor of NumPy': lambda net, h: h * numpy.float32(
+        1.5 if net.heads else 2.5),
+    'a ratio': lambda net, h: F.dropout(h, .1 if net.heads else .2),
+    "a user's factor": lambda net, h: Part(1., 1.5 if net.heads else 2.5)
+        .apply((h,))[0],
     'no number': lambda net, h: h * float('nan'),
     'weights': lambda net, h: h * numpy.full(3, float(net.heads), 'f'),
 }

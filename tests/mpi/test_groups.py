@@ -118,6 +118,16 @@ def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
         pickle.dumps(group)
 
 
+@on_ranks(2)
+def test_waiting_for_the_objects_of_a_rank_that_gives_up_is_an_error(comm):
+    group = Group(split_groups(comm))
+    if comm.rank:
+        group.give_up('out of order')
+    else:
+        with pytest.raises(RuntimeError, match='rank 1 .*out of order'):
+            group.gather_objects((3, 4))
+
+
 @on_ranks(2, 4)
 def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
     ranks = split_groups(comm)

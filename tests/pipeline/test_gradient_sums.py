@@ -171,3 +171,17 @@ def test_a_step_that_failed_leaves_no_product():
     sums.add_product(layer, *last)
     sums.finish(None)
     assert layer.W.grad.tobytes() == joined([last]).tobytes()
+
+
+def test_a_gradient_that_is_kept_stays_and_another_is_reused():
+    kept, dropped, sums = parameter(), parameter(), GradientSums()
+    memory = []
+    for step in range(3):
+        for weight in (kept, dropped):
+            weight.cleargrad()
+            sums.add(weight, np.full(3, step, 'f'))
+        sums.finish(None)
+        memory.append((kept.grad[1:], dropped.grad.ctypes.data))
+    views, places = zip(*memory, strict=True)
+    assert [view.tolist() for view in views] == [[0, 0], [1, 1], [2, 2]]
+    assert len(set(places)) == 1

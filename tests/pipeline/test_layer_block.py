@@ -1,4 +1,5 @@
 """One layer of a Divisible as a block: what it computes and what it draws."""
+import contextlib
 import functools
 
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
@@ -102,6 +103,36 @@ def test_a_layer_that_draws_nothing_leaves_the_generator_alone():
     before = numpy.random.get_state()[1].tobytes()
     block.infer(1, (X,), PLACE._replace(first_sample=4))
     assert numpy.random.get_state()[1].tobytes() == before
+
+
+@pytest.mark.parametrize('kind', ['of the layer', 'of links', 'of functions'])
+def test_hooks_that_are_added_later_draw_by_the_place(kind):
+    drawn = []
+
+    class OfLinks(chainer.LinkHook):
+        name = 'drawing'
+
+        def forward_preprocess(self, args):
+            drawn.append(numpy.random.rand())
+
+    class OfFunctions(chainer.FunctionHook):
+        name = 'drawing'
+
+        def forward_preprocess(self, function, inputs):
+            drawn.append(numpy.random.rand())
+    layer = L.Linear(5, 3)
+    block = LayerBlock((3, layer))
+    block.infer(0, (X,), PLACE)         # without hooks, once
+    hook = OfFunctions() if kind == 'of functions' else OfLinks()
+    if kind == 'of the layer':
+        layer.add_hook(hook)
+    with contextlib.nullcontext() if kind == 'of the layer' else hook:
+        for seed in (1, 2):
+            numpy.random.seed(seed)
+            block.infer(0, (X,), PLACE)
+            block.infer(0, (X,), PLACE._replace(iteration=1))
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0] != drawn[1]
 
 
 def test_a_link_shows_what_it_has_and_a_function_nothing():

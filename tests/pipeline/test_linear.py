@@ -136,3 +136,12 @@ def test_nobody_is_kept_from_looking_on(looking):
 def test_a_wrong_shape_is_chainers_error():
     with pytest.raises(chainer.utils.type_check.InvalidType):
         record(made(5, 3), (random(4, 6),), (True,))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_asked():
+    layer, x = made(5, 3), random(4, 5)
+    assert is_plain(layer, (x,))
+    layer.forward = lambda x: F.linear(x, layer.W, layer.b) * 2
+    assert not is_plain(layer, (x,))
+    _, (y,) = record(layer, (x,), (True,))
+    assert np.allclose(y, 2 * forward(layer, x))

@@ -1,6 +1,9 @@
+import types
+
 from chainer_fp8pipe.pipeline.randomness import Place, at, current, preserved
 
 import numpy as np
+from chainer.backends import cuda
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,3 +42,38 @@ def test_the_users_generator_goes_on_as_if_nothing_had_been_drawn():
     with preserved():
         draw(Place(0, 0, 0, 0))
     assert [first, np.random.rand()] == expected
+
+
+class Device:
+    """What is asked of CuPy: each device has one generator."""
+
+    def __init__(self):
+        self.now = self.first = np.random.RandomState(3)
+        self.random = self
+        self.RandomState = np.random.RandomState
+        self.cuda = types.SimpleNamespace(
+            Device=lambda: types.SimpleNamespace(id='of this test'))
+
+    def get_random_state(self):
+        return self.now
+
+    def set_random_state(self, state):
+        self.now = state
+
+    def seed(self, seed):
+        self.now.seed(seed)
+
+
+def test_a_devices_generator_goes_on_as_if_nothing_was_drawn(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(cuda, 'available', True)
+    monkeypatch.setattr(cuda, 'cupy', device, raising=False)
+    drawn = []
+    for number in 0, 0, 1:
+        with preserved(), at(Place(0, number, 0, 0), device):
+            drawn.append(device.now.rand())
+            with preserved(), at(Place(0, 9, 9, 0), device):
+                device.now.rand()
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert device.now is device.first
+    assert device.now.rand() == np.random.RandomState(3).rand()

@@ -167,3 +167,16 @@ def test_a_smaller_data_set_than_was_saved_is_an_error():
     with pytest.raises(ValueError, match='after 10 samples .* has 8'):
         ReplicaIterator(range(8), 5).serialize(
             chainer.serializers.NpzDeserializer(saved.target))
+
+
+def test_a_grid_and_a_replica_are_not_both_given():
+    grid = types.SimpleNamespace(replica_index=1, replicas=2)
+    for options in ({'replicas': 2}, {'replica_index': 0}):
+        with pytest.raises(ValueError, match='the grid says which replica'):
+            ReplicaIterator(range(8), 4, grid=grid, **options)
+
+
+@pytest.mark.parametrize('batch', [2.5, True, '4', 0])
+def test_a_batch_size_must_be_a_number_of_samples(batch):
+    with pytest.raises(ValueError, match='batch_size must be a positive'):
+        ReplicaIterator(range(8), batch)

@@ -356,3 +356,9 @@ def test_hooks_that_are_there_already_are_an_error():
     optimizer.add_hook(LARS())
     with pytest.raises(KeyError, match='LARS'):
         recipe(optimizer)
+
+
+def test_a_coefficient_without_lars_is_an_error():
+    with pytest.raises(ValueError, match='lars_coefficient=0.1 is of LARS'):
+        large_batch(chainer.optimizers.MomentumSGD(), 64, 0.1, 32, 1, 9,
+                    lars=False, lars_coefficient=0.1)

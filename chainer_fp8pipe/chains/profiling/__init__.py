@@ -1,1 +1,1 @@
-"""Times of calls in training, and plans made again with them."""
+"""Times of calls in training."""

@@ -40,6 +40,8 @@ from .traced_call import (
     expected_of,
     ignored_label,
     kind_of,
+    label_of,
+    loosened,
 )
 from .whole_call import LinkCall, WholeCall, call_whole, link_of
 
@@ -58,6 +60,7 @@ class CallRecorder(Interceptor):
         memo: Figures of earlier calls, by :func:`.key_of`.
         atomic: Paths of the links that are run as one call.
         timed: Whether calls are timed.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
 
     Attributes:
         trace: Of the run.
@@ -67,13 +70,15 @@ class CallRecorder(Interceptor):
     """
 
     def __init__(self, names: Names, memo: dict[Any, Measured],
-                 atomic: frozenset[str], timed: bool) -> None:
+                 atomic: frozenset[str], timed: bool,
+                 pipeline: Any = None) -> None:
         self.trace = Trace(atomic)
         self.inside = False
         self.marks = Marks()
         self.measured: dict[int, Measured] = {}
         self._calls = self.trace.calls
         self._names, self._memo, self._timed = names, memo, timed
+        self._pipeline = pipeline
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
@@ -137,6 +142,9 @@ class CallRecorder(Interceptor):
                 self._refuse_parts(self._given)
             return original(node, inputs)
         return self._traced(node, inputs, original)
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, self.inside, self._pipeline)
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Notes labels inside of a call; a rehearsal sees the others."""
@@ -220,7 +228,7 @@ class CallRecorder(Interceptor):
             self._first_call.setdefault(id(link), number)
         read: list[Any] = [self._read(x) for x in inputs]
         call = TracedCall(
-            node.label, self._link(), kind=kind_of(node),
+            label_of(node), self._link(), kind=kind_of(node),
             path=tuple(self._first_call[id(link)] for link in self._stack),
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))
@@ -247,6 +255,7 @@ class CallRecorder(Interceptor):
                 raise
             except Exception as error:
                 call.error, call.parameters = error, names
+                call.demands = call.constants
                 self._calls.append(call)
                 raise
         if key is not None:             # the last one is the latest
@@ -258,6 +267,7 @@ class CallRecorder(Interceptor):
         self.measured[number] = measured
         self._fill_in(call, number, measured, read, names)
         call.ignores = self._ignores(node, inputs, measured)
+        call.demands = loosened(call, inputs)
         self._calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts
@@ -484,7 +494,8 @@ class Repeat(CallRecorder):
     """
 
     def __init__(self, first: CallRecorder) -> None:
-        super().__init__(first._names, {}, first.trace.atomic, False)
+        super().__init__(first._names, {}, first.trace.atomic, False,
+                         first._pipeline)
         self._first = first
         self.differences: dict[int, str] = {}
         self.lost = False
@@ -506,7 +517,7 @@ class Repeat(CallRecorder):
     def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         number = len(self._calls)
         again = TracedCall(
-            node.label, self._link(), kind=kind_of(node),
+            label_of(node), self._link(), kind=kind_of(node),
             constants=constants_of(node))
         self.marks.add(number, again, node, inputs)
         self._compare(number)

@@ -7,8 +7,6 @@ from its own state; the gradient ends there, as after Chainer's
 """
 from __future__ import annotations
 
-import collections
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,12 +16,10 @@ import chainer
 from ...planning.partition.calls import Source
 from .. import nested
 from ..ghost import is_ghost, sources
+from .contents import Content, is_changed, noted, put_back
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
 _ABSENT: Any = object()
-#: What may be changed inside of a tuple.
-_CHANGING = (list, dict, set, tuple, collections.deque, chainer.Variable,
-             *chainer.get_array_types())
 Links = Mapping[str, chainer.Link]
 Attribute = tuple[str, str]     # path of a link, name
 
@@ -34,6 +30,9 @@ class saved:
     Args:
         links: By path.
         only: The attributes to restore; None: all of them.
+
+    Attributes:
+        memo: See :func:`.noted`.
     """
 
     def __init__(self, links: Links,
@@ -50,11 +49,12 @@ class saved:
     def note(self) -> saved:
         """Notes the attributes as they are now."""
         self._before: dict[Attribute, Any] = {}
+        self.memo: dict[int, Content] = {}
         for path, name in self._names():
             link = self._links[path]
             value = vars(link).get(name, _ABSENT)
             self._before[path, name] = (
-                value if name in link._params else _noted(value))
+                value if name in link._params else noted(value, self.memo))
         return self
 
     def put_back(self) -> None:
@@ -62,19 +62,20 @@ class saved:
         for path, name in self._present():
             if (path, name) not in self._before:
                 del vars(self._links[path])[name]
+        done: dict[int, Any] = {}
         for (path, name), before in self._before.items():
             own = vars(self._links[path])
             if before is _ABSENT:
                 own.pop(name, None)
             else:
-                own[name] = _put_back(before)
+                own[name] = put_back(before, done)
 
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
         return frozenset(
             (path, name) for path, name in self._present()
-            if _is_changed(self._before.get((path, name), _ABSENT),
-                           vars(self._links[path])[name]))
+            if is_changed(self._before.get((path, name), _ABSENT),
+                          vars(self._links[path])[name], set()))
 
     def _names(self) -> Iterable[Attribute]:
         return self._only if self._only is not None else [
@@ -186,79 +187,3 @@ class LinkState:
         return tuple((entry.link, entry.name, repr(entry.tree), tuple(
             (leaf.shape, str(leaf.dtype), leaf.stage)
             for leaf in entry.leaves)) for entry in self.entries)
-
-
-class _Noted(NamedTuple):
-    """An object that may be changed in place, with its content."""
-
-    value: Any
-    content: Any
-
-
-def _noted(value: Any) -> Any:
-    """A :class:`_Noted` of what may be changed in place, else the value."""
-    if isinstance(value, chainer.get_array_types()):
-        # What cannot be written to may be large: a file in memory, say.
-        if is_ghost(value) or not getattr(value.flags, 'writeable', True):
-            return value
-        return _Noted(value, value.copy())
-    if isinstance(value, chainer.Variable):
-        if isinstance(value, chainer.Parameter):
-            return value
-        return _Noted(value, _noted(value._data[0]))
-    if isinstance(value, dict):
-        return _Noted(value, {key: _noted(item)
-                              for key, item in value.items()})
-    if isinstance(value, (list, collections.deque)):
-        return _Noted(value, list(map(_noted, value)))
-    if isinstance(value, tuple) and any(isinstance(item, _CHANGING)
-                                        for item in value):
-        return _Noted(value, list(map(_noted, value)))
-    if isinstance(value, set):
-        return _Noted(value, copy.copy(value))
-    return value
-
-
-def _put_back(before: Any) -> Any:
-    """The same object, with its content of before."""
-    if not isinstance(before, _Noted):
-        return before
-    value, content = before
-    if isinstance(value, chainer.get_array_types()):
-        value[...] = content
-    elif isinstance(value, chainer.Variable):
-        value._data[0] = _put_back(content)
-    elif isinstance(value, tuple):
-        for item in content:
-            _put_back(item)
-    elif isinstance(value, dict):
-        value.clear()
-        for key, item in content.items():
-            value[key] = _put_back(item)
-    elif isinstance(value, set):
-        value.clear()
-        value.update(content)
-    else:
-        value.clear()
-        value.extend(map(_put_back, content))
-    return value
-
-
-def _is_changed(before: Any, now: Any) -> bool:
-    """Whether the value is another one, or has another content."""
-    if not isinstance(before, _Noted):
-        return now is not before
-    value, content = before
-    if now is not value:
-        return True
-    if isinstance(value, chainer.get_array_types()):
-        return bool((now != content).any())
-    if isinstance(value, chainer.Variable):
-        return _is_changed(content, value._data[0])
-    if isinstance(value, set):
-        return bool(value != content)
-    if isinstance(value, dict):
-        return list(value) != list(content) or any(
-            _is_changed(content[key], value[key]) for key in content)
-    return len(value) != len(content) or any(
-        map(_is_changed, content, value))

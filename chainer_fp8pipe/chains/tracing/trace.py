@@ -12,12 +12,13 @@ from typing import Any
 
 import chainer
 
-from ...intercept.function_calls import intercepting
+from ...intercept.function_calls import hold_calls, intercepting
 from ...intercept.initial_values import creating
 from ...pipeline.randomness import preserved
 from ..ghost import GhostError, ghost, is_ghost, line_of
 from ..names import Names, reporter_of
 from ..valueless_parameters import ShapesOnly, place_array
+from . import collectives
 from .call_recorder import CallRecorder, Repeat
 from .link_state import LinkState, frozen, saved
 from .measuring import Measured
@@ -36,10 +37,15 @@ class Tracer:
     Args:
         model: The whole model; its parameters may be ghosts.
         names: Of its links and parameters.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
     """
 
-    def __init__(self, model: chainer.Link, names: Names) -> None:
+    def __init__(self, model: chainer.Link, names: Names,
+                 pipeline: Any = None) -> None:
         self._model, self._names = model, names
+        self._pipeline = pipeline
+        collectives.hold(self)
+        hold_calls(map(type, names.links.values()), self)
         self._memo: dict[Any, Measured] = {}
         self._atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
@@ -58,7 +64,7 @@ class Tracer:
         """
         while True:
             recorder = CallRecorder(self._names, self._memo, self._atomic,
-                                    timed)
+                                    timed, self._pipeline)
             try:
                 with reading(Level.LOW):
                     self._once(run, recorder, state)
@@ -121,7 +127,8 @@ class Tracer:
             if state is not None:
                 state.put(links, recorder.pin)
             trace.first = len(trace.calls)
-            with preserved(), reporter, intercepting(recorder):
+            with preserved(), reporter, collectives.refusing(links), \
+                    intercepting(recorder):
                 trace.result = run()
             recorder.drop_tracebacks()
             trace.state = LinkState.found(links, begin)

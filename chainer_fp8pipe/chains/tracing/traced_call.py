@@ -4,7 +4,8 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from chainer.functions.util.forget import Forget
 from ...intercept.function_calls import Interceptor
 from ...planning.partition.calls import Call, Source
 from .. import nested
-from ..ghost import is_ghost, looked_at
+from ..ghost import GhostError, is_ghost, looked_at
 from ..names import Names
 from .link_state import Attribute, LinkState
 from .whole_call import Identity, LinkCall, WholeCall, call_whole
@@ -31,6 +32,9 @@ _RUNS = {WholeCall: 'run', Forget: 'func'}
 #: by class.  Other arrays may have other values in each batch.
 _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
              'Reshape': 'shape', 'Transpose': 'axes'}
+#: Attributes whose numbers decide about no shape, though they may be integers,
+#: by module.
+_ARITHMETIC = {'chainer.functions.math.basic_math': ('value',)}
 #: The attribute with an index.
 _INDEX = 'slices'
 #: Attributes of these types must be equal.
@@ -52,7 +56,8 @@ class TracedCall(Call):
         expected: For each input what a repetition must have: the ghost or
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
-        constants: Attributes that a repetition must have, with their values.
+        constants: Attributes that decide what is called, with their values.
+        demands: Those of them that a repetition must have.
         inner: Paths of the parameters that are read inside of the call.
         error: The exception of the call; an iteration over a variable ends
             with one.
@@ -69,6 +74,7 @@ class TracedCall(Call):
     form: Any = None
     expected: tuple[Any, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
+    demands: tuple[tuple[str, Any], ...] = ()
     inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
@@ -154,6 +160,23 @@ class Shape(NamedTuple):
     dtype: Any
 
 
+class AnyNumber:
+    """Stands for a number about which no shape depends: a weight, a ratio.
+
+    It may be another one in each batch, as a weight that grows is.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (numbers.Number, AnyNumber)) and (
+            not is_ghost(other))
+
+    def __hash__(self) -> int:
+        return hash(AnyNumber)
+
+    def __repr__(self) -> str:
+        return 'any number'
+
+
 class Values(NamedTuple):
     """Stands for an array whose values decide about shapes."""
 
@@ -200,6 +223,14 @@ def kind_of(node: Any) -> Any:
     return type(getattr(node, 'function', node))
 
 
+def label_of(node: Any) -> str:
+    """What Chainer calls a function."""
+    try:
+        return node.label
+    except GhostError:      # it would name a number that it computes with
+        return kind_of(node).__name__
+
+
 def attributes_of(node: Any) -> dict[str, Any]:
     """The attributes of a function, which may be an old-style one."""
     if isinstance(node, chainer.function.FunctionAdapter):
@@ -238,11 +269,46 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
+def loosened(call: TracedCall, inputs: Sequence[Any]
+             ) -> tuple[tuple[str, Any], ...]:
+    """The constants of a call, without numbers that may change.
+
+    All of Chainer's that are no integers.  A user's own function may cut by
+    such a number, unless its outputs have the shapes of inputs.
+
+    Args:
+        call: With its outputs.
+        inputs: Arrays and variables.
+    """
+    shapes = [(), *(nested.array_of(x).shape for x in inputs)]
+    module = call.kind.__module__
+    if module.partition('.')[0] != 'chainer' and not all(
+            value.shape in shapes for value in call.outputs.values()):
+        return call.constants
+    operands = _ARITHMETIC.get(module, ())
+    return tuple([(name, AnyNumber() if name in operands and AnyNumber()
+                   == value else _loose(value))
+                  for name, value in call.constants])
+
+
+def _loose(value: Any) -> Any:
+    """A constant with :class:`AnyNumber` for each number that is no integer.
+
+    Shapes depend on integers.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(map(_loose, value))
+    return AnyNumber() if isinstance(value, (
+        float, complex, numpy.inexact)) else value
+
+
 def is_same(value: Any, expected: Any) -> bool:
     """Whether an attribute is as :func:`constants_of` has noted it."""
     kind = type(expected)
     if kind is AnyIndex:
         return AnyIndex.of(value) == expected
+    if kind is AnyNumber:
+        return bool(expected == value)
     if kind is Identity:
         return Identity(value) == expected
     if kind is Shape:

@@ -32,14 +32,14 @@ class DividingIterator(chainer.dataset.Iterator):
 
     def __next__(self) -> list:
         parts: list[Any] = [[]] * self._comm.size
-        problem: Exception | None = None
+        problem: BaseException | None = None
         try:
             batch = self._iterator.next()
             self.whole = len(batch)
             ends = [self.whole * replica // self._comm.size
                     for replica in range(self._comm.size + 1)]
             parts = [batch[start:end] for start, end in pairwise(ends)]
-        except Exception as error:  # the replicas wait for their parts
+        except BaseException as error:  # the replicas wait for their parts
             problem = error
         now = progress(self._iterator)
         said = (None if problem is None else

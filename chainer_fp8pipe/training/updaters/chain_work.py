@@ -1,6 +1,7 @@
 """Micro-batches of a partitioned Chain: all ranks see the whole batch."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,16 @@ from ...chains.part import ChainPart
 from ...chains.partitioned import Form
 from ...chains.rehearsal import weights
 from ...chains.staged_trace import StagedTrace
-from ...mpi.agreement import Signature, agree
+from ...mpi.agreement import raise_together
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
-from ...pipeline.loss import LossHead
-from ...pipeline.micro_batches import bounds
+from ...pipeline.loss import LossHead, checked_weight
+from ...pipeline.micro_batches import bounds, concatenated
 from ...pipeline.randomness import Place
-from ...planning.partition.partition_plan import PartitionPlan
-from .together import Opened, StepBatch, Sums
+from .reported import Reported
+from .together import Opened, StepBatch
 
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
@@ -39,6 +40,9 @@ class ChainWork:
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
         self._partition = model.partition
+        #: Does something on all ranks of the pipeline, or raises on all.
+        self._together = functools.partial(
+            raise_together, grid.pipeline, error=ValueError)
         self._loss_weight = loss_weight
         self.head = LossHead(_given, {}, float)
         self.chunks = model.plan.chunks
@@ -51,8 +55,6 @@ class ChainWork:
         self._method: Callable | None = None
         #: Whether this rank's parameters are others than they were.
         self.changed = False
-        #: Whether the plan says what is recomputed, not the user.
-        self.follows_plan = True
 
     def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
         """This rank's parts of the model, by number of chunk."""
@@ -87,15 +89,7 @@ class ChainWork:
         if len(forms) > 1:
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
-        for arrays, size in zip(parts, sizes, strict=True):
-            for array in arrays:
-                if array.shape[:1] != (size,):
-                    raise ValueError(
-                        f'an output has shape {array.shape} for a '
-                        f'micro-batch of {size}; it must have a row for each '
-                        'sample')
-        return tuple(xp.concatenate(column)
-                     for column in zip(*parts, strict=True))
+        return concatenated(parts, sizes, xp)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
@@ -110,67 +104,58 @@ class ChainWork:
         return StepBatch(arrays if isinstance(arrays, tuple) else (arrays,),
                          None, progress)
 
+    def ready(self, batch: StepBatch) -> StepBatch:
+        """A batch that can be sent: its arrays on the host."""
+        return batch._replace(inputs=tuple(
+            numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
+                nested.array_of(array))) for array in batch.inputs))
+
     def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> str:
+                places: list[Place]) -> None:
         """All ranks get the batch, and a trace for each micro-batch.
 
-        Returns what went wrong, on all ranks of the pipeline; '' if nothing.
+        Raises:
+            ValueError: The model cannot be run so, or ranks would make
+                different calls; on all ranks of the pipeline.
         """
-        part = self._partition
-        tree, arrays = self._share(opened.batch)
+        part, grid = self._partition, self._grid
+        tree, host = self._share(opened.batch)
         ends = bounds(opened.samples, parts)
-        problem, forms, found = part.problem(), [], []
-        mine: dict[int, Any] = {}
-        resumed = part.passes.resume(step)
-        try:
-            for number, (start, end) in enumerate(ends):
-                args, kwargs = nested.rebuilt(
-                    tree, [array[start:end] for array in arrays])
-                last = self._last.get(step, []) if resumed else []
-                before = last[number].after if number < len(last) else None
-                forms.append(Form(self._function(step), args, kwargs, before,
-                                  places[number]))
-            # Each rank rehearses some of the micro-batches for all.
-            mine = {number: part.rehearsed(step, forms[number])
-                    for number in range(self._grid.stage_index, parts,
-                                        self._grid.stages)}
-        except Exception as error:  # the other ranks must hear of it
-            problem = problem or f'{type(error).__name__}: {error}'
-        problem = self._agreed([], problem)
-        if not problem:
-            found = self._gathered(step, forms, mine)
-            problem = self._agreed(found, '')
-        if not problem and not all(found):
-            found, problem = self._traced(step, forms, found)
-            problem = self._agreed(found, problem)
-        if problem:
-            return problem
-        missing = set().union(*(part.missing(program)
-                                for program, _ in found))
+        forms, mine = self._together(lambda: self._rehearsed(
+            step, tree, host, ends, places))
+        said = grid.pipeline.allgather(mine)
+        found, missing = self._agreed(lambda: self._known(step, forms, said))
+        if not all(found):
+            found, missing = self._agreed(
+                lambda: self._traced(step, forms, found))
+        if missing and step == 'train' and grid.replicas > 1:
+            name, chunk = min(missing)
+            raise ValueError(
+                f'this batch needs parameter {name} on {part.where(chunk)}, '
+                'which has not got it; make the partition with such an '
+                'example')
         if missing:
-            try:
-                part.add(missing)
-            except ValueError as error:     # the same on all ranks
-                return str(error)
+            part.lend(missing)
             self.changed = True
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
         self._calls = [form.call for form in forms]
-        try:
-            self._weights = self._weigh(
-                [labels for _, labels in found],
-                [end - start for start, end in ends], step)
-        except ValueError as error:     # the same on all ranks
-            return str(error)
-        return ''
+        labels = [labels for _, labels in found]
+        sizes = [end - start for start, end in ends]
+        if self._loss_weight is None or step == 'predict':
+            # What it raises is the same on all ranks.
+            self._weights = [0.0] * parts if step == 'predict' else weights(
+                labels, sizes, self._grid.replicas if step == 'train' else 1)
+        else:
+            self._weights = self._together(
+                self._weigh, entries=lambda found: {
+                    f'the loss_weight of micro-batch {number}': repr(weight)
+                    for number, weight in enumerate(found)}, remedy=_SAME)
 
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """As :meth:`.LayerWork.deal`; nothing is sent any more."""
-        adapter = self._partition.adapter
         self._trained += step == 'train'
-        if adapter is not None and step == 'train':
-            adapter.before_update(self._programs)
         self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
         first = inputs if self._grid.stage_index == 0 else []
@@ -178,18 +163,16 @@ class ChainWork:
             return first, [], []
         return first, self._weights, self._weights
 
-    def sums(self) -> Sums:
-        """Weighted sums of what is reported here, and the weights' sums."""
-        found: Sums = {name: (0.0, 0.0) for program in self._programs
-                       for name in program.reporters}
+    def reported(self) -> Reported:
+        """What the model has reported here."""
+        found = Reported()
         for weight, reports in zip(
                 self._weights, self._partition.passes.reports, strict=True):
             for name, value in reports.items():
-                part, whole = found[name]
-                found[name] = part + weight * value, whole + weight
+                found.add(name, value, weight)
         return found
 
-    def report(self, means: dict[str, float]) -> None:
+    def report(self, means: dict[str, Any]) -> None:
         """Reports means for the links that have reported parts of them."""
         links = self._partition.names.links
         for name, value in means.items():
@@ -199,12 +182,10 @@ class ChainWork:
             else:
                 chainer.report({name: value})
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        """The chunks that run forward twice, after the plan has changed."""
-        if not self.follows_plan:
-            return now
-        return frozenset(chunk for chunk, again in enumerate(
-            self._model.plan.recompute) if again)
+    @property
+    def has_ties(self) -> bool:
+        """Whether a parameter is on several ranks; the same on all."""
+        return bool(self._partition.ties)
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
@@ -212,40 +193,17 @@ class ChainWork:
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
 
-    def follow_plan(self, plan: PartitionPlan, optimizer: Any) -> bool:
-        """Cuts the model as a snapshot's run had it; call it on all ranks.
-
-        Returns whether parameters have moved.
-        """
-        part = self._partition
-        now = part.plan
-        if (plan.stages, len(plan.cuts), set(plan.homes())) != (
-                now.stages, len(now.cuts), set(now.homes())):
-            return False
-        part.adapter = None         # which would cut elsewhere again
-        if (plan.cuts, plan.order, plan.recompute) == (
-                now.cuts, now.order, now.recompute):
-            return False
-        part.replan(plan, part.trace, optimizer)
-        self._last.clear()
-        self.changed = True
-        return True
-
-    def adapt(self, optimizer: Any) -> bool:
-        """After an update: whether the model was cut elsewhere."""
-        adapter = self._partition.adapter
-        if adapter is None or not adapter.after_update(optimizer):
-            return False
-        self._last.clear()
-        self.changed = True
-        return True
-
     def end(self) -> None:
         """Ends a step."""
         self._partition.passes.end()
 
+    def give_back(self) -> None:
+        """Takes away parameters that were lent for the step."""
+        self.changed = self._partition.give_back() or self.changed
+
     def forget(self) -> None:
         """Drops what a failed step has left."""
+        self.give_back()
         self._partition.passes.forget()
 
     # --- details ------------------------------------------------------------
@@ -257,79 +215,96 @@ class ChainWork:
         return self._method
 
     def _share(self, batch: StepBatch | None) -> tuple[Any, list[Any]]:
-        """The batch on all ranks, where the model is."""
+        """The batch on all ranks: a tree, and its arrays on the host."""
         form, host = None, None
         if batch is not None:
-            leaves, form = nested.leaves(batch.arguments())
-            host = [numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
-                nested.array_of(leaf))) for leaf in leaves]
-        form, host = broadcast_arrays(self._grid.pipeline, form, host)
-        device = self._model.device
-        return form, [device.send(array) for array in host]
+            host, form = nested.leaves(batch.arguments())
+        return broadcast_arrays(self._grid.pipeline, form, host)
 
-    def _gathered(self, step: str, forms: list[Form], mine: dict[int, Any]
-                  ) -> list[Any]:
-        """What each micro-batch calls, as one of the ranks has found."""
-        said: dict[int, Any] = {}
-        for share in self._grid.pipeline.allgather({
-                number: one and (one[0].trace.digest, one[1])
-                for number, one in mine.items()}):
-            said.update(share)
+    def _rehearsed(self, step: str, tree: Any, host: list[Any],
+                   ends: list[tuple[int, int]], places: list[Place]
+                   ) -> tuple[list[Form], dict[int, Any]]:
+        """All micro-batches, and what this rank's share of them calls."""
+        part = self._partition
+        problem = part.problem()
+        if problem:
+            raise ValueError(problem)
+        last = (self._last.get(step, []) if part.passes.resume(step) else [])
+        arrays = [self._model.device.send(array) for array in host]
+        forms = []
+        for number, (start, end) in enumerate(ends):
+            args, kwargs = nested.rebuilt(
+                tree, [array[start:end] for array in arrays])
+            before = last[number].after if number < len(last) else None
+            forms.append(Form(self._function(step), args, kwargs, before,
+                              places[number]))
+        mine: dict[int, Any] = {}
+        for number in range(self._grid.stage_index, len(ends),
+                            self._grid.stages):
+            found = part.rehearsed(step, forms[number])
+            mine[number] = found and (found[0].trace.digest, found[1])
+        return forms, mine
+
+    def _known(self, step: str, forms: list[Form],
+               said: list[dict[int, Any]]) -> list[Any]:
+        """The program and labels of each micro-batch; None: it has none."""
         found: list[Any] = []
+        every = {number: one for share in said
+                 for number, one in share.items()}
         for number, form in enumerate(forms):
-            digest, labels = said[number] or ('', None)
+            digest, labels = every[number] or ('', None)
             program = self._partition.known(step, form, digest)
             found.append(None if program is None else (program, labels))
         return found
 
     def _traced(self, step: str, forms: list[Form], found: list[Any]
-                ) -> tuple[list[Any], str]:
+                ) -> list[Any]:
         """A trace for each micro-batch that has none."""
-        part, problem = self._partition, ''
-        found = list(found)
-        try:
-            self._tell(step, found)     # raises where warnings are errors
-            for number, form in enumerate(forms):
-                if found[number] is None:
-                    # An earlier one of this batch may do.
-                    found[number] = (part.rehearsed(step, form)
-                                     or part.traced(step, form))
-        except Exception as error:  # the other ranks must hear of it
-            problem = f'{type(error).__name__}: {error}'
-        return found, problem
+        part = self._partition
+        self._tell(step, found)     # raises where warnings are errors
+        return [
+            # An earlier one of this batch may do.
+            one or part.rehearsed(step, form) or part.traced(step, form)
+            for form, one in zip(forms, found, strict=True)]
 
     def _tell(self, step: str, found: list[Any]) -> None:
         """Says once that batches of other forms take time."""
         # The second step may begin with state that the first one has left.
         if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
+            why = self._partition.passes.mismatch
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
                 'the model call what it has not called before, so the model '
-                'is traced again; this is said once. Where every batch is '
-                'another, pad sequences to a few lengths')
+                'is traced again; this is said once. ' + (
+                    f'Here {why}; where it changes in every batch, compute '
+                    'with an array of it' if why else
+                    'Where every batch is another, pad sequences to a few '
+                    'lengths'))
 
-    def _agreed(self, found: list[Any], problem: str) -> str:
-        """Returns why ranks would make different calls; '' if they agree."""
-        try:
-            agree(self._grid.pipeline, Signature({
-                f'what micro-batch {number} calls':
-                one[0].trace.digest if one else 'new'
-                for number, one in enumerate(found)}), problem, _SAME)
-        except ValueError as error:
-            return str(error)
-        return ''
+    def _agreed(self, find: Callable[[], list[Any]]
+                ) -> tuple[list[Any], set[tuple[str, int]]]:
+        """What is found, the same on all ranks, and what ranks lack for it.
 
-    def _weigh(self, labels: list[Any], sizes: list[int], step: str
-               ) -> list[float]:
-        """How much each micro-batch counts in the mean."""
-        if step == 'predict':
-            return [0.0] * len(sizes)
-        if self._loss_weight is not None:
-            return [float(self._loss_weight(*args, **kwargs)) for args, kwargs
-                    in (call.arguments() for call in self._calls)]
-        return weights(labels, sizes, self._grid.replicas
-                       if step == 'train' else 1)
+        Raises ValueError on all ranks if a rank fails, or ranks would make
+        different calls.
+        """
+        missing: set[tuple[str, int]] = set()
+
+        def calls(found: list[Any]) -> dict[str, str]:
+            for one in found:
+                missing.update(self._partition.missing(one[0]) if one else ())
+            return {f'what micro-batch {number} calls':
+                    one[0].trace.digest if one else 'new'
+                    for number, one in enumerate(found)}
+        return self._together(find, entries=calls, remedy=_SAME), missing
+
+    def _weigh(self) -> list[float]:
+        """How much each micro-batch counts in the mean, as the user says."""
+        assert self._loss_weight is not None
+        return [checked_weight(self._loss_weight(*args, **kwargs))
+                for args, kwargs in (call.arguments()
+                                     for call in self._calls)]
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

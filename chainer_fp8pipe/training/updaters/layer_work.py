@@ -15,9 +15,10 @@ from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
 from ...pipeline.layer_block import LayerBlock, as_tuple
 from ...pipeline.loss import LossHead
-from ...pipeline.micro_batches import bounds
+from ...pipeline.micro_batches import bounds, concatenated
 from ...pipeline.randomness import Place
-from .together import Opened, StepBatch, Sums
+from .reported import Reported
+from .together import Opened, StepBatch
 
 
 class LayerWork:
@@ -59,7 +60,11 @@ class LayerWork:
         if len(arrays) < 2:
             raise ValueError('an example has no target; it must be a tuple '
                              'of one input or more and the target')
-        target = arrays.pop(label_key)
+        try:
+            target = arrays.pop(label_key)
+        except (IndexError, TypeError):
+            raise ValueError(f'an example has {len(arrays)} elements, and '
+                             f'none is label_key={label_key!r}') from None
         return StepBatch(tuple(arrays), target, progress)
 
     def deal(self, opened: Opened, channels: Channels, parts: int,
@@ -101,43 +106,43 @@ class LayerWork:
     def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
                ) -> Arrays:
         """The outputs of all micro-batches, on the last stage."""
-        return tuple(xp.concatenate(column)
-                     for column in zip(*parts, strict=True))
+        return concatenated(parts, sizes, xp)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def sums(self) -> Sums:
-        """Weighted sums of what is reported, and the weights' sums."""
-        if self._grid.stage_index < self._grid.stages - 1:
-            return dict.fromkeys(self.head.names, (0.0, 0.0))
-        return {name: (self.head.sums[name], self.head.totals[name])
-                for name in self.head.names}
+    def reported(self) -> Reported:
+        """Loss and metrics, which the last stage has computed."""
+        found = Reported()
+        if self._grid.stage_index == self._grid.stages - 1:
+            for name in self.head.names:
+                found.add_sum(name, self.head.sums[name],
+                              self.head.totals[name])
+        return found
 
-    def report(self, means: Mapping[str, float]) -> None:
+    def report(self, means: Mapping[str, Any]) -> None:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
 
     # --- layers stay where they are, and share nothing ----------------------
 
-    def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> str:
-        return ''
+    has_ties = False
 
-    def recomputed(self, now: frozenset[int]) -> frozenset[int]:
-        return now
+    def prepare(self, opened: Opened, parts: int, step: str,
+                places: list[Place]) -> None:
+        pass
+
+    def ready(self, batch: StepBatch) -> StepBatch:
+        return batch
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         return {}
 
-    def follow_plan(self, plan: Any, optimizer: Any) -> bool:
-        return False
-
-    def adapt(self, optimizer: Any) -> bool:
-        return False
-
     def end(self) -> None:
+        pass
+
+    def give_back(self) -> None:
         pass
 
     def forget(self) -> None:

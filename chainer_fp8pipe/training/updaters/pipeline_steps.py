@@ -8,8 +8,9 @@ from typing import Any
 
 import chainer
 
+from ...channel.message import describe
 from ...mpi.grid import ProcessGrid
-from ...pipeline.batch_statistics import BatchStatistics, give_up
+from ...pipeline.batch_statistics import BatchStatistics
 from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
 from ...pipeline.chunk import Chunk
@@ -26,9 +27,11 @@ from ...pipeline.schedules.schedule import (
 from ...pipeline.stage_executor import StageExecutor
 from ...report.stream import EventStream
 from .chain_work import ChainWork
+from .group_failures import give_up, hear_failures
 from .layer_work import LayerWork
+from .reported import Reported
 from .tied_gradients import TiedGradients
-from .together import Opened, StepBatch, Sums, Together
+from .together import Opened, StepBatch, Together
 
 
 class PipelineSteps:
@@ -59,29 +62,16 @@ class PipelineSteps:
 
     def connect(self) -> None:
         """Opens the channels; call it on all ranks, once, before a step."""
+        hear_failures(self._model)
         self._make_chunks()
         self._channels = Channels(self.grid.pipeline, self._chunks,
                                   self._last, self._codec, self._model.xp)
         self._make_executor()
 
-    def adapt(self, optimizer: Any) -> None:
-        """After an update, parts of the model may go to other ranks.
-
-        Call it on all ranks.  The optimizer makes update rules.
-        """
-        if self._work.adapt(optimizer):
-            self._follow()
-
-    def follow_plan(self, plan: Any, optimizer: Any) -> None:
-        """Cuts the model as a plan says; call it on all ranks."""
-        if self._work.follow_plan(plan, optimizer):
-            self._follow()
-
     def _follow(self) -> None:
         """Takes over what has changed in the parts of the model."""
         self._work.changed = False
         self._sums = GradientSums()
-        self._recomputed = self._work.recomputed(self._recomputed)
         self._make_chunks()
         self._make_executor()
 
@@ -103,21 +93,22 @@ class PipelineSteps:
             self._events)
 
     def train(self, read: Callable[[], StepBatch], iteration: int,
-              loss_scale: float | None, entries: Mapping[str, str],
+              loss_scale: float | None,
+              entries: Callable[[], Mapping[str, str]],
               announced: Callable | None = None
-              ) -> tuple[dict[str, float], tuple[float, ...]]:
+              ) -> tuple[dict[str, Any], tuple[float, ...]]:
         """Forward and backward of one batch; gradients are in the model.
 
         Args:
             read: Gives the batch; called on the first stage only.
             iteration: Number of updates so far.
             loss_scale: Factor of all gradients; None for 1.
-            entries: What else must be the same on all ranks.
+            entries: Gives what else must be the same on all ranks.
             announced: :meth:`.CodecCommunicator.announced` of the
                 communicator that averages the gradients; None without.
 
         Returns:
-            Means of loss and metrics over all replicas, the same on all
+            Means of what was reported over all replicas, the same on all
             ranks, and the progress of the first stage's iterator.
 
         Raises:
@@ -125,16 +116,16 @@ class PipelineSteps:
         """
         opened = self._together.open(
             'train', lambda: self._enough(read),
-            {'the iteration': str(iteration),
-             'the loss scale': str(loss_scale), **entries})
+            lambda: {'the iteration': str(iteration),
+                     'the loss scale': str(loss_scale), **entries()})
 
         places = self._places(opened, self._micro_batches, iteration)
         problem = self._prepare(opened, self._micro_batches, 'train', places)
 
-        def work() -> Sums:
-            self._model.cleargrads()
+        def work() -> Reported:
             weights: list[float] = []
             try:
+                self._model.cleargrads()
                 inputs, targets, weights = self._deal(
                     opened, self._micro_batches, 'train', problem)
             finally:        # the other replicas' last stages wait for it
@@ -148,68 +139,96 @@ class PipelineSteps:
                                    inputs, places, self._head, train=True)
             self._statistics.finish()
             self._sums.finish(loss_scale)
-            return self._work.sums()
-        means = self._means('train', work)
+            return self._work.reported()
+        means = self._close('train', work)
         self._tied.add_up()
+        self._work.give_back()
         return means, opened.progress
 
-    def hand_back(self) -> None:
-        """Gives tied parameters their means; call it on all ranks."""
-        self._tied.hand_back()
+    def finish(self, action: Callable[[], None],
+               exchange: Callable[[], None] | None = None) -> None:
+        """Updates the model after :meth:`train`; call it on all ranks.
 
-    def evaluate(self, read: Callable[[], StepBatch]) -> dict[str, float]:
-        """Loss and metrics of one batch, without training; on all ranks."""
+        Args:
+            action: The optimizer's update, which may :meth:`add`.
+            exchange: Averages gradients over replicas, before that.
+
+        Raises:
+            Exception: As :meth:`.Together.finish`.
+        """
+        def both() -> None:
+            if exchange is not None:
+                exchange()
+                if self._work.has_ties:
+                    self.add()      # another stage's may have failed
+                    self._tied.hand_back()
+            action()
+        self._together.finish('train', both)
+
+    def evaluate(self, read: Callable[[], StepBatch],
+                 report: Callable[[dict[str, Any]], None]) -> None:
+        """Reports on one batch, without training; on all ranks."""
         opened, places, problem = self._open_inference('evaluate', read)
 
-        def work() -> Sums:
+        def work() -> Reported:
             inputs, targets, weights = self._deal(
                 opened, len(places), 'evaluate', problem)
             self._head.begin(targets, weights, sum(weights), None)
             self._infer(inputs, places, self._head)
-            return self._work.sums()
-        return self._means('evaluate', work)
+            return self._work.reported()
+        means = self._close('evaluate', work)
+        self._together.finish('evaluate', lambda: report(means))
 
     def predict(self, read: Callable[[], StepBatch], wanted: bool,
-                method: str) -> Any:
+                method: str | None) -> Any:
         """The outputs for one batch, on the ranks that want them, or None.
 
-        ``method`` is the name of what is called.
+        ``method`` is the name of what is called; None: the usual one.
         """
         opened, places, problem = self._open_inference(
-            'predict', read, {'the method that predicts': method})
+            'predict', read, lambda: {
+                'the method that predicts': self._work.choose(method)})
         outputs: list[Any] = []
+        asks: list[bool] = []
         sizes = [end - start for start, end
                  in bounds(opened.samples, len(places))]
 
-        def work() -> Sums:
+        def work() -> Reported:
+            asks.append(bool(wanted))
             inputs, _, _ = self._deal(opened, len(places), 'predict', problem)
             parts = self._infer(inputs, places, None)
             if self._is_last:
                 with blame('the output', 0):
                     outputs.extend(self._work.joined(parts, sizes,
                                                      self._model.xp))
-            return {}
+                    # Sent, if anybody wants it, when all is well.
+                    describe(outputs, None)
+            return Reported()
         self._close('predict', work)
-        return self._hand_out(tuple(outputs), wanted)
+        found = self._hand_out(tuple(outputs), *asks)
+        return self._together.finish('predict', lambda: (
+            self._work.formed(found) if asks[0] else None))
+
+    def add(self, number: float = 0.0) -> float:
+        """As :meth:`.Together.add`."""
+        return self._together.add(number)
 
     # --- details ------------------------------------------------------------
 
     def _open_inference(self, step: str, read: Callable[[], StepBatch],
-                        entries: Mapping[str, str] | None = None
-                        ) -> tuple[Opened, list[Place], str]:
+                        entries: Callable[[], Mapping[str, str]] = dict
+                        ) -> tuple[Opened, list[Place],
+                                   BaseException | None]:
         """Opens a step; its micro-batches' places, and what is wrong."""
-        opened = self._together.open(step, read, entries)
+        opened = self._together.open(step, lambda: self._ready(read), entries)
         parts = min(opened.samples, self._micro_batches)
         places = self._places(opened, parts, 0)
         return opened, places, self._inferring(
             lambda: self._prepare(opened, parts, step, places))
 
-    def _means(self, step: str, work: Callable[[], Sums]) -> dict[str, float]:
-        """Does the work; gives the means of loss and metrics."""
-        return {name: part / whole if whole else 0.0 for name, (part, whole)
-                in self._close(step, work).items()}
-
-    def _close(self, step: str, work: Callable[[], Sums]) -> Sums:
+    def _close(self, step: str, work: Callable[[], Reported]
+               ) -> dict[str, Any]:
+        """Does the work; gives the means of what was reported."""
         try:
             found = self._together.close(step, work, self._give_up)
         except BaseException:       # on all ranks
@@ -217,6 +236,8 @@ class PipelineSteps:
             raise
         self._channels.flush()
         self._work.end()
+        if step != 'train':     # where gradients are still to be added up
+            self._work.give_back()
         return found
 
     def _give_up(self, text: str) -> None:
@@ -227,8 +248,13 @@ class PipelineSteps:
         self._sums.forget()
         self._statistics.forget()
 
-    def _enough(self, read: Callable[[], StepBatch]) -> StepBatch:
+    def _ready(self, read: Callable[[], StepBatch]) -> StepBatch:
         batch = read()
+        batch.samples()         # or says what is wrong
+        return self._work.ready(batch)
+
+    def _enough(self, read: Callable[[], StepBatch]) -> StepBatch:
+        batch = self._ready(read)
         samples = batch.samples()
         if samples < self._micro_batches:
             raise ValueError(
@@ -238,11 +264,12 @@ class PipelineSteps:
                 'no batch is short')
         return batch
 
-    def _deal(self, opened: Opened, parts: int, step: str, problem: str
+    def _deal(self, opened: Opened, parts: int, step: str,
+              problem: BaseException | None
               ) -> tuple[list[Arrays], list[Any], list[float]]:
         """Inputs, targets and weights of the micro-batches, or the error."""
-        if problem:
-            raise ValueError(problem)
+        if problem is not None:
+            raise problem
         return self._work.deal(opened, self._channels, parts, step)
 
     def _inferring(self, action: Callable[[], Any]) -> Any:
@@ -257,9 +284,17 @@ class PipelineSteps:
         return self.grid.data.allreduce(weight) / self.grid.replicas
 
     def _prepare(self, opened: Opened, parts: int, step: str,
-                 places: list[Place]) -> str:
-        with preserved():
-            problem = self._work.prepare(opened, parts, step, places)
+                 places: list[Place]) -> BaseException | None:
+        """Prepares a step; what is wrong, on all ranks of a pipeline.
+
+        Other pipelines may be well: they hear of it at the end of the step.
+        """
+        problem: BaseException | None = None
+        try:
+            with preserved():
+                self._work.prepare(opened, parts, step, places)
+        except BaseException as error:
+            problem = error
         if self._work.changed:
             self._follow()
         return problem
@@ -277,7 +312,7 @@ class PipelineSteps:
             schedule, self.grid.stage_index, inputs, places, head,
             train=False))
 
-    def _hand_out(self, outputs: Arrays, wanted: bool) -> Any:
+    def _hand_out(self, outputs: Arrays, wanted: bool) -> Arrays:
         """The last stage gives the outputs to all that want them."""
         asking = self.grid.pipeline.allgather(wanted)
         if self._is_last:
@@ -286,7 +321,7 @@ class PipelineSteps:
                 if asks and rank != self.grid.stage_index])
         elif wanted:
             outputs = self._channels.receive_outputs()
-        return self._work.formed(outputs) if wanted else None
+        return outputs
 
 
 _forward = functools.lru_cache(16)(forward_schedule)

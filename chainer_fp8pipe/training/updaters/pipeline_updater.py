@@ -1,34 +1,36 @@
 """``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
 from __future__ import annotations
 
-import json
+import functools
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import chainer.functions as F
-import numpy
 from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
+from chainermn.links import MultiNodeBatchNormalization
 from chainermn.optimizers import (
     _DoubleBufferingOptimizer,
     _MultiNodeOptimizer,
 )
 
 from ...chains.partitioned_chain import PartitionedChain
+from ...channel.channel import CODECS
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.failure.update_count import updates
 from ...mpi.failure.world import enter_world
 from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
-from ...planning.partition.partition_plan import load_plan
 from ...report.stream import EventStream
+from ..learning_rate import check_count
 from .chain_work import ChainWork
 from .following_iterator import FollowingIterator, progress
 from .layer_work import LayerWork, layout_problem
 from .pipeline_steps import PipelineSteps
 from .together import StepBatch
-from .whole_model import decide_together, decisions
+from .whole_model import decide_together, decisions, draw_alike
 
 
 class PipelineUpdater(StandardUpdater):
@@ -55,9 +57,10 @@ class PipelineUpdater(StandardUpdater):
             ``grid.data``.
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
-        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Not used
-            with a model that :func:`partition` has cut: ``model(*batch)`` is
-            the loss.
+        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Default:
+            ``softmax_cross_entropy``.  Like ``metrics`` and ``label_key``
+            refused with a model that :func:`partition` has cut:
+            ``model(*batch)`` is the loss, and the model reports metrics.
         micro_batches: Into how many a batch is cut; default: what a
             planned model was planned for, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
@@ -65,10 +68,11 @@ class PipelineUpdater(StandardUpdater):
             for, or ``'1f1b'``.
         recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
             the last'``: which keep their inputs only and run forward twice.
-            True and False mean the second and the first.  Default for a
-            planned model: those of its plan.
+            True and False mean the second and the first.  Default: no
+            stage, or for a planned model those of its plan.
         metrics: Name to function of the loss's arguments, reported beside
-            it; default: accuracy if the loss is ``softmax_cross_entropy``.
+            it; default: accuracy if ``loss_fun`` is left out or is
+            ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``: how much a micro-batch counts
             in the mean loss; default: the labels that ``loss_fun`` does not
             ignore, or else samples.  Of a model that :func:`partition` has
@@ -76,7 +80,8 @@ class PipelineUpdater(StandardUpdater):
             pair: ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
-        label_key: Index or key of the target in an example.
+        label_key: Index or key of the target in an example; default: the
+            last.
         activation_codec: ``'fp8'``: activations and their gradients cross
             as fp8; default: as they are.
         seed: Of what layers and the loss draw, such as dropout masks;
@@ -107,14 +112,14 @@ class PipelineUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
-                 loss_fun: Callable = F.softmax_cross_entropy,
+                 loss_fun: Callable | None = None,
                  micro_batches: int | None = None,
                  schedule: str | None = None,
-                 recompute: Any = 'no stage',
+                 recompute: Any = None,
                  metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
-                 label_key: Any = -1, activation_codec: str | None = None,
+                 label_key: Any = None, activation_codec: str | None = None,
                  seed: int = 0, auto_new_epoch: bool = True) -> None:
         enter_world()
         grid = comm if isinstance(comm, ProcessGrid) else once(
@@ -125,13 +130,18 @@ class PipelineUpdater(StandardUpdater):
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
-        self.grid, self.label_key = grid, label_key
+        self.grid, self._seed = grid, seed
+        raise_together(grid.comm, lambda: _check(
+            iterator, optimizer, grid, micro_batches=micro_batches,
+            activation_codec=activation_codec, seed=seed, loss_fun=loss_fun,
+            metrics=metrics, label_key=label_key, loss_weight=loss_weight),
+            error=ValueError)
+        if loss_fun is None:
+            loss_fun = F.softmax_cross_entropy
         if metrics is None:
             metrics = ({'accuracy': F.accuracy}
                        if loss_fun is F.softmax_cross_entropy else {})
-        raise_together(grid.comm, lambda: _check(
-            iterator, optimizer, grid, micro_batches, label_key,
-            activation_codec), error=ValueError)
+        self.label_key = -1 if label_key is None else label_key
         agree(grid.comm, Signature({
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
@@ -141,22 +151,23 @@ class PipelineUpdater(StandardUpdater):
         model = optimizer.target
         work: LayerWork | ChainWork
         if isinstance(model, PartitionedChain):
-            if recompute == 'no stage':     # the default
+            if recompute is None:
                 recompute = model.plan.recompute
             work = ChainWork(model, grid, loss_weight)
-            work.follows_plan = recompute is model.plan.recompute
             model.partition.optimizer = optimizer
         else:
             agree(grid.comm, Signature({}), layout_problem(model, grid),
                   'Make this rank\'s model with Net().stage(comm).')
-            if recompute == 'no stage' and plan is not None:
-                recompute = plan.recompute
+            if recompute is None:
+                recompute = plan.recompute if plan else 'no stage'
             work = LayerWork(model, grid, loss_fun, metrics, loss_weight)
         self._work = work
         if grid.stage_index or iterator is None:
             iterator = FollowingIterator()
-        super().__init__(iterator, optimizer, converter, device,
-                         auto_new_epoch=auto_new_epoch)
+        start = functools.partial(
+            super().__init__, iterator, optimizer, converter, device,
+            auto_new_epoch=auto_new_epoch)
+        raise_together(grid.comm, start, error=ValueError)
         # One stream, so that the exchange is seen beside the computation.
         found = getattr(getattr(optimizer, 'communicator', None), 'events',
                         None)
@@ -183,28 +194,35 @@ class PipelineUpdater(StandardUpdater):
             optimizer.communicator.bcast_data(model)
         means, now = self._steps.train(
             self._read, self.iteration, optimizer._loss_scale,
-            decisions(optimizer), getattr(
+            lambda: decisions(optimizer, self.grid.stages), getattr(
                 getattr(optimizer, 'communicator', None), 'announced', None))
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
-        self._work.report(means)
-        decide_together(optimizer, self.grid.pipeline)
+        exchange = None
         if type(optimizer) is _MultiNodeOptimizer:
             # What its update() does, but that never spends an update on
             # sending parameters: those that this forward pass has made are
             # the same on all replicas.
-            with self.events.section('exchange'):
-                optimizer.communicator.multi_node_mean_grad(
-                    model, optimizer.zero_fill)
-            self._steps.hand_back()
+            exchange = functools.partial(self._exchange, optimizer, model)
             optimizer = optimizer.actual_optimizer
-        with self.events.section('update'):
-            optimizer.update()
+        self._steps.finish(lambda: self._finish(optimizer, means), exchange)
         self.events.stop()      # what follows is no part of an update
         updates.finished((id(self), 'pipeline'))
-        self._steps.adapt(optimizer)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
+
+    def _exchange(self, optimizer: Any, model: Any) -> None:
+        with self.events.section('exchange'):
+            optimizer.communicator.multi_node_mean_grad(
+                model, optimizer.zero_fill)
+
+    def _finish(self, optimizer: Any, means: dict[str, Any]) -> None:
+        """Reports and updates, which calls what users have written."""
+        self._work.report(means)
+        decide_together(optimizer, self._steps.add)
+        draw_alike(optimizer, self._seed)
+        with self.events.section('update'):
+            optimizer.update()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Reports loss and metrics of a batch; call it on all ranks.
@@ -217,9 +235,12 @@ class PipelineUpdater(StandardUpdater):
             args: Arrays as the converter gives them; those of the first
                 stage's rank count, the others only say that a batch comes.
         """
-        means = self._steps.evaluate(
-            lambda: self._work.batch(kwargs or args, self.label_key))
-        self._work.report(means)
+        def read() -> StepBatch:
+            if args and kwargs:
+                raise ValueError('evaluate() takes the arrays of a batch by '
+                                 'position, or all of them by name')
+            return self._work.batch(kwargs or args, self.label_key)
+        self._steps.evaluate(read, self._work.report)
 
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
@@ -246,31 +267,16 @@ class PipelineUpdater(StandardUpdater):
             ValueError: There is no such method, or it returns something that
                 has not a row for each sample.
         """
-        return self._steps.predict(lambda: _given(inputs), wanted,
-                                   self._work.choose(method))
+        return self._steps.predict(lambda: _given(inputs), wanted, method)
 
     def serialize(self, serializer: Any) -> None:
         """As in ``StandardUpdater``; how far the data are, on all ranks."""
         super().serialize(serializer)
         iterator = self.get_iterator('main')
-        model = self.get_optimizer('main').target
-        if isinstance(model, PartitionedChain):
-            serializer('plan', numpy.asarray(json.dumps(
-                model.plan.as_dict())))
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
         if isinstance(iterator, FollowingIterator):
             iterator.follow(tuple(float(value) for value in now))
-
-    def follow_plan(self, text: str) -> None:
-        """Cuts a partitioned model as the run of a snapshot had it.
-
-        ``resume`` calls this on all ranks, with the plan as JSON: with the
-        same cut, the run goes on with the same bits.  A plan for other
-        numbers of stages changes nothing.
-        """
-        self._steps.follow_plan(load_plan(json.loads(text)),
-                                self.get_optimizer('main'))
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
@@ -279,6 +285,7 @@ class PipelineUpdater(StandardUpdater):
         does not say so in this updater's way.
         """
         iterator, grid = self.get_iterator('main'), self.grid
+        raise_together(grid.comm, lambda: progress(iterator))
         if grid.stage_index == 0:
             # The first replica's may read for the others.
             now = grid.data.bcast(progress(iterator))
@@ -302,22 +309,30 @@ def _given(inputs: tuple) -> StepBatch:
                        else array for array in inputs), None)
 
 
-def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
-           micro_batches: Any, label_key: Any, codec: Any) -> None:
+def _check(iterator: Any, optimizer: Any, grid: ProcessGrid, *,
+           micro_batches: Any, activation_codec: Any, seed: Any,
+           loss_weight: Any, **of_layers: Any) -> None:
     """What this rank can see to be wrong by itself."""
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise ValueError('micro_batches must be a positive integer, not '
-                         f'{micro_batches!r}')
-    if not isinstance(label_key, (int, str)):
-        raise TypeError('label_key must be an integer or a string, not '
-                        f'{label_key!r}')
-    if codec not in (None, 'fp8'):
-        raise ValueError(f"activation_codec must be None or 'fp8', not "
-                         f'{codec!r}')
+    check_count('micro_batches', micro_batches)
+    if activation_codec not in CODECS:
+        raise ValueError(f'activation_codec must be one of {CODECS}, not '
+                         f'{activation_codec!r}')
+    if not isinstance(seed, numbers.Integral):
+        raise TypeError(f'seed must be an integer, not {seed!r}')
+    if loss_weight is not None and not callable(loss_weight):
+        raise TypeError(f'loss_weight must be a function, not {loss_weight!r}')
+    _check_layers(**of_layers)
     if iterator is None and grid.stage_index == 0:
         raise ValueError('the ranks of the first stage need an iterator')
     model = getattr(optimizer, 'target', None)
     if isinstance(model, PartitionedChain):
+        given = [name for name, value in of_layers.items()
+                 if value is not None]
+        if given:
+            raise ValueError(
+                f'{" and ".join(given)} cannot be given for a model that '
+                'partition() has cut: the model itself gets the whole batch, '
+                'returns the loss, and reports the metrics')
         _check_partition(model, optimizer, grid)
     elif not hasattr(model, 'pieces'):
         raise TypeError('the optimizer must be set up with a Divisible '
@@ -325,6 +340,31 @@ def _check(iterator: Any, optimizer: Any, grid: ProcessGrid,
                         'model that partition(model, example, comm) has cut, '
                         f'not {type(model).__name__}')
     _check_replicas(optimizer, grid)
+    for link in optimizer.target.links():
+        if isinstance(link, MultiNodeBatchNormalization) and (
+                link.comm.size > grid.replicas):
+            raise ValueError(
+                f'a MultiNodeBatchNormalization is over {link.comm.size} '
+                f'ranks but a stage has {grid.replicas} replicas; the others '
+                'would not answer: make its communicator with '
+                'mpi_comm=grid.data of a ProcessGrid')
+
+
+def _check_layers(loss_fun: Any, metrics: Any, label_key: Any) -> None:
+    """Checks what only a ``Divisible`` is trained with."""
+    if loss_fun is not None and not callable(loss_fun):
+        raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
+    if label_key is not None and not isinstance(label_key, (int, str)):
+        raise TypeError('label_key must be an integer or a string, not '
+                        f'{label_key!r}')
+    for name, metric in (metrics or {}).items():
+        both = metric if isinstance(metric, tuple) else (metric, len)
+        if name == 'loss' or not isinstance(name, str) or len(both) != 2 or (
+                not all(map(callable, both))):
+            raise ValueError(
+                f'metrics has {name!r}: {metric!r}; it must have names other '
+                "than 'loss', and functions or pairs of a function and its "
+                'weight')
 
 
 def _check_partition(model: PartitionedChain, optimizer: Any,

@@ -1,8 +1,11 @@
-"""How the ranks of a pipeline open and close a step.
+"""How the ranks of a pipeline open, close and finish a step.
 
-Every step opens with all ranks agreeing on what they are about to do and
-closes with all ranks knowing whether it worked, so that whatever goes wrong on
-one rank is an error on every rank.
+Whatever goes wrong on one rank is an error on every rank.  A step opens with
+all ranks agreeing on what they are about to do, closes with all of them
+knowing whether it worked, and is finished by what follows: the exchange, the
+optimizer with its hooks, and reports.  Between these three no rank waits for
+another one but through channels, groups of batch normalisation, or
+:meth:`Together.add`, which hear of a failure.
 """
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy
 from mpi4py import MPI
@@ -21,8 +24,9 @@ from ...mpi.failure.abort import wait_until_read
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
 from ...pipeline.block import Arrays
+from .reported import Reported, share_means
 
-_STEPS = ('train', 'evaluate', 'predict')
+_STEPS = ('train', 'update', 'evaluate', 'predict')
 _READ, _ENDED, _FAILED = range(3)
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
@@ -71,54 +75,45 @@ class Opened(NamedTuple):
     progress: tuple[float, ...]     # of the first stage's iterator
 
 
-#: Two numbers by name: a weighted sum, and the sum of the weights.
-Sums = dict[str, tuple[float, float]]
-
-
 class Together:
-    """Opens and closes steps on all ranks of a grid.
+    """Opens, closes and finishes steps on all ranks of a grid.
 
-    A training step is one of all replicas, the other steps are of one
-    pipeline.
+    A training step is one of all replicas, evaluation and prediction are of
+    one pipeline.
     """
 
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
         self._broken = ''
-        #: Names that ranks have had sums for, in each kind of step.
+        self._told = False      # all ranks know of a failure in finish()
+        #: Names that ranks have reported, in each kind of step.
         self._known: dict[str, list[str]] = {}
 
     def open(self, step: str, read: Callable[[], StepBatch],
-             entries: Mapping[str, str] | None = None) -> Opened:
+             entries: Callable[[], Mapping[str, str]] = dict) -> Opened:
         """All ranks learn what the first stage has read, or that it failed.
 
         Args:
-            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            step: ``'train'``, ``'evaluate'`` or ``'predict'``; ``'update'``
+                is that of replicas which number no samples.
             read: Gives the batch; called on the first stage only.
-            entries: What else must be the same on all ranks.
+            entries: Gives what else must be the same on all ranks; what it
+                raises is an error on all of them.
 
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
             ValueError: It raised something else, ranks are about to do
                 different things, or an earlier step failed; on all ranks.
+            BaseException: Where ``read`` or ``entries`` raised what is no
+                Exception.
         """
-        batch, header, problem = None, numpy.zeros(8), ''
+        header = numpy.zeros(8)
         header[0] = _STEPS.index(step)
-        if self._broken:        # other replicas may not know
-            header[1] = _FAILED
-            problem = (f'this pipeline failed before ({self._broken}); make '
-                       'a new updater')
-        elif self._grid.stage_index == 0:
-            try:
-                batch = read()
-                header[2] = batch.samples()
-                header[4:] = batch.progress
-            except StopIteration:
-                header[1] = _ENDED
-            except (Exception, SystemExit) as error:
-                header[1] = _FAILED
-                problem = f'{type(error).__name__}: {error}'
-                show_traceback(self._grid.comm)
+        mine: dict[str, str] = {}
+        batch, error = self._begin(read, entries, header, mine)
+        problem = '' if error is None else (
+            str(error) if type(error) is ValueError
+            else f'{type(error).__name__}: {error}')
         if step == 'train' and self._grid.stage_index == 0:
             header[3] = self._samples_before(header[2])
         # Not a blocking broadcast: ranks may outnumber the cores, and MPI
@@ -128,62 +123,149 @@ class Together:
         if said != step:
             problem = (f'this rank is about to {step}, but the first stage '
                        f'to {said}; call the same on all ranks')
-        if problem and said != 'train' and self._grid.replicas > 1:
+        if problem and self._grid.replicas > 1 and (
+                self._scope(said) is not self._grid.comm):
             # It will be called by its number in one pipeline.
             problem = f'(rank {self._grid.comm.rank} of all) {problem}'
         ended = ' although the data have ended' * (outcome == _ENDED)
-        agree(self._scope(said),
-              Signature({'the step': said + ended, **(entries or {})}),
-              problem, _SAME)
+        try:
+            agree(self._scope(said),
+                  Signature({'the step': said + ended, **mine}),
+                  problem, _SAME)
+        except ValueError:
+            if error is not None and not isinstance(error, Exception):
+                raise error from None       # a wish to exit
+            raise
         if outcome == _ENDED:
             raise StopIteration
         return Opened(batch, int(header[2]), int(header[3]),
                       tuple(header[4:].tolist()))
 
-    def close(self, step: str, work: Callable[[], Sums],
-              give_up: Callable[[str], None]) -> Sums:
+    def close(self, step: str, work: Callable[[], Reported],
+              give_up: Callable[[str], None]) -> dict[str, Any]:
         """Does the work; if it fails anywhere, raises everywhere.
 
         Args:
             step: As it was opened.
-            work: Returns pairs of numbers to be summed over the ranks; a
-                rank may have names that others have not.  May wait for other
-                ranks only through channels.
+            work: Returns what this rank reports.  May wait for other ranks
+                only through channels.
             give_up: Told what happened where this rank failed or another
                 one did; makes ranks that wait for this one fail too.
 
         Returns:
-            The sums, by all names, the same on all ranks.
+            Means of what was reported, the same on all ranks.
 
         Raises:
             RemoteError: Another rank failed.
-            Exception: What failed on this rank.
+            BaseException: What failed on this rank.
         """
         scope = self._scope(step)
         error: BaseException | None = None
-        mine: Sums = {}
+        mine = Reported()
         try:
             mine = work()
-        except (Exception, SystemExit) as reason:
+        except BaseException as reason:     # the others wait for this rank
             error = reason
             give_up(str(reason))
             if not isinstance(reason, RemoteError):
                 show_traceback(self._grid.comm)
-        known = self._known.setdefault(step, [])
-        outcome = numpy.array([error is not None,
-                               not mine.keys() <= set(known)], numpy.int32)
-        wait_until(scope.Iallreduce(MPI.IN_PLACE, outcome).Test)
-        if outcome[0]:
+        means = share_means(scope, self._known.setdefault(step, []), mine,
+                            error is not None)
+        if means is None:
             self._break(scope, error)
-        if outcome[1]:      # once for a name
-            learn_names(scope, known, mine)
-        return summed(scope, known, mine)
+        return means
 
-    def _break(self, scope: MPI.Comm, error: BaseException | None) -> None:
+    def finish(self, step: str, action: Callable[[], Any]) -> Any:
+        """Does what follows a step; if it fails anywhere, raises everywhere.
+
+        Args:
+            step: As it was closed.
+            action: May wait for other ranks through :meth:`add`.
+
+        Returns:
+            What the action returned.
+
+        Raises:
+            RemoteError: It failed on another rank.
+            BaseException: What failed on this rank.
+        """
+        error: BaseException | None = None
+        result = None
+        self._told = False
+        try:
+            result = action()
+        except BaseException as reason:     # the others wait for this rank
+            error = reason
+            if not isinstance(reason, RemoteError):
+                show_traceback(self._grid.comm)
+        if not self._told:
+            self._sum(self._scope(step), error is not None)
+        if self._told:
+            self._break(self._scope(step), error)
+        return result
+
+    def add(self, number: float = 0.0) -> float:
+        """Sums a number over the stages, the same sum on all ranks.
+
+        For hooks that look at the whole model; all ranks call it.  After an
+        exchange the replicas have the same numbers: the first one's count.
+
+        Raises:
+            RemoteError: What follows the step has failed on another rank.
+        """
+        total = self._sum(self._grid.comm, False,
+                          0.0 if self._grid.replica_index else number)
+        if self._told:
+            raise RemoteError('another rank failed')
+        return total
+
+    def _begin(self, read: Callable[[], StepBatch],
+               entries: Callable[[], Mapping[str, str]],
+               header: numpy.ndarray, mine: dict[str, str]
+               ) -> tuple[StepBatch | None, BaseException | None]:
+        """This rank's part of :meth:`open`: the batch, and what is wrong."""
+        reading = False
+        try:
+            mine.update(entries())
+            if self._broken:        # other replicas may not know
+                raise ValueError(f'this pipeline failed before ({self._broken}'
+                                 '); make a new updater')
+            if self._grid.stage_index:
+                return None, None
+            reading = True
+            batch = read()
+            header[2] = batch.samples()
+            header[4:] = batch.progress
+            return batch, None
+        except StopIteration:
+            header[1] = _ENDED
+            return None, None
+        except BaseException as error:      # the others wait for this rank
+            header[1] = _FAILED
+            if reading:
+                show_traceback(self._grid.comm)
+            return None, error
+
+    def _sum(self, scope: MPI.Comm, failed: bool, number: float = 0.0
+             ) -> float:
+        """All of what follows a step is such sums.
+
+        So a rank that has failed can take the place of whatever the others
+        do next, and tell them.
+        """
+        numbers = numpy.array([failed, number])
+        # MPI's own wait would keep the core from other ranks.
+        wait_until(scope.Iallreduce(MPI.IN_PLACE, numbers).Test)
+        self._told = numbers[0] > 0
+        return float(numbers[1])
+
+    def _break(self, scope: MPI.Comm, error: BaseException | None
+               ) -> NoReturn:
         """Raises on all ranks what went wrong on some."""
         own = '' if error is None or isinstance(error, RemoteError) else str(
             error) or type(error).__name__
-        # Messages of the failed step may still be on their way.
+        # Messages of the failed step may still be on their way, or some
+        # stages have been updated.
         self._broken = '; '.join(
             f'rank {rank}: {text}' for rank, text
             in scope.allgather((self._grid.comm.rank, own)) if text)
@@ -193,7 +275,8 @@ class Together:
         raise RemoteError(self._broken)
 
     def _scope(self, step: str) -> MPI.Comm:
-        return self._grid.comm if step == 'train' else self._grid.pipeline
+        return (self._grid.comm if step in ('train', 'update')
+                else self._grid.pipeline)
 
     def _samples_before(self, samples: float) -> float:
         """How many samples the replicas before this one have."""
@@ -201,22 +284,6 @@ class Together:
             return 0
         return sum(self._grid.data.allgather(samples)[
             :self._grid.replica_index])
-
-
-def learn_names(scope: MPI.Comm, known: list[str], mine: Sums) -> None:
-    """Adds all ranks' names to those that all ranks know."""
-    known[:] = dict.fromkeys(
-        name for names in scope.allgather([*known, *mine]) for name in names)
-
-
-def summed(scope: MPI.Comm, names: list[str], mine: Sums) -> Sums:
-    """Sums over all ranks, of the names that one of them has."""
-    numbers = numpy.array([(*mine.get(name, (0., 0.)), name in mine)
-                           for name in names], numpy.float64)
-    scope.Allreduce(MPI.IN_PLACE, numbers)
-    return {name: (float(part), float(whole))
-            for name, (part, whole, ranks) in zip(names, numbers,
-                                                  strict=True) if ranks}
 
 
 def show_traceback(comm: MPI.Comm) -> None:

@@ -113,11 +113,9 @@ def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
     if example is None:
         start, end = bounds(samples_of(batches[0]), micro_batches)[0]
         example = part(batches[0], start, end)
-    # Plans made again with measured times move parameters as the machine is
-    # busy.
     with counted_times():
         partition(model, example, comm, micro_batches=micro_batches,
-                  schedule=schedule, **{'profile': 0, **(cut or {})})
+                  schedule=schedule, **(cut or {}))
     optimizer = optimizer or chainer.optimizers.SGD(0.1)
     if optimizer.target is None:
         optimizer.setup(model)

@@ -22,8 +22,8 @@ def failing(comm, match, make, **options):
     return updater
 
 
-@on_ranks(1, 2, 4)
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+@on_ranks(1, 4)
+@pytest.mark.parametrize('schedule', ['1f1b', 'zero_bubble'])
 @pytest.mark.parametrize('bad', [0, 1, 2, 3])
 def test_a_layer_that_returns_none_is_named_on_every_rank(
         comm, schedule, bad):
@@ -61,9 +61,9 @@ def _fails_in_backward(x):
     return Backward().apply((x,))[0]
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(1, 3)
 @pytest.mark.parametrize('place', [1, 2, 3])
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+@pytest.mark.parametrize('schedule', ['1f1b', 'zero_bubble'])
 def test_a_failing_backward_pass_is_named_on_every_rank(
         comm, place, schedule):
     layers = [L.Linear(8, 8), F.relu, F.tanh, L.Linear(8, 5)]
@@ -133,6 +133,16 @@ def test_examples_without_target_are_an_error(comm):
         updater.update()
 
 
+@on_ranks(2)
+@pytest.mark.parametrize('key', ['label', 2, -3])
+def test_a_key_that_no_element_has_is_an_error(comm, key):
+    updater = make_updater(comm, Plain, dataset(8), micro_batches=2,
+                           label_key=key)
+    with pytest.raises(ValueError, match='an example has 2 elements, and '
+                                         f'none is label_key={key!r}'):
+        updater.update()
+
+
 @on_ranks(2, 3)
 @pytest.mark.parametrize(('option', 'values'), [
     ('micro_batches', (2, 3)), ('schedule', ('gpipe', '1f1b')),
@@ -160,7 +170,12 @@ def test_a_bad_option_on_one_rank_is_an_error_on_all(comm):
     ({'recompute': 'some'}, "'every stage but the last'"),
     ({'micro_batches': 2.0}, 'must be a positive integer, not 2.0'),
     ({'activation_codec': 'fp4'}, 'fp8'),
-    ({'label_key': None}, 'label_key must be'),
+    ({'label_key': 1.5}, 'label_key must be'),
+    ({'loss_fun': 'mse'}, 'loss_fun must be a function'),
+    ({'loss_weight': 2}, 'loss_weight must be a function'),
+    ({'metrics': {'loss': F.accuracy}}, "other than 'loss'"),
+    ({'metrics': {'right': 'accuracy'}}, 'and functions or pairs'),
+    ({'seed': 'one'}, 'seed must be an integer'),
 ])
 def test_an_unknown_option_is_an_error_that_lists_the_known(
         comm, options, said):
@@ -221,16 +236,6 @@ def test_decisions_of_one_stage_alone_are_an_error(comm, prepare, said):
     if prepare == 'scale':
         optimizer.loss_scaling(scale=None if comm.rank else 1.0)
     with pytest.raises(ValueError, match=said):
-        updater.update()
-
-
-@on_ranks(2)
-def test_a_rank_that_wants_to_exit_takes_the_others_along(comm):
-    def leaving(x):
-        raise SystemExit(3)
-    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), leaving),
-                           dataset(8), micro_batches=2)
-    with pytest.raises(SystemExit if comm.rank else RuntimeError):
         updater.update()
 
 

@@ -1,5 +1,6 @@
 """Whatever is wrong with a partition is a clear error on every rank."""
 import contextlib
+import itertools
 import json
 import sys
 import warnings
@@ -151,8 +152,6 @@ def test_options_that_are_none_are_named(comm):
     refused(comm, "micro_batches is '4'; it must be a whole number",
             micro_batches='4')
     refused(comm, "'1f1b' has one chunk per rank, not 2", chunks=2)
-    refused(comm, 'profile must be a number of at least 0, not None',
-            profile=None)
 
 
 @on_ranks(2)
@@ -161,7 +160,7 @@ def test_an_option_of_one_rank_alone_fails_on_all(comm):
 
 
 @pytest.mark.parametrize(('name', 'here', 'there'), [
-    ('profile', 0, 3), ('micro_batches', 2, 4),
+    ('micro_batches', 2, 4),
     ('schedule', "'1f1b'", 'gpipe'), ('chunks', 1, 2),
     ('recompute', 'True', 'auto'), ('memory', '1000000000.0', None),
     ('optimizer_arrays', 1, 2)])
@@ -398,27 +397,6 @@ def test_calls_that_depend_on_the_rank_later_are_told(comm):
 
 
 @on_ranks(2)
-def test_a_hook_that_cannot_go_to_another_rank_is_named(comm):
-    """Nothing has moved: another updater goes on."""
-    model, again = Net(), []
-    model.between = lambda h: (model.l1(model.l2(h)[:, :4]) if again
-                               else F.relu(h))
-    plan = dict(cut(comm).plan.as_dict(), cuts=[
-        {'before': '/l2/W', 'calls_later': 0}])
-    updater = updater_of(comm, model, [(X,)], cut={'plan': plan})
-    for parameter in model.params():
-        parameter.update_rule.add_hook(lambda *_: None, 'mine', 'pre')
-    again.append(True)
-    before = dict(model.partition.ranks)
-    failing(updater, "rank 0: .*hook 'mine' of the update rule of /l1/[Wb] "
-            'cannot go .* at the top level of a module')
-    assert model.partition.ranks == before
-    again.clear()
-    PipelineUpdater(Batches((X,)), updater.get_optimizer('main'), comm,
-                    converter=as_it_is).update()
-
-
-@on_ranks(2)
 def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
     updater = updater_of(comm, Net(), [(X,)] * 3 + [(X[:6],)])
     for _ in range(3):
@@ -428,13 +406,14 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
         failing(updater, 'UserWarning: 2 of 2 micro-batches have shapes')
 
 
+#: In a module, where no pass puts it back.
+COUNT = itertools.count()
+
+
 @on_ranks(2)
 def test_a_model_that_calls_otherwise_each_time_is_told(comm):
-    count = []
-
     def counting(h):
-        count.append(0)
-        return F.relu(h) if len(count) % 2 else F.sigmoid(h)
+        return (F.relu if next(COUNT) % 2 else F.sigmoid)(h)
     updater = updater_of(comm, Net(), [(X,)])
     updater.get_optimizer('main').target.between = counting
     failing(updater, 'makes other calls each time, for the same inputs')
@@ -479,3 +458,23 @@ def test_options_of_the_updater_must_be_the_same(comm):
     with pytest.raises(ValueError, match='seed'):
         PipelineUpdater(Batches((X,)), optimizer, comm, converter=as_it_is,
                         seed=comm.rank)
+
+
+@pytest.mark.parametrize(('options', 'said'), [
+    ({'loss_fun': F.mean_squared_error}, 'loss_fun cannot be given'),
+    ({'metrics': {}}, 'metrics cannot be given'),
+    ({'label_key': 'label'}, 'label_key cannot be given'),
+    ({'loss_fun': F.mean_squared_error, 'label_key': 0},
+     'loss_fun and label_key cannot be given')])
+@on_ranks(2)
+def test_what_only_a_divisible_is_trained_with_is_refused(comm, options, said):
+    optimizer = chainer.optimizers.SGD().setup(cut(comm))
+    with pytest.raises(ValueError, match=said):
+        PipelineUpdater(Batches((X,)), optimizer, comm, **options)
+
+
+@on_ranks(1, 2)
+def test_arrays_by_position_and_by_name_are_not_both_taken(comm):
+    updater = updater_of(comm, Net(), [(X,)])
+    with pytest.raises(ValueError, match='by position, or all of them'):
+        updater.evaluate(X, t=X)

@@ -1,6 +1,9 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import copy
 import functools
+import random
+import warnings
+from unittest import mock
 
 from chainer_fp8pipe import ProcessGrid
 
@@ -30,9 +33,9 @@ plan_of = functools.partial(
 
 
 def batch_of(seed=0, samples=8):
-    random = numpy.random.RandomState(seed)
-    return (random.randn(samples, 4).astype('f'),
-            random.randint(0, 3, samples).astype('i'))
+    draw = numpy.random.RandomState(seed)
+    return (draw.randn(samples, 4).astype('f'),
+            draw.randint(0, 3, samples).astype('i'))
 
 
 class Layers(chainer.Chain):
@@ -117,6 +120,43 @@ def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
     numpy.testing.assert_allclose(model.mean, plain.mean)
 
 
+class Behind(Layers):
+    """Has a persistent value behind a property, and a link in two others.
+
+    A link's name is one that Python cannot write as UTF-8.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._kept = numpy.zeros(5, 'f')
+        self.register_persistent('kept')
+        numpy.random.seed(3)
+        shared = L.Linear(5, 5)
+        for name in 'first', 'sec\udcffond':
+            self.add_link(name, chainer.Chain(shared=shared))
+
+    @property
+    def kept(self):
+        return self._kept
+
+    def forward(self, x, t):
+        self._kept = self._kept + 1
+        h = F.tanh(self.first.shared(F.tanh(self.a(x))))
+        h = F.tanh(self.c(F.tanh(self.b(h))) * self.kept)
+        return F.softmax_cross_entropy(
+            self.d(self['sec\udcffond'].shared(h)), t)
+
+
+@on_ranks(2)
+def test_a_chain_may_have_properties_shared_links_and_any_names(comm):
+    model, plain = Behind(), Behind()
+    updater = updater_of(comm, model, [batch_of()],
+                         optimizer=chainer.optimizers.SGD(0.))
+    compare(comm, model, updater, plain, batch_of(), batch_of())
+    assert model.kept.tolist() == plain.kept.tolist() == [4] * 5
+    assert 'first' in str(model)
+
+
 class Counting(Layers):
     """Counts its calls, and what they have seen."""
 
@@ -181,6 +221,135 @@ def test_state_may_be_made_by_numpy_on_any_stage(comm):
     close(gradients(comm, model), {
         name: (grad + own(plain[1])[name]) / 2
         for name, grad in own(plain[0]).items()})
+
+
+class Drawing(Layers):
+    """Draws with a generator of its own what two stages use."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x, t):
+        mask = numpy.asarray(self.draw(), 'f')
+        h = F.tanh(self.b(F.tanh(self.a(x)) * mask))
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h)) * mask), t)
+
+
+class Source:
+    """Holds a generator, in a slot."""
+
+    __slots__ = 'generator',
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self):
+        return [self.generator.random() for _ in range(5)]
+
+
+DRAWS = {
+    'RandomState': lambda seed: functools.partial(
+        numpy.random.RandomState(seed).rand, 5),
+    'Generator': lambda seed: Source(numpy.random.default_rng(seed)),
+    'Random': lambda seed: Source(random.Random(seed)),
+    'closure': lambda seed: (
+        lambda one: lambda: one.rand(5))(numpy.random.RandomState(seed))}
+
+
+@pytest.mark.parametrize('name', DRAWS)
+@on_ranks(2)
+def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm, name):
+    """Three micro-batches, of which the first rank rehearses two."""
+    batch = batch_of(samples=9)
+    # Each rank seeds it otherwise; the first one's counts.
+    model, plain = Drawing(DRAWS[name](comm.rank)), Drawing(DRAWS[name](0))
+    updater = updater_of(comm, model, [batch], micro_batches=3, cut={
+        'plan': {**plan_of('/c/W'), 'micro_batches': 3}},
+        optimizer=chainer.optimizers.SGD(0.))
+    give(plain, values(comm, model))
+    for _ in range(3):
+        updater.update()
+        serially(plain, batch, 3)
+        close(gradients(comm, model), own(plain), 1e-5)
+    assert model.draw() == pytest.approx(plain.draw())
+
+
+class Chance(Layers):
+    """Draws with Python's own generator."""
+
+    def forward(self, x, t):
+        factor = random.random()
+        h = F.tanh(self.b(F.tanh(self.a(x)) * factor))
+        chainer.report({'factor': factor, 'used': F.mean(
+            self.d.b * 0 + factor)}, self)
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+
+
+@on_ranks(2)
+def test_pythons_generator_draws_the_same_on_all_ranks(comm):
+    model = Chance()
+    updater = cut(comm, model)
+    random.seed(comm.rank)
+    for _ in range(3):
+        found = observed(model, updater.update)
+        assert found['factor'] == pytest.approx(found['used'])
+    drawn = random.random()
+    random.seed(comm.rank)
+    assert drawn == random.random()     # it goes on as if nothing was drawn
+
+
+class Annealed(Layers):
+    """A weight, a ratio and a temperature that grow with each update."""
+
+    now = 0
+
+    def forward(self, x, t):
+        h = F.leaky_relu(self.b(F.tanh(self.a(x))), slope=self.now / 10)
+        h = F.tanh(self.c(h)) * self.now ** 2
+        return F.softmax_cross_entropy(
+            self.d(h) / (1 + self.now), t) + numpy.float64(
+                .1 * self.now) * F.sum(h ** 2)
+
+
+@on_ranks(2)
+def test_numbers_that_grow_are_no_reason_for_another_trace(comm):
+    model, plain = Annealed(), Annealed()
+    updater = cut(comm, model)
+    give(plain, values(comm, model))
+    updater.update()
+    with mock.patch.object(model.partition, 'traced',
+                           side_effect=AssertionError):
+        for now in range(1, 4):
+            model.now = plain.now = now
+            updater.update()
+            serially(plain, batch_of(), 2)
+            close(gradients(comm, model), own(plain), 1e-5)
+
+
+class Widening(Layers):
+    """Leaves out more columns in each update."""
+
+    now = 1
+
+    def forward(self, x, t):
+        h = F.tanh(self.a(x))
+        h = F.pad(h[:, :self.now], ((0, 0), (0, 5 - self.now)), 'constant')
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(self.b(h)))), t)
+
+
+@on_ranks(2)
+def test_a_number_that_makes_traces_is_named(comm):
+    model = Widening()
+    updater = cut(comm, model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for model.now in (1, 1, 2, 3):
+            updater.update()
+    said = [str(one.message) for one in caught
+            if 'traced again' in str(one.message)]
+    assert len(said) == (comm.rank == 0)
+    assert not said or 'GetItem in /) has slices =' in said[0]
 
 
 # --- running averages --------------------------------------------------------

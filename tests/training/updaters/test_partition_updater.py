@@ -1,11 +1,14 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import copy
+import itertools
 import json
 import warnings
 from traceback import walk_tb
+from unittest import mock
 
-from chainer_fp8pipe import create_communicator, deferred
+from chainer_fp8pipe import Dropout, create_communicator, deferred
 from chainer_fp8pipe.chains import partitioned
+from chainer_fp8pipe.links import dropout
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 from chainer_fp8pipe.training.extensions import Snapshot, resume
@@ -528,9 +531,6 @@ def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
     assert observed(other, updater.update)['total'] == serially(
         plain, words(0), 2)
     close(gradients(comm, other), own(plain))
-    for _ in range(3):          # nor does another one plan again
-        updater.update()
-    assert other.plan.recompute == (True, False)
 
 
 class Iterating(chainer.Chain):
@@ -593,19 +593,34 @@ def test_the_traces_that_are_used_are_kept(comm):
     assert traced == [0, 1, 3]
 
 
+class Dropping(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layers = chainer.ChainList(
+                *(L.Linear(4, 4) for _ in range(4)))
+            self.dropout = Dropout(.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.dropout(F.tanh(layer(x)))
+        return F.sum(x)
+
+
 @on_ranks(2)
-def test_evaluation_is_not_timed(comm):
-    """Its calls have other numbers."""
-    model = Iterating()
-    updater = updater_of(comm, model, [vectors(8)], cut={'profile': 5})
-    counts = []
-    for act in (updater.update, updater.update,
-                lambda: updater.evaluate(*vectors(8)), updater.update):
-        act()
-        laps = model.partition.passes.laps
-        counts.append(sum(map(len, laps._found[0].values())) if laps else 0)
-    assert counts[0] == 0 < counts[1] == counts[2]
-    assert counts[3] == 2 * counts[1]
+def test_a_mask_is_made_where_it_is_needed_only(comm):
+    made = []
+
+    def mask(place, draw, *arguments):
+        made.append((place.first_sample, draw))
+        return original(place, draw, *arguments)
+    updater = updater_of(comm, Dropping(), [vectors(8)])
+    updater.update()
+    original = dropout._mask
+    with mock.patch.object(dropout, '_mask', mask):
+        updater.update()
+    everyone = comm.allreduce(made)
+    assert sorted(everyone) == sorted(itertools.product((0, 4), range(1, 5)))
 
 
 @on_ranks(2)
@@ -627,3 +642,36 @@ def test_a_rank_holds_its_own_part_only(comm):
     mine = sum(parameter.array.nbytes for parameter in model.params())
     assert sum(comm.allgather(mine)) == 6 * 50 * 51 * 4
     assert 0 < mine < 6 * 50 * 51 * 4
+
+
+@pytest.mark.parametrize(('recompute', 'calls'), [
+    (None, 2), ('no stage', 1), (False, 1), (True, 2)])
+@on_ranks(1, 2)
+def test_what_is_recomputed_is_what_is_said(comm, recompute, calls):
+    """The plan says that every stage is."""
+    done = []
+
+    class Counted(chainer.FunctionNode):
+        def forward(self, inputs):
+            done.append(0)
+            return inputs[0] * 1,
+
+        def backward(self, indexes, gradients):
+            return gradients
+
+    class Counting(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Linear(4, 4)
+
+        def forward(self, x):
+            return F.sum(Counted().apply((self.a(x),))[0])
+    model = Counting()
+    x = numpy.ones((4, 4), 'f')
+    options = {} if recompute is None else {'recompute': recompute}
+    updater = updater_of(comm, model, [(x,)], cut={'recompute': True},
+                         **options)
+    done.clear()
+    updater.update()
+    assert comm.allreduce(len(done)) == 2 * calls       # micro-batches

@@ -69,7 +69,7 @@ def compared(comm, model, batch=BATCH, weight=None, recompute=False):
     """One update over two ranks beside plain Chainer; what is reported."""
     plain = copy.deepcopy(made(model))
     updater = updater_of(comm, model, [batch], cut={
-        'plan': cut_before(model, recompute=recompute), 'profile': 0})
+        'plan': cut_before(model, recompute=recompute)})
     give(plain, values(comm, model))
     found = observed(model, updater.update)
     expected = serially(plain, batch, 2, weight)
@@ -113,7 +113,7 @@ def test_averages_inside_belong_to_the_rank_that_runs_it(comm):
     model = Around(Looking(L.BatchNormalization(5)))
     plain = copy.deepcopy(made(model))
     updater = updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model), 'profile': 0})
+        'plan': cut_before(model)})
     give(plain, values(comm, model))
     updater.update()
     assert len({path for path, _ in running(comm, model)}) == 1
@@ -279,7 +279,7 @@ class Drawing(Around):
 def test_what_is_drawn_inside_moves_nobody_elses_generator(comm):
     model = made(Drawing(Noise()))
     updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model), 'profile': 0}).update()
+        'plan': cut_before(model)}).update()
     mine = comm.allgather(model.drawn)
     assert mine[0] == mine[1]
 
@@ -316,7 +316,7 @@ def test_a_link_may_look_at_data_in_a_later_batch(comm):
     first = BATCH[0], numpy.zeros(8, 'i')
     second = BATCH[0], numpy.ones(8, 'i')
     updater = updater_of(comm, model, [first, second], cut={
-        'plan': cut_before(model), 'profile': 0})
+        'plan': cut_before(model)})
     updater.update()
     plain = LaterLooking()
     give(plain, values(comm, model))
@@ -325,3 +325,61 @@ def test_a_link_may_look_at_data_in_a_later_batch(comm):
     found = gradients(comm, model)
     for path in '/a/W', '/q/l/W', '/b/W':
         close({path: found[path]}, {path: own(plain)[path]})
+
+
+def looking(self, h):
+    """Has to be run as one call."""
+    return self.one(h) * (2. if float(h.array.max()) > -9 else 1.)
+
+
+class Outer(chainer.Chain):
+    """A model, and a link in it, whose one method may be ``__call__``."""
+
+    def __init__(self, kind):
+        super().__init__()
+        with self.init_scope():
+            self.a, self.between = L.Linear(4, 4), kind()
+            self.b = L.Linear(4, 3)
+
+    def loss(self, x, t):
+        return F.softmax_cross_entropy(
+            self.b(self.between(F.tanh(self.a(x)))), t)
+
+
+class Inner(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Linear(4, 4)
+
+
+class Wrapped(Inner):
+    """Has both, one of which calls the other."""
+
+    forward = looking
+
+    def __call__(self, h):
+        return super().__call__(h) * 1.5
+
+
+INNER = {'forward': type('Inner', (Inner,), {'forward': looking}),
+         '__call__': type('Inner', (Inner,), {'__call__': looking}),
+         'inherited': type('Inner', (type('Inner', (Inner,), {
+             '__call__': looking}),), {}), 'both': Wrapped}
+
+
+@pytest.mark.parametrize('inner', INNER)
+@pytest.mark.parametrize('outer', ['forward', '__call__'])
+@on_ranks(2)
+def test_links_may_have_a_call_of_their_own(comm, outer, inner):
+    make = type('Outer', (Outer,), {outer: Outer.loss})
+    batch = (numpy.random.RandomState(0).randn(4, 4).astype('f'),
+             numpy.arange(4, dtype='i') % 3)
+    model, plain = make(INNER[inner]), make(INNER[inner])
+    plan = plan_of([['/a/W', '/a/b'], [
+        '/between/one/W', '/between/one/b'], ['/b/W', '/b/b']], '/b/W')
+    updater = updater_of(comm, model, [batch], cut={'plan': plan})
+    give(plain, values(comm, model))
+    updater.update()
+    serially(plain, batch, 2)
+    close(gradients(comm, model), own(plain), 1e-5)

@@ -143,7 +143,7 @@ def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
 
     updater = make_updater(comm, lambda: Divisible(Unused(), L.Linear(4, 5)),
                            dataset(6), micro_batches=2)
-    updater._steps.train(updater._read, 0, None, {})
+    updater._steps.train(updater._read, 0, None, dict)
     if comm.rank == 0:
         layer = dict(updater.get_optimizer('main').target.pieces[0])[0]
         assert layer.unused.W.grad is None

@@ -1,5 +1,5 @@
 """``PipelineUpdater.predict`` of a model that ``partition`` has cut."""
-from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe import Divisible, PipelineUpdater, partition
 
 import chainer
 import chainer.functions as F
@@ -152,3 +152,18 @@ def test_ranks_that_name_different_methods_are_told(comm):
     updater, _ = staged(comm, Net)
     with pytest.raises(ValueError, match='the method that predicts'):
         updater.predict(X, method='both' if comm.rank else 'predict')
+
+
+@pytest.mark.parametrize('micro_batches', [1, 4])
+@on_ranks(1, 2)
+def test_a_divisible_refuses_outputs_without_rows_for_the_samples(
+        comm, micro_batches):
+    model = Divisible(L.Linear(5, 3), lambda h: F.mean(
+        h, axis=0, keepdims=True)).stage(comm, balance='layers')
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator([0], 1),
+        chainer.optimizers.SGD().setup(model), comm,
+        micro_batches=micro_batches, loss_fun=lambda y, t: F.sum(y))
+    with pytest.raises(RuntimeError, match=r'shape \(1, 3\) for a '
+                       'micro-batch of .*a row for each sample'):
+        updater.predict(X)

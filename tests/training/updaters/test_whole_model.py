@@ -1,16 +1,25 @@
 """Optimizers that decide over all stages, against serial Chainer."""
 import contextlib
 
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    ProcessGrid,
+    create_communicator,
+    partition,
+)
 from chainer_fp8pipe.links import Divisible
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy as np
 import pytest
+from chainer.optimizer_hooks import GradientNoise
 
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset, gathered
+from tests.training.updaters.partitions import plan_of
 from tests.training.updaters.test_pipeline_updater import (
     close,
     make_updater,
@@ -167,3 +176,109 @@ class Digits(Divisible):
             self.append(L.Linear(64, 64))
             self.append(F.relu)
         self.append(L.Linear(64, 10))
+
+
+class Twice(chainer.Chain):
+    """Uses its first layer again at its end."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(4, 4, initialW=np.eye(4) / 2)
+            self.b = L.Linear(4, 4, initialW=np.eye(4) / 3)
+
+    def forward(self, x):
+        return F.mean(self.a(F.tanh(self.b(F.tanh(self.a(x))))) ** 2)
+
+
+@pytest.mark.parametrize('owner', ['optimizer', 'update rules'])
+@on_ranks(2)
+def test_tied_copies_get_the_same_noise(comm, owner):
+    plan = plan_of([[f'/{name}/W', f'/{name}/b'] for name in 'ab'], '/b/W')
+    x = np.random.RandomState(0).rand(4, 4).astype('f')
+    model = partition(Twice(), x[:2], comm, micro_batches=2, plan=plan)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    for place in [optimizer] if owner == 'optimizer' else [
+            parameter.update_rule for parameter in model.params()]:
+        place.add_hook(GradientNoise(1.0))
+    np.random.seed(comm.rank)
+    updater = PipelineUpdater(chainer.iterators.SerialIterator(x, 4),
+                              optimizer, comm)
+    before = np.eye(4) / 2
+    for _ in range(3):
+        updater.update()
+        assert abs(model.a.W.array - before).max() > 1e-3
+        before = model.a.W.array.copy()
+        assert len(set(comm.allgather(before.tobytes()))) == 1
+    assert abs(model.a.W.array - model.a.W.array.T).max() > 1e-3
+
+
+@on_ranks(2)
+def test_replicas_get_the_same_noise(comm):
+    grid = ProcessGrid(comm, pipeline=1)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), create_communicator(
+            'float32', grid.data)).setup(Plain().stage(grid))
+    optimizer.add_hook(GradientNoise(1.0))
+    np.random.seed(comm.rank)
+    updater = PipelineUpdater(chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(*dataset(8)), 4), optimizer, grid)
+    for _ in range(2):
+        updater.update()
+        bits = [parameter.array.tobytes()
+                for _, parameter in optimizer.target.namedparams()]
+        assert comm.allgather(bits) == [bits] * comm.size
+    grid.free()
+
+
+class MyClipping(chainer.optimizer_hooks.GradientClipping):
+    pass
+
+
+@on_ranks(1, 2)
+def test_a_clipping_that_would_see_one_stage_only_is_refused(comm):
+    optimizer = chainer.optimizers.SGD(0.1)
+    updater = make_updater(comm, Plain, dataset(8), optimizer,
+                           micro_batches=2)
+    optimizer.add_hook(MyClipping(1.0))
+    if comm.size == 1:
+        updater.update()
+        return
+    with pytest.raises(ValueError, match="a MyClipping, would see the "
+                                         'gradients of one stage only'):
+        updater.update()
+
+
+@on_ranks(1, 2)
+def test_a_hook_that_keeps_gradients_compares_what_it_does_serially(comm):
+    class Turns:
+        """How far the gradient turns from update to update."""
+
+        name, timing, call_for_each_param = 'Turns', 'pre', False
+
+        def __init__(self):
+            self.last, self.found = {}, []
+
+        def __call__(self, optimizer):
+            now = {name: parameter.grad for name, parameter
+                   in optimizer.target.namedparams()}
+            self.found.append({
+                name: float((gradient * self.last[name]).sum())
+                for name, gradient in now.items() if name in self.last})
+            self.last = now
+    data = dataset(12)
+    serial, hook = Plain(), Turns()
+    optimizer = chainer.optimizers.SGD(0.5).setup(serial)
+    optimizer.add_hook(hook)
+    for _ in range(3):
+        optimizer.update(lambda: F.softmax_cross_entropy(
+            serial(data[0]), data[1]))
+    expected, hook = hook.found, Turns()
+    optimizer = chainer.optimizers.SGD(0.5)
+    updater = make_updater(comm, Plain, data, optimizer, micro_batches=3)
+    optimizer.add_hook(hook)
+    for _ in range(3):
+        updater.update()
+    for found, wanted in zip(hook.found, expected, strict=True):
+        for name, value in found.items():
+            assert value == pytest.approx(wanted[name], rel=1e-3), name

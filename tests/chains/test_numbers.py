@@ -1,0 +1,114 @@
+"""Numbers that Python makes of computed values, in the model's own forward."""
+import math
+import operator
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    close,
+    give,
+    gradients,
+    own,
+    plan_of,
+    serially,
+    updater_of,
+    values,
+)
+
+
+def grown(number):
+    number += 1
+    number *= 2
+    return number
+
+
+#: What is computed of h as a whole, each with one number.
+RIGHT = {
+    'mean': lambda h: h * h.array.mean(),
+    'norm': lambda h: h / numpy.linalg.norm(h.array),
+    'largest': lambda h: h / abs(h.array).max(),
+    'at a place': lambda h: h * h.array[0, 1],
+    'position': lambda h: h + h.array.argmax(),
+    'of numbers': lambda h: h * (numpy.sqrt(h.array.var()) - 2) ** 2,
+    'in place': lambda h: h * grown(h.array.mean()),
+    'from the left': lambda h: h.array.mean() - h,
+    'exponent': lambda h: F.sigmoid(h) ** h.array.var(),
+    'base': lambda h: h.array.var() ** h,
+    'methods': lambda h: h * h.array.sum().astype('d').clip(-1, 1),
+    'copied': lambda h: h * h.array.sum().copy().reshape(1),
+    'compared': lambda h: h * (h.array.mean() > -5),
+    'opposite': lambda h: h * -abs(h.array.mean()),
+    'a number or not': lambda h: h * (
+        h.array.mean() if numpy.isscalar(h.array.mean()) else 7.),
+    'a float or not': lambda h: h * (
+        h.array.mean() if isinstance(h.array.mean(), numpy.floating)
+        else 7.),
+    'of no dimension': lambda h: h * F.mean(h).array,
+    'of that': lambda h: h * (F.mean(h).array * 2),
+    'an axis': lambda h: h * h.array.mean(axis=0),
+    'shape': lambda h: h * len(h.array) / h.array.ndim}
+REFUSED = {
+    'float': lambda h: h * float(h.array.mean()),
+    'int': lambda h: h * int(h.array.mean()),
+    'bool': lambda h: h if h.array.mean() > 0 else -h,
+    'index': lambda h: h * [2., 3.][h.array.argmax() % 2],
+    'range': lambda h: h * len(range(h.array.argmax())),
+    'round': lambda h: h * round(h.array.mean()),
+    'item': lambda h: h * h.array.mean().item(),
+    'list': lambda h: h * h.array.mean(axis=0).tolist()[0],
+    'math': lambda h: h * math.exp(h.array.mean()),
+    'largest': lambda h: h * max(h.array.mean(), 1),
+    'operator': lambda h: h * operator.index(h.array.argmax()),
+    'of no dimension': lambda h: h * float(F.mean(h).array),
+    'numpy': lambda h: h * numpy.float64(h.array.mean())}
+
+
+class Net(chainer.Chain):
+    def __init__(self, between):
+        super().__init__()
+        numpy.random.seed(1)
+        self.between = between
+        with self.init_scope():
+            self.a, self.b = L.Linear(4, 5), L.Linear(5, 3)
+            self.c = L.Linear(3, 3)
+
+    def forward(self, x, t):
+        h = F.tanh(self.b(self.between(F.tanh(self.a(x)))))
+        return F.softmax_cross_entropy(self.c(h), t)
+
+
+PLAN = plan_of([['/a/W', '/a/b'], ['/b/W', '/b/b'], ['/c/W', '/c/b']],
+               '/b/W')
+BATCH = (numpy.random.RandomState(0).randn(8, 4).astype('f'),
+         numpy.arange(8, dtype='i') % 3)
+
+
+@pytest.mark.parametrize('later', [0, 1])
+@on_ranks(2)
+def test_numbers_are_those_of_one_process(comm, later):
+    """Computed on either side of the cut."""
+    for name, between in RIGHT.items():
+        model, plain = Net(between), Net(between)
+        plan = dict(PLAN, cuts=[{'before': '/b/W', 'calls_later': 0}]
+                    if later else [{'before': '/a/W', 'calls_later': 1}])
+        updater = updater_of(comm, model, [BATCH], cut={'plan': plan},
+                             optimizer=chainer.optimizers.SGD(0.))
+        give(plain, values(comm, model))
+        updater.update()
+        serially(plain, BATCH, 2)
+        try:
+            close(gradients(comm, model), own(plain), 1e-5)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize('name', REFUSED)
+@on_ranks(2)
+def test_numbers_of_pythons_are_refused_when_the_model_is_cut(comm, name):
+    with pytest.raises(ValueError, match='test_numbers.py:.*atomic'):
+        updater_of(comm, Net(REFUSED[name]), [BATCH])

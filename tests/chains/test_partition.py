@@ -1,0 +1,119 @@
+"""A raise on one rank while a model is cut is a raise on all of them."""
+import contextlib
+from unittest import mock
+
+from chainer_fp8pipe import partition
+from chainer_fp8pipe.chains import partition as module
+from chainer_fp8pipe.chains import partitioned, valueless_parameters
+from chainer_fp8pipe.chains.tracing import trace, traced_call
+from chainer_fp8pipe.training.updaters import chain_work
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import updater_of
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        numpy.random.seed(0)
+        with self.init_scope():
+            self.a, self.norm = L.Linear(4, 5), L.BatchNormalization(5)
+            self.b, self.late = L.Linear(None, 3), L.Linear(None, 3)
+            self.scale = chainer.Parameter(1.)
+        self.add_persistent('kept', numpy.zeros(3, 'f'))
+        self.drawing = numpy.random.RandomState(0)
+
+    def forward(self, x, t):
+        if self.scale.array is None:
+            self.scale.initialize((5,))
+        h = self.norm(self.a(x))
+        for _ in range(len(x) % 4):     # other calls in a short batch
+            h = F.relu(h)
+        return F.softmax_cross_entropy(self.b(F.scale(h, self.scale)), t)
+
+
+def batch_of(samples=8):
+    return numpy.ones((samples, 4), 'f'), numpy.zeros(samples, 'i')
+
+
+class Unlucky(Exception):
+    """No exception that a message could be made of by its class alone."""
+
+    def __init__(self, one, other):
+        super().__init__(one, other)
+
+    def __reduce__(self):
+        raise TypeError('cannot be pickled')
+
+
+def fail(*_, **__):
+    raise Unlucky('no', 'luck')
+
+
+@contextlib.contextmanager
+def failing(comm, rank, owner, name):
+    """A block in which something fails on one rank."""
+    failure = property(fail) if name == 'digest' else fail
+    with mock.patch.object(owner, name, failure) if (
+            comm.rank == rank) else contextlib.nullcontext():
+        yield
+
+
+#: What is called between two messages of partition(), and the rank on which
+#: it fails.
+PLACES = [(owner, name, rank) for owner, name, ranks in (
+    (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
+    (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
+    (module, '_arguments', (0, 1)), (module, 'Fresh', (0, 1)),
+    (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
+    (module, 'Tracer', (0, 1)), (trace.Tracer, 'trace', (0, 1)),
+    (trace, 'CallRecorder', (0, 1)), (module, 'check_loss', (0, 1)),
+    (traced_call.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),
+    (module, 'search', (0,)), (module, 'order_of', (0,)),
+    (module, 'parameters_of', (0,)), (module, 'reads_state', (0, 1)),
+    (module, 'StagedTrace', (0, 1)), (module, 'Partition', (0, 1)),
+    (module, 'class_of', (0, 1)), (module, '_to_send', (0, 1)),
+    (module, '_keep', (0, 1)), (module, '_like', (0,)),
+    (module, 'take_away', (0, 1)), (module, '_persistent', (0, 1)),
+    (module, '_set_persistent', (0, 1)),
+    (valueless_parameters, 'place_array', (0, 1)))
+    for rank in ranks]
+
+
+@pytest.mark.parametrize('number', range(len(PLACES)), ids=[
+    f'{name}-{rank}' for _, name, rank in PLACES])
+@on_ranks(2)
+def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
+    owner, name, rank = PLACES[number]
+    with failing(comm, rank, owner, name), \
+            pytest.raises(ValueError, match='Unlucky'):
+        partition(Net(), batch_of(2), comm)
+
+
+#: The same for a step with a micro-batch of a new form.
+STEPS = [(owner, name, rank) for owner, name in (
+    (partitioned.Partition, 'problem'), (partitioned.Partition, 'rehearsed'),
+    (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
+    (partitioned.Partition, 'missing'), (trace.Tracer, 'trace'),
+    (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
+    (chain_work, 'Form'),
+    (traced_call.Trace, 'digest'))
+    for rank in (0, 1)]
+
+
+@pytest.mark.parametrize('number', range(len(STEPS)), ids=[
+    f'{name}-{rank}' for _, name, rank in STEPS])
+@on_ranks(2)
+def test_a_raise_in_a_new_trace_is_one_on_all_ranks(comm, number):
+    owner, name, rank = STEPS[number]
+    updater = updater_of(comm, Net(), [batch_of(8), batch_of(6)])
+    updater.update()
+    with failing(comm, rank, owner, name), \
+            pytest.raises((ValueError, RuntimeError), match='luck'):
+        updater.update()

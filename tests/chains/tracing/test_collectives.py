@@ -1,0 +1,169 @@
+"""Collective operations in the forward pass of a model that is cut."""
+from chainer_fp8pipe import (
+    ProcessGrid,
+    atomic,
+    create_communicator,
+    create_grouped_bn_model,
+    partition,
+)
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import (
+    close,
+    own,
+    plan_of,
+    running,
+    updater_of,
+    values,
+)
+
+
+class Mean(chainer.FunctionNode):
+    """The mean over ranks, forward and backward."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def forward(self, inputs):
+        return self.comm.allreduce(inputs[0]) / self.comm.size,
+
+    def backward(self, indexes, gradients):
+        return Mean(self.comm).apply(gradients)
+
+
+class Net(chainer.Chain):
+    def __init__(self, between):
+        super().__init__()
+        numpy.random.seed(1)
+        with self.init_scope():
+            self.a, self.b = L.Linear(4, 5), L.Linear(5, 3)
+            if isinstance(between, chainer.Link):
+                self.between = between
+        if not isinstance(between, chainer.Link):
+            self.between = between
+
+    def forward(self, x, t):
+        h = F.tanh(self.between(self.a(x)))
+        return F.softmax_cross_entropy(self.b(h), t)
+
+
+PLAN = plan_of([['/a/W', '/a/b'], ['/b/W', '/b/b']], '/b/W')
+
+
+def batch_of(part=slice(0, 16)):
+    random = numpy.random.RandomState(0)
+    return random.randn(16, 4).astype('f')[part], (
+        numpy.arange(16, dtype='i') % 3)[part]
+
+
+#: What the layer between is, made of a communicator and its group of ranks.
+NORMS = {
+    'grouped': lambda size, comm: L.BatchNormalization(
+        size, decay=.5, axis=0),
+    'multi-node': lambda size, comm:
+        chainermn.links.MultiNodeBatchNormalization(size, comm, decay=.5)}
+
+
+@pytest.mark.parametrize(('kind', 'size'), [
+    ('grouped', 5), ('grouped', None), ('multi-node', 5)])
+@on_ranks(4)
+def test_replicas_normalise_together(comm, kind, size):
+    """Two stages of two replicas: the averages are those of both batches."""
+    grid = ProcessGrid(comm, pipeline=2)
+    replicas = create_communicator('float32', mpi_comm=grid.data)
+    model = Net(NORMS[kind](size, replicas))
+    if kind == 'grouped':
+        model = create_grouped_bn_model(model, grid.data)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.1), replicas).setup(model)
+    mine = slice(8 * grid.replica_index, 8 * grid.replica_index + 8)
+    updater = updater_of(
+        grid, model, [batch_of(mine)], optimizer=optimizer, micro_batches=1,
+        cut={'plan': {**PLAN, 'micro_batches': 1}})
+    plain = Net(L.BatchNormalization(5, decay=.5))
+    reference = chainer.optimizers.SGD(.1).setup(plain)
+    for _ in range(2):
+        updater.update()
+        reference.update(plain, *batch_of())
+        close(values(grid.pipeline, model), own(plain, 'array'), 1e-4)
+    found = running(grid.pipeline, model)
+    numpy.testing.assert_allclose(found['/between', 'avg_mean'],
+                                  plain.between.avg_mean, 1e-4)
+
+
+@on_ranks(4)
+def test_a_function_of_the_users_reduces_over_replicas(comm):
+    grid = ProcessGrid(comm, pipeline=2)
+    replicas = create_communicator('float32', mpi_comm=grid.data)
+    model = Net(lambda h: Mean(replicas).apply((h,))[0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.), replicas).setup(model)
+    updater = updater_of(grid, model, [batch_of(slice(0, 8))],
+                         optimizer=optimizer, cut={'plan': PLAN})
+    plain = Net(lambda h: h)
+    updater.update()
+    plain(*batch_of(slice(0, 8))).backward()
+    close({name: parameter.grad for name, parameter in model.namedparams()},
+          {name: parameter.grad for name, parameter in plain.namedparams()
+           if name in dict(model.namedparams())}, 1e-5)
+
+
+class Held(chainer.Chain):
+    """Keeps a communicator of mpi4py's, and asks it for what it is given."""
+
+    def __init__(self, comm, *asked):
+        super().__init__()
+        self.comm, self.asked = comm, asked
+
+    def forward(self, h):
+        name, *arguments = self.asked
+        found = getattr(self.comm, name)
+        return h * float(found(*arguments) if callable(found) else found)
+
+
+REFUSED = {
+    'all ranks normalise': (
+        lambda all_ranks: chainermn.links.MultiNodeBatchNormalization(
+            5, all_ranks), 'several stages of the pipeline'),
+    'a function over all ranks': (
+        lambda all_ranks: lambda h: Mean(all_ranks).apply((h,))[0],
+        'several stages of the pipeline'),
+    'objects between functions': (
+        lambda all_ranks: lambda h: h * all_ranks.allreduce_obj(1.),
+        'between functions.*atomic'),
+    'objects inside of a function': (
+        lambda all_ranks: atomic(lambda h: h * all_ranks.allreduce_obj(1.)),
+        'what only another rank knows'),
+    'what another rank sends': (
+        lambda all_ranks: lambda h: chainermn.functions.recv(
+            all_ranks, 1 - all_ranks.rank, h),
+        'what only another rank knows'),
+    "mpi4py's": (
+        lambda all_ranks: Held(all_ranks.mpi_comm, 'allreduce', 1.),
+        "allreduce of mpi4py's communicator"),
+    'a layer fails on one rank': (
+        lambda all_ranks: lambda h: h + all_ranks.rank // (
+            1 - all_ranks.rank), 'ZeroDivisionError')}
+
+
+@pytest.mark.parametrize('what', REFUSED)
+@on_ranks(2)
+def test_what_would_wait_for_ever_is_refused_on_all_ranks(comm, what):
+    make, said = REFUSED[what]
+    with pytest.raises(ValueError, match=said):
+        partition(Net(make(create_communicator('float32', mpi_comm=comm))),
+                  batch_of(), comm)
+
+
+@on_ranks(2)
+def test_a_link_may_keep_and_ask_a_communicator(comm):
+    model = Net(Held(comm, 'size'))
+    updater_of(comm, model, [batch_of()], cut={'plan': PLAN}).update()
+    assert model.between.comm is comm

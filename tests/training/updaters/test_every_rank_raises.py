@@ -1,0 +1,448 @@
+"""What raises on one rank, wherever in a step, raises on every rank.
+
+The same three calls are made of four kinds of jobs, which call what a user has
+written in many places; one rank raises in one of them.  A rank that is left
+alone makes its test run into the time limit.
+"""
+import chainer_fp8pipe
+from chainer_fp8pipe import (
+    PipelineUpdater,
+    ProcessGrid,
+    create_grouped_bn_model,
+    partition,
+)
+from chainer_fp8pipe.links import Divisible
+from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+from chainermn.links import MultiNodeBatchNormalization
+
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import plan_of
+
+X = np.random.RandomState(0).rand(8, 4).astype('f')
+T = (np.arange(8) % 3).astype('i')
+DATA = list(zip(X, T, strict=True))
+
+#: Where this rank raises, and what.
+armed = {}
+
+
+def maybe(place):
+    if armed.get('place') == place:
+        raise armed['error']
+
+
+class Trap(chainer.FunctionNode):
+    def forward(self, inputs):
+        maybe('function')
+        return inputs[0].copy(),
+
+    def backward(self, indexes, gradients):
+        maybe('backward')
+        return gradients
+
+
+def trapped(x):
+    maybe('layer')
+    return Trap().apply((x,))[0]
+
+
+class LinkHook(chainer.LinkHook):
+    name = 'mine'
+
+    def forward_postprocess(self, args):
+        maybe('link hook')
+
+
+class Hook:
+    def __init__(self, place, timing='pre', call_for_each_param=False):
+        self.name, self.timing = place, timing
+        self.call_for_each_param = call_for_each_param
+
+    def __call__(self, *args):
+        maybe(self.name)
+
+
+class Iterator(chainer.iterators.SerialIterator):
+    whole = 8
+
+    def next(self):
+        maybe('iterator')
+        return super().next()
+
+
+class Reporter(chainer.Reporter):
+    def report(self, values, observer=None):
+        maybe('report')
+        super().report(values, observer)
+
+
+def converter(batch, device):
+    maybe('converter')
+    return chainer.dataset.concat_examples(batch, device)
+
+
+def loss(y, t):
+    maybe('loss')
+    return F.softmax_cross_entropy(y, t)
+
+
+def metric(y, t):
+    maybe('metric')
+    return F.accuracy(y, t)
+
+
+def weight(*args):
+    maybe('loss_weight')
+    return len(args[-1])
+
+
+def first():
+    layer = L.Linear(4, 6, initialW=np.ones((6, 4), 'f'))
+    layer.add_hook(LinkHook())
+    return layer
+
+
+def last():
+    layer = L.Linear(6, 3, initialW=np.ones((3, 6), 'f'))
+    layer.add_hook(LinkHook())
+    return layer
+
+
+class Cleared:
+    """A part of a model that is told of new steps."""
+
+    def cleargrads(self):
+        maybe('cleargrads')
+        super().cleargrads()
+
+
+class Layers(Cleared, Divisible):
+    def __init__(self):
+        super().__init__(first(), trapped, last(), trapped)
+
+
+class Chain(Cleared, chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first, self.last = first(), last()
+
+    def predict(self, x):
+        maybe('predict')
+        return trapped(self.last(trapped(self.first(x))))
+
+    def forward(self, x, t):
+        maybe('forward')
+        value = loss(self.predict(x), t)
+        chainer.report({'loss': value}, self)
+        return value
+
+
+class Rule(chainer.optimizers.sgd.SGDRule):
+    def update_core(self, parameter):
+        maybe('update rule')
+        super().update_core(parameter)
+
+
+class SGD(chainer.optimizers.SGD):
+    def create_update_rule(self):
+        return Rule(self.hyperparam)
+
+
+def prepared(optimizer):
+    """With hooks of all kinds."""
+    optimizer.loss_scaling()
+    optimizer.add_hook(Hook('hook before clipping'))
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1e-3))
+    optimizer.add_hook(Hook('hook after clipping'))
+    optimizer.add_hook(Hook('hook after the update', 'post'))
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(Hook('hook of a rule'))
+    return optimizer
+
+
+def multi_node(optimizer, comm):
+    return chainermn.create_multi_node_optimizer(
+        optimizer, chainer_fp8pipe.create_communicator('float32', comm))
+
+
+def of_layers(comm, pipeline=2):
+    grid = ProcessGrid(comm, pipeline=pipeline)
+    optimizer = prepared(SGD().setup(Layers().stage(grid, balance='layers')))
+    if grid.replicas > 1:
+        optimizer = multi_node(optimizer, grid.data)
+    return PipelineUpdater(
+        Iterator(DATA, 4), optimizer, grid, micro_batches=2, loss_fun=loss,
+        metrics={'right': metric}, loss_weight=weight, converter=converter)
+
+
+def of_a_chain(comm):
+    plan = plan_of([[f'/{name}/W', f'/{name}/b']
+                    for name in ('first', 'last')], '/last/W')
+    model = partition(Chain(), (X[:2], T[:2]), comm, micro_batches=2,
+                      plan=plan)
+    return PipelineUpdater(
+        Iterator(DATA, 4), prepared(SGD().setup(model)), comm,
+        loss_weight=weight, converter=converter)
+
+
+def of_replicas(comm):
+    optimizer = multi_node(prepared(SGD().setup(Chain())), comm)
+    optimizer.is_changed(optimizer.target)
+    return ReplicaUpdater(Iterator(DATA, 4), optimizer, comm,
+                          converter=converter)
+
+
+class Unsure:
+    def __bool__(self):
+        maybe('wanted')
+        return True
+
+
+def call(updater, step):
+    model = updater.get_optimizer('main').target
+    reporter = Reporter()
+    reporter.add_observer('main', model)
+    with reporter:
+        if step == 'update':
+            updater.update()
+        elif step == 'evaluate':
+            updater.evaluate(X, T)
+        else:
+            updater.predict(X, wanted=Unsure())
+
+
+def outcome(updater, step):
+    try:
+        call(updater, step)
+    except BaseException as reason:
+        return reason
+    return None
+
+
+def everywhere(comm, updater, step, place, here, error):
+    """All is well; then a rank raises, and so do all others.
+
+    Afterwards all go on, or all are told that they cannot.
+    """
+    armed.clear()
+    call(updater, step)
+    if here:
+        armed.update(place=place, error=error)
+    raised = outcome(updater, step)
+    armed.clear()
+    kinds = comm.allgather(raised and type(raised).__name__)
+    texts = comm.allgather(str(raised))
+    assert None not in kinds, (kinds, texts)
+    assert all('here' in text for text in texts), texts
+    if here and not isinstance(error, Exception):
+        assert raised is error
+    texts = set(comm.allgather(str(outcome(updater, step))))
+    assert texts == {'None'} or all('failed before' in text
+                                    for text in texts), texts
+
+
+HOOKS = ('hook before clipping', 'hook after clipping',
+         'hook after the update', 'hook of a rule', 'update rule', 'report')
+ERRORS = (KeyError, SystemExit, KeyboardInterrupt)
+
+
+def numbered(cases):
+    """Cases with errors of all kinds."""
+    return [(*case, ERRORS[number % len(ERRORS)]('here'))
+            for number, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(('step', 'place', 'rank', 'error'), numbered([
+    *(('update', place, 0) for place in ('iterator', 'converter')),
+    *(('update', place, rank) for rank in (0, 1) for place in (
+        'cleargrads', 'layer', 'link hook', 'backward', *HOOKS)),
+    *(('update', place, 1) for place in ('loss', 'metric', 'loss_weight')),
+    *(('evaluate', place, rank) for rank in (0, 1)
+      for place in ('layer', 'report')),
+    ('evaluate', 'loss', 1), ('evaluate', 'metric', 1),
+    *(('predict', place, rank) for rank in (0, 1)
+      for place in ('layer', 'wanted'))]))
+@on_ranks(2, timeout=60)
+def test_in_a_pipeline_of_layers(comm, step, place, rank, error):
+    everywhere(comm, of_layers(comm), step, place, comm.rank == rank, error)
+
+
+@pytest.mark.parametrize(('step', 'place', 'rank', 'error'), numbered([
+    *(('update', place, 0) for place in ('iterator', 'converter')),
+    *(('update', place, rank) for rank in (0, 1) for place in (
+        'forward', 'layer', 'function', 'link hook', 'backward', 'cleargrads',
+        'loss_weight', *HOOKS)),
+    *(('evaluate', place, rank) for rank in (0, 1)
+      for place in ('forward', 'loss_weight', 'function', 'report')),
+    *(('predict', place, rank) for rank in (0, 1)
+      for place in ('predict', 'function', 'wanted'))]))
+@on_ranks(2, timeout=60)
+def test_in_a_partitioned_chain(comm, step, place, rank, error):
+    everywhere(comm, of_a_chain(comm), step, place, comm.rank == rank, error)
+
+
+@pytest.mark.parametrize(('place', 'error'), numbered([(place,) for place in (
+    'iterator', 'converter', 'forward', 'function', 'backward', *HOOKS)]))
+@on_ranks(2, timeout=60)
+def test_in_replicas_of_a_whole_model(comm, place, error):
+    everywhere(comm, of_replicas(comm), 'update', place, comm.rank == 1,
+               error)
+
+
+@pytest.mark.parametrize(('place', 'stage', 'error'), numbered([
+    ('iterator', 0), ('converter', 0), ('loss', 1), ('loss_weight', 1),
+    *((place, stage) for stage in (0, 1)
+      for place in ('cleargrads', 'layer', 'backward', *HOOKS))]))
+@on_ranks(4, timeout=60)
+def test_in_one_replica_of_a_pipeline(comm, place, stage, error):
+    updater = of_layers(comm)
+    grid = updater.grid
+    everywhere(comm, updater, 'update', place,
+               (grid.stage_index, grid.replica_index) == (stage, 1), error)
+    grid.free()
+
+
+class Normalised(Chain):
+    """Fails on one replica, while the other one waits in the middle."""
+
+    def __init__(self, normalise):
+        super().__init__()
+        with self.init_scope():
+            self.normalise = normalise
+
+    def predict(self, x):
+        return self.last(self.normalise(trapped(self.first(x))))
+
+
+@pytest.mark.parametrize('kind', ['grouped', 'multi-node'])
+@pytest.mark.parametrize('way', ['layers', 'chain', 'replicas'])
+@pytest.mark.parametrize('place', ['layer', 'backward'])
+@on_ranks(2, timeout=60)
+def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
+    grid = ProcessGrid(comm, pipeline=1)
+    ranks = chainer_fp8pipe.create_communicator('float32', grid.data)
+    link = (L.BatchNormalization(6) if kind == 'grouped'
+            else MultiNodeBatchNormalization(6, ranks))
+    model = (Divisible(first(), trapped, link, last()) if way == 'layers'
+             else Normalised(link))
+    if kind == 'grouped':
+        model = create_grouped_bn_model(model, grid.data)
+    if way == 'layers':
+        model = model.stage(grid)
+    if way == 'chain':
+        partition(model, (X[:2], T[:2]), grid, micro_batches=2)
+    optimizer = chainermn.create_multi_node_optimizer(SGD().setup(model),
+                                                      ranks)
+    optimizer.is_changed(model)
+    updater = (ReplicaUpdater(Iterator(DATA, 4), optimizer, comm)
+               if way == 'replicas' else PipelineUpdater(
+                   Iterator(DATA, 4), optimizer, grid, micro_batches=2))
+    everywhere(comm, updater, 'update', place, comm.rank == 1,
+               KeyError('here'))
+    grid.free()
+
+
+@on_ranks(2, timeout=60)
+def test_multi_node_batch_normalisation_over_stages_is_refused(comm):
+    ranks = chainer_fp8pipe.create_communicator('float32', comm)
+    optimizer = SGD().setup(Divisible(
+        first(), MultiNodeBatchNormalization(6, ranks), last()).stage(comm))
+    with pytest.raises(ValueError, match='is over 2 ranks but a stage has 1'):
+        PipelineUpdater(Iterator(DATA, 4), optimizer, comm)
+
+
+@on_ranks(4, timeout=60)
+def test_in_the_exchange_of_one_stage(comm):
+    """Its gradients are not finite; the other stages' are."""
+    updater = of_layers(comm)
+    grid, optimizer = updater.grid, updater.get_optimizer('main')
+    optimizer.loss_scaling(scale=2.0)
+    optimizer._loss_scaling_is_dynamic = False      # which skips the update
+    updater.update()
+    actual = optimizer.communicator
+    exchange = actual.multi_node_mean_grad
+
+    def spoiled(model, zero_fill):
+        if grid.stage_index:
+            for parameter in model.params():
+                parameter.grad[...] = np.nan
+        exchange(model, zero_fill)
+    actual.multi_node_mean_grad = spoiled
+    with pytest.raises(RuntimeError, match='rank|NaN|finite'):
+        updater.update()
+    grid.free()
+
+
+@on_ranks(4, timeout=60)
+def test_data_that_end_on_one_replica_only(comm):
+    updater = of_layers(comm)
+    grid = updater.grid
+    if grid.replica_index:
+        updater.get_iterator('main').next = lambda: next(iter(()))
+    with pytest.raises(ValueError, match='although the data have ended'):
+        updater.update()
+    grid.free()
+
+
+@pytest.mark.parametrize('make', [of_layers, of_a_chain, of_replicas])
+@on_ranks(2, timeout=60)
+def test_data_that_end_everywhere(comm, make):
+    updater = make(comm)
+    iterator = updater.get_iterator('main')
+    iterator.next = lambda: next(iter(()))
+    with pytest.raises(StopIteration):
+        updater.update()
+    del iterator.next
+    updater.update()            # and no harm was done
+
+
+@on_ranks(2, timeout=60)
+def test_an_output_that_cannot_be_sent(comm):
+    words = np.array(['cat', 'dog', 'elephant'], object)
+
+    def named(h):
+        return h if chainer.config.train else words[h.array.argmax(1)]
+    model = Divisible(L.Linear(4, 3), named).stage(comm, balance='layers')
+    updater = PipelineUpdater(Iterator(DATA, 8), SGD().setup(model), comm)
+    updater.update()
+    with pytest.raises(RuntimeError, match='the output.*dtype object cannot '
+                                           'be sent'):
+        updater.predict(X)
+
+
+@on_ranks(2, timeout=60)
+def test_a_method_that_one_rank_alone_names(comm):
+    updater = of_a_chain(comm)
+    with pytest.raises(ValueError, match="rank 1: Chain has no method 'gone'"):
+        updater.predict(X, method='gone' if comm.rank else None)
+    assert updater.predict(X).shape == (8, 3)       # no harm was done
+
+
+@on_ranks(2, timeout=60)
+def test_weights_that_differ_between_ranks(comm):
+    model = partition(Chain(), (X[:2], T[:2]), comm, micro_batches=2)
+    updater = PipelineUpdater(
+        Iterator(DATA, 4), SGD().setup(model), comm,
+        loss_weight=lambda x, t: len(t) + comm.rank)
+    with pytest.raises(ValueError, match='loss_weight of micro-batch 0 is '
+                                         '2.0 on rank 0 but 3.0 on rank 1'):
+        updater.update()
+
+
+@pytest.mark.parametrize('value', [-1.0, np.nan, np.inf])
+@on_ranks(2, timeout=60)
+def test_weights_that_no_mean_can_have(comm, value):
+    updater = PipelineUpdater(
+        Iterator(DATA, 4), SGD().setup(Layers().stage(comm)), comm,
+        loss_weight=lambda t: value)
+    with pytest.raises((ValueError, RuntimeError),
+                       match='the weight of a micro-batch is'):
+        updater.update()

@@ -1,0 +1,169 @@
+"""Whatever a model reports is what it reports on the whole batch."""
+import chainer_fp8pipe
+from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
+from chainer_fp8pipe.training.updaters.reported import Reported, share_means
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+from chainer.training.updaters import StandardUpdater
+
+from tests.ranks import on_ranks
+
+X = np.random.RandomState(0).rand(8, 4).astype('f')
+
+#: What a model may report of its hidden values, and of its input.
+REPORTS = {
+    'a variable': lambda h, x: F.mean(h),
+    'an array without axes': lambda h, x: F.mean(h).array,
+    'a number of Python': lambda h, x: 2.5,
+    'an integer': lambda h, x: 3,
+    'a number of NumPy': lambda h, x: x.mean(),
+    'a vector': lambda h, x: F.mean(h, axis=0),
+    'a vector of one element': lambda h, x: F.mean(h).reshape(1),
+    'an array of the input': lambda h, x: x.mean(axis=0),
+    'integers': lambda h, x: np.arange(3),
+    'a number and its weight': lambda h, x: (F.mean(h), len(x)),
+    'nothing': lambda h, x: None,
+    'a text': lambda h, x: 'warm-up',
+    'a list': lambda h, x: [1, 'two'],
+}
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(4, 5, initialW=np.ones((5, 4), 'f'))
+            self.b = L.Linear(5, 1, initialW=np.ones((1, 5), 'f'))
+
+    def forward(self, x):
+        h = F.tanh(self.a(x))
+        loss = F.mean(self.b(h))
+        chainer.report({'loss': loss}, self)
+        for name, value in REPORTS.items():
+            chainer.report({name: value(h, x)}, self.a)
+        return loss
+
+
+def observed(updater):
+    """The reports of two updates."""
+    model = updater.get_optimizer('main').target
+    reporter, found = chainer.Reporter(), {}
+    reporter.add_observers('main', model.namedlinks())
+    for _ in range(2):
+        found = {}
+        with reporter.scope(found):
+            updater.update()
+    return found
+
+
+def iterator(data):
+    return chainer.iterators.SerialIterator(data, len(data), shuffle=False)
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        value, other = (getattr(one, 'array', one)
+                        for one in (value, found[name]))
+        if isinstance(value, tuple):
+            value, other = ([float(getattr(item, 'array', item))
+                             for item in one] for one in (value, other))
+        if value is None or isinstance(value, (str, list)) and (
+                not isinstance(value[0], float)):
+            assert other == value, name
+        else:
+            assert np.shape(other) == np.shape(value), name
+            assert isinstance(other, np.ndarray) == (np.ndim(value) > 0 and
+                not isinstance(value, list)), name
+            np.testing.assert_allclose(other, value, rtol=1e-5, err_msg=name)
+
+
+def serially():
+    return observed(StandardUpdater(
+        iterator(X), chainer.optimizers.SGD(0.1).setup(Net())))
+
+
+@on_ranks(1, 2)
+def test_of_a_partitioned_chain(comm):
+    model = partition(Net(), X[:2], comm, micro_batches=4)
+    found = observed(PipelineUpdater(
+        iterator(X), chainer.optimizers.SGD(0.1).setup(model), comm))
+    same(found, serially())
+    assert [list(one) for one in comm.allgather(found)] == (
+        [list(found)] * comm.size)
+
+
+@on_ranks(1, 2)
+def test_of_replicas(comm):
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1).setup(Net()),
+        chainer_fp8pipe.create_communicator('float32', comm))
+    optimizer.is_changed(optimizer.target)
+    share = len(X) // comm.size
+    mine = iterator(X[comm.rank * share:(comm.rank + 1) * share])
+    mine.whole = len(X)
+    same(observed(ReplicaUpdater(mine, optimizer, comm)), serially())
+
+
+def means(comm, *reports):
+    """Means of (name, value, weight)."""
+    mine = Reported()
+    for report in reports:
+        mine.add(*report)
+    known = []
+    first = share_means(comm, known, mine)
+    # The second time, names are known.
+    assert share_means(comm, known, mine).keys() == first.keys()
+    return first
+
+
+@on_ranks(3)
+def test_means_are_weighted_by_rank_and_micro_batch(comm):
+    found = means(comm, ('n', comm.rank, 1.0), ('n', 10.0, comm.rank),
+                  ('v', np.array([comm.rank, 1], 'f'), comm.rank + 1.0))
+    assert found['n'] == (0 + 1 + 2 + 10 + 20) / 6
+    np.testing.assert_allclose(found['v'], [(0 + 2 + 6) / 6, 1])
+    assert found['v'].dtype == np.float32
+
+
+@on_ranks(2)
+def test_what_some_ranks_report_reaches_all(comm):
+    found = means(comm, *([('a', 1.5, 2.0), ('c', None, 1.0)]
+                          if comm.rank else [('b', 'text', 1.0)]))
+    assert found == {'a': 1.5, 'b': 'text', 'c': None}
+
+
+@on_ranks(1, 2)
+def test_a_value_that_counts_nothing_changes_no_mean(comm):
+    found = means(comm, ('a', float('nan'), 0.0), ('a', 1.0, 1.0),
+                  ('b', float('nan'), 0.0), ('p', (float('nan'), 0), 1.0),
+                  ('v', np.full(2, np.nan), 0.0), ('v', np.ones(2), 1.0))
+    assert found.pop('v').tolist() == [1, 1]
+    assert found == {'a': 1.0, 'b': 0.0, 'p': (0.0, 0.0)}
+
+
+@on_ranks(2)
+def test_of_values_that_cannot_be_added_the_last_counts(comm):
+    found = means(comm, ('a', np.ones(2 + comm.rank), 1.0),
+                  ('b', comm.rank, 1.0), ('b', f'of {comm.rank}', 1.0))
+    assert found['a'].shape == (3,)
+    assert found['b'] == 'of 1'
+
+
+@on_ranks(2)
+def test_a_rank_that_has_failed_is_told(comm):
+    mine, known = Reported(), []
+    mine.add('a', 1.0 if comm.rank else 'text', 1.0)
+    assert share_means(comm, known, mine, failed=comm.rank == 0) is None
+    assert share_means(comm, known, mine)['a'] == 'text'
+
+
+def test_what_other_ranks_cannot_get_is_refused_at_once():
+    with pytest.raises(Exception, match='pickle'):
+        Reported().add('a', lambda: None, 1.0)
