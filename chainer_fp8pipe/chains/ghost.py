@@ -418,7 +418,7 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
             if getattr(other, 'shape', ()) != array.shape:
                 raise looked_at(one, f'the shape of the result of {name}')
     return (array.shape, array.dtype, _module(array),
-            isinstance(value, numpy.generic))
+            bool(numpy.isscalar(value)))
 
 
 def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,

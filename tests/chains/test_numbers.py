@@ -40,6 +40,7 @@ RIGHT = {
     'exponent': lambda h: F.sigmoid(h) ** h.array.var(),
     'base': lambda h: h.array.var() ** h,
     'methods': lambda h: h * h.array.sum().astype('d').clip(-1, 1),
+    'counted': lambda h: h * numpy.count_nonzero(h.array > 0),
     'copied': lambda h: h * h.array.sum().copy().reshape(1),
     'compared': lambda h: h * (h.array.mean() > -5),
     'opposite': lambda h: h * -abs(h.array.mean()),

@@ -56,7 +56,7 @@ class _Way(NamedTuple):
     is_fresh: bool = False
 
 
-class Content:
+class NotedContent:
     """An object that may change, with its content.
 
     Attributes:
@@ -69,8 +69,8 @@ class Content:
         self.parts: list[tuple[_Way, Any]] = []
 
 
-def noted(value: Any, memo: dict[int, Content], depth: int = 0) -> Any:
-    """A :class:`Content` of what may change, else the value.
+def noted(value: Any, memo: dict[int, NotedContent], depth: int = 0) -> Any:
+    """A :class:`NotedContent` of what may change, else the value.
 
     Args:
         value: Anything.
@@ -84,7 +84,7 @@ def noted(value: Any, memo: dict[int, Content], depth: int = 0) -> Any:
     ways = list(_ways(value))
     if not ways:
         return value
-    content = memo[id(value)] = Content(value)
+    content = memo[id(value)] = NotedContent(value)
     for way in ways:
         content.parts.append((way, _inside(way.read(value), lambda item: noted(
             item, memo, depth + 1))))
@@ -98,7 +98,7 @@ def put_back(before: Any, done: dict[int, Any]) -> Any:
         before: As :func:`noted` has returned it.
         done: What has been put back, by the content's id; is added to.
     """
-    if not isinstance(before, Content):
+    if not isinstance(before, NotedContent):
         return before
     if id(before) in done:
         return done[id(before)]
@@ -121,7 +121,7 @@ def is_changed(before: Any, now: Any, seen: set[int], fresh: bool = False
         seen: Ids of contents that were compared; is added to.
         fresh: Whether equal values are the same.
     """
-    if not isinstance(before, Content):
+    if not isinstance(before, NotedContent):
         return now is not before and not (fresh and _equal(before, now))
     if now is not before.value and not fresh:
         return True
@@ -198,7 +198,7 @@ def _only_way(value: Any) -> tuple[_Way, ...] | None:
     return None
 
 
-def generators(memo: dict[int, Content]) -> list[Any]:
+def generators(memo: dict[int, NotedContent]) -> list[Any]:
     """The generators of random numbers among what was noted."""
     return [content.value for content in memo.values()
             if isinstance(content.value, tuple(_STATES))

@@ -16,7 +16,7 @@ import chainer
 from ...planning.partition.calls import Source
 from .. import nested
 from ..ghost import is_ghost, sources
-from .contents import Content, is_changed, noted, put_back
+from .contents import NotedContent, is_changed, noted, put_back
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
 _ABSENT: Any = object()
@@ -49,7 +49,7 @@ class saved:
     def note(self) -> saved:
         """Notes the attributes as they are now."""
         self._before: dict[Attribute, Any] = {}
-        self.memo: dict[int, Content] = {}
+        self.memo: dict[int, NotedContent] = {}
         for path, name in self._names():
             link = self._links[path]
             value = vars(link).get(name, _ABSENT)
