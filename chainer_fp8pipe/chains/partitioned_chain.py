@@ -10,6 +10,7 @@ import chainer
 from ..intercept.function_calls import current
 from ..planning.partition.partition_plan import PartitionPlan
 from ..planning.sizes import said_bytes
+from .ghost import GhostError, user_line
 from .partitioned import Partition
 
 
@@ -29,10 +30,10 @@ class PartitionedChain:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is None:
-            raise RuntimeError(
-                'this model is on several ranks, and each has a part: call '
-                'the updater\'s update(), evaluate() or predict() on all '
-                'ranks instead of the model')
+            raise GhostError(
+                f'{user_line()}: this model is on several ranks, and each '
+                "has a part: call the updater's update(), evaluate() or "
+                'predict() on all ranks instead of the model')
         return super().__call__(*args, **kwargs)    # type: ignore[misc]
 
     def params(self, include_uninit: bool = True

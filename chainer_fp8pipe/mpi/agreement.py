@@ -120,12 +120,15 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
 
     Returns what ``action`` returned.  ``action`` must not communicate.
     """
-    result, problem = None, ''
+    result, problem, cause = None, '', None
     try:
         result = action()
     except Exception as reason:     # the ranks that wait must hear of it
-        problem = f'{type(reason).__name__}: {reason}'
-    agree(comm, Signature({}), problem, error=error)
+        problem, cause = f'{type(reason).__name__}: {reason}', reason
+    try:
+        agree(comm, Signature({}), problem, error=error)
+    except error as together:
+        raise together from cause
     return result
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from mpi4py import MPI
 
 from ...planning.job.configuration import ACCURACY, USUAL_CODECS
 from ...planning.sizes import parse_bytes
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import as_one_process, launch
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """
@@ -85,7 +84,7 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
 
     def run() -> None:
         # The script would say everything as often as there are ranks.
-        with only_rank_0_prints(contextlib.redirect_stdout):
+        with as_one_process():
             launch(options.script, options.arguments, 'plan', job.create, job)
     return run
 

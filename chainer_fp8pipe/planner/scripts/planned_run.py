@@ -14,7 +14,7 @@ from mpi4py import MPI
 from ...communicators import create_communicator
 from ...intercept.training_objects import Originals
 from ...planning.job.job_plan import JobPlan
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import as_one_process, launch
 from ...training.unmodified.refusal import Refusal
 from ...training.unmodified.replicas import ReplicaJob
 from ...training.unmodified.script_run import Options, PipelineJob
@@ -60,7 +60,7 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
               file=sys.stderr)
     with contextlib.ExitStack() as quiet:
         # A script without ChainerMN would say everything on each rank.
-        quiet.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
+        quiet.enter_context(as_one_process())
         job = PlannedScript(comm, plan, file, quiet.close)
         launch(script, arguments, 'run', job.create, restartable(job))
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import os
@@ -19,7 +18,8 @@ from ...pipeline.schedules.schedule import SCHEDULES
 from ...planning.sizes import parse_bytes
 from ...planning.trigger_intervals import parse_interval
 from ...report.going_on import is_launched
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import as_one_process, launch
+from ...training.unmodified.rank_aware import RankAware
 
 _DESCRIPTION = """
 Runs an unmodified ChainerMN script:
@@ -195,12 +195,13 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         return create_communicator(communicator, mpi_comm, **given)
 
     if pipeline is None:
-        launch(script, arguments, 'run', create, restartable(None))
+        launch(script, arguments, 'run', create, restartable(
+            RankAware(MPI.COMM_WORLD, script)))
         return
     from ...training.unmodified.script_run import PipelineJob
     job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
                       create_communicator(communicator or 'float32', comm,
                                           **given))
     # The script would say everything as often as there are ranks.
-    with only_rank_0_prints(contextlib.redirect_stdout):
+    with as_one_process():
         launch(script, arguments, 'run', create, restartable(job))
