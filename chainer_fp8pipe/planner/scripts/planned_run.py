@@ -62,6 +62,8 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
         # A script without ChainerMN would say everything on each rank.
         quiet.enter_context(as_one_process())
         job = PlannedScript(comm, plan, file, quiet.close)
+        if plan.choice.stages > 1:
+            quiet.enter_context(job.undrawn.building())
         launch(script, arguments, 'run', job.create, restartable(job))
 
 
@@ -90,6 +92,7 @@ class PlannedScript:
             choice.stages, choice.micro_batches,
             schedule=choice.schedule or '1f1b', cut=choice.cut),
             self._communicator, self._check)
+        self.undrawn = self._now.undrawn
 
     def __getattr__(self, name: str) -> Callable:
         """What the substitute of this kind of script does, when it is known.

@@ -203,5 +203,5 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
                       create_communicator(communicator or 'float32', comm,
                                           **given))
     # The script would say everything as often as there are ranks.
-    with as_one_process():
+    with as_one_process(), job.undrawn.building():
         launch(script, arguments, 'run', create, restartable(job))

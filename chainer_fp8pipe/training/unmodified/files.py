@@ -33,8 +33,14 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
         on_rank_0(job, lambda arrays: original(file, arrays, *args,
                                                **kwargs), obj)
     else:       # the others may be about to read it
-        raise_together(job.comm, lambda: original(
-            file, obj, *args, **kwargs) if job.comm.rank == 0 else None)
+        def write() -> None:
+            if original.__name__ == 'save_npz':     # not read and written
+                arrays = chainer.serializers.npz.serialize(obj)
+                original(file, arrays, *args, **kwargs)
+            else:
+                original(file, obj, *args, **kwargs)
+        raise_together(job.comm, lambda: write() if job.comm.rank == 0
+                       else None)
 
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
@@ -51,6 +57,10 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
             'a part of the model is loaded after the updater was made, when '
             'it is divided over ranks; load it before, or load the whole '
             'model')
+    elif (isinstance(obj, chainer.Link) and _is_path(file)
+          and original.__name__ == 'load_npz'):
+        with job.undrawn.loading(file, obj):
+            original(file, obj, *args, **kwargs)
     else:
         original(file, obj, *args, **kwargs)
 

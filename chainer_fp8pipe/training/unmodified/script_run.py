@@ -29,6 +29,7 @@ from .copying import obstacle
 from .dividing import DividingIterator, ReceivingIterator, check_examples
 from .extensions import adapted, follow_rank_0
 from .refusal import Refusal, quietly, refuse_together, refusing
+from .undrawn import Undrawn
 
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
@@ -83,6 +84,7 @@ class PipelineJob(Originals):
         self._check_model = check_model
         # None until the script has made an updater:
         self.updater: Any = None
+        self.undrawn = Undrawn(lambda: self.updater is None)
         self.grid: Any = None
 
     @property
@@ -178,6 +180,8 @@ class PipelineJob(Originals):
         device, input_device = self._devices(given, model)
         self.grid = ProcessGrid(comm, pipeline=options.pipeline)
         self._check_model(model)
+        if held := self.undrawn.held(model):
+            self.warn(held)
         with refusing():
             partition(
                 model, self._example(iterator, samples, given['converter'],
