@@ -9,7 +9,7 @@ import chainer
 
 from ..intercept.function_calls import current
 from ..planning.partition.partition_plan import PartitionPlan
-from ..planning.sizes import said_bytes
+from ..planning.sizes import counted, said_bytes
 from .ghost import GhostError, user_line
 from .partitioned import Partition
 
@@ -147,9 +147,10 @@ def table(partition: Any) -> str:
              for row in rows]
     busy = predicted.busy
     balance = sum(busy) / len(busy) / max(busy) if busy and max(busy) else 1.0
-    head = (f'{partition.title}: {plan.stages} stages'
+    head = (f'{partition.title}: {counted(plan.stages, "stage")}'
             + (f' x {replicas} replicas' if replicas > 1 else '')
-            + f', {plan.schedule} with {plan.micro_batches} micro-batches, '
+            + f', {plan.schedule} with '
+            f'{counted(plan.micro_batches, "micro-batch")}, '
             f'balance {balance:.2f}')
     if predicted.seconds:
         head += f', {predicted.seconds * 1e3:.0f} ms a step predicted'

@@ -1,11 +1,11 @@
 """``python -m chainer_fp8pipe report``: its arguments and output."""
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from ..command_line import Parser
 from .diagnosis import diagnose
 from .records.record_reader import is_record, read_record
 from .records.run_record import RunRecord
@@ -57,7 +57,10 @@ def main(arguments: Sequence[str]) -> None:
         os.path.join(folders[0], 'report.html') if len(folders) == 1
         else 'report.html')
     _name_apart(records, folders)
-    from .page import write_page
+    try:
+        from .page import write_page
+    except ImportError as error:        # says how to install Bokeh
+        parser.error(str(error))
     try:
         write_page(records, path)
     except OSError as error:
@@ -68,11 +71,9 @@ def main(arguments: Sequence[str]) -> None:
     print(path)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog='python -m chainer_fp8pipe report', description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         'folders', nargs='+', metavar='FOLDER',
         help='result folder of a run; one that has no record itself stands '

@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pathlib
 import runpy
 import sys
 import time
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
 
+from ...command_line import did_you_mean
 from ...intercept.patching import Patch
 from ...intercept.training_objects import creating_communicators, substituting
 from ...mpi.failure.abort import end_all_ranks, shown
@@ -21,6 +25,40 @@ from .refusal import Refusal, refuse_all
 
 #: Seconds in which rank 0 makes a directory.
 _PATIENCE = 5.0
+
+
+def problem_of(script: str) -> str:
+    """Why a script cannot be run on all ranks; '' if it can.
+
+    Call it on all ranks, which may be on hosts with other files.
+    """
+    found = MPI.COMM_WORLD.allgather(_problem_of(script))
+    return next(filter(None, found), '')
+
+
+def _problem_of(script: str) -> str:
+    folder, name = os.path.split(script)
+    if os.path.isdir(script):
+        return f'{script} is a folder, and no script'
+    if not os.path.exists(script):
+        with contextlib.suppress(OSError):
+            return f'there is no script {script}' + did_you_mean(
+                name, os.listdir(folder or '.'), 0.8)
+        return f'there is no script {script}: there is no folder {folder}'
+    try:
+        with warnings.catch_warnings(), io.open_code(
+                os.path.abspath(script)) as file:
+            warnings.simplefilter('ignore')     # which the run prints, too
+            if not zipfile.is_zipfile(script):
+                compile(file.read(), script, 'exec')
+    except SyntaxError as error:
+        line = (error.text or '').strip()
+        return (script + f', line {error.lineno}' * bool(error.lineno)
+                + f': {type(error).__name__}: {error.msg}'
+                + f': {line}' * bool(line))
+    except (ValueError, OSError) as error:      # bytes that are no text
+        return f'{script} cannot be read as a script: {error}'
+    return ''
 
 
 def launch(script: str, arguments: Sequence[str], command: str,

@@ -91,6 +91,6 @@ def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
 
     So would every rank; where nobody catches it, it is printed at the end.
     """
-    if not args and MPI.COMM_WORLD.size > 1:
+    if not args:
         kwargs.setdefault('show_loop_exception_msg', False)
     run(trainer, *args, **kwargs)
