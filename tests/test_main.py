@@ -147,6 +147,30 @@ def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     assert 'out of luck' in done.stderr
 
 
+@pytest.mark.parametrize(('head', 'message'), [
+    ('', 'creates no communicator, so each of the 2 ranks would train a '
+     'model of its own'),
+    ('from mpi4py import MPI', ''),
+])
+def test_a_script_without_communicator_is_refused_at_its_first_update(
+        tmp_path, head, message):
+    """Unless it uses MPI itself."""
+    path = tmp_path / 'train.py'
+    path.write_text(head + '''
+import chainer, numpy
+model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+optimizer = chainer.optimizers.SGD().setup(model)
+for _ in range(2):
+    optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
+    print('an update')
+''')
+    done = run(path, '--communicator', 'fp8')
+    assert done.stderr.count('chainer_fp8pipe run: ') == bool(message)
+    assert message in done.stderr
+    assert done.returncode == (2 if message else 0)
+    assert done.stdout.count('an update') == (0 if message else 4)
+
+
 def test_help_lists_every_communicator_and_option():
     done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
     assert done.returncode == 0

@@ -57,12 +57,11 @@ def main(arguments: Sequence[str]) -> None:
         os.path.join(folders[0], 'report.html') if len(folders) == 1
         else 'report.html')
     _name_apart(records, folders)
-    try:
-        from .page import write_page
-    except ImportError as error:        # says how to install Bokeh
-        parser.error(str(error))
+    from .page import write_page
     try:
         write_page(records, path)
+    except ImportError as error:        # says how to install Bokeh
+        parser.error(str(error))
     except OSError as error:
         parser.error(f'{path} cannot be written: {error}; name another file '
                      'with -o')

@@ -16,6 +16,7 @@ import termios
 import time
 import traceback
 from types import TracebackType
+from typing import Any
 
 from mpi4py import MPI
 
@@ -34,7 +35,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__)))) + os.sep
 #: What the user has not written.
 _LIBRARIES = 'chainer_fp8pipe', 'chainer', 'chainermn', 'numpy', 'mpi4py', 'os'
-_PATCHES = os.path.join(_PACKAGE, 'intercept', '')
+#: What only hands on.
+_PASSING = (os.path.join(_PACKAGE, 'intercept', ''),
+            os.path.join(_PACKAGE, 'mpi', 'agreement.py'))
 
 
 def abort_on_exception() -> None:
@@ -82,6 +85,9 @@ def shown(error: BaseException) -> str:
     said = traceback.TracebackException.from_exception(error)
     if getattr(error, 'is_shown', False):
         return ''.join(said.format_exception_only())
+    if (said.__cause__ is not None and str(error.__cause__) in str(error)
+            and of_the_user(error) is None):
+        said.__cause__ = None       # all ranks raise what a check has said
     one: traceback.TracebackException | None = said
     while one is not None:
         one.stack = traceback.StackSummary.from_list(_of_the_user(one.stack))
@@ -121,7 +127,9 @@ def _of_the_user(frames: list[traceback.FrameSummary]
         lambda frame: (_is_ours(frame.filename)
                        or 'runpy' in frame.filename), frames))
     # Without any of the user's, the fault is in what led there.
-    hidden = _PATCHES if not rest or _is_ours(rest[-1].filename) else _PACKAGE
+    hidden: Any = _PACKAGE
+    if not rest or _is_ours(rest[-1].filename):
+        hidden = _PASSING
     return [frame for frame in rest or frames
             if not frame.filename.startswith(hidden)]
 

@@ -94,6 +94,9 @@ def _whole(extension: Any, job: Any) -> WholeSnapshot:
     if extension._snapshot_on_error:
         job.warn('snapshot_on_error=True is of no use where other ranks take '
                  'part: no snapshot is taken after an error')
+    if hasattr(extension.writer, '_savefun'):
+        # Of the script it may be the one that all ranks are to call.
+        extension.writer._savefun = getattr(savefun, '__wrapped__', savefun)
     extension.__class__ = WholeSnapshot
     extension.job = job
     extension.beside = SavingBeside(job.comm, _FAILURES, extension.older)

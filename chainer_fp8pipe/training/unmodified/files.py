@@ -19,7 +19,8 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
 
     Rank 0 writes; the file of a model or optimizer has all parameters.
     """
-    if isinstance(obj, dict):       # of what has been gathered
+    if isinstance(obj, dict) and not _is_path(file):
+        # Maybe what has been gathered, on rank 0, in a writer's thread.
         original(file, obj, *args, **kwargs)
     elif isinstance(obj, chainer.training.Trainer):
         if original.__name__ != 'save_npz' or not _is_path(file):
@@ -34,11 +35,11 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
                                                **kwargs), obj)
     else:       # the others may be about to read it
         def write() -> None:
-            if original.__name__ == 'save_npz':     # not read and written
+            arrays = obj
+            if original.__name__ == 'save_npz' and not isinstance(obj, dict):
+                # Before the file is opened, of which values may be read.
                 arrays = chainer.serializers.npz.serialize(obj)
-                original(file, arrays, *args, **kwargs)
-            else:
-                original(file, obj, *args, **kwargs)
+            original(file, arrays, *args, **kwargs)
         raise_together(job.comm, lambda: write() if job.comm.rank == 0
                        else None)
 

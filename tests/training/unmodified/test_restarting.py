@@ -157,3 +157,19 @@ def test_a_wrong_interval_is_explained(tmp_path, options, message):
                       tmp_path / 'x.py')
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_loop_without_trainer_is_refused_before_its_first_update(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('''
+import chainer, numpy
+model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+optimizer = chainer.optimizers.SGD().setup(model)
+optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
+print('an update')
+''')
+    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                      'saved', script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'an update' not in done.stdout
+    assert '--snapshots would keep nothing' in done.stderr
