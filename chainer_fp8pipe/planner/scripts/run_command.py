@@ -130,12 +130,14 @@ def _interval(text: str) -> Interval:
 
 def _unusable(directory: str) -> str:
     """Why snapshots cannot be written to a directory; '' if they can."""
+    there = os.path.abspath(directory)
+    while not os.path.exists(there):        # it is made with the first one
+        there = os.path.dirname(there)
     try:
-        os.makedirs(directory, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        with tempfile.TemporaryDirectory(dir=there):
             return ''
     except OSError as error:
-        return f'{directory} cannot be written to: {error.strerror}'
+        return f'{there} cannot be written to: {error.strerror}'
 
 
 def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
