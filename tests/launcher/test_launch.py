@@ -107,7 +107,7 @@ for action in commands.choices['run']._actions:
     ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
-    ('{}', 'required: -n/--ranks'),
+    ('{}', '-n/--ranks is missing'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
     prepare(tmp_path, [''])

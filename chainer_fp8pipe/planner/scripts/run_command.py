@@ -137,7 +137,7 @@ def _unusable(directory: str) -> str:
         with tempfile.TemporaryDirectory(dir=there):
             return ''
     except OSError as error:
-        return f'{there} cannot be written to: {error.strerror}'
+        return f'{directory} cannot be written to: {error.strerror}'
 
 
 def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
