@@ -27,7 +27,7 @@ endif
 
 # What .venv must have been made from.  A copied tree's .venv has the wrong
 # directory in its scripts and in its editable install.
-REAL := $(shell $(PYTHON) -c \
+REAL := $(shell "$(PYTHON)" -c \
     'import os, sys; print(os.path.realpath(sys.executable))' 2> /dev/null)
 ORIGIN := $(REAL) for $(CURDIR)
 ifneq ($(ORIGIN),$(shell cat $(VENV)/.origin 2> /dev/null))
@@ -143,11 +143,11 @@ wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
 
 # The Python that has CuPy is looked for; .venv has none.
 gpu:  ## all that waits for a GPU, within 8 minutes, into result/gpu.rst
-	@$(PYTHON) -m tools.gpu $(if $(DRY),--dry) $(if $(filter command \
+	@"$(PYTHON)" -m tools.gpu $(if $(DRY),--dry) $(if $(filter command \
 	    environment,$(origin PYTHON)),--python '$(PYTHON)')
 
 matrix:  ## the import and quick tests on every supported Python found
-	$(PYTHON) tools/matrix.py
+	"$(PYTHON)" tools/matrix.py
 
 package: $(VENV)/.package-$(MPI)  ## dist/, tried on every supported Python
 	@$(BIN)/python -m tools.package
@@ -161,10 +161,10 @@ clean:  ## remove .venv and everything built
 
 # A .venv without .made-by-make is somebody's own and is not touched.
 $(VENV)/.origin:
-	@$(PYTHON) -c '' 2> /dev/null || { echo 'Cannot set up:' \
+	@"$(PYTHON)" -c '' 2> /dev/null || { echo 'Cannot set up:' \
 	    '"$(PYTHON)" does not run; name a Python of 3.10 to 3.13,' \
 	    'as in  PYTHON=python3.12 make demo' >&2; exit 1; }
-	@$(PYTHON) tools/check_python.py
+	@"$(PYTHON)" tools/check_python.py
 	@test ! -e $(VENV) || test -e $(VENV)/.made-by-make || { \
 	    echo 'Cannot set up: $(VENV) is there but not made by make;' \
 	        'move it away' >&2; exit 1; }

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import statistics
 import sys
@@ -106,12 +107,13 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 def mpiexec(ranks: int) -> list[str]:
     """The command that starts so many ranks: ``$MPIEXEC``, or mpiexec."""
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    command = os.environ.get('MPIEXEC') or (
-        beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    found = (beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    command = shlex.split(os.environ.get('MPIEXEC', '')) or (
+        [found] if found else [])
     if not command:
         sys.exit('no mpiexec beside the interpreter, on the path or in '
                  'MPIEXEC')
-    return [*command.split(), '-n', str(ranks)]
+    return [*command, '-n', str(ranks)]
 
 
 def _processor() -> str:

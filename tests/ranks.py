@@ -20,6 +20,7 @@ import functools
 import importlib
 import inspect
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -42,12 +43,14 @@ _jobs: dict[int, Job] = {}
 def mpiexec(ranks: int) -> list[str]:
     """The command that starts so many ranks: ``$MPIEXEC``, or mpiexec."""
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    command = os.environ.get('MPIEXEC') or (
-        beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    found = (beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    # Only what somebody has named has options; a path may have spaces.
+    command = shlex.split(os.environ.get('MPIEXEC', '')) or (
+        [found] if found else [])
     if not command:
         pytest.skip('no mpiexec beside the interpreter, on the path or in '
                     'MPIEXEC')
-    return [*command.split(), '-n', str(ranks)]
+    return [*command, '-n', str(ranks)]
 
 
 def environment() -> dict[str, str]:
@@ -114,7 +117,9 @@ class Job:
     """An mpiexec job whose ranks wait for something to call."""
 
     def __init__(self, size: int) -> None:
-        folder = tempfile.mkdtemp(prefix='ranks-')
+        # The path of a socket has 107 bytes at most, whatever TMPDIR has.
+        folder = tempfile.mkdtemp(prefix='ranks-', dir=None if len(
+            os.fsencode(tempfile.gettempdir())) < 80 else '/tmp')
         address = os.path.join(folder, 'socket')
         self._output = os.path.join(folder, 'output')
         self._folder = folder

@@ -25,7 +25,7 @@ WRONG = [
     ('run --comunicator=fp8 ok.py', 'did you mean --communicator?'),
     ('run -n 4 ok.py', 'there is no option -n'),
     ('run --snapshots', '--snapshots: expected one argument'),
-    ('run --snapshots ok.py ok.py', '--snapshots: ok.py cannot be written'),
+    ('run --snapshots ok.py ok.py', '--snapshots ok.py: Not a directory'),
     ('run --snapshots saved --every 5 ok.py', "--every: '5' is no interval"),
     ('run --communicator fp9 ok.py', "invalid choice: 'fp9' (choose from"),
     ('run --communicator fp8 --period -1 ok.py', 'period must be at least 1'),

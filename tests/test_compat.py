@@ -5,7 +5,6 @@ Where the order of imports matters the test runs a fresh interpreter.
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from chainer_fp8pipe.compat import _hook, _patches
 
 import numpy
 import pytest
+
+from tests.ranks import mpiexec
 
 NO_PKG_RESOURCES = "import sys; sys.modules['pkg_resources'] = None\n"
 
@@ -105,20 +106,13 @@ USES = {
 
 def python(script, *options, ranks=None, **environment):
     """Runs a script in a fresh interpreter, or in one per rank."""
-    launcher = [] if ranks is None else [mpiexec(), '-n', str(ranks)]
+    launcher = [] if ranks is None else mpiexec(ranks)
     if ranks is not None:
         options += '-m', 'mpi4py'  # a rank that fails aborts the others
     return subprocess.run(
         [*launcher, sys.executable, *options, '-c', textwrap.dedent(script)],
         capture_output=True, text=True, timeout=300,
         env={**os.environ, **environment})
-
-
-def mpiexec():
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    return (os.environ.get('MPIEXEC')
-            or (beside if os.path.exists(beside) else shutil.which('mpiexec'))
-            or pytest.skip('no mpiexec found'))
 
 
 def passes(run):

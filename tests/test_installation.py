@@ -1,5 +1,6 @@
 """The documented line works in a fresh environment, with any pip."""
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,17 +39,28 @@ def run(command, cwd, environment):
     return done.stdout
 
 
+def listed_by_git(*options):
+    """Files of the checkout; skips the test where git says nothing of it.
+
+    As where it is not installed, the tree was unpacked from an archive, or
+    belongs to somebody else.
+    """
+    try:
+        listed = subprocess.run(
+            ['git', 'ls-files', '-z', *options],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        ).stdout
+    except OSError:
+        listed = ''
+    names = [name for name in listed.split('\0') if name]
+    return names or pytest.skip('needs git, and a checkout')
+
+
 def copy_of_checkout(target):
     """What a clone would have, with uncommitted edits."""
-    listed = subprocess.run(
-        ['git', 'ls-files', '-z', '-co', '--exclude-standard'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if listed.returncode:
-        pytest.skip('needs a git checkout to copy the tree from')
-    for name in filter(None, listed.stdout.split('\0')):
+    for name in listed_by_git('-co', '--exclude-standard'):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name)
@@ -58,7 +70,7 @@ def copy_of_checkout(target):
 def source_distribution(target):
     """That of a copy of the checkout."""
     tree = copy_of_checkout(target / 'tree')
-    run(f'{sys.executable} setup.py -q sdist', tree, os.environ)
+    run(f'{shlex.quote(sys.executable)} setup.py -q sdist', tree, os.environ)
     (found,) = (tree / 'dist').iterdir()
     return found
 
@@ -120,13 +132,7 @@ def needs_index(command, environment):
 
 
 def tracked_files():
-    listed = subprocess.run(
-        ['git', 'ls-files', 'chainer_fp8pipe'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return listed.stdout.splitlines() or pytest.skip('needs a git checkout')
+    return listed_by_git('chainer_fp8pipe')
 
 
 def test_the_source_distribution_holds_every_file_of_the_package(tmp_path):
@@ -198,7 +204,8 @@ def test_the_documented_line_installs_what_trains_on_two_ranks(tmp_path, pip):
 def test_the_line_for_uv_installs_what_trains_on_two_ranks(tmp_path):
     source = source_distribution(tmp_path)
     environment = variables_for(tmp_path / 'venv')
-    run(f'uv venv --python {sys.executable} venv', tmp_path, environment)
+    run(f'uv venv --python {shlex.quote(sys.executable)} venv', tmp_path,
+        environment)
     needs_index('uv pip install packaging', environment)
     run(documented_line(source, 'install-line-uv'), tmp_path, environment)
     check_training(tmp_path / 'elsewhere', environment)

@@ -178,7 +178,7 @@ def try_on(interpreter: str, source: pathlib.Path,
         'git', 'ls-files', 'chainer_fp8pipe').splitlines())
     if lacks:
         raise PackageError(f'{wheel.name} lacks ' + ', '.join(lacks))
-    run('bash', '-c', f'PATH={binaries}:$PATH; {documented_line(wheel)}',
+    run('bash', '-c', f'PATH="{binaries}:$PATH"; {documented_line(wheel)}',
         cwd=folder)
     run(binaries / 'python', '-m', 'pip', 'check')
     (folder / 'job.py').write_text(JOB)

@@ -230,12 +230,13 @@ class Network(abc.ABC):
 def mpiexec() -> list[str]:
     """``$MPIEXEC``, or the one beside the interpreter, or on the path."""
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    command = os.environ.get('MPIEXEC') or (
-        beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    found = (beside if os.path.exists(beside) else shutil.which('mpiexec'))
+    command = shlex.split(os.environ.get('MPIEXEC', '')) or (
+        [found] if found else [])
     if not command:
         raise NetworkError('no mpiexec beside the interpreter, on the path '
                            'or in MPIEXEC')
-    return shlex.split(command)
+    return command
 
 
 def _device_counters(text: str) -> dict[str, tuple[int, int]]:

@@ -3,27 +3,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..command_line import Parser
+from ..planning.script_file import check_script
 from ..planning.trigger_intervals import parse_interval
 from ..report.going_on import LAUNCHED
-from .guard import Guard
 from .hosts import (
     Probe,
     Share,
     allocation_probe,
+    check_names,
     command_probe,
     read_hosts,
     slurm_hosts,
     tcp_answers,
 )
-from .interrupts import Interrupts
 from .job_starters import Starter, StarterError, find_starter
+from .leftovers import Guard
+from .one_start import Interrupts
 from .supervisor import LaunchedJob, Supervisor
 
 #: Tells ranks after how many seconds without an update they are stalled.
@@ -54,10 +57,12 @@ after those that have not, it waits 0, 1, 2, 4 seconds and so on, up to 5
 minutes.  The launcher ends with 0 when the job does.  It gives up when
 --restarts starts in a row have made no progress; at once, when a command line
 is refused; after 3 starts in a row in which the script has failed in the same
-way; and when too few hosts have answered for --wait-for-hosts.  Then a table
-says what died when, and why.
+way, or 2 before an update was done; and when too few hosts have answered for
+--wait-for-hosts.  Then a table says what died when, and why.
 
-SIGINT and SIGTERM are handed on to the job; a second one ends everything.
+SIGINT and SIGTERM are handed on to the job.  If it has not ended 10 seconds
+after SIGINT it gets SIGTERM, and 30 seconds after SIGTERM it is killed; a
+second signal kills it at once.
 """
 
 
@@ -77,22 +82,38 @@ def main(arguments: Sequence[str],
         SystemExit: The arguments are wrong, or ask for help.
     """
     parser = _parser(environment)
-    own, of_run, script = split_arguments(arguments, _flags(parser))
+    flags = _flags(parser)
+    own, of_run, script = split_arguments(arguments, flags)
+    for word in of_run:
+        if meant := mistyped(word.partition('=')[0], flags):
+            parser.error(f'there is no option {word}; did you mean {meant}?')
     options = parser.parse_args(own)
-    try:
-        job = _job(options, of_run, script, environment)
-    except (ValueError, StarterError) as error:
-        parser.error(str(error))
-    token = secrets.token_hex(16)
-    guard = Guard(f'{LAUNCHED}={token}')
-    try:
-        with Interrupts() as interrupts:
+    with Interrupts() as interrupts:
+        try:
+            job = _job(options, of_run, script, environment)
+        except (ValueError, StarterError) as error:
+            parser.error(str(error))
+        token = secrets.token_hex(16)
+        guard = Guard(f'{LAUNCHED}={token}')
+        try:
             return Supervisor(job, token, interrupts).run()
-    except OSError as error:
-        print(f'chainer_fp8pipe launch: {error}', file=sys.stderr)
-        return 1
-    finally:
-        guard.dismiss()
+        except OSError as error:
+            print(f'chainer_fp8pipe launch: {error}', file=sys.stderr)
+            return 1
+        finally:
+            guard.dismiss()
+
+
+def mistyped(word: str, own: Collection[str]) -> str:
+    """The launcher's option that somebody meant by another word; ''.
+
+    An abbreviation, too: it would be handed on to ``run``, and mean something
+    else there, or be refused on every rank.
+    """
+    if word[:2] != '--' or word in own:
+        return ''
+    return next((name for name in sorted(own) if name.startswith(word)), '') \
+        or next(iter(difflib.get_close_matches(word, own, 1, 0.85)), '')
 
 
 def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]
@@ -174,26 +195,24 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
          script: Sequence[str], environment: Mapping[str, str]
          ) -> LaunchedJob:
     """The job; raises ValueError or StarterError if it cannot be started."""
-    if not script or not os.path.isfile(script[0]):
-        raise ValueError('there is no script' + ''.join(
-            f' {name}' for name in script[:1]))
+    check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')
     multiple = _value(of_run, '--pipeline')
     fewest, multiple_of = _layouts(
         options, int(multiple) if multiple.isdecimal() else 1,
         bool(_value(of_run, '--plan')))
+    every = options.every or '5m'
     snapshots: list[str] = []
     if options.snapshots is not None:
-        snapshots = ['--snapshots', options.snapshots,
-                     '--every', options.every or '5m']
+        snapshots = ['--snapshots', options.snapshots, '--every', every]
     starter = find_starter(environment)
     return LaunchedJob(
         [sys.executable, '-m', 'chainer_fp8pipe', 'run', *snapshots,
          *of_run, *script],
         starter, _room(options, starter, environment), options.ranks, fewest,
         multiple_of, _probe(options, starter, environment),
-        options.snapshots, options.restarts, options.wait_for_hosts, {
+        options.snapshots, every, options.restarts, options.wait_for_hosts, {
             **environment,
             **({} if options.stall is None else {STALL: options.stall})})
 
@@ -217,7 +236,10 @@ def _layouts(options: argparse.Namespace, pipeline: int, is_planned: bool
 def _room(options: argparse.Namespace, starter: Starter,
           environment: Mapping[str, str]) -> list[Share]:
     if options.hostfile is not None:
-        return read_hosts(options.hostfile, options.ranks)
+        found = read_hosts(options.hostfile, options.ranks)
+        if not options.probe:   # which may know names that others do not
+            check_names(found, f'--hostfile {options.hostfile}')
+        return found
     if 'SLURM_JOB_NODELIST' in environment:
         with contextlib.suppress(ValueError):
             return slurm_hosts(environment, options.ranks)
@@ -234,13 +256,14 @@ def _probe(options: argparse.Namespace, starter: Starter,
 
 
 def _value(of_run: Sequence[str], name: str) -> str:
-    """The value of one of ``run``'s options; '' if it is not given."""
+    """The last value of one of ``run``'s options; '' if it is not given."""
+    value = ''
     for place, word in enumerate(of_run):
         if word.startswith(f'{name}='):
-            return word.partition('=')[2]
-        if word == name:
-            return ''.join(of_run[place + 1:place + 2])
-    return ''
+            value = word.partition('=')[2]
+        elif word == name:
+            value = ''.join(of_run[place + 1:place + 2])
+    return value
 
 
 def _count(text: str) -> int:
@@ -250,7 +273,7 @@ def _count(text: str) -> int:
 
 
 def _count_or_0(text: str) -> int:
-    return 0 if text == '0' else _count(text)
+    return 0 if text.isdecimal() and not int(text) else _count(text)
 
 
 def _interval(text: str) -> str:

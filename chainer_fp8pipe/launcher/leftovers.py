@@ -6,24 +6,53 @@ a mark in their environment, ``NAME=value``, by which they are found in
 
 As a script this is the *guard*, a process beside the launcher.  The guard
 waits until the launcher ends; if the launcher has not said goodbye, as it was
-killed, the guard ends the job.  So the script imports the standard library
-only, to start quickly and stay small.
+killed, the guard ends the job.  So this imports the standard library only,
+to start quickly and stay small.
 """
 import contextlib
 import glob
 import os
 import signal
+import subprocess
 import sys
 import time
 
-GOODBYE = b'goodbye'        # the launcher has ended its job itself
-
+_GOODBYE = b'goodbye'       # the launcher has ended its job itself
 _PATIENCE = 3.0             # seconds that processes have after SIGTERM
+#: Seconds after which a process that was killed is left to the system.  One
+#: that waits for a dead disk ends when the disk answers, or never.
+_KILLED = 10.0
 _PAUSE = 0.01
 _STAT_PARENT = 1            # place in /proc/PID/stat, after the name
 #: What MPICH leaves of a job that was killed; other libraries use memory
 #: without a name, or clear up when they are told to end.
 _SEGMENTS = '/dev/shm/mpich_shm_*'
+
+
+class Guard:
+    """Starts the guard.
+
+    Args:
+        mark: Of the job.
+    """
+
+    def __init__(self, mark: str) -> None:
+        theirs, self._line = os.pipe()
+        try:
+            # A session of its own: an interrupt of the terminal is not its.
+            self._process = subprocess.Popen(
+                [sys.executable, '-I', '-S', __file__, str(theirs), mark],
+                pass_fds=[theirs], cwd='/', stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, start_new_session=True)
+        finally:
+            os.close(theirs)
+
+    def dismiss(self) -> None:
+        """Ends the guard, as the job has ended."""
+        with contextlib.suppress(OSError):
+            os.write(self._line, _GOODBYE)
+        os.close(self._line)
+        self._process.wait()
 
 
 def marked(mark: str) -> list[int]:
@@ -49,14 +78,31 @@ def end_job(mark: str, patience: float = _PATIENCE) -> None:
     kill_rest(mark, patience)
 
 
-def kill_rest(mark: str, patience: float) -> None:
-    """Kills what has not ended by itself after ``patience`` seconds."""
+def kill_rest(mark: str, patience: float) -> list[int]:
+    """Kills what has not ended by itself after ``patience`` seconds.
+
+    Returns the processes that even that has not ended.
+    """
     end = time.monotonic() + patience
     while left := marked(mark):
-        if time.monotonic() >= end:
+        if (late := time.monotonic() - end) >= _KILLED:
+            break
+        if late >= 0:
             for pid in left:
                 _send(pid, signal.SIGKILL)
         time.sleep(_PAUSE)
+    return left
+
+
+def is_running(mark: str, program: list[str]) -> bool:
+    """Whether a process of a job, or a fork of one, runs this program."""
+    wanted = os.fsencode('\0'.join(program) + '\0')
+    for pid in marked(mark):
+        with contextlib.suppress(OSError), open(
+                f'/proc/{pid}/cmdline', 'rb') as file:
+            if file.read() == wanted:
+                return True
+    return False
 
 
 def remove_segments(since: float) -> None:
@@ -122,7 +168,7 @@ def _guard(pipe: int, mark: str) -> None:
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)   # the launcher says when
     since = time.time()
-    if not os.read(pipe, len(GOODBYE)):
+    if not os.read(pipe, len(_GOODBYE)):
         with contextlib.suppress(OSError):
             os.write(2, b'chainer_fp8pipe launch: the launcher was killed; '
                      b'its job is ended\n')

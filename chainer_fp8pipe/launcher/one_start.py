@@ -1,4 +1,9 @@
-"""One start of a job: its processes, from the first to the last."""
+"""One start of a job: its processes, from the first to the last.
+
+The main thread never waits for the terminal, which may take what the job
+says slowly, or be stopped: another thread passes that on.  So a signal is
+heeded at any time.
+"""
 from __future__ import annotations
 
 import codecs
@@ -7,17 +12,97 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
-from .interrupts import Interrupts
 from .job_output import JobOutput
-from .leftovers import end_job, kill_rest, remove_segments
+from .leftovers import end_job, is_running, kill_rest, remove_segments
 
 _TICK = 0.5             # seconds between looks while nothing happens
 _PATIENCE = 5.0         # for a job to end by itself after a rank has died
 _LAST_WORDS = 0.5       # for a job's processes after that which started them
+#: After a signal that has not ended a job the next one is sent, in so many
+#: seconds: time to write a snapshot, as it is under Slurm and Kubernetes.
+_FOLLOWED_BY = {signal.SIGINT: (10.0, signal.SIGTERM),
+                signal.SIGHUP: (10.0, signal.SIGTERM),
+                signal.SIGTERM: (30.0, signal.SIGKILL)}
 _PIECE = 1 << 16
+_STDERR = 2
+
+
+def say(text: str) -> None:
+    """Prints a line about the job, with the time."""
+    show(f'chainer_fp8pipe launch: {time.strftime("%H:%M:%S")} {text}\n')
+
+
+def show(text: str) -> None:
+    """Prints text as it is; a terminal that is gone does not matter."""
+    rest = text.encode(errors='replace')
+    with contextlib.suppress(OSError):
+        while rest:
+            try:
+                # Not by sys.stderr: an interpreter that ends while another
+                # thread writes there is aborted.
+                rest = rest[os.write(_STDERR, rest):]
+            except BlockingIOError:     # the terminal is somebody else's, too
+                select.select([], [_STDERR], [])
+
+
+class Interrupts:
+    """A block in which signals are counted and do nothing else.
+
+    SIGINT and SIGTERM count also where this process has inherited that they
+    are ignored or blocked, as shells have it for what runs in the background:
+    who sends them to a launcher means it.  Processes that are started in the
+    block have them as usual.  SIGHUP stays ignored under ``nohup``.
+
+    Attributes:
+        received: SIGINT, SIGTERM and SIGHUP, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._wakes, self._end = os.pipe()
+        for file in self._wakes, self._end:
+            os.set_blocking(file, False)
+
+    def __enter__(self) -> Interrupts:
+        self._wakeup = signal.set_wakeup_fd(self._end,
+                                            warn_on_full_buffer=False)
+        # Where SIGCHLD is ignored, nobody learns of exit codes.
+        numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.add(signal.SIGHUP)
+        self._before: dict[int, Any] = {
+            number: signal.signal(number, self._count) for number in numbers}
+        if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+            # Not ours, but what is started would inherit it.
+            self._before[signal.SIGQUIT] = signal.signal(
+                signal.SIGQUIT, signal.SIG_DFL)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._wakes)
+        os.close(self._end)
+
+    def wait(self, seconds: float) -> None:
+        """Until a signal comes, that of a child's end among them."""
+        select.select([self._wakes], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wakes, 4096):
+                pass
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.received.append(signal.Signals(number))
 
 
 class OneStart:
@@ -27,8 +112,7 @@ class OneStart:
         command: What starts the ranks.
         environment: Of all processes, with the mark.
         mark: By which they are found.
-        interrupts: Of the launcher.
-        show: Is given what the job says on its standard error.
+        interrupts: Of the launcher, in their block.
 
     Attributes:
         output: What it has said.
@@ -39,87 +123,114 @@ class OneStart:
 
     def __init__(self, command: Sequence[str],
                  environment: Mapping[str, str], mark: str,
-                 interrupts: Interrupts, show: Callable[[str], None]) -> None:
+                 interrupts: Interrupts) -> None:
         self.output = JobOutput()
-        self._mark, self._interrupts, self._show = mark, interrupts, show
+        self._mark, self._interrupts = mark, interrupts
         self._since = time.time()
-        self._handed_on = len(interrupts.received)
-        self._deadline: float | None = None     # until which it should end
-        self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
+        self._handed_on = 0     # of the launcher's signals
+        #: When which signal is sent, if the job has not ended by then.
+        self._next: tuple[float, signal.Signals] | None = None
+        self._is_abandoned = False
         # A group of its own: the launcher alone says when to end.
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, start_new_session=True)
-        assert self._process.stderr
-        self._errors = self._process.stderr.fileno()
-        os.set_blocking(self._errors, False)
-        self._watched = [self._errors, interrupts.wakes]
+        self._pieces = 0        # of output, that have been passed on
+        self._reader = threading.Thread(target=self._relay, daemon=True)
+        self._reader.start()
 
-    def watch(self, tick: Callable[[], bool]) -> int:
+    def watch(self, tick: Callable[[], bool], program: Sequence[str] = (),
+              ranks: int = 0) -> int:
         """Waits for the end of the job, and clears up after it.
+
+        What starts ranks waits also for processes that they have left
+        behind.  The launcher does not, where it can see that all ranks have
+        ended.
 
         Args:
             tick: Called twice a second or more often; True: end the job.
+            program: What each rank runs; () if ranks are on other hosts.
+            ranks: Their number.
 
         Returns:
-            The exit code of the command.
+            The exit code of the command, or 0 if all ranks have ended in
+            order before.
         """
+        have_ended = False
         try:
-            while self._process.poll() is None:
-                select.select(self._watched, [], [], _TICK)
-                self._interrupts.clear()
-                self._relay()
+            while self._process.poll() is None and not self._is_abandoned:
+                self._interrupts.wait(_TICK)
                 self._hand_on()
-                if tick() and self._deadline is None:
-                    self._process.terminate()
-                    self._deadline = time.monotonic() + _PATIENCE
-                self._end_in_time()
+                if self._next is None:
+                    have_ended = bool(program) and (
+                        self.output.done == ranks
+                        and not is_running(self._mark, list(program)))
+                    if tick() or have_ended:
+                        self._send(signal.SIGTERM, _PATIENCE)
+                    elif self.output.dead or self.output.stalled:
+                        # Hydra waits for ever for a rank that is dead while
+                        # a fork of it lives.
+                        self._next = (time.monotonic() + _PATIENCE,
+                                      signal.SIGKILL)
+                elif time.monotonic() >= self._next[0]:
+                    self._send(self._next[1])
         finally:
             self._clear_up()
-        return self._process.returncode
+        if have_ended:
+            return 0
+        code = self._process.returncode
+        return -signal.SIGKILL if code is None else code
 
     def _relay(self) -> None:
-        """Passes on what the job has said."""
-        with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self._errors, _PIECE):
-                if text := self.output.feed(self._decoder.decode(piece)):
-                    self._show(text)
-            self._watched = [self._interrupts.wakes]    # it is closed
+        """Passes on what the job says."""
+        assert self._process.stderr
+        decoder = codecs.getincrementaldecoder('utf-8')('replace')
+        with self._process.stderr as file:
+            while piece := os.read(file.fileno(), _PIECE):
+                if text := self.output.feed(decoder.decode(piece)):
+                    show(text)
+                self._pieces += 1
 
     def _hand_on(self) -> None:
-        """Hands a signal on once; a second one ends everything."""
+        """Hands the first signal on; a second one ends everything."""
         received = self._interrupts.received
-        if len(received) == self._handed_on:
-            return
-        if len(received) == 1:
-            self._handed_on = 1
-            self._process.send_signal(received[0])
-        else:
+        if len(received) > self._handed_on:
             self._handed_on = len(received)
-            self._kill()
+            self._send(received[0] if len(received) == 1
+                       else signal.SIGKILL)
 
-    def _end_in_time(self) -> None:
-        """Ends a job that a dead rank has not ended.
-
-        Hydra waits for ever for a rank that is dead while a fork of it lives.
-        """
-        if self._deadline is None:
-            if self.output.dead or self.output.stalled:
-                self._deadline = time.monotonic() + _PATIENCE
-        elif time.monotonic() > self._deadline:
+    def _send(self, number: signal.Signals, patience: float | None = None
+              ) -> None:
+        """Sends a signal, and plans the one that follows."""
+        if number == signal.SIGKILL:
+            self._next = None
             self._kill()
+        else:
+            self._process.send_signal(number)
+            usual, then = _FOLLOWED_BY[number]
+            self._next = (time.monotonic() + (
+                usual if patience is None else patience),
+                then if patience is None else signal.SIGKILL)
 
     def _kill(self) -> None:
         end_job(self._mark, 0)
         with contextlib.suppress(OSError):      # where none has a mark
             os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._is_abandoned = True
 
     def _clear_up(self) -> None:
         if self._process.poll() is None:        # an error of the launcher
             self._kill()
-            self._process.wait()
-        kill_rest(self._mark, _LAST_WORDS)
-        self._relay()
-        assert self._process.stderr
-        self._process.stderr.close()
+        if left := kill_rest(self._mark, _LAST_WORDS):
+            say(f'processes {", ".join(map(str, left))} do not end, although '
+                'they were killed: the system waits for something, such as a '
+                'disk')
+        while self._reader.is_alive():
+            before = self._pieces
+            self._reader.join(_PATIENCE)
+            if self._pieces == before:      # a stranger holds the pipe
+                break
         remove_segments(self._since)

@@ -1,32 +1,42 @@
-"""Starts a job, watches it, and starts it again when it dies."""
+"""Starts a job, watches it, and starts it again when it dies.
+
+A start that has brought the job further is worth another one at once.  After
+one that has not, each waits twice as long as the one before.  The launcher
+gives up after so many in a row that have brought nothing; and earlier where
+it is the script that fails, in the same way each time: what three starts in
+a row have shown, a fourth would not change; and of two that have failed
+before an update was done, the second was there to exclude a chance.
+
+Hosts that do not answer are no failure of the job's: they are asked again and
+again for a given time, and the job starts as soon as enough of them answer.
+"""
 from __future__ import annotations
 
 import json
-import select
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..report.going_on import ENDED, LAUNCHED
-from . import console
-from .console import say
-from .ending_table import EndedStart, said_seconds, table
-from .endings import ending_of
-from .host_watch import HostWatch
-from .hosts import Probe, Share
-from .interrupts import Interrupts
+from .hosts import HostWatch, Probe, Share
+from .job_output import USAGE, Ending, ending_of
 from .job_starters import Starter
-from .one_start import OneStart
-from .restart_policy import RestartPolicy
+from .one_start import Interrupts, OneStart, say, show
 from .saved_progress import (
     SavedProgress,
     remove_unfinished,
     saved_progress,
 )
 
+#: Starts in a row with the same failure of the script.
+_SAME, _SAME_AT_ONCE = 3, 2
+#: Seconds that a start waits at most.
+_LONGEST = 300.0
+#: Seconds between two questions to hosts, at most.
+_ASK = 5.0
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
+_HEAD = ('start', 'at', 'ranks', 'updates', 'ran', 'ended by')
 
 
 class LaunchedJob(NamedTuple):
@@ -41,6 +51,7 @@ class LaunchedJob(NamedTuple):
         multiple: The number of ranks is a multiple of it.
         probe: Tells whether a host answers.
         snapshots: The directory; None if the launcher does not know it.
+        every: The interval between snapshots, as the user writes it.
         restarts: Without progress in a row, at most.
         patience: Seconds that hosts may be away.
         environment: Of the job.
@@ -54,9 +65,106 @@ class LaunchedJob(NamedTuple):
     multiple: int
     probe: Probe
     snapshots: str | None
+    every: str
     restarts: int
     patience: float
     environment: Mapping[str, str]
+
+
+class RestartPolicy:
+    """Decides after each ending.
+
+    Args:
+        restarts: In a row without progress, at most.
+        patience: Seconds that hosts may be away.
+    """
+
+    def __init__(self, restarts: int, patience: float) -> None:
+        self._restarts, self._patience = restarts, patience
+        self._away: list[float] = []    # when hosts were asked in vain
+        self._in_vain = 0           # starts in a row
+        self._failure = ''          # of the last start
+        self._same = 0              # starts in a row with that failure
+        #: Why there is no other start; '' while there may be one.
+        self.verdict = ''
+
+    def after(self, ending: Ending) -> float:
+        """Seconds to wait before the next start; see :attr:`verdict`."""
+        self._away = []
+        if ending.progressed:
+            self._in_vain = self._same = 0
+            self._failure = ''
+            return 0.0
+        self._in_vain += 1
+        self._same = (self._same + 1 if ending.failure == self._failure
+                      else 1)
+        self._failure = ending.failure
+        enough = _SAME if ending.has_updated else _SAME_AT_ONCE
+        if ending.failure:
+            if ending.code == USAGE and not ending.has_updated:
+                self.verdict = ('the command line or the script is refused, '
+                                'which another start does not change')
+            elif self._same >= enough:
+                self.verdict = (f'{self._same} starts in a row have failed '
+                                'in the same way, without progress')
+        if not self.verdict and self._in_vain > self._restarts:
+            self.verdict = (f'{self._in_vain} starts in a row have made no '
+                            f'progress (--restarts {self._restarts})')
+        return self.wait()
+
+    def without_hosts(self, now: float) -> float:
+        """Seconds to wait when too few hosts answer; see :attr:`verdict`.
+
+        ``now`` is in seconds, of any clock.
+        """
+        self._away.append(now)
+        away = now - self._away[0]
+        if away >= self._patience:
+            self.verdict = (f'too few hosts have answered for {away:.0f} '
+                            'seconds (--wait-for-hosts)')
+        return min(2.0 ** min(len(self._away) - 1, 30), _ASK)
+
+    def wait(self) -> float:
+        """Seconds: 0, 1, 2, 4 and so on."""
+        if self._in_vain < 2:
+            return 0.0
+        return min(2.0 ** min(self._in_vain - 2, 30), _LONGEST)
+
+
+class EndedStart(NamedTuple):
+    """One start of a job that has ended."""
+
+    at: float               # time.time() of its start
+    ranks: int
+    first: int | None       # update that was done; None: none
+    latest: int | None      # that is known
+    seconds: float          # that it ran
+    cause: str
+
+
+def format_duration(seconds: float) -> str:
+    """A time in words, such as ``'3 min 20 s'``."""
+    if seconds < 99.5:
+        return f'{seconds:.0f} s' if seconds >= 9.5 else f'{seconds:.1f} s'
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours} h {minutes} min' if hours else f'{minutes} min {rest} s'
+
+
+def table(starts: Sequence[EndedStart]) -> str:
+    """A row for each start, in lines that end with a line feed."""
+    rows = [_HEAD, *(
+        (str(number), time.strftime('%m-%d %H:%M:%S',
+                                    time.localtime(start.at)),
+         str(start.ranks), 'none' if start.first is None
+         else f'{start.first}-{start.latest}', format_duration(start.seconds),
+         start.cause)
+        for number, start in enumerate(starts, 1))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ''.join('  '.join(
+        cell.ljust(width) if place == len(_HEAD) - 1 else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip() + '\n' for row in rows)
 
 
 class Supervisor:
@@ -97,7 +205,7 @@ class Supervisor:
                         return self._finished()
                     if wait and not (self._policy.verdict
                                      or self._interrupts.received):
-                        say(f'starts again in {said_seconds(wait)}')
+                        say(f'starts again in {format_duration(wait)}')
                 if self._interrupts.received or (
                         not self._policy.verdict and self._wait(wait)):
                     return self._interrupted()
@@ -105,7 +213,7 @@ class Supervisor:
             self._hosts.close()
         say(f'gives up: {self._policy.verdict}')
         if len(self._ended) > 1:
-            console.show(table(self._ended))
+            show(table(self._ended))
         return code if 0 < code <= _LAST_CODE else 1
 
     def _start(self, shares: Sequence[Share]) -> tuple[int, float]:
@@ -120,22 +228,39 @@ class Supervisor:
             self._command(shares),
             {**self._job.environment, LAUNCHED: self._token,
              ENDED: json.dumps([ended.cause for ended in self._ended])},
-            f'{LAUNCHED}={self._token}', self._interrupts, console.show)
-        code = start.watch(lambda: self._tick(start, began))
+            f'{LAUNCHED}={self._token}', self._interrupts)
+        ranks = sum(share.ranks for share in shares)
+        code = start.watch(
+            lambda: self._tick(start, began),
+            () if shares[0].host else self._job.program, ranks)
         remove_unfinished(self._job.snapshots)
         ending = ending_of(
             start.output, code, self._has_progressed(start, saved),
             self._hosts.wants_all_back, bool(shares[0].host))
         self._ended.append(EndedStart(
-            at, sum(share.ranks for share in shares), start.output.update,
-            start.output.latest, time.monotonic() - began, ending.cause))
+            at, ranks, start.output.update, start.output.latest,
+            time.monotonic() - began, ending.cause))
         if code or self._hosts.wants_all_back:
             say(f'start {len(self._ended)} has ended after '
-                f'{said_seconds(self._ended[-1].seconds)}'
+                f'{format_duration(self._ended[-1].seconds)}'
                 + ('' if start.output.latest is None else
                    f', at update {start.output.latest} or later')
                 + f': {ending.cause}')
+            if code != USAGE:
+                self._say_what_is_lost(start)
         return code, self._policy.after(ending)
+
+    def _say_what_is_lost(self, start: OneStart) -> None:
+        """After a start that the next one cannot go on from."""
+        directory = self._job.snapshots
+        if directory and not saved_progress(directory).is_there:
+            say(f'there is no snapshot in {directory}, so that the next start '
+                'begins anew: ' + (
+                    'no Trainer has finished an update, and --snapshots is '
+                    'for scripts that train by one'
+                    if start.output.update is None else
+                    'none was due, or whole, before it ended (--every '
+                    f'{self._job.every})'))
 
     def _command(self, shares: Sequence[Share]) -> list[str]:
         own = [name for name in self._job.environment
@@ -183,17 +308,16 @@ class Supervisor:
         end = time.monotonic() + seconds
         while not self._interrupts.received and (
                 left := end - time.monotonic()) > 0:
-            select.select([self._interrupts.wakes], [], [], left)
-            self._interrupts.clear()
+            self._interrupts.wait(left)
         return bool(self._interrupts.received)
 
     def _interrupted(self) -> int:
         number = self._interrupts.received[-1]
-        say(f'ended by {signal.Signals(number).name}')
+        say(f'ended by {number.name}')
         return 128 + number
 
     def _finished(self) -> int:
         if len(self._ended) > 1:
             say(f'done, after {len(self._ended)} starts')
-            console.show(table(self._ended))
+            show(table(self._ended))
         return 0

@@ -1,4 +1,4 @@
-"""How rank 0 tells a launcher how far the training is.
+"""How ranks tell a launcher how far the training is.
 
 The launcher knows nothing of ranks but their output and their end.
 """
@@ -15,6 +15,8 @@ LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
 ENDED = 'CHAINER_FP8PIPE_ENDED'
 #: Begins a line about an update that is done; its number follows.
 UPDATED = 'chainer_fp8pipe run: done with update '
+#: The line of a rank in which the script has ended in order.
+DONE = 'chainer_fp8pipe run: the script has ended'
 
 _SECONDS = 0.5          # between lines
 
@@ -22,6 +24,17 @@ _SECONDS = 0.5          # between lines
 def is_launched() -> bool:
     """Whether ``python -m chainer_fp8pipe launch`` has started this rank."""
     return LAUNCHED in os.environ
+
+
+def say_done() -> None:
+    """Tells a launcher, if there is one, that the script has ended here.
+
+    What the script has started and left running may keep the program that
+    starts ranks from ending.
+    """
+    if is_launched():
+        sys.stderr.write(f'{DONE}\n')
+        sys.stderr.flush()
 
 
 class LauncherLine:

@@ -11,24 +11,23 @@ from .folders import crop, make_folder
 ROUNDS, BATCHES = 24, 12
 
 
-def anonymous_bytes(pid):
-    """Memory of a process that stands for no file.
+def data_bytes(pid):
+    """What a process has asked the system for, to write into.
 
-    Pages of a library, and those that a fork shares, are not counted as the
-    process's own while another one maps them: that number rises when others
-    end.  This one does not.
+    How much of it is resident depends on the kernel: on pages that it shares,
+    compresses, makes huge, or has taken back.  What was asked for does not.
     """
-    with open(f'/proc/{pid}/smaps_rollup') as lines:
-        (line,) = [line for line in lines if line.startswith('Anonymous:')]
+    with open(f'/proc/{pid}/status') as lines:
+        (line,) = [line for line in lines if line.startswith('VmData:')]
     return int(line.split()[1]) * 1024
 
 
 def growth(sizes):
     """Bytes per round: the median of the slopes between all pairs.
 
-    An allocator takes what it needs in steps, and the kernel may put a page
-    of 2 MB in the place of small ones.  A few such steps, wherever they are,
-    do not move the median (Theil, Sen); a leak does, however it is rounded.
+    An allocator takes what it needs in steps.  A few of them, wherever they
+    are, do not move the median (Theil, Sen); a leak does, however it is
+    rounded.
     """
     return statistics.median(
         (sizes[later] - sizes[earlier]) / (later - earlier)
@@ -52,7 +51,7 @@ def test_a_rank_and_its_workers_do_not_grow(tmp_path, workers):
     for _ in range(ROUNDS):
         for _ in range(BATCHES):
             next(iterator)
-        sizes.append([anonymous_bytes(pid) for pid in pids])
+        sizes.append([data_bytes(pid) for pid in pids])
     iterator.finalize()
     # In each round 120 images of 12 KB, and as many decoded ones of 58 KB,
     # go through.  A hundredth of the smaller would be 14 KB.

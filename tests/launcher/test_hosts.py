@@ -1,16 +1,20 @@
-"""Files of hosts, and shares of a job."""
+"""Files of hosts, shares of a job, and hosts that are away and back."""
 import socket
 
+from chainer_fp8pipe.launcher import hosts
 from chainer_fp8pipe.launcher.hosts import (
+    HostWatch,
     Share,
     allocation_probe,
     answering,
+    check_names,
     command_probe,
     lay_out,
     read_hosts,
     slurm_hosts,
     tcp_answers,
 )
+from chainer_fp8pipe.launcher.saved_progress import SavedProgress
 
 import pytest
 
@@ -39,10 +43,20 @@ def test_hosts_without_numbers_take_equal_shares(tmp_path):
     ('a:2 b:2', r"line 1: 'a:2 b:2' is neither NAME, NAME:4 nor"),
     ('\n', 'names no host'), ('a:8\na:8', 'names a twice'),
     ('a:2\nb:1', 'has room for 3 ranks, not for 8'),
+    ('b:8\na:0', "line 2: 'a:0' has no room for a rank"),
+    ('a slots=00', 'has no room for a rank'),
 ])
 def test_a_wrong_file_is_explained(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         hosts_in(tmp_path, text, 8)
+
+
+def test_a_name_without_an_address_is_a_typing_error():
+    check_names([Share('localhost', 2), Share('127.0.0.1', 2)], 'hosts')
+    with pytest.raises(ValueError, match='^hosts: no-such-host.invalid has '
+                       'no address .*; correct the name'):
+        check_names([Share('localhost', 2), Share('no-such-host.invalid', 2)],
+                    'hosts')
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -107,3 +121,94 @@ def test_a_probe_may_be_a_command():
     assert answering(['up', 'down', 'gone'], probe) == {'up'}
     assert not command_probe('/nowhere/probe {}')('up')
     assert not command_probe('sleep {}', 0.1)('1000')
+
+
+# --- hosts that are away, and back -----------------------------------------
+
+ROOM = [Share('a', 4), Share('b', 4)]
+OLD, NEW = SavedProgress(1, 5, 'old'), SavedProgress(1, 9, 'new')
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A watch over two hosts, those that are up, and what it has said."""
+    monkeypatch.setattr(hosts, '_LOOK', 0.0)
+    up, said = {'a', 'b'}, []
+    watch = HostWatch(ROOM, 8, 4, 1, up.__contains__, said.append)
+    yield watch, up, said
+    watch.close()
+
+
+def until_asked(watch, saved):
+    """Looks until a look has had an answer, or the job is to end."""
+    for _ in range(1000):
+        if watch.look(lambda: saved) or watch._are_back:
+            return watch.wants_all_back
+        if watch._question is not None:
+            watch._question.result()
+    return False
+
+
+def test_all_hosts_take_part_if_all_answer(watched):
+    watch, _, said = watched
+    assert watch.shares() == ROOM
+    watch.begin(OLD)
+    assert not watch.look(lambda: NEW)
+    assert not said
+
+
+def test_hosts_that_do_not_answer_are_left_out(watched):
+    watch, up, said = watched
+    up.remove('a')
+    assert watch.shares() == ROOM[1:]
+    assert said == ['without an answer: a']
+
+
+def test_too_few_ranks_are_none(watched):
+    watch, up, said = watched
+    watch._fewest = 5
+    up.remove('a')
+    assert watch.shares() is None
+    assert '5 are needed (--min-ranks)' in said[-1]
+
+
+def test_hosts_that_are_asked_again_and_again_are_named_once(watched):
+    watch, up, said = watched
+    watch._fewest = 5
+    up.remove('a')
+    for _ in range(3):
+        watch.shares()
+    assert len(said) == 2
+    watch.begin(OLD)
+    watch.shares()
+    assert len(said) == 4
+
+
+def test_where_no_host_answers_none_starts_and_the_question_is_doubted(
+        watched):
+    watch, up, said = watched
+    watch._fewest = 1
+    up.clear()
+    assert watch.shares() is None
+    assert '--probe' in said[0]
+
+
+def test_a_job_ends_for_a_host_that_is_back_only_after_a_snapshot(watched):
+    watch, up, said = watched
+    up.remove('a')
+    watch.shares()
+    watch.begin(OLD)
+    up.add('a')
+    assert not until_asked(watch, OLD)
+    assert 'a answers again' in said[-1]
+    assert not watch.look(lambda: OLD)
+    assert watch.look(lambda: NEW)
+    assert watch.wants_all_back
+    watch.begin(NEW)
+    assert not watch.wants_all_back
+
+
+def test_a_job_without_hosts_of_its_own_asks_nobody():
+    watch = HostWatch([Share('', 4)], 4, 4, 1, lambda host: 1 / 0, print)
+    assert watch.shares() == [Share('', 4)]
+    watch.close()

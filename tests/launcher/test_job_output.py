@@ -1,6 +1,6 @@
-"""What ranks say that the launcher acts upon."""
-from chainer_fp8pipe.launcher.job_output import JobOutput
-from chainer_fp8pipe.report.going_on import UPDATED
+"""What ranks say that the launcher acts upon, and how a start has ended."""
+from chainer_fp8pipe.launcher.job_output import JobOutput, ending_of
+from chainer_fp8pipe.report.going_on import DONE, UPDATED
 
 import pytest
 
@@ -45,6 +45,33 @@ def test_the_last_error_of_a_traceback_is_the_exception():
     assert output.feed(TRACE) == TRACE
     assert output.failed == 'rank 3 of 4'
     assert output.error == 'my.module.Trouble: it is broken: twice'
+    assert output.where == 'my.module.Trouble x.py:3'
+
+
+@pytest.mark.parametrize(('before', 'after', 'is_same'), [
+    ('broken: twice', 'process 4711 is broken', True),
+    ('x.py", line 3', 'x.py", line 4', False),
+    ('my.module.Trouble', 'OSError', False)])
+def test_the_same_failure_is_of_one_type_and_place_whatever_its_text(
+        before, after, is_same):
+    first, second = JobOutput(), JobOutput()
+    first.feed(TRACE)
+    second.feed(TRACE.replace(before, after))
+    assert first.error != second.error or before not in first.error
+    assert (ending_of(first, 1, False, False, True).failure ==
+            ending_of(second, 1, False, False, True).failure) == is_same
+
+
+def test_words_after_a_traceback_are_no_exception():
+    output = JobOutput()
+    output.feed(f'{TRACE}Aborted\ndone\nsaved: 3 files\n')
+    assert output.error == 'my.module.Trouble: it is broken: twice'
+
+
+def test_ranks_that_have_ended_in_order_are_counted_and_not_shown():
+    output = JobOutput()
+    assert output.feed(f'{DONE}\nlast{DONE}\n') == f'last{DONE}\n'
+    assert output.done == 2
 
 
 def test_what_srun_says_after_a_traceback_is_no_exception():
@@ -87,3 +114,40 @@ def test_a_job_that_stands_still_has_died_if_ranks_end_it(ends):
     if ends:
         output.feed('ending all ranks with exit code 75\n')
     assert output.stalled == (still if ends else '')
+
+
+def output(**known):
+    found = JobOutput()
+    vars(found).update(known)
+    return found
+
+
+@pytest.mark.parametrize(('known', 'code', 'cause', 'failure'), [
+    ({}, 0, 'its end, in order', ''),
+    ({}, 3, 'exit code 3', 'exit code 3'),
+    ({}, -9, 'what starts the ranks was killed by SIGKILL', ''),
+    ({}, -40, 'what starts the ranks was killed by signal 40', ''),
+    ({'dead': 'rank 1 was killed'}, 9, 'rank 1 was killed', ''),
+    ({'dead': 'rank 0', 'stalled': 'it stands still'}, 75,
+     'it stands still', ''),
+    ({'failed': 'rank 1 of 2', 'error': 'KeyError: 1',
+      'where': 'KeyError x.py:1'}, 1, 'rank 1 of 2: KeyError: 1',
+     'KeyError x.py:1'),
+    ({'failed': 'rank 1 of 2'}, 1, 'rank 1 of 2: an exception',
+     'an exception'),
+])
+def test_the_cause_is_who_has_died_or_what_failed(known, code, cause,
+                                                  failure):
+    found = ending_of(output(**known), code, False, False, False)
+    assert (found.cause, found.failure) == (cause, failure)
+
+
+def test_an_exit_code_may_be_that_of_a_network():
+    assert ending_of(output(), 255, False, False, True).failure == ''
+    assert ending_of(output(), 2, False, False, True).failure
+
+
+def test_what_the_launcher_ends_is_nobodys_failure():
+    found = ending_of(output(), 15, True, True, False)
+    assert found.cause == 'the launcher, as all hosts answer again'
+    assert (found.failure, found.progressed) == ('', True)

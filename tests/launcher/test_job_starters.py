@@ -1,4 +1,5 @@
 """Command lines of the programs that start ranks, by fake ones."""
+import shlex
 import sys
 
 from chainer_fp8pipe.launcher.hosts import Share
@@ -31,8 +32,9 @@ def program(tmp_path):
 @pytest.mark.parametrize('family', SAID)
 def test_the_family_is_what_the_program_says(program, family):
     path = program('mpi', SAID[family])
-    assert find_starter({'MPIEXEC': f'{path} --option'}) == Starter(
-        [path, '--option'], family)
+    words = [path, '--option']
+    assert find_starter({'MPIEXEC': shlex.join(words)}) == Starter(
+        words, family)
 
 
 def test_an_allocation_of_slurms_uses_srun(program, tmp_path, monkeypatch):
@@ -41,7 +43,8 @@ def test_an_allocation_of_slurms_uses_srun(program, tmp_path, monkeypatch):
     environment = {'SLURM_JOB_ID': '7', 'PATH': str(tmp_path)}
     assert find_starter(environment) == Starter(['srun'], 'srun')
     path = program('mpiexec', SAID['Hydra'])
-    assert find_starter({**environment, 'MPIEXEC': path}).family == 'Hydra'
+    assert find_starter(
+        {**environment, 'MPIEXEC': shlex.quote(path)}).family == 'Hydra'
 
 
 def test_the_one_beside_the_interpreter_comes_before_the_path(
@@ -59,7 +62,7 @@ def test_what_cannot_start_ranks_is_explained(program, tmp_path,
                                               monkeypatch):
     path = program('mpi', 'lamboot 1.0')
     with pytest.raises(StarterError, match="says 'lamboot 1.0', which is"):
-        find_starter({'MPIEXEC': path})
+        find_starter({'MPIEXEC': shlex.quote(path)})
     with pytest.raises(StarterError, match='/nowhere does not run'):
         find_starter({'MPIEXEC': '/nowhere'})
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'bin' / 'python'))

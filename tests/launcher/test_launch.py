@@ -2,15 +2,19 @@
 import contextlib
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from chainer_fp8pipe.launcher import host_watch, launch_command, one_start
-from chainer_fp8pipe.launcher.launch_command import main, split_arguments
-from chainer_fp8pipe.report.going_on import ENDED, LAUNCHED, UPDATED
+from chainer_fp8pipe.launcher import hosts, launch_command, one_start
+from chainer_fp8pipe.launcher.launch_command import (
+    main,
+    split_arguments,
+)
+from chainer_fp8pipe.report.going_on import DONE, ENDED, LAUNCHED, UPDATED
 
 import pytest
 
@@ -18,11 +22,18 @@ from tests.ranks import end_with_parent, environment
 
 FAKE = Path(__file__).parent / 'fake_mpiexec.py'
 DIES = 'raise SystemExit(9)'
-RAISES = f'''
+#: Ranks have raised an exception whose text is another each time.
+RAISES = '''
+import os, sys
+sys.exit(f"""rank 1 of 2 failed, ending all:
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+KeyError: 'process {os.getpid()}'""")
+'''
+RAISES_LATER = f'''
 import sys
 sys.stderr.write("{UPDATED}7\\n")
-sys.exit("rank 1 of 2 failed, ending all:\\nTraceback\\nKeyError: 'x'")
-'''
+{RAISES}'''
 KILLED = ('rank 1 of 2 (worker), process 7 on host h, was killed by SIGKILL')
 WITNESSED = f'''
 import sys
@@ -51,7 +62,8 @@ def prepare(tmp_path, scripts):
 
 def environment_for(tmp_path):
     return {**environment(),
-            'MPIEXEC': f'{sys.executable} {FAKE} {tmp_path / "starts"}'}
+            'MPIEXEC': shlex.join([sys.executable, str(FAKE),
+                                   str(tmp_path / 'starts')])}
 
 
 def commands(tmp_path):
@@ -77,19 +89,23 @@ def test_a_line_is_divided_between_launcher_run_and_script(
         own.split(), of_run.split(), script.split())
 
 
-def test_every_option_of_run_has_one_value():
+def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
     """On which dividing a line relies."""
     done = subprocess.run(
         [sys.executable, '-c', '''
 import argparse
+from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
 from chainer_fp8pipe.planner.scripts.run_command import add_run
+own = _flags(_parser({}))
 commands = argparse.ArgumentParser().add_subparsers()
 add_run(commands)
 for action in commands.choices['run']._actions:
     if action.option_strings and '-h' not in action.option_strings:
         assert action.nargs is None, action.option_strings
-        assert all(name[:2] == '--' for name in action.option_strings)
-        print(action.option_strings[0])
+        for name in action.option_strings:
+            assert name[:2] == '--'
+            assert not mistyped(name, own), name
+            print(name)
 '''], env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert {'--communicator', '--snapshots', '--plan'} < set(
@@ -108,12 +124,19 @@ for action in commands.choices['run']._actions:
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
     ('{}', '-n/--ranks is missing'),
+    ('-n 2 --snapshot saved {}',
+     'there is no option --snapshot; did you mean --snapshots?'),
+    ('-n 2 --hostfle=hosts {}',
+     'there is no option --hostfle=hosts; did you mean --hostfile?'),
+    ('-n 2 {}/broken.py', 'broken.py, line 2: SyntaxError'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
     prepare(tmp_path, [''])
+    (tmp_path / 'broken.py').write_text('import os\ndef f(:\n')
+    words = [word.replace('{}/', f'{tmp_path}/').replace(
+        '{}', str(tmp_path / 'train.py')) for word in line.split()]
     with pytest.raises(SystemExit) as exit:
-        main(line.format(tmp_path / 'train.py').split(),
-             environment_for(tmp_path))
+        main(words, environment_for(tmp_path))
     assert exit.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'starts' / 'commands').exists()
@@ -124,8 +147,9 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
         '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
     assert code == 0
     assert commands(tmp_path) == [
-        f'-n 2 {sys.executable} -m chainer_fp8pipe run --snapshots saved '
-        f'--every 5m --communicator fp8 {tmp_path}/train.py']
+        shlex.join(['-n', '2', sys.executable, '-m', 'chainer_fp8pipe', 'run',
+                    '--snapshots', 'saved', '--every', '5m', '--communicator',
+                    'fp8', f'{tmp_path}/train.py'])]
 
 
 def test_the_launcher_imports_neither_mpi_nor_chainer():
@@ -175,13 +199,24 @@ open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
         [], [KILLED], [KILLED, 'exit code 9']]
 
 
-def test_the_same_exception_three_times_is_the_end(launch, tmp_path):
-    code, said = launch(RAISES, options=('-n', '2', '--snapshots', 'none'))
+@pytest.mark.parametrize(('script', 'starts'), [
+    (RAISES, 2), (RAISES_LATER, 3)])
+def test_the_same_exception_again_is_the_end_whatever_its_text(
+        launch, tmp_path, script, starts):
+    code, said = launch(script, options=('-n', '2', '--snapshots', 'none'))
     assert code == 1
-    assert len(commands(tmp_path)) == 3
-    assert 'gives up: 3 starts in a row have failed in the same way' in said
-    assert said.count("s  rank 1 of 2: KeyError: 'x'\n") == 3
-    assert said.count('trains: update 7 is done') == 3
+    assert len(commands(tmp_path)) == starts
+    assert f'gives up: {starts} starts in a row have failed in the' in said
+    assert said.count("s  rank 1 of 2: KeyError: 'process ") == starts
+
+
+@pytest.mark.parametrize(('script', 'why'), [
+    (DIES, 'no Trainer has finished an update'),
+    (RAISES_LATER, 'none was due, or whole, before it ended (--every 5m)')])
+def test_a_start_that_has_kept_no_snapshot_is_told(launch, script, why):
+    _, said = launch(script, options=('-n', '2', '--snapshots', 'none',
+                                      '--restarts', '0'))
+    assert f'so that the next start begins anew: {why}' in said
 
 
 def test_a_command_line_that_ranks_refuse_is_not_tried_again(
@@ -214,7 +249,7 @@ raise SystemExit(9 if made < 8 else 0)
     assert code == 0
     assert len(commands(tmp_path)) == 7
     assert 'starts again in' not in said
-    assert re.search(r'start 2: 2 ranks by Hydra, from \S+_iter_2.npz', said)
+    assert re.search(r'start 2: 2 ranks by Hydra, from .+_iter_2.npz', said)
 
 
 def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
@@ -249,11 +284,24 @@ time.sleep(1000)
     assert KILLED in said
 
 
+def test_what_ranks_have_left_behind_is_not_waited_for(launch, monkeypatch):
+    """As Hydra does while a child of a rank has the rank's output open."""
+    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
+    code, said = launch(f'''
+import sys, time
+sys.stderr.write(2 * "{DONE}\\n")
+sys.stderr.flush()
+time.sleep(1000)
+''')
+    assert code == 0
+    assert DONE not in said
+
+
 # --- hosts -------------------------------------------------------------------
 
 def test_a_job_goes_on_without_a_host_and_then_with_it_again(
         launch, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_watch, '_LOOK', 0.0)
+    monkeypatch.setattr(hosts, '_LOOK', 0.0)
     monkeypatch.setattr(one_start, '_TICK', 0.01)
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     for host in 'ab':
@@ -268,7 +316,7 @@ for update in range(1, 1000):
 '''
     code, said = launch(lost, back, '', options=(
         '-n', '8', '--min-ranks', '4', '--hostfile', str(tmp_path / 'hosts'),
-        '--probe', f'test -e {tmp_path}/{{}}.up', '--snapshots',
+        '--probe', f"test -e '{tmp_path}/{{}}.up'", '--snapshots',
         str(tmp_path / 'starts')))
     assert code == 0
     assert [line.split(' ')[:4] for line in commands(tmp_path)] == [
@@ -289,12 +337,22 @@ def test_too_few_hosts_are_waited_for(launch, tmp_path):
     assert not (tmp_path / 'starts' / 'commands').exists()
 
 
+def test_hosts_none_of_which_answers_are_waited_for(launch, tmp_path):
+    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
+    code, said = launch('', options=(
+        '-n', '8', '--min-ranks', '1', '--hostfile', str(tmp_path / 'hosts'),
+        '--probe', 'false', '--wait-for-hosts', '1s'))
+    assert code == 1
+    assert 'gives up: too few hosts' in said
+    assert not (tmp_path / 'starts' / 'commands').exists()
+
+
 def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
         '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        f'sh -c "test {{}} = a || test -e {tmp_path}/back || '
-        f'{{ touch {tmp_path}/back; false; }}"'))
+        f'sh -c "test {{}} = a || test -e \'{tmp_path}/back\' || '
+        f'{{ touch \'{tmp_path}/back\'; false; }}"'))
     assert code == 0
     assert said.count('without an answer: b') == 1
     assert 'start 1: 8 ranks' in said
@@ -321,35 +379,115 @@ while not STOP:
 '''
 
 
-def started(tmp_path, script):
+def started(tmp_path, script, head='', inherits=lambda: None):
     """A launcher whose job listens to signals."""
     prepare(tmp_path, [script])
     process = subprocess.Popen(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
-         str(tmp_path / 'train.py')], env=environment_for(tmp_path),
-        stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+        [sys.executable, '-c', f'''
+import signal, sys
+from chainer_fp8pipe.launcher import one_start
+from chainer_fp8pipe.launcher.launch_command import main
+{head}
+sys.exit(main(sys.argv[1:]))
+''', '-n', '2', str(tmp_path / 'train.py')], env=environment_for(tmp_path),
+        stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: (end_with_parent(), inherits()))
     wait_for(tmp_path / 'starts' / 'ready')
     return process
 
 
 def wait_for(path):
-    for _ in range(30_000):
+    for _ in range(6000):
         if path.exists():
             return
         time.sleep(0.01)
     raise AssertionError(f'{path} does not come')
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_handed_on_once_and_ends_the_launcher(tmp_path, number):
-    launcher = started(tmp_path, LISTENS.replace(
-        'STOP', '__import__("os").path.exists("signals")') + DIES)
+BOTH = signal.SIGINT, signal.SIGTERM
+
+
+def ignore():
+    """As a shell does for SIGINT, where it starts in the background."""
+    for number in *BOTH, signal.SIGQUIT:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize('inherits', [
+    lambda: None, ignore,
+    lambda: signal.pthread_sigmask(signal.SIG_BLOCK, BOTH)])
+@pytest.mark.parametrize('number', BOTH)
+def test_a_signal_is_handed_on_once_and_ends_the_launcher(
+        tmp_path, number, inherits):
+    launcher = started(tmp_path, 'import signal; before = [\n'
+                       '    signal.getsignal(number) for number in (2, 3, 15)]\n'
+                       + LISTENS.replace(
+        'STOP', '__import__("os").path.exists("signals")') + '''
+assert before == [signal.default_int_handler, 0, 0], before
+raise SystemExit(9)
+''', inherits=inherits)
     launcher.send_signal(number)
     said = launcher.communicate(timeout=300)[1]
-    assert launcher.returncode == 128 + number
+    assert launcher.returncode == 128 + number, said
     assert f'ended by {number.name}' in said
+    assert 'AssertionError' not in said
     assert (tmp_path / 'starts' / 'signals').read_text() == f'{number:d} '
     assert len(commands(tmp_path)) == 1
+
+
+@pytest.mark.parametrize('number', BOTH)
+def test_a_job_that_does_not_heed_a_signal_is_killed(tmp_path, number):
+    launcher = started(tmp_path, '''
+import signal, time
+for number in signal.SIGINT, signal.SIGTERM:
+    signal.signal(number, signal.SIG_IGN)
+open('ready', 'w').close()
+time.sleep(1000)
+''', '''
+one_start._FOLLOWED_BY = {number: (0.1, then) for number, (_, then)
+                          in one_start._FOLLOWED_BY.items()}
+''')
+    launcher.send_signal(number)
+    launcher.communicate(timeout=300)
+    assert launcher.returncode == 128 + number
+
+
+def test_a_signal_is_heeded_while_the_terminal_takes_no_output(tmp_path):
+    launcher = started(tmp_path, LISTENS.replace('STOP', 'False').replace(
+        '    time.sleep(0.01)', '''    os.write(2, line)''').replace(
+        'import', 'import os,').replace(
+        "open('ready'", "line = b'x' * 9999 + b'\\n'\nopen('ready'"))
+    time.sleep(0.5)             # all pipes are full by now, or will be
+    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 300
+    while job_of(launcher) and time.monotonic() < deadline:
+        time.sleep(0.01)        # without reading its output
+    assert not job_of(launcher)
+    launcher.communicate(timeout=300)
+    assert launcher.returncode == 128 + signal.SIGTERM
+
+
+def job_of(launcher):
+    """Whether what starts ranks still runs."""
+    with open(f'/proc/{launcher.pid}/task/{launcher.pid}/children') as file:
+        children = file.read().split()
+    found = [Path(f'/proc/{pid}/cmdline') for pid in children]
+    return any(str(FAKE) in path.read_text() for path in found
+               if path.exists())
+
+
+def test_exit_codes_are_known_where_the_ends_of_children_are_ignored(
+        tmp_path):
+    prepare(tmp_path, [DIES, ''])
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
+         str(tmp_path / 'train.py')], env=environment_for(tmp_path),
+        stderr=subprocess.PIPE, text=True, timeout=300,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert done.returncode == 0
+    assert 'start 1 has ended after' in done.stderr
+    assert len(commands(tmp_path)) == 2
 
 
 def test_a_second_signal_ends_everything(tmp_path):

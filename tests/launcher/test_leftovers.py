@@ -7,9 +7,10 @@ import time
 import uuid
 
 from chainer_fp8pipe.launcher import leftovers
-from chainer_fp8pipe.launcher.guard import Guard
 from chainer_fp8pipe.launcher.leftovers import (
+    Guard,
     end_job,
+    is_running,
     kill_rest,
     marked,
     remove_segments,
@@ -72,6 +73,29 @@ def test_what_ends_by_itself_in_time_is_not_killed(mark):
     assert process.wait() == 0
 
 
+def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
+    monkeypatch.setattr(leftovers, '_KILLED', 0.1)
+    process = start(mark)
+    with monkeypatch.context() as patch:
+        patch.setattr(leftovers, '_send', lambda pid, number: None)
+        assert process.pid in kill_rest(mark, 0)
+    assert kill_rest(mark, 0) == []
+    process.wait()
+
+
+def test_a_program_runs_as_long_as_it_or_its_fork_does(mark):
+    process = start(mark)
+    program = process.args
+    assert is_running(mark, program)
+    assert not is_running(mark, program[:1])
+    assert not is_running(f'{mark}x', program)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert is_running(mark, program)
+    kill_rest(mark, 0)
+    assert not is_running(mark, program)
+
+
 @pytest.mark.parametrize('says_goodbye', [True, False])
 def test_the_guard_ends_the_job_of_a_launcher_that_is_killed(
         mark, says_goodbye):
@@ -79,7 +103,7 @@ def test_the_guard_ends_the_job_of_a_launcher_that_is_killed(
     launcher = subprocess.Popen(
         [sys.executable, '-c', f'''
 import os, signal
-from chainer_fp8pipe.launcher.guard import Guard
+from chainer_fp8pipe.launcher.leftovers import Guard
 guard = Guard({mark!r})
 if {says_goodbye}:
     guard.dismiss()

@@ -11,7 +11,11 @@ from mpi4py import MPI
 from ...command_line import count
 from ...planning.job.configuration import ACCURACY, USUAL_CODECS
 from ...planning.sizes import parse_bytes
-from ...training.unmodified.launch import as_one_process, launch, problem_of
+from ...training.unmodified.launch import (
+    as_one_process,
+    check_on_all_ranks,
+    launch,
+)
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """
@@ -73,8 +77,10 @@ def add_plan(commands: Any) -> None:
 
 def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments; what it returns runs the script."""
-    if problem := problem_of(options.script):
-        options.parser.error(problem)
+    try:
+        check_on_all_ranks(options.script)
+    except ValueError as error:
+        options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.
     comm = MPI.COMM_WORLD
     if problem := comm.bcast(comm.rank == 0 and _unwritable(options.output)):

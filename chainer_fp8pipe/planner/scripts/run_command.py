@@ -4,9 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +17,11 @@ from ...communicators.options import FAMILIES, make_options, parse_option
 from ...pipeline.schedules.schedule import SCHEDULES
 from ...planning.trigger_intervals import Interval, parse_interval
 from ...report.going_on import is_launched
-from ...training.unmodified.launch import as_one_process, launch, problem_of
+from ...training.unmodified.launch import (
+    as_one_process,
+    check_on_all_ranks,
+    launch,
+)
 from ...training.unmodified.rank_aware import RankAware
 from .plan_command import size
 
@@ -106,8 +108,7 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        if problem := problem_of(options.script):
-            raise ValueError(problem)
+        check_on_all_ranks(options.script)
         restartable = _restartable(options)
         if options.plan is not None:
             from .planned_run import planned_run
@@ -128,18 +129,6 @@ def _interval(text: str) -> Interval:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _unusable(directory: str) -> str:
-    """Why snapshots cannot be written to a directory; '' if they can."""
-    there = os.path.abspath(directory)
-    while not os.path.exists(there):        # it is made with the first one
-        there = os.path.dirname(there)
-    try:
-        with tempfile.TemporaryDirectory(dir=there):
-            return ''
-    except OSError as error:
-        return f'{directory} cannot be written to: {error.strerror}'
-
-
 def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
     """What adds snapshots to that which makes a script's objects."""
     if options.snapshots is None and options.every is not None:
@@ -147,11 +136,9 @@ def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
     if options.snapshots is None and not is_launched():
         return lambda job: job
     every = options.every or parse_interval('5m')
-    comm = MPI.COMM_WORLD
-    if options.snapshots is not None and (problem := comm.bcast(
-            comm.rank == 0 and _unusable(options.snapshots))):
-        raise ValueError(f'--snapshots: {problem}')
-    from ...training.unmodified.restarting import Restartable
+    from ...training.unmodified.restarting import Restartable, check_writable
+    if options.snapshots is not None:
+        check_writable(MPI.COMM_WORLD, options.snapshots)
     return lambda job: Restartable(MPI.COMM_WORLD, job, options.snapshots,
                                    every)
 

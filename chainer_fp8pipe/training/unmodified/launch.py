@@ -2,63 +2,42 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pathlib
 import runpy
 import sys
 import time
-import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
 
-from ...command_line import did_you_mean
 from ...intercept.patching import Patch
 from ...intercept.training_objects import creating_communicators, substituting
 from ...mpi.failure.abort import end_all_ranks, shown
 from ...mpi.failure.world import enter_world
+from ...planning.script_file import check_script
+from ...report.going_on import say_done
 from .refusal import Refusal, refuse_all
 
 #: Seconds in which rank 0 makes a directory.
 _PATIENCE = 5.0
 
 
-def problem_of(script: str) -> str:
-    """Why a script cannot be run on all ranks; '' if it can.
+def check_on_all_ranks(script: str) -> None:
+    """Checks a script on all ranks, which may be on hosts with other files.
 
-    Call it on all ranks, which may be on hosts with other files.
+    Raises:
+        ValueError: As :func:`.check_script`, on all ranks.
     """
-    found = MPI.COMM_WORLD.allgather(_problem_of(script))
-    return next(filter(None, found), '')
-
-
-def _problem_of(script: str) -> str:
-    folder, name = os.path.split(script)
-    if os.path.isdir(script):
-        return f'{script} is a folder, and no script'
-    if not os.path.exists(script):
-        with contextlib.suppress(OSError):
-            return f'there is no script {script}' + did_you_mean(
-                name, os.listdir(folder or '.'), 0.8)
-        return f'there is no script {script}: there is no folder {folder}'
+    problem = ''
     try:
-        with warnings.catch_warnings(), io.open_code(
-                os.path.abspath(script)) as file:
-            warnings.simplefilter('ignore')     # which the run prints, too
-            if not zipfile.is_zipfile(script):
-                compile(file.read(), script, 'exec')
-    except SyntaxError as error:
-        line = (error.text or '').strip()
-        return (script + f', line {error.lineno}' * bool(error.lineno)
-                + f': {type(error).__name__}: {error.msg}'
-                + f': {line}' * bool(line))
-    except (ValueError, OSError) as error:      # bytes that are no text
-        return f'{script} cannot be read as a script: {error}'
-    return ''
+        check_script(script)
+    except ValueError as error:
+        problem = str(error)
+    if problem := next(filter(None, MPI.COMM_WORLD.allgather(problem)), ''):
+        raise ValueError(problem)
 
 
 def launch(script: str, arguments: Sequence[str], command: str,
@@ -91,6 +70,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
             runpy.run_path(script, run_name='__main__')
             if job is not None:
                 job.finish()
+        say_done()
     except Refusal as refusal:
         refuse_all(ranks, refusal, command)
     except SystemExit as exit:
@@ -99,6 +79,8 @@ def launch(script: str, arguments: Sequence[str], command: str,
             if isinstance(exit.code, int):
                 end_all_ranks('', exit.code)
             end_all_ranks(f'{exit.code}\n', 1)
+        if exit.code in (None, 0):
+            say_done()
         raise
 
 

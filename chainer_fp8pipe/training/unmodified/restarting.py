@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,8 +44,11 @@ class Restartable(Originals):
                  directory: str | None = None,
                  every: Interval = _EVERY) -> None:
         self._comm, self._job = comm, job
-        self._directory, self._every = directory, every
+        # Before the script changes the working directory.
+        self._directory = directory and os.path.abspath(directory)
+        self._every = every
         self._trainers = 0
+        self._has_own = False       # the last one has a Snapshot of its own
         inner = Originals() if job is None else job
         for name in ('make_updater', 'update', 'make_trainer', 'extend',
                      'make_evaluator', 'evaluate', 'save', 'load'):
@@ -53,9 +57,18 @@ class Restartable(Originals):
         self._update_optimizer = inner.update_optimizer
 
     def finish(self) -> None:
-        """The script has ended."""
+        """The script has ended; says if there is no snapshot of it."""
         if self._job is not None:
             self._job.finish()
+        if self._directory is None or self._comm.rank:
+            return
+        if not self._trainers:
+            self._say('the script has run no chainer.training.Trainer, so '
+                      '--snapshots has kept nothing')
+        elif not self._has_own and not find_snapshots(
+                self._directory_of(self._trainers)):
+            self._say(f'the training has ended before its first snapshot was '
+                      f'due; there is none in {self._directory} (--every)')
 
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
@@ -81,18 +94,23 @@ class Restartable(Originals):
              **kwargs: Any) -> None:
         self._trainers += 1
         if self._directory is not None:
-            self._add_snapshots(trainer, self._directory)
+            self._add_snapshots(trainer, self._directory_of(self._trainers))
         if is_launched() and self._comm.rank == 0:
             with _telling_the_launcher(trainer.updater):
                 original(trainer, *args, **kwargs)
         else:
             original(trainer, *args, **kwargs)
 
+    def _directory_of(self, trainer: int) -> str:
+        """Of a Trainer's snapshots, by its number from 1."""
+        assert self._directory is not None
+        return (self._directory if trainer == 1
+                else os.path.join(self._directory, str(trainer)))
+
     def _add_snapshots(self, trainer: Any, directory: str) -> None:
-        if self._trainers > 1:
-            directory = os.path.join(directory, str(self._trainers))
         own = next((entry.extension for entry in trainer._extensions.values()
                     if isinstance(entry.extension, Snapshot)), None)
+        self._has_own = own is not None
         if own is not None:
             directory = own.directory(trainer)
             self._say(f'the Trainer has a Snapshot of its own; its snapshots '
@@ -132,6 +150,21 @@ class Restartable(Originals):
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
+
+
+def check_writable(comm: MPI.Comm, directory: str) -> None:
+    """Raises ValueError, on all ranks, if rank 0 cannot write snapshots."""
+    problem = ''
+    if comm.rank == 0:
+        folder = os.path.abspath(directory)
+        while not os.path.lexists(folder):      # it is made when needed
+            folder = os.path.dirname(folder)
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            problem = f'--snapshots {directory}: {error.strerror}'
+    if problem := comm.bcast(problem):
+        raise ValueError(problem)
 
 
 @contextlib.contextmanager

@@ -173,3 +173,49 @@ print('an update')
     assert done.returncode == 2
     assert 'an update' not in done.stdout
     assert '--snapshots would keep nothing' in done.stderr
+def test_a_script_that_changes_its_directory_finds_its_snapshots_again(
+        tmp_path):
+    """As scripts under Hydra do, into a new one at each start."""
+    moving = "import os, tempfile; os.chdir(tempfile.mkdtemp(dir='.'))\n"
+    script = tmp_path / 'train.py'
+    for stop, code in ((0, 9), 7), ((0, 30), 0):
+        script.write_text(moving + SERIAL.replace('MORE', FIRST).replace(
+            'STOP', repr(list(stop))).replace('TRAINERS', '1'))
+        done = run_script(
+            1, '-m', 'chainer_fp8pipe', 'run', '--snapshots', 'saved',
+            '--every', '6 iterations', script, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+    assert [found[1] for found in ends(done)] == ['7']
+    assert names(tmp_path / 'saved') == ['snapshot_iter_12.npz',
+                                         'snapshot_iter_18.npz']
+
+
+@pytest.mark.parametrize(('trainers', 'options', 'said'), [
+    (0, (), 'the script has run no chainer.training.Trainer, so --snapshots '
+     'has kept nothing'),
+    (1, ('--every', '5m'), 'ended before its first snapshot was due')])
+def test_a_script_that_leaves_no_snapshot_is_told(tmp_path, trainers, options,
+                                                  said):
+    done = run(tmp_path, (9, 9), *options, trainers=trainers)
+    assert said in done.stderr
+    assert not (tmp_path / 'saved').exists()
+
+
+def test_snapshots_that_cannot_be_written_are_refused_at_the_start(tmp_path):
+    (tmp_path / 'file').touch()
+    script = tmp_path / 'train.py'
+    script.write_text("print('begins')")
+    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                      tmp_path / 'file' / 'saved', script)
+    assert done.returncode == 2
+    assert done.stderr.count('saved: Not a directory') == 1
+    assert 'begins' not in done.stdout
+
+
+def test_a_script_that_is_no_python_is_refused_on_all_ranks(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('import os\nx = = 1\n')
+    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', script)
+    assert done.returncode == 2
+    assert done.stderr.count('x = = 1') == 1
+    assert 'Traceback' not in done.stderr

@@ -1,5 +1,11 @@
-"""Whether and when a job starts again."""
-from chainer_fp8pipe.launcher.restart_policy import Ending, RestartPolicy
+"""Whether and when a job starts again, and the table of its starts."""
+from chainer_fp8pipe.launcher.job_output import Ending
+from chainer_fp8pipe.launcher.supervisor import (
+    EndedStart,
+    RestartPolicy,
+    format_duration,
+    table,
+)
 
 import pytest
 
@@ -41,6 +47,13 @@ def test_the_same_failure_of_the_script_three_times_in_a_row_is_enough():
     assert '3 starts in a row have failed' in waits(3 * [RAISED])[1]
 
 
+def test_what_fails_twice_before_any_update_would_fail_again():
+    at_once = RAISED._replace(has_updated=False)
+    assert not waits([at_once])[1]
+    assert '2 starts in a row have failed' in waits(2 * [at_once])[1]
+    assert not waits([at_once, KILLED, at_once])[1]
+
+
 @pytest.mark.parametrize('between', [
     KILLED, RAISED._replace(failure='ValueError'),
     RAISED._replace(progressed=True)])
@@ -77,3 +90,21 @@ def test_hosts_that_were_away_are_no_failures_of_the_job():
     assert policy.after(KILLED) == 0
     policy.without_hosts(1000.0)
     assert not policy.verdict
+
+
+@pytest.mark.parametrize(('seconds', 'said'), [
+    (1.23, '1.2 s'), (42.2, '42 s'), (130, '2 min 10 s'),
+    (3599.9, '1 h 0 min'), (90_000, '25 h 0 min')])
+def test_a_time_is_said_in_words(seconds, said):
+    assert format_duration(seconds) == said
+
+
+def test_each_start_has_a_row():
+    head, first, second = table([
+        EndedStart(0, 8, 1, 90, 100, 'rank 1 was killed'),
+        EndedStart(0, 16, None, None, 2, 'exit code 3')]).splitlines()
+    assert head.split() == ['start', 'at', 'ranks', 'updates', 'ran', 'ended',
+                            'by']
+    assert first.startswith('    1')
+    assert first.endswith('      8     1-90  1 min 40 s  rank 1 was killed')
+    assert second.endswith('     16     none       2.0 s  exit code 3')
