@@ -34,7 +34,7 @@ class DividingIterator(chainer.dataset.Iterator):
     def __next__(self) -> list:
         own: list = []
         packed = [b''] * self._comm.size
-        problem: Exception | None = None
+        problem: BaseException | None = None
         try:
             batch = self._iterator.next()
             self.whole = len(batch)
@@ -42,7 +42,7 @@ class DividingIterator(chainer.dataset.Iterator):
                     for replica in range(self._comm.size + 1)]
             own, *others = [batch[start:end] for start, end in pairwise(ends)]
             packed = [b'', *map(_packed, others)]
-        except Exception as error:  # the replicas wait for their parts
+        except BaseException as error:  # the replicas wait for their parts
             problem = error
         now = progress(self._iterator)
         said = (None if problem is None else

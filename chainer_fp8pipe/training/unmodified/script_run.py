@@ -182,6 +182,7 @@ class PipelineJob(Originals):
         self._check_model(model)
         if held := self.undrawn.held(model):
             self.warn(held)
+        self.undrawn.draw_others(model)
         with refusing():
             partition(
                 model, self._example(iterator, samples, given['converter'],

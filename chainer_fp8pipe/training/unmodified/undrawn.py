@@ -12,6 +12,7 @@ Values, and what the generator gives afterwards, are those of one process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from chainer.serializers import npz
 from ...chains.ghost import is_ghost, user_line
 from ...chains.valueless_parameters import (
     DeferredParameter,
+    draw,
     place_values_later,
     without_drawing,
 )
@@ -154,6 +156,19 @@ class Undrawn(Creation):
         return (f"{said_bytes(held)} of the model's {said_bytes(whole)} are "
                 'on each rank until the model is divided, as '
                 f'{why}; afterwards each rank has its part')
+
+    def draw_others(self, model: chainer.Link) -> None:
+        """Draws the parameters that are not the model's.
+
+        Its ``forward`` may use them, and in a trace nothing is drawn.
+        """
+        own = set(map(id, model.params()))
+        gc.collect()            # not what nobody has any more
+        for one in gc.get_objects():
+            if (type(one) is DeferredParameter and id(one) not in own
+                    and one._values_from is not None
+                    and is_ghost(one._data[0])):
+                draw(one)
 
     def note(self) -> None:
         """Notes who looks at values."""

@@ -151,6 +151,15 @@ def test_the_gradient_is_none_and_not_forbidden():
     assert model.W.grad is None
 
 
+def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
+    undrawn = Undrawn(lambda: True)
+    model, _ = made(lambda: sequence(L.Linear(3, 2)), undrawn)
+    teacher, _ = made(lambda: copy.deepcopy(L.Linear(3, 2)), undrawn)
+    undrawn.draw_others(model)
+    assert is_ghost(model[0].W._data[0])
+    assert not is_ghost(teacher.W._data[0])
+
+
 # --- load_npz ---------------------------------------------------------------
 
 def lazy():
