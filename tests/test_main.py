@@ -119,22 +119,10 @@ def test_without_communicator_the_script_chooses(script):
     assert 'class CodecCommunicator' in done.stdout
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--communicator', 'fp9'], "invalid choice: 'fp9'"),
-    (['--communicator', 'fp8', '--period', 'x'], 'period must be of type int'),
-    (['--warmup=-1'], 'warmup must be at least 0, not -1'),
-    (['--communicator', 'float16', '--warmup', '3'], "no option 'warmup'"),
-    (['--communicator', 'naive', '--warmup', '3'], "no option 'warmup'"),
-])
-def test_a_wrong_command_line_is_explained_once(script, arguments, message):
-    done = run(script, *arguments)
-    assert done.returncode != 0
-    assert done.stderr.count(message) == 1
-
-
-def test_a_script_that_is_not_there_is_named(tmp_path):
-    done = run(tmp_path / 'missing.py')
-    assert 'there is no script' in done.stderr
+def test_a_wrong_command_line_is_explained_once(script):
+    done = run(script, '--communicator', 'float16', '--warmup', '3')
+    assert done.returncode == 2
+    assert done.stderr.count("no option 'warmup'") == 1
 
 
 def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):

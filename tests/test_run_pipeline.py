@@ -279,17 +279,10 @@ if MPI.COMM_WORLD.rank == 1:
     assert 'trains with a Mine' in done.stderr
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--pipeline', '3'], 'does not divide the 2 ranks'),
-    (['--pipeline', '2', '--micro-batches', '0'], 'is not 1 or more'),
-    (['--pipeline', '2', '--memory', 'much'], "'much' is no size"),
-    (['--memory', '1 GB'], '--memory is an option of --pipeline'),
-    (['--pipeline', '2', '--schedule', 'x'], "invalid choice: 'x'"),
-])
-def test_a_wrong_command_line_is_explained_once(tmp_path, arguments, message):
-    done = run(tmp_path, 2, before=arguments)
+def test_a_wrong_command_line_is_explained_once(tmp_path):
+    done = run(tmp_path, 2, before=['--pipeline', '3'])
     assert done.returncode == 2
-    assert done.stderr.count(message) == 1
+    assert done.stderr.count('does not divide the 2 ranks') == 1
 
 
 IN_ONE_PROCESS = '''

@@ -147,18 +147,6 @@ def test_chainers_own_snapshot_is_not_loaded_over_the_newer_one(tmp_path):
     assert ends(again)[0][1] == '13'
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (['--every', '5m'], '--every is an option of --snapshots'),
-    (['--snapshots', 's', '--every', 'often'], "'often' is no interval"),
-])
-def test_a_wrong_interval_is_explained(tmp_path, options, message):
-    (tmp_path / 'x.py').touch()
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', *options,
-                      tmp_path / 'x.py')
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_a_loop_without_trainer_is_refused_before_its_first_update(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text('''
