@@ -245,7 +245,8 @@ def looked_at(array: Any, what: str) -> GhostError:
     """The error for code that needs the data of a ghost."""
     remedy = (
         "Call the updater's evaluate() or predict() on all ranks instead of "
-        'the model or a part of it' if current() is None else
+        'the model or a part of it'
+        if current() is None and isinstance(origin(array).source, str) else
         "Compute with Chainer's functions, or mark the function around it: "
         'chainer_fp8pipe.atomic(function)')
     return GhostError(
