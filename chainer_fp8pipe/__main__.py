@@ -5,11 +5,13 @@
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
+
+from ._version import __version__
+from .command_line import Parser, did_you_mean
 
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
@@ -31,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         module, _ = _COMMANDS[given[0]]
         sys.exit(importlib.import_module(f'.{module}', __package__).main(
             given[1:]))
-    _run_on_ranks(given)
+    if given == ['--version']:
+        print(f'chainer_fp8pipe {__version__}')
+    else:
+        _run_on_ranks(given)
 
 
 def _run_on_ranks(given: Sequence[str]) -> None:
@@ -50,14 +55,23 @@ def _run_on_ranks(given: Sequence[str]) -> None:
         action()
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> Parser:
     """Knows the command that is given, or all, whose imports take time."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m chainer_fp8pipe',
         description='Chainer on current Pythons, with fp8 gradients.')
+    parser.add_argument('--version', action='version',
+                        version=f'chainer_fp8pipe {__version__}')
+    command = next(iter(given), '')
+    if command not in (*_COMMANDS, '-h', '--help'):
+        parser.error(
+            'a command is missing' if not command else
+            f'there is no option {command}' if command.startswith('-') else
+            f'there is no command {command!r}'
+            + did_you_mean(command, _COMMANDS), 'it is one of '
+            + ', '.join(_COMMANDS))
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    wanted = [name for name in _COMMANDS if given[:1] == [name]]
-    for name in wanted or _COMMANDS:
+    for name in [command] if command in _COMMANDS else _COMMANDS:
         module, function = _COMMANDS[name]
         getattr(importlib.import_module(f'.{module}', __package__),
                 function)(commands)

@@ -119,22 +119,10 @@ def test_without_communicator_the_script_chooses(script):
     assert 'class CodecCommunicator' in done.stdout
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--communicator', 'fp9'], "invalid choice: 'fp9'"),
-    (['--communicator', 'fp8', '--period', 'x'], 'period must be of type int'),
-    (['--warmup=-1'], 'warmup must be at least 0, not -1'),
-    (['--communicator', 'float16', '--warmup', '3'], "no option 'warmup'"),
-    (['--communicator', 'naive', '--warmup', '3'], "no option 'warmup'"),
-])
-def test_a_wrong_command_line_is_explained_once(script, arguments, message):
-    done = run(script, *arguments)
-    assert done.returncode != 0
-    assert done.stderr.count(message) == 1
-
-
-def test_a_script_that_is_not_there_is_named(tmp_path):
-    done = run(tmp_path / 'missing.py')
-    assert 'there is no script' in done.stderr
+def test_a_wrong_command_line_is_explained_once(script):
+    done = run(script, '--communicator', 'float16', '--warmup', '3')
+    assert done.returncode == 2
+    assert done.stderr.count("no option 'warmup'") == 1
 
 
 def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
@@ -147,6 +135,30 @@ def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     done = run(path)
     assert done.returncode != 0
     assert 'out of luck' in done.stderr
+
+
+@pytest.mark.parametrize(('head', 'message'), [
+    ('', 'creates no communicator, so each of the 2 ranks would train a '
+     'model of its own'),
+    ('from mpi4py import MPI', ''),
+])
+def test_a_script_without_communicator_is_refused_at_its_first_update(
+        tmp_path, head, message):
+    """Unless it uses MPI itself."""
+    path = tmp_path / 'train.py'
+    path.write_text(head + '''
+import chainer, numpy
+model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+optimizer = chainer.optimizers.SGD().setup(model)
+for _ in range(2):
+    optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
+    print('an update')
+''')
+    done = run(path, '--communicator', 'fp8')
+    assert done.stderr.count('chainer_fp8pipe run: ') == bool(message)
+    assert message in done.stderr
+    assert done.returncode == (2 if message else 0)
+    assert done.stdout.count('an update') == (0 if message else 4)
 
 
 def test_help_lists_every_communicator_and_option():

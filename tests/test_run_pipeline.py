@@ -212,8 +212,16 @@ REFUSED = [
      'No such file'),
     (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
      'saved by save_npz only'),
-    ('optimizer.update(model, *chainer.dataset.concat_examples(data))',
-     'has made no chainer.training.StandardUpdater'),
+    ('print(1)', 'has made no chainer.training.StandardUpdater'),
+    ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
+     'raise SystemExit("days later")', 'in a loop of its own'),
+    (_UPDATER + 'trainer.extend(lambda _: model(data[0][0][None], None), '
+     "name='look', trigger=(1, 'iteration'))\ntrainer.run()",
+     "call the updater's update(), evaluate() or predict()"),
+    (_UPDATER + 'class Own(extensions.Evaluator):\n'
+     '    def evaluate(self): return self.get_target("main").calls\n'
+     'trainer.extend(Own(iterator, model.predictor))',
+     'Own, an Evaluator, has an evaluate() of its own'),
     ('class Net(L.Classifier):\n'
      '    def forward(self, x, t): return self.predictor(x)\n'
      'optimizer.setup(Net(model.predictor))\n'
@@ -271,17 +279,104 @@ if MPI.COMM_WORLD.rank == 1:
     assert 'trains with a Mine' in done.stderr
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--pipeline', '3'], 'does not divide the 2 ranks'),
-    (['--pipeline', '2', '--micro-batches', '0'], 'must be at least 1'),
-    (['--pipeline', '2', '--memory', 'much'], "'much' is no size"),
-    (['--memory', '1 GB'], '--memory is an option of --pipeline'),
-    (['--pipeline', '2', '--schedule', 'x'], "invalid choice: 'x'"),
-])
-def test_a_wrong_command_line_is_explained_once(tmp_path, arguments, message):
-    done = run(tmp_path, 2, before=arguments)
+def test_a_wrong_command_line_is_explained_once(tmp_path):
+    done = run(tmp_path, 2, before=['--pipeline', '3'])
     assert done.returncode == 2
-    assert done.stderr.count(message) == 1
+    assert done.stderr.count('does not divide the 2 ranks') == 1
+
+
+IN_ONE_PROCESS = '''
+import threading
+import chainer, numpy as np
+import chainer.functions as F, chainer.links as L
+from chainer import training
+np.random.seed(7)
+class Lazy:             # of which only the converter makes arrays
+    def __init__(self, number):
+        self.number, self.lock = number, threading.Lock()
+@chainer.dataset.converter()
+def convert(batch, device):
+    return (np.array([np.arange(5) * one.number for one in batch], 'f') / 80,
+            np.array([one.number % 3 for one in batch], 'i'))
+data = [Lazy(number) for number in range(24)]
+model = L.Classifier(chainer.Sequential(
+    L.Linear(5, 6), F.relu, L.Linear(6, 6, initialW=np.eye(6, dtype='f')),
+    L.Linear(None, 6), F.relu, *L.Linear(6, 6).repeat(2),
+    L.Linear(6, 3, initialW=chainer.initializers.Orthogonal())))
+drawn = np.random.rand()
+chainer.serializers.load_npz('part.npz', model.predictor[0])
+'''
+TRAINS = '''
+updater = training.StandardUpdater(
+    chainer.iterators.SerialIterator(data, 12, shuffle=False),
+    chainer.optimizers.SGD(.5).setup(model), converter=convert)
+trainer = training.Trainer(updater, (4, 'iteration'))
+trainer.run()
+'''
+
+
+def test_a_script_makes_files_and_values_as_in_one_process(
+        tmp_path, monkeypatch):
+    """Directories, files of what is not divided, and values drawn later."""
+    np.random.seed(1)
+    chainer.serializers.save_npz(tmp_path / 'part.npz',
+                                 chainer.links.Linear(5, 6))
+    (tmp_path / 'script.py').write_text('''
+import os
+from chainer_fp8pipe.training.unmodified import undrawn
+undrawn._SMALL = 0
+''' + IN_ONE_PROCESS + '''
+os.makedirs('made/here')
+os.mkdir('made/there')
+chainer.serializers.save_npz('made/here/drawn.npz', {'drawn': drawn})
+chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
+''' + TRAINS + '''
+chainer.serializers.save_npz('model.npz', model)
+chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
+''')
+    done = run_pipeline(tmp_path, 2, script='script.py')
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    serial = {}
+    exec(IN_ONE_PROCESS + TRAINS, serial)
+    model = serial['model']
+    with np.load('made/here/drawn.npz') as found:
+        assert found['drawn'] == serial['drawn']
+    for name, expected in (('made/here/first.npz', 'part.npz'),
+                           ('model.npz', None)):
+        with np.load(name) as found:
+            values = (np.load(expected) if expected else
+                      chainer.serializers.npz.serialize(model))
+            assert found.keys() == values.keys()
+            for key, value in values.items():
+                np.testing.assert_allclose(found[key], value, 1e-4, 1e-6)
+    assert os.path.exists('other.npz')
+
+
+def test_examples_that_cannot_go_to_another_replica_are_named(tmp_path):
+    np.random.seed(1)
+    chainer.serializers.save_npz(tmp_path / 'part.npz',
+                                 chainer.links.Linear(5, 6))
+    (tmp_path / 'script.py').write_text(IN_ONE_PROCESS + TRAINS)
+    done = run_pipeline(tmp_path, 2, script='script.py', stages=1)
+    check_refusal(done, 'examples[0].lock (lock): cannot pickle')
+
+
+@pytest.mark.parametrize(('lines', 'error'), [
+    ('    raise ValueError("of my own")', 'ValueError: of my own'),
+    ('    return F.linear(x, np.ones((3, 7), "f"))', 'Actual: 2 != 7')])
+def test_an_error_of_the_model_is_shown_where_it_came_up(
+        tmp_path, lines, error):
+    done = run_lines(tmp_path, f'''
+def mine(x):
+{lines}
+model.predictor.append(mine)
+''' + _UPDATER)
+    assert done.returncode == 1
+    assert done.stderr.count('Traceback') == 1
+    assert error in done.stderr
+    assert 'in mine' in done.stderr
+    assert os.path.join('chainer_fp8pipe', '') not in done.stderr
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path):

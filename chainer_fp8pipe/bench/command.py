@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..command_line import count
 from .allreduce import Case, as_json, measure, table
 
 _DESCRIPTION = """
@@ -54,7 +55,7 @@ def add_bench(commands: Any) -> None:
     parser.add_argument(
         '--frame-bytes', type=_sizes, metavar='N,...',
         help='try these frames (default: the communicator\'s)')
-    parser.add_argument('--repeats', type=_positive, default=5, metavar='N',
+    parser.add_argument('--repeats', type=count, default=5, metavar='N',
                         help='of each case, after one more (default: 5)')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw times there')
@@ -128,9 +129,3 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f'{text!r} is no number of elements, such as 1000, 64k or 8M')
     return size
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'{text!r} is not 1 or more')
-    return int(text)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
+from ..intercept.function_calls import current
 from ..planning.partition.calls import Source
 from . import nested
 from .tracing import poison
@@ -266,10 +267,15 @@ def evaluated(recipe: Recipe, values: list[Any]) -> Any:
 
 def looked_at(array: Any, what: str) -> GhostError:
     """The error for code that needs the data of a ghost."""
+    remedy = (
+        "Call the updater's evaluate() or predict() on all ranks instead of "
+        'the model or a part of it'
+        if current() is None and isinstance(origin(array).source, str) else
+        "Compute with Chainer's functions, or mark the function around it: "
+        'chainer_fp8pipe.atomic(function)')
     return GhostError(
         f'{user_line()}: {what} needs the value of {describe_source(array)}, '
-        'which is on another rank. Compute with Chainer\'s functions, or '
-        'mark the function around it: chainer_fp8pipe.atomic(function)')
+        f'which is on another rank. {remedy}')
 
 
 def used_as_index(error: IndexError) -> GhostError:

@@ -9,7 +9,8 @@ import chainer
 
 from ..intercept.function_calls import current
 from ..planning.partition.partition_plan import PartitionPlan
-from ..planning.sizes import said_bytes
+from ..planning.sizes import counted, said_bytes
+from .ghost import GhostError, user_line
 from .partitioned import Partition
 
 
@@ -29,10 +30,10 @@ class PartitionedChain:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is None:
-            raise RuntimeError(
-                'this model is on several ranks, and each has a part: call '
-                'the updater\'s update(), evaluate() or predict() on all '
-                'ranks instead of the model')
+            raise GhostError(
+                f'{user_line()}: this model is on several ranks, and each '
+                "has a part: call the updater's update(), evaluate() or "
+                'predict() on all ranks instead of the model')
         return super().__call__(*args, **kwargs)    # type: ignore[misc]
 
     def params(self, include_uninit: bool = True
@@ -146,9 +147,10 @@ def table(partition: Any) -> str:
              for row in rows]
     busy = predicted.busy
     balance = sum(busy) / len(busy) / max(busy) if busy and max(busy) else 1.0
-    head = (f'{partition.title}: {plan.stages} stages'
+    head = (f'{partition.title}: {counted(plan.stages, "stage")}'
             + (f' x {replicas} replicas' if replicas > 1 else '')
-            + f', {plan.schedule} with {plan.micro_batches} micro-batches, '
+            + f', {plan.schedule} with '
+            f'{counted(plan.micro_batches, "micro-batch")}, '
             f'balance {balance:.2f}')
     if predicted.seconds:
         head += f', {predicted.seconds * 1e3:.0f} ms a step predicted'

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from chainer.initializers import generate_array
 
 from ..intercept.function_calls import current, suspended
 from ..intercept.initial_values import Creation, creating
+from ..intercept.patching import Current
 from ..pipeline.randomness import preserved
 from .ghost import ghost, is_ghost
 
@@ -25,28 +27,64 @@ def place_array(parameter: chainer.Parameter, array: Any) -> None:
         parameter._grad = None
 
 
+_not_drawing = Current()
+
+
+def without_drawing() -> contextlib.AbstractContextManager:
+    """A block in which this thread's looks at parameters draw nothing."""
+    return _not_drawing.set_to(True)
+
+
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
     _draw_from: tuple[int, int]
     _draw_dtype: Any
+    #: Makes the values in place of the initializer, given their shape.
+    _values_from: Callable[[tuple[int, ...]], Any] | None = None
 
     @property
     def raw_array(self) -> Any:
         """The array, which is drawn now unless a trace asks."""
-        if is_ghost(self._data[0]) and current() is None:
+        if (is_ghost(self._data[0]) and current() is None
+                and not _not_drawing.now):
             draw(self)
         return self._data[0]
 
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
+        self._values_from = None
         super().initialize(shape)       # in a trace or `deferred`: a ghost
-        if not is_ghost(self._data[0]):
+        if not is_ghost(self._data[0]) and hasattr(self, '_draw_from'):
             place_array(self, ghost(_shape(shape), self._data[0].dtype))
             draw(self)
 
+    def to_device(self, device: Any) -> None:
+        """Has the values made for another device."""
+        array, device = self._data[0], chainer.get_device(device)
+        if is_ghost(array) and current() is None:
+            self.__dict__.update(
+                _initial_device=device, _device=device, _data=[ghost(
+                    array.shape, array.dtype, array.source, device.xp)])
+        else:
+            super().to_device(device)
+
     def __copy__(self) -> Any:
-        return self._copy_to(DeferredParameter.__new__(DeferredParameter))
+        with without_drawing():
+            return self._copy_to(DeferredParameter.__new__(DeferredParameter))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        array = self._data[0]
+        if not is_ghost(array) or current() is not None:
+            reduced: Any = self.__reduce__()
+            made = reduced[0](*copy.deepcopy(reduced[1], memo))
+        else:
+            made = copy.copy(self)
+            made._data = [ghost(array.shape, array.dtype, array.source,
+                                self._initial_device.xp)]
+            made.update_rule = copy.deepcopy(self.update_rule, memo)
+        memo[id(self)] = made
+        return made
 
 
 class _Deferring(Creation):
@@ -110,6 +148,10 @@ def draw(parameter: chainer.Parameter) -> None:
     If it was not made in :func:`deferred`, they come from NumPy's generator.
     """
     array = parameter._data[0]
+    source = getattr(parameter, '_values_from', None)
+    if source is not None:
+        settle(parameter, parameter._initial_device.send(source(array.shape)))
+        return
     draw_from = getattr(parameter, '_draw_from', None)
     state = numpy.random.get_state()
     if draw_from is not None:
@@ -129,6 +171,7 @@ def draw(parameter: chainer.Parameter) -> None:
 def settle(parameter: chainer.Parameter, values: Any) -> None:
     """Gives a parameter values, so that nothing is drawn later."""
     place_array(parameter, values)
+    vars(parameter).pop('_values_from', None)
     if type(parameter) is DeferredParameter:
         parameter.__class__ = chainer.Parameter
     parameter._grad = None
@@ -141,6 +184,24 @@ def take_away(name: str, parameter: chainer.Parameter) -> None:
         settle(parameter, ghost(array.shape, array.dtype, name,
                                 chainer.backend.get_array_module(array)))
     parameter.update_rule = None
+
+
+def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
+                       dtype: Any, source: Callable[[tuple[int, ...]], Any]
+                       ) -> None:
+    """Has a parameter get its values when they are first asked for.
+
+    Args:
+        parameter: Of Chainer's class, on the CPU.
+        shape: Of the parameter.
+        dtype: Of the parameter.
+        source: Is given the shape, and returns the values in a NumPy array.
+    """
+    assert type(parameter) in (chainer.Parameter, DeferredParameter)
+    parameter.__class__ = DeferredParameter
+    parameter._values_from = source
+    parameter._grad_initializer, parameter._grad_valid = None, True
+    place_array(parameter, ghost(shape, dtype, 'that is yet to be drawn'))
 
 
 class ShapesOnly(Creation):

@@ -59,6 +59,8 @@ _AHEAD = 2      # receives posted at a time, at most
 class RemoteError(RuntimeError):
     """Another rank failed; the message is what that rank said of it."""
 
+    is_shown = True     # by that rank
+
 
 class _ChannelEnd:
     """One of the two ends of a channel.

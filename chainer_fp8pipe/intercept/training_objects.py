@@ -8,8 +8,11 @@ of ``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, 121),
 lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
 (chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
 that save and load files (chainer/serializers/npz.py, lines 84 and 213;
-hdf5.py, lines 68 and 172), under both names that they have.  Methods are
-replaced and not classes, which a script may have imported or derived from.
+hdf5.py, lines 68 and 172), under both names that they have, and
+``GradientMethod.update`` (chainer/optimizer.py, line 857), which Chainer's
+optimizers inherit.  Methods are replaced and not classes, which a script may
+have imported or derived from.  A function of files that calls another one of
+them, as ``save_npz`` calls itself, calls Chainer's.
 
 In a block of :func:`creating_communicators`,
 ``chainermn.create_communicator`` is replaced, also under its name in
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -50,6 +54,10 @@ class Substitute(Protocol):
 
     def update(self, original: Callable, updater: Any) -> None:
         """In place of ``StandardUpdater.update``."""
+
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        """In place of ``GradientMethod.update``."""
 
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
                      **kwargs: Any) -> None:
@@ -88,7 +96,7 @@ class Originals:
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    make_updater = update = _original
+    make_updater = update = update_optimizer = _original
     make_trainer = extend = run_trainer = _original
     make_evaluator = evaluate = save = load = _original
 
@@ -96,10 +104,26 @@ class Originals:
 @contextlib.contextmanager
 def substituting(substitute: Substitute) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
+    inside = threading.local()
+
+    def outermost(act: Callable, original: Callable) -> Callable:
+        # Or a substitute would be asked for what Chainer does for it, on
+        # the ranks only that do it.
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, 'now', False):
+                return original(*args, **kwargs)
+            inside.now = True
+            try:
+                return act(original, *args, **kwargs)
+            finally:
+                inside.now = False
+        return call
     with contextlib.ExitStack() as stack:
         for owner, name, act in (
                 (StandardUpdater, '__init__', substitute.make_updater),
                 (StandardUpdater, 'update', substitute.update),
+                (chainer.GradientMethod, 'update',
+                 substitute.update_optimizer),
                 (MultiprocessParallelUpdater, '__init__',
                  substitute.make_updater),
                 (chainer.training.Trainer, '__init__',
@@ -107,13 +131,15 @@ def substituting(substitute: Substitute) -> Iterator[None]:
                 (chainer.training.Trainer, 'extend', substitute.extend),
                 (chainer.training.Trainer, 'run', substitute.run_trainer),
                 (Evaluator, '__init__', substitute.make_evaluator),
-                (Evaluator, 'evaluate', substitute.evaluate),
-                *((owner, f'{verb}_{kind}', getattr(substitute, verb))
-                  for verb in ('save', 'load')
-                  for kind, home in (('npz', npz), ('hdf5', hdf5))
-                  for owner in (chainer.serializers, home))):
+                (Evaluator, 'evaluate', substitute.evaluate)):
             stack.enter_context(Patch(
                 owner, name, functools.partial(functools.partial, act)))
+        for verb in 'save', 'load':
+            for kind, home in ('npz', npz), ('hdf5', hdf5):
+                for owner in chainer.serializers, home:
+                    stack.enter_context(Patch(
+                        owner, f'{verb}_{kind}', functools.partial(
+                            outermost, getattr(substitute, verb))))
         yield
 
 

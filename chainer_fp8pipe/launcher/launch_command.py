@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ..command_line import Parser
 from ..planning.script_file import check_script
 from ..planning.trigger_intervals import parse_interval
 from ..report.going_on import LAUNCHED
@@ -150,11 +151,9 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
             for name in action.option_strings}
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog='python -m chainer_fp8pipe launch', usage=_USAGE,
-        description=_DESCRIPTION, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser(environment: Mapping[str, str]) -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe launch', usage=_USAGE,
+                    description=_DESCRIPTION)
     ranks = environment.get('SLURM_NTASKS')
     parser.add_argument(
         '-n', '--ranks', metavar='N', type=_count, required=ranks is None,

@@ -161,10 +161,10 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
         problem, own = f'{type(reason).__name__}: {reason}', reason
     try:
         agree(comm, signature, problem, remedy, error)
-    except error:
+    except error as together:
         if own is not None and not isinstance(own, Exception):
             raise own from None         # a wish to exit
-        raise
+        raise together from own
     return result
 
 

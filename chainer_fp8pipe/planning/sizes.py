@@ -37,6 +37,12 @@ def parse_bytes(size: Any) -> float | None:
     raise ValueError(f'{size!r} is no size; write it as in 300 MB or 2 GiB')
 
 
+def counted(number: int, what: str) -> str:
+    """``'1 stage'``, ``'2 stages'``, ``'2 micro-batches'``."""
+    ending = '' if number == 1 else 'es' if what.endswith('h') else 's'
+    return f'{number} {what}{ending}'
+
+
 def said_bytes(size: float, up: bool = False) -> str:
     """A size in up to three digits, as in ``'2.15 GB'`` or ``'400 MB'``.
 

@@ -1,12 +1,12 @@
 """``python -m chainer_fp8pipe report``: its arguments and output."""
 from __future__ import annotations
 
-import argparse
 import os
 import string
 from collections.abc import Sequence
 from typing import Any
 
+from ..command_line import Parser
 from .diagnosis import diagnose
 from .records.record_reader import is_record, read_record
 from .records.run_record import RunRecord
@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> None:
     from .page import write_page
     try:
         write_page(records, path)
+    except ImportError as error:        # says how to install Bokeh
+        parser.error(str(error))
     except OSError as error:
         parser.error(f'{path} cannot be written: {error}; name another file '
                      'with -o')
@@ -74,11 +76,9 @@ def main(arguments: Sequence[str]) -> None:
     print(path)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog='python -m chainer_fp8pipe report', description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         'folders', nargs='+', metavar='FOLDER',
         help='result folder of a run; one that has no record itself stands '

@@ -249,6 +249,12 @@ def test_a_look_at_the_data_names_the_users_line(name):
     assert said
 
 
+def test_a_parameter_of_another_rank_is_for_the_updater():
+    """Nothing is traced where a script calls a part of a divided model."""
+    with pytest.raises(GhostError, match=r'/l/W.*evaluate\(\) or predict'):
+        np.dot(np.ones(3, 'f'), ghost((3, 4), 'f', '/l/W'), out=np.ones(4))
+
+
 @pytest.mark.parametrize(('dtype', 'poison'), [
     ('f', np.nan), ('e', np.nan), ('i', np.iinfo('i').min), ('?', False)])
 def test_what_reads_it_all_the_same_finds_poison(dtype, poison):

@@ -123,12 +123,12 @@ for action in commands.choices['run']._actions:
     ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
-    ('{}', 'required: -n/--ranks'),
+    ('{}', '-n/--ranks is missing'),
     ('-n 2 --snapshot saved {}',
      'there is no option --snapshot; did you mean --snapshots?'),
     ('-n 2 --hostfle=hosts {}',
      'there is no option --hostfle=hosts; did you mean --hostfile?'),
-    ('-n 2 {}/broken.py', 'line 2\n    def f(:\n'),
+    ('-n 2 {}/broken.py', 'broken.py, line 2: SyntaxError'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
     prepare(tmp_path, [''])

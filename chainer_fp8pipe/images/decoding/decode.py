@@ -11,7 +11,7 @@ from ..jpeg.jpeg_index import JpegIndex, JpegPart
 from ..transforms import Crop
 from . import libturbojpeg, resizing
 from .header import USUAL_FRAMES, Header, check_pixels, read_header
-from .pillow import decode_with_pillow
+from .pillow import decode_with_pillow, pillow_files
 from .resizing import check_box, crop_and_resize, resize_part, shrink_for
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,9 @@ def create_decoder(name: str = 'auto',
     Raises:
         ValueError: There is no such decoder.
         RuntimeError: ``'turbojpeg'`` was asked for and is not there.
+        ImportError: Pillow is not installed.
     """
+    pillow_files()
     if name == 'auto':
         name = 'turbojpeg' if libturbojpeg.library() else 'pillow'
         _tell_what_is_missing()

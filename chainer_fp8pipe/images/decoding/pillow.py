@@ -1,25 +1,35 @@
 """Decodes any JPEG or PNG with Pillow."""
 from __future__ import annotations
 
+import functools
 import io
+from typing import Any
 
 import numpy
-
-try:
-    from PIL import Image
-    from PIL.JpegImagePlugin import JpegImageFile
-    from PIL.PngImagePlugin import PngImageFile
-except ImportError as error:
-    raise ImportError('images are decoded with Pillow: '
-                      "pip install 'chainer_fp8pipe[images]'") from error
 
 from ..bad_image import ImageError
 from ..transforms import Crop
 from .resizing import resize_part, shrink_for
 
-# These and not Image.open, which tries every format it knows and has a limit
-# of its own on the number of pixels.
-_FILES = {'JPEG': JpegImageFile, 'PNG': PngImageFile}
+
+@functools.cache
+def pillow_files() -> dict[str, Any]:
+    """Pillow's classes of files.
+
+    These and not Image.open, which tries every format it knows and has a
+    limit of its own on the number of pixels.
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
+    # Not with this module, which is imported before ranks know each other.
+    try:
+        from PIL.JpegImagePlugin import JpegImageFile
+        from PIL.PngImagePlugin import PngImageFile
+    except ImportError:
+        raise ImportError('images are decoded with Pillow: pip install '
+                          "'chainer_fp8pipe[images]'") from None
+    return {'JPEG': JpegImageFile, 'PNG': PngImageFile}
 
 
 def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
@@ -31,7 +41,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     left, top, width, height = plan.box
     shrink = shrink_for(plan) if kind == 'JPEG' else 1
     try:
-        image = _FILES[kind](io.BytesIO(data))
+        image = pillow_files()[kind](io.BytesIO(data))
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
         pixels = _rgb(image)
@@ -44,7 +54,7 @@ def decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     return resize_part(pixels, plan, shrink)
 
 
-def _rgb(image: Image.Image) -> numpy.ndarray:
+def _rgb(image: Any) -> numpy.ndarray:
     """(H, W, 3) uint8: grey tripled, ink as light, transparency ignored."""
     image.load()
     if image.mode.startswith('I'):

@@ -1,8 +1,13 @@
-"""An exception that nobody catches ends the job on all ranks."""
+"""An exception that nobody catches ends the job on all ranks.
+
+Where several ranks raise the same one at a time, one of them prints it.
+"""
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import itertools
 import os
 import stat
 import struct
@@ -11,6 +16,7 @@ import termios
 import time
 import traceback
 from types import TracebackType
+from typing import Any
 
 from mpi4py import MPI
 
@@ -21,6 +27,17 @@ _PATIENCE = 10.0
 # Seconds in which it passes on what it has read.  Hydra needs none, as it does
 # one after the other what a rank prints and what it asks for.
 _PASSING_ON = 0.1
+#: Seconds in which ranks that find the same fault say so.
+_TOGETHER = 0.5
+#: Of the messages about it: 32767 is the largest that every MPI knows.
+_TAG = 32759
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__)))) + os.sep
+#: What the user has not written.
+_LIBRARIES = 'chainer_fp8pipe', 'chainer', 'chainermn', 'numpy', 'mpi4py', 'os'
+#: What only hands on.
+_PASSING = (os.path.join(_PACKAGE, 'intercept', ''),
+            os.path.join(_PACKAGE, 'mpi', 'agreement.py'))
 
 
 def abort_on_exception() -> None:
@@ -36,14 +53,122 @@ def abort_on_exception() -> None:
 
 def _abort(kind: type[BaseException], error: BaseException,
            trace: TracebackType | None) -> None:
-    rank = f'rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}'
+    comm = MPI.COMM_WORLD
     interrupted = issubclass(kind, KeyboardInterrupt)
     if interrupted:         # on every rank; where each was does not matter
-        text = f'\n{rank} interrupted\n'
+        said, what = 'interrupted', ''
     else:
-        trace_text = ''.join(traceback.format_exception(kind, error, trace))
-        text = f'\n{rank} failed, ending all:\n{trace_text}'
+        said, what = 'failed, ending all:', shown(error)
+    alike = [comm.rank]
+    with contextlib.suppress(Exception):        # MPI may be what has failed
+        alike = _ranks_alike(
+            comm, f'{kind.__qualname__}: {"" if interrupted else error}',
+            has_cause=error.__cause__ is not None)
+    if comm.rank != alike[0]:
+        # That one prints, and ends all ranks; unless it does not.
+        say_that_all_end()
+        time.sleep(_PATIENCE)
+    text = f'\nrank {comm.rank} of {comm.size} {said}\n{what}'
+    if others := sorted(alike[1:]):
+        text += (f'{_in_words(others)}: interrupted, too\n' if interrupted
+                 else f'{_in_words(others)} raised the same\n')
     end_all_ranks(text, 130 if interrupted else 1)
+
+
+def shown(error: BaseException) -> str:
+    """What is printed of an exception: a traceback of the user's own code.
+
+    Without what has led to the script, or stands between it and Chainer; and
+    without any frames if they have been printed, or are another rank's,
+    which the exception's ``is_shown`` says.
+    """
+    said = traceback.TracebackException.from_exception(error)
+    if getattr(error, 'is_shown', False):
+        return ''.join(said.format_exception_only())
+    if (said.__cause__ is not None and str(error.__cause__) in str(error)
+            and of_the_user(error) is None):
+        said.__cause__ = None       # all ranks raise what a check has said
+    one: traceback.TracebackException | None = said
+    while one is not None:
+        one.stack = traceback.StackSummary.from_list(_of_the_user(one.stack))
+        one = one.__cause__ or (
+            None if one.__suppress_context__ else one.__context__)
+    return ''.join(said.format())
+
+
+def of_the_user(error: BaseException) -> BaseException | None:
+    """The exception of the user's own code that has led to another one.
+
+    None if a check of the package has raised it.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    files = _files(error)
+    libraries = tuple(
+        os.path.dirname(file) + os.sep for name in _LIBRARIES
+        if (file := getattr(sys.modules.get(name), '__file__', None)))
+    return error if files and not _is_ours(files[-1]) and any(
+        not file.startswith((*libraries, '<frozen', 'src/mpi4py'))
+        for file in files) else None
+
+
+def _files(error: BaseException) -> list[str]:
+    return [frame.f_code.co_filename
+            for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE)
+
+
+def _of_the_user(frames: list[traceback.FrameSummary]
+                 ) -> list[traceback.FrameSummary]:
+    rest = list(itertools.dropwhile(
+        lambda frame: (_is_ours(frame.filename)
+                       or 'runpy' in frame.filename), frames))
+    # Without any of the user's, the fault is in what led there.
+    hidden: Any = _PACKAGE
+    if not rest or _is_ours(rest[-1].filename):
+        hidden = _PASSING
+    return [frame for frame in rest or frames
+            if not frame.filename.startswith(hidden)]
+
+
+def _ranks_alike(comm: MPI.Comm, text: str, has_cause: bool) -> list[int]:
+    """The ranks that end with the same error now, first who is to print it.
+
+    Not a collective: others may wait for a message that nobody sends.
+    """
+    # Who knows the cause prints it.
+    mine = bytes([not has_cause]) + hashlib.blake2b(
+        text.encode(errors='replace'), digest_size=15).digest()
+    sent = [comm.Isend([mine, MPI.BYTE], rank, _TAG)
+            for rank in range(comm.size) if rank != comm.rank]
+    heard = {comm.rank: mine}
+    status = MPI.Status()
+    end = time.monotonic() + _TOGETHER
+    while len(heard) <= len(sent) and time.monotonic() < end:
+        if comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
+            said = bytearray(len(mine))
+            comm.Recv([said, MPI.BYTE], status.source, _TAG)
+            heard[status.source] = bytes(said)
+        else:
+            time.sleep(0.01)
+    return [rank for _, rank in sorted(
+        (said[0], rank) for rank, said in heard.items()
+        if said[1:] == mine[1:])]
+
+
+def _in_words(ranks: list[int]) -> str:
+    """``rank 3``, or ``ranks 1-3, 6``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ('ranks ' if ranks[1:] else 'rank ') + ', '.join(
+        f'{run[0]}-{run[-1]}' if run[1:] else str(run[0]) for run in runs)
 
 
 def end_all_ranks(text: str, code: int) -> None:

@@ -2,17 +2,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
+from ...command_line import count
 from ...planning.job.configuration import CODECS, USUAL_CODECS
-from ...planning.script_file import check_script
 from ...planning.sizes import parse_bytes
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import (
+    as_one_process,
+    check_on_all_ranks,
+    launch,
+)
 from .script_plan import Request, ScriptPlan
 
 _DESCRIPTION = """
@@ -46,11 +49,11 @@ def add_plan(commands: Any) -> None:
         '-o', '--output', metavar='FILE',
         help='save the plan there, as JSON, for "run --plan"')
     parser.add_argument(
-        '--memory', metavar='SIZE', type=_size, help='what a rank may use '
+        '--memory', metavar='SIZE', type=size, help='what a rank may use '
         "beyond the interpreter, such as 2GiB or '300 MB' (default: no "
         'limit)')
     parser.add_argument(
-        '--batch', metavar='N', type=_count, help='samples of an update, of '
+        '--batch', metavar='N', type=count, help='samples of an update, of '
         "all ranks together (default: the script's)")
     parser.add_argument(
         '--codecs', metavar='NAME,...', type=_codecs,
@@ -58,7 +61,7 @@ def add_plan(commands: Any) -> None:
         f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
-        '--ranks', metavar='N', type=_count, help='plan for N ranks, as if '
+        '--ranks', metavar='N', type=count, help='plan for N ranks, as if '
         'more were added in the same way (default: for these)')
     parser.add_argument(
         '--torus', metavar='RxC', type=_torus, help='rows and columns, if '
@@ -75,7 +78,7 @@ def add_plan(commands: Any) -> None:
 def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments; what it returns runs the script."""
     try:
-        check_script(options.script)
+        check_on_all_ranks(options.script)
     except ValueError as error:
         options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.
@@ -88,7 +91,7 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
 
     def run() -> None:
         # The script would say everything as often as there are ranks.
-        with only_rank_0_prints(contextlib.redirect_stdout):
+        with as_one_process():
             launch(options.script, options.arguments, 'plan', job.create, job)
     return run
 
@@ -108,7 +111,8 @@ def _unwritable(file: str | None) -> str:
     return ''
 
 
-def _size(text: str) -> str:
+def size(text: str) -> str:
+    """For ``type=``: bytes, as people write them."""
     try:
         parse_bytes(text)
     except ValueError as error:
@@ -125,15 +129,9 @@ def _codecs(text: str) -> tuple[str, ...]:
     return names
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'{text!r} is not 1 or more')
-    return int(text)
-
-
 def _torus(text: str) -> tuple[int, int]:
     rows, cross, columns = text.partition('x')
-    if not (cross and rows.isdigit() and columns.isdigit()
+    if not (cross and rows.isdecimal() and columns.isdecimal()
             and int(rows) * int(columns)):
         raise argparse.ArgumentTypeError(
             f'{text!r} is no torus, such as 3x4')

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from ...communicators import create_communicator
 from ...intercept.training_objects import Originals
 from ...planning.job.job_plan import JobPlan
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import as_one_process, launch
 from ...training.unmodified.refusal import Refusal
 from ...training.unmodified.replicas import ReplicaJob
 from ...training.unmodified.script_run import Options, PipelineJob
@@ -60,8 +60,10 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
               file=sys.stderr)
     with contextlib.ExitStack() as quiet:
         # A script without ChainerMN would say everything on each rank.
-        quiet.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
+        quiet.enter_context(as_one_process())
         job = PlannedScript(comm, plan, file, quiet.close)
+        if plan.choice.stages > 1:
+            quiet.enter_context(job.undrawn.building())
         launch(script, arguments, 'run', job.create, restartable(job))
 
 
@@ -90,6 +92,7 @@ class PlannedScript:
             choice.stages, choice.micro_batches,
             schedule=choice.schedule or '1f1b', cut=choice.cut),
             self._communicator, self._check)
+        self.undrawn = self._now.undrawn
 
     def __getattr__(self, name: str) -> Callable:
         """What the substitute of this kind of script does, when it is known.

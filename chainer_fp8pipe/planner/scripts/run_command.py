@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -11,15 +10,20 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ...command_line import count
 from ...communicators import create_communicator
 from ...communicators.factory import CHAINERMN
 from ...communicators.options import FAMILIES, make_options, parse_option
 from ...pipeline.schedules.schedule import SCHEDULES
-from ...planning.script_file import check_script
-from ...planning.sizes import parse_bytes
-from ...planning.trigger_intervals import parse_interval
+from ...planning.trigger_intervals import Interval, parse_interval
 from ...report.going_on import is_launched
-from ...training.unmodified.launch import launch, only_rank_0_prints
+from ...training.unmodified.launch import (
+    as_one_process,
+    check_on_all_ranks,
+    launch,
+)
+from ...training.unmodified.rank_aware import RankAware
+from .plan_command import size
 
 _DESCRIPTION = """
 Runs an unmodified ChainerMN script:
@@ -70,14 +74,14 @@ def add_run(commands: Any) -> None:
         '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],
         help=f'one of {", ".join([*FAMILIES, *CHAINERMN])}')
     run.add_argument(
-        '--pipeline', metavar='N', type=int,
+        '--pipeline', metavar='N', type=count,
         help='divide the model of a script without ChainerMN over N ranks')
     run.add_argument(
-        '--micro-batches', metavar='N', type=int,
+        '--micro-batches', metavar='N', type=count,
         help='into how many each pipeline cuts its batch (default: 4)')
     run.add_argument(
-        '--memory', metavar='SIZE', help='what a rank of the pipeline may '
-        "use, such as '2 GiB' (default: no limit)")
+        '--memory', metavar='SIZE', type=size, help='what a rank of the '
+        "pipeline may use, such as '2 GiB' (default: no limit)")
     run.add_argument(
         '--schedule', choices=SCHEDULES,
         help='in what order a pipeline works (default: 1f1b)')
@@ -86,8 +90,8 @@ def add_run(commands: Any) -> None:
         'snapshots of the whole job, in a directory, and go on from the '
         'newest one there')
     run.add_argument(
-        '--every', metavar='INTERVAL', help="between snapshots: 30s, 5m, 1h, "
-        "'100 iterations', '1 epoch' (default: 5m)")
+        '--every', metavar='INTERVAL', type=_interval, help='between '
+        "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     for name, field in _fields().items():
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))
@@ -104,7 +108,7 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        check_script(options.script)
+        check_on_all_ranks(options.script)
         restartable = _restartable(options)
         if options.plan is not None:
             from .planned_run import planned_run
@@ -118,13 +122,20 @@ def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
                              restartable)
 
 
+def _interval(text: str) -> Interval:
+    try:
+        return parse_interval(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
     """What adds snapshots to that which makes a script's objects."""
     if options.snapshots is None and options.every is not None:
         raise ValueError('--every is an option of --snapshots DIR')
     if options.snapshots is None and not is_launched():
         return lambda job: job
-    every = parse_interval(options.every or '5m')
+    every = options.every or parse_interval('5m')
     from ...training.unmodified.restarting import Restartable, check_writable
     if options.snapshots is not None:
         check_writable(MPI.COMM_WORLD, options.snapshots)
@@ -168,16 +179,13 @@ def _pipeline_options(options: argparse.Namespace) -> Any:
                 raise ValueError(f'--{name.replace("_", "-")} is an option '
                                  'of --pipeline N')
         return None
-    size, count = MPI.COMM_WORLD.size, options.micro_batches
-    if options.pipeline < 1 or size % options.pipeline:
+    ranks = MPI.COMM_WORLD.size
+    if ranks % options.pipeline:
         raise ValueError(
-            f'--pipeline {options.pipeline} does not divide the {size} ranks '
-            'that mpiexec has started')
-    if count is not None and count < 1:
-        raise ValueError(f'--micro-batches must be at least 1, not {count}')
-    parse_bytes(options.memory)
+            f'--pipeline {options.pipeline} does not divide the {ranks} '
+            f'{"ranks" if ranks > 1 else "rank"} that mpiexec has started')
     from ...training.unmodified.script_run import Options
-    return Options(options.pipeline, 4 if count is None else count,
+    return Options(options.pipeline, options.micro_batches or 4,
                    options.memory, options.schedule or '1f1b')
 
 
@@ -196,12 +204,13 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         return create_communicator(communicator, mpi_comm, **given)
 
     if pipeline is None:
-        launch(script, arguments, 'run', create, restartable(None))
+        launch(script, arguments, 'run', create, restartable(
+            RankAware(MPI.COMM_WORLD, script)))
         return
     from ...training.unmodified.script_run import PipelineJob
     job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
                       create_communicator(communicator or 'float32', comm,
                                           **given))
     # The script would say everything as often as there are ranks.
-    with only_rank_0_prints(contextlib.redirect_stdout):
+    with as_one_process(), job.undrawn.building():
         launch(script, arguments, 'run', create, restartable(job))

@@ -1,29 +1,30 @@
 """Plans the job of an unmodified script, which is then not run."""
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-import chainer
-import numpy
-from chainer.dataset import convert
 from chainermn.optimizers import (
     _DoubleBufferingOptimizer,
     _MultiNodeOptimizer,
 )
 from mpi4py import MPI
 
-from ...chains import nested
 from ...communicators import create_communicator
 from ...communicators.options import FAMILIES
 from ...intercept.training_objects import Originals
-from ...mpi.broadcast import broadcast_arrays
 from ...planning.job.configuration import USUAL_CODECS
 from ...training.unmodified.checks import check_loss
+from ...training.unmodified.copying import obstacle
 from ...training.unmodified.refusal import Refusal, refuse_together, refusing
 from ...training.unmodified.replicas import initialise
-from ...training.unmodified.script_run import check_updater
+from ...training.unmodified.script_run import (
+    OWN_LOOP,
+    check_updater,
+    first_batch,
+)
 from ..example import Example
 from ..planned_job import PlannedJob, plan
 
@@ -100,6 +101,12 @@ class ScriptPlan(Originals):
         else:
             self._end()
 
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        if not self._is_measuring:
+            raise Refusal(OWN_LOOP.format(_TITLE))
+        original(optimizer, *args, **kwargs)
+
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         if trainer.updater is not self._updater:
@@ -139,6 +146,7 @@ class ScriptPlan(Originals):
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
         self._is_measuring = True
+        refuse_together(comm, lambda: _check_copies(model))
         with refusing():
             return plan(model, share, comm, batch=batch,
                         memory=request.memory, optimizer=optimizer,
@@ -168,22 +176,13 @@ class ScriptPlan(Originals):
 
     def _example(self) -> Example:
         """The first rank's next batch, as the converter gives it."""
-        updater, comm = self._updater, self._comm
-
-        def read() -> tuple[Any, list[numpy.ndarray]] | None:
-            # On all ranks, as iterators may be each other's.
-            batch = updater.get_iterator('main').next()
-            if comm.rank:
-                return None
-            leaves, tree = nested.leaves(convert._call_converter(
-                updater.converter, batch, updater.input_device))
-            return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
-                          for leaf in leaves]
-        tree, host = refuse_together(comm, read) or (None, None)
-        tree, host = broadcast_arrays(comm, tree, host)
-        device = self._updater.input_device or chainer.get_device('@numpy')
-        return refuse_together(comm, lambda: Example(nested.rebuilt(
-            tree, [device.send(array) for array in host])))
+        updater = self._updater
+        # The iterator is asked on all ranks, as iterators may be each
+        # other's.
+        batch = first_batch(
+            self._comm, updater.get_iterator('main').next,
+            updater.converter, updater.input_device)
+        return refuse_together(self._comm, lambda: Example(batch))
 
     def _save(self, made: PlannedJob) -> None:
         if self._comm.rank == 0:
@@ -198,3 +197,14 @@ class ScriptPlan(Originals):
         if self._comm.rank == 0:
             print(f'chainer_fp8pipe plan: {text}', file=sys.stderr,
                   flush=True)
+
+
+def _check_copies(model: Any) -> None:
+    """Raises ValueError about a model that cannot be measured on copies."""
+    parameters = {id(one): one for one in model.params()}
+    if problem := obstacle(model, 'model', lambda value: copy.deepcopy(
+            value, dict(parameters))):
+        raise ValueError(
+            f'copies of the model are measured, and it has what cannot be '
+            f'copied: {problem}; have forward() open it, or keep it outside '
+            'of the model')

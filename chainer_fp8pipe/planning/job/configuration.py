@@ -7,6 +7,7 @@ from typing import Any
 
 from ...pipeline.schedules.schedule import make_schedule
 from ..partition.partition_plan import PartitionPlan, load_plan
+from ..sizes import counted
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
@@ -68,7 +69,7 @@ class Configuration:
             again = self.cut is not None and any(self.cut.recompute)
             parts.append(
                 f'{self.stages} stages x {self.replicas}, '
-                f'{self.micro_batches} micro-batches'
+                f'{counted(self.micro_batches, "micro-batch")}'
                 + f', {self.schedule}' * bool(self.cut)
                 + ', recomputing' * again)
         else:

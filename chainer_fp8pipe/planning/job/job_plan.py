@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..json_file import read_json
-from ..sizes import said_bytes
+from ..sizes import counted, said_bytes
 from .choices import Candidate, Choices, kinds
 from .configuration import ACCURACY, Configuration, configuration_of
 from .job_profile import JobProfile
@@ -129,7 +129,8 @@ class JobPlan:
     def __str__(self) -> str:
         lines = [
             f'{self.choice}',
-            f'a step of {self.batch} samples on {self.ranks} ranks is '
+            f'a step of {counted(self.batch, "sample")} on '
+            f'{counted(self.ranks, "rank")} is '
             f'predicted to take {_ms(self.seconds)} +- '
             f'{100 * self.spread:.0f} %:',
             *(f'  {name:<22}{_ms(seconds):>12}'

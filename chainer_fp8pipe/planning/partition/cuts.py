@@ -20,7 +20,7 @@ import numpy
 
 from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
 from ..schedules.simulator import Costs, Link, step_time
-from ..sizes import said_bytes
+from ..sizes import counted, said_bytes
 from .intervals import Intervals
 from .partition_plan import Predicted
 
@@ -351,10 +351,13 @@ def _why(intervals: Intervals, task: CutProblem) -> str:
     """The text of DoesNotFit: how many bytes are missing, and remedies."""
     assert task.memory is not None
     needed = least_memory(intervals, task)
-    said = (f'no cut into {task.stages} stages fits into '
+    said = (f'no cut into {counted(task.stages, "stage")} fits into '
             f'{said_bytes(task.memory)} per rank; the best needs '
             f'{said_bytes(needed, up=True)}, '
             f'{said_bytes(needed - task.memory, up=True)} more')
+    if task.memory <= task.overhead:
+        return (f'{said}. A rank takes {said_bytes(task.overhead)} for code '
+                'and buffers, whatever the model is; raise the limit')
     helps = []
     for name, other in _ways(task):
         least = least_memory(intervals, other)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..sizes import said_bytes
+from ..sizes import counted, said_bytes
 from .partition_plan import PartitionPlan
 
 Colour = tuple[float, float, float]
@@ -281,12 +281,13 @@ def _bracket(axes: Any, left: float, chunks: tuple[int, ...],
 
 def _title(plan: PartitionPlan, part: Any) -> str:
     predicted = plan.predicted
-    text = f'{plan.stages} stages'
+    text = counted(plan.stages, 'stage')
     if part is not None:
         text = f'{part.title}: {text}'
         if part.grid.replicas > 1:
             text += f' x {part.grid.replicas} replicas'
-    text += f', {plan.schedule} with {plan.micro_batches} micro-batches'
+    text += f', {plan.schedule} with '
+    text += counted(plan.micro_batches, 'micro-batch')
     slowest = max(predicted.busy, default=0.0)
     if slowest:
         mean = sum(predicted.busy) / len(predicted.busy)

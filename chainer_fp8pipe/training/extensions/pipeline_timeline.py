@@ -13,6 +13,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
+from ...planning.sizes import counted
 from ...report.events import Event, chrome_trace
 
 
@@ -83,8 +84,8 @@ class PipelineTimeline(extension.Extension):
 
     def _describe(self) -> str:
         schedule, grid = self._updater.schedule, self._updater.grid
-        parts = [schedule.name, f'{schedule.stages} stages',
-                 f'{schedule.micro_batches} micro-batches']
+        parts = [schedule.name, counted(schedule.stages, 'stage'),
+                 counted(schedule.micro_batches, 'micro-batch')]
         if schedule.chunks > 1:
             parts.insert(2, f'{schedule.chunks} chunks each')
         if grid.replicas > 1:

@@ -20,6 +20,8 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
+from ...planning.sizes import counted
+
 _ITERATORS = SerialIterator, MultiprocessIterator, MultithreadIterator
 
 
@@ -81,8 +83,10 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
     found = batch_size // (micro_batches * replicas)
     if not found:
         raise ValueError(
-            f'a batch of {batch_size} cannot be cut into {micro_batches} '
-            f'micro-batches for each of {replicas} replicas; lower '
+            f'a batch of {counted(batch_size, "sample")} cannot be cut into '
+            + counted(micro_batches, 'micro-batch')
+            + f' for each of {replicas} replicas' * (replicas > 1)
+            + '; lower '
             '--micro-batches (or make a plan for this batch size), or raise '
             'the batch size')
     return found

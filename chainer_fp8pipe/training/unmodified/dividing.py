@@ -13,6 +13,7 @@ import chainer
 from mpi4py import MPI
 
 from ..updaters.following_iterator import FollowingIterator, progress
+from .copying import obstacle
 
 
 class DividingIterator(chainer.dataset.Iterator):
@@ -31,25 +32,27 @@ class DividingIterator(chainer.dataset.Iterator):
         self._iterator, self._comm = iterator, comm
 
     def __next__(self) -> list:
-        parts: list[Any] = [[]] * self._comm.size
+        own: list = []
+        packed = [b''] * self._comm.size
         problem: BaseException | None = None
         try:
             batch = self._iterator.next()
             self.whole = len(batch)
             ends = [self.whole * replica // self._comm.size
                     for replica in range(self._comm.size + 1)]
-            parts = [batch[start:end] for start, end in pairwise(ends)]
+            own, *others = [batch[start:end] for start, end in pairwise(ends)]
+            packed = [b'', *map(_packed, others)]
         except BaseException as error:  # the replicas wait for their parts
             problem = error
         now = progress(self._iterator)
         said = (None if problem is None else
                 f'{type(problem).__name__}: {problem}')
         ended = isinstance(problem, StopIteration)
-        own = self._comm.scatter([(part, self.whole, now, said, ended)
-                                  for part in parts])
+        self._comm.scatter([(part, self.whole, now, said, ended)
+                            for part in packed])
         if problem is not None:
             raise problem
-        return own[0]
+        return own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -80,11 +83,27 @@ class ReceivingIterator(FollowingIterator):
         self._comm = comm
 
     def __next__(self) -> list:
-        samples, self.whole, now, problem, ended = self._comm.scatter(None)
+        packed, self.whole, now, problem, ended = self._comm.scatter(None)
         self.follow(now)
         if ended:
             raise StopIteration
         if problem is not None:
             raise RuntimeError(
                 f'the first replica could not read a batch ({problem})')
-        return samples
+        return MPI.pickle.loads(packed)
+
+
+def check_examples(examples: list) -> None:
+    """Raises ValueError about examples that cannot go to other replicas."""
+    _packed(examples)
+
+
+def _packed(examples: list) -> bytes:
+    try:
+        return MPI.pickle.dumps(examples)
+    except Exception:
+        raise ValueError(
+            'examples of the data set cannot be sent to the other replicas: '
+            + obstacle(examples, 'examples', MPI.pickle.dumps) + '; have the '
+            'data set return arrays, or start as many ranks as there are '
+            'stages') from None

@@ -39,9 +39,26 @@ def adapted(extension: Any, job: Any) -> Any:
         return None
     if isinstance(extension, _snapshot._Snapshot):
         return _whole(extension, job)
+    if job.divides and _evaluates_itself(type(extension)):
+        raise Refusal(
+            f'{type(extension).__name__}, an Evaluator, has an evaluate() of '
+            'its own, which would call a model of which each rank has a '
+            "part; have it call super().evaluate(), whose results are the "
+            "model's chainer.report(...), or evaluate the model that the "
+            'script saves in another script')
     if job.comm.rank:
         return _silent(extension)
     return extension
+
+
+def _evaluates_itself(kind: type) -> bool:
+    """Whether a kind of Evaluator does not ask Chainer's ``evaluate()``."""
+    if not issubclass(kind, extensions.Evaluator):
+        return False
+    function = next(vars(one)['evaluate'] for one in kind.__mro__
+                    if 'evaluate' in vars(one))
+    return (function is not vars(extensions.Evaluator)['evaluate']
+            and 'evaluate' not in function.__code__.co_names)
 
 
 def _silent(extension: Any) -> Any:
@@ -78,6 +95,9 @@ def _whole(extension: Any, job: Any) -> WholeSnapshot:
     if extension._snapshot_on_error:
         job.warn('snapshot_on_error=True is of no use where other ranks take '
                  'part: no snapshot is taken after an error')
+    if hasattr(extension.writer, '_savefun'):
+        # Of the script it may be the one that all ranks are to call.
+        extension.writer._savefun = getattr(savefun, '__wrapped__', savefun)
     extension.__class__ = WholeSnapshot
     extension.job = job
     extension.beside = SavingBeside(job.comm, _FAILURES, extension.older)

@@ -20,7 +20,8 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
 
     Rank 0 writes; the file of a model or optimizer has all parameters.
     """
-    if isinstance(obj, dict):       # of what has been gathered
+    if isinstance(obj, dict) and not _is_path(file):
+        # Maybe what has been gathered, on rank 0, in a writer's thread.
         original(file, obj, *args, **kwargs)
     elif isinstance(obj, chainer.training.Trainer):
         if original.__name__ != 'save_npz' or not _is_path(file):
@@ -34,8 +35,14 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
         on_rank_0(job, lambda arrays: original(file, arrays, *args,
                                                **kwargs), obj)
     else:       # the others may be about to read it
-        raise_together(job.comm, lambda: original(
-            file, obj, *args, **kwargs) if job.comm.rank == 0 else None)
+        def write() -> None:
+            arrays = obj
+            if original.__name__ == 'save_npz' and not isinstance(obj, dict):
+                # Before the file is opened, of which values may be read.
+                arrays = chainer.serializers.npz.serialize(obj)
+            original(file, arrays, *args, **kwargs)
+        raise_together(job.comm, lambda: write() if job.comm.rank == 0
+                       else None)
 
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
@@ -52,6 +59,10 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
             'a part of the model is loaded after the updater was made, when '
             'it is divided over ranks; load it before, or load the whole '
             'model')
+    elif (isinstance(obj, chainer.Link) and _is_path(file)
+          and original.__name__ == 'load_npz'):
+        with job.undrawn.loading(file, obj):
+            original(file, obj, *args, **kwargs)
     else:
         load_everywhere(job.comm, original, file, obj, *args, **kwargs)
 

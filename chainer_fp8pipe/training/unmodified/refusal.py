@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from ...mpi.failure.abort import end_all_ranks
+from ...mpi.failure.abort import end_all_ranks, of_the_user
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
@@ -51,25 +51,46 @@ def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
 
 
 def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
-    """Does ``action``; a ``ValueError`` on any rank is a refusal on all.
+    """Does ``action``; an error on any rank is a refusal on all.
 
-    The first rank's message counts.  Returns what ``action`` returned, which
-    must not communicate.
+    The first rank's message counts.  An error of the user's own code is
+    raised as it is, where it came up.  Returns what ``action`` returned,
+    which must not communicate.
     """
-    result, problem = None, ''
+    result, problem, reason = None, '', None
     try:
         result = action()
-    except ValueError as error:
-        problem = str(error)
+    except Exception as error:      # the ranks that wait must hear of it
+        reason = error
+        kind = '' if isinstance(error, ValueError) else (
+            f'{type(error).__name__}: ')
+        problem = f'{kind}{error}'
     if problems := list(filter(None, comm.allgather(problem))):
-        raise Refusal(problems[0])
+        if reason is not None and of_the_user(reason):
+            raise reason
+        raise Refusal(problems[0]) from reason
     return result
 
 
 @contextlib.contextmanager
 def refusing() -> Any:
-    """An error inside, which is the same on all ranks, is a refusal."""
+    """An error inside, which is the same on all ranks, is a refusal.
+
+    One of the user's own code stays what it is, with its traceback.
+    """
     try:
         yield
     except (ValueError, RuntimeError) as error:
+        if own := of_the_user(error):
+            raise own from None
         raise Refusal(' '.join(str(error).split())) from error
+
+
+def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs a Trainer, which would print an exception before it raises it.
+
+    So would every rank; where nobody catches it, it is printed at the end.
+    """
+    if not args:
+        kwargs.setdefault('show_loop_exception_msg', False)
+    run(trainer, *args, **kwargs)

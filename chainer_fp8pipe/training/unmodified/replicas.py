@@ -25,6 +25,7 @@ class ReplicaJob(PipelineJob):
     """
 
     title = 'a replica'
+    divides = False
 
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from ...planning.trigger_intervals import Interval
 from ...report.going_on import LauncherLine, is_launched
 from ..extensions.snapshot import Snapshot, find_snapshots, resume
 from .extensions import Followed
+from .refusal import Refusal
 
 _RETAIN = 2
 _EVERY = Interval(300.0, 'second')
@@ -53,6 +54,7 @@ class Restartable(Originals):
                      'make_evaluator', 'evaluate', 'save', 'load'):
             setattr(self, name, getattr(inner, name))
         self._run_trainer = inner.run_trainer
+        self._update_optimizer = inner.update_optimizer
 
     def finish(self) -> None:
         """The script has ended; says if there is no snapshot of it."""
@@ -67,6 +69,20 @@ class Restartable(Originals):
                 self._directory_of(self._trainers)):
             self._say(f'the training has ended before its first snapshot was '
                       f'due; there is none in {self._directory} (--every)')
+
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        """Refuses a training of which no snapshot would be taken."""
+        self._update_optimizer(functools.partial(self._update, original),
+                               optimizer, *args, **kwargs)
+
+    def _update(self, original: Callable, *args: Any, **kwargs: Any) -> None:
+        if self._directory is not None and not self._trainers:
+            raise Refusal(
+                'the script trains without a chainer.training.Trainer, so '
+                '--snapshots would keep nothing; leave it out, or train by a '
+                'Trainer')
+        original(*args, **kwargs)
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:

@@ -14,17 +14,28 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from ...chains import nested
+from ...chains.ghost import GhostError
 from ...chains.partition import partition
 from ...intercept.training_objects import Originals
+from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition.partition_plan import PartitionPlan
 from ..updaters.pipeline_updater import PipelineUpdater
 from ..updaters.replica_updater import ReplicaUpdater
 from . import checks, files
-from .dividing import DividingIterator, ReceivingIterator
+from .copying import obstacle
+from .dividing import DividingIterator, ReceivingIterator, check_examples
 from .extensions import adapted, follow_rank_0
-from .refusal import Refusal, refuse_together, refusing
+from .refusal import Refusal, quietly, refuse_together, refusing
+from .undrawn import Undrawn
+
+#: About a script that trains before it has made its updater.
+OWN_LOOP = (
+    'the script updates its optimizer in a loop of its own; {} needs a '
+    'chainer.training.StandardUpdater: make one of the iterator and the '
+    'optimizer, and call its update() in the loop, or give it to a Trainer')
 
 
 class Options(NamedTuple):
@@ -61,6 +72,8 @@ class PipelineJob(Originals):
 
     #: What messages say that the script becomes.
     title = 'a pipeline'
+    #: Whether ranks have parts of the model.
+    divides = True
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any],
@@ -71,6 +84,7 @@ class PipelineJob(Originals):
         self._check_model = check_model
         # None until the script has made an updater:
         self.updater: Any = None
+        self.undrawn = Undrawn(lambda: self.updater is None)
         self.grid: Any = None
 
     @property
@@ -100,6 +114,12 @@ class PipelineJob(Originals):
         del given['self']
         self._build(updater, given)
 
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        if self.updater is None:
+            raise Refusal(OWN_LOOP.format(self.title))
+        original(optimizer, *args, **kwargs)
+
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
                      **kwargs: Any) -> None:
         updater = args[0] if args else kwargs.get('updater')
@@ -119,7 +139,12 @@ class PipelineJob(Originals):
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         follow_rank_0(trainer, self.comm)
-        original(trainer, *args, **kwargs)
+        try:
+            quietly(original, trainer, *args, **kwargs)
+        except GhostError as error:
+            if getattr(error, 'is_shown', False):       # of an update
+                raise
+            raise Refusal(f'outside of an update, {error}') from error
 
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:
@@ -155,6 +180,9 @@ class PipelineJob(Originals):
         device, input_device = self._devices(given, model)
         self.grid = ProcessGrid(comm, pipeline=options.pipeline)
         self._check_model(model)
+        if held := self.undrawn.held(model):
+            self.warn(held)
+        self.undrawn.draw_others(model)
         with refusing():
             partition(
                 model, self._example(iterator, samples, given['converter'],
@@ -219,14 +247,12 @@ class PipelineJob(Originals):
         def read() -> list | None:
             if self.comm.rank:
                 return None
-            state = random.getstate()
-            with preserved():       # a data set may draw from the generators
-                found = [iterator.dataset[place] for place in range(
-                    min(samples, len(iterator.dataset)))]
-            random.setstate(state)
+            found = [iterator.dataset[place] for place in range(
+                min(samples, len(iterator.dataset)))]
+            if self.comm.size > self._options.pipeline:
+                check_examples(found)
             return found
-        examples = self.comm.bcast(refuse_together(self.comm, read))
-        return convert._call_converter(converter, examples, device)
+        return first_batch(self.comm, read, converter, device)
 
     def _divided(self, iterator: Any) -> Any:
         if self.grid.stage_index:
@@ -252,6 +278,42 @@ class PipelineJob(Originals):
                     'pipeline evaluates the model that it trains')
             return self.updater.evaluate(*args, **kwargs)
         return evaluate
+
+
+def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
+                device: Any) -> Any:
+    """Rank 0's examples as its converter gives them, on all ranks.
+
+    The examples themselves may be what cannot be sent, such as open files.
+    The random numbers that a data set or a converter draws are drawn again
+    later.
+
+    Args:
+        comm: All ranks.
+        read: Gives rank 0 the examples; called on all ranks.
+        converter: Of the updater.
+        device: Of the inputs; None: the arrays are NumPy's.
+    """
+    def convert_on_rank_0() -> tuple[Any, list[numpy.ndarray]] | None:
+        state = random.getstate()
+        with preserved():
+            examples = read()
+            batch = None if comm.rank else convert._call_converter(
+                converter, examples, device)
+        random.setstate(state)
+        if comm.rank:
+            return None
+        leaves, tree = nested.leaves(batch)
+        if problem := obstacle(tree, 'batch', MPI.pickle.dumps):
+            raise ValueError('what the converter returns is not made of '
+                             f'arrays: {problem}')
+        return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
+                      for leaf in leaves]
+    tree, host = refuse_together(comm, convert_on_rank_0) or (None, None)
+    tree, host = broadcast_arrays(comm, tree, host)
+    to = chainer.get_device('@numpy' if device is None else device)
+    return refuse_together(comm, lambda: nested.rebuilt(
+        tree, [to.send(array) for array in host]))
 
 
 def check_updater(updater: Any, before: Any, title: str) -> None:

@@ -9,9 +9,9 @@ another one but through channels, groups of batch normalisation, or
 """
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from ...channel.channel import RemoteError
 from ...mpi.agreement import Signature, agree
-from ...mpi.failure.abort import wait_until_read
+from ...mpi.failure.abort import shown, wait_until_read
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
 from ...pipeline.block import Arrays
@@ -292,10 +292,14 @@ def show_traceback(comm: MPI.Comm) -> None:
     The other ranks fail as soon as they hear of it.
     """
     if comm.size > 1:
+        error = sys.exc_info()[1]
+        assert error is not None
         sys.stdout.flush()
         sys.stderr.write(f'\nrank {comm.rank} of {comm.size} failed:\n'
-                         f'{traceback.format_exc()}')
+                         f'{shown(error)}')
         sys.stderr.flush()
+        with contextlib.suppress(AttributeError):
+            error.is_shown = True       # type: ignore[attr-defined]
         wait_until_read()
         # On its way from one node, what another prints may still overtake.
         time.sleep(0.2)

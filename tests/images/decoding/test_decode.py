@@ -311,6 +311,7 @@ def test_without_pillow_the_remedy_is_named():
         [sys.executable, '-c',
          'import sys\n'
          'sys.modules["PIL"] = None\n'
-         'import chainer_fp8pipe.images.decoding.decode'],
+         'from chainer_fp8pipe.images.decoding import decode\n'
+         'decode.create_decoder()'],
         capture_output=True, text=True)
     assert "pip install 'chainer_fp8pipe[images]'" in found.stderr

@@ -4,7 +4,12 @@ import subprocess
 import sys
 import time
 
+from chainer_fp8pipe.mpi.agreement import raise_together
+from chainer_fp8pipe.mpi.failure import abort
+from chainer_fp8pipe.planning.sizes import parse_bytes
+
 import pytest
+from mpi4py import MPI
 
 from tests.ranks import end_with_parent, environment, run_script
 
@@ -34,6 +39,67 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback(script):
     assert 'rank 1 of 3 failed' in done.stderr
     assert 'ValueError: so it goes' in done.stderr
     assert 'line 6' in done.stderr
+
+
+def test_ranks_that_raise_the_same_are_counted(tmp_path):
+    path = tmp_path / 'script.py'
+    path.write_text(
+        'import chainer_fp8pipe\n'
+        "comm = chainer_fp8pipe.create_communicator('fp8')\n"
+        "raise ValueError('so it goes' if comm.rank < 3 else 'otherwise')\n")
+    done = run_script(4, path)
+    assert done.returncode != 0
+    assert done.stderr.count('ValueError: so it goes') <= 1
+    assert done.stderr.count('Traceback') <= 2
+    if 'rank 0 of 4 failed' in done.stderr:     # not if rank 3 was first
+        assert 'ranks 1-2 raised the same' in done.stderr
+
+
+def test_numbers_in_a_row_are_said_as_one():
+    assert [abort._in_words(ranks) for ranks in (
+        [3], [1, 2, 3], [0, 2, 3, 7])] == [
+            'rank 3', 'ranks 1-3', 'ranks 0, 2-3, 7']
+
+
+def of_a_check():
+    """What a check of the package raises about the user's arguments."""
+    try:
+        parse_bytes('much')
+    except ValueError as error:
+        return error
+
+
+def of_the_users_own_code():
+    """What a script's class raises that the package has called."""
+    try:
+        raise_together(MPI.COMM_SELF, lambda: int('x'))
+    except RuntimeError as error:
+        return error
+
+
+def test_an_error_of_the_users_own_is_told_from_a_check():
+    assert abort.of_the_user(of_a_check()) is None
+    found = abort.of_the_user(of_the_users_own_code())
+    assert type(found) is ValueError
+
+
+def test_what_leads_to_the_users_code_is_not_shown():
+    said = abort.shown(of_the_users_own_code())
+    assert said.count('Traceback') == 2
+    assert 'agreement.py' not in said
+    assert "int('x')" in said
+    with pytest.raises(RuntimeError) as raised:     # of the package's own
+        raise_together(MPI.COMM_SELF, lambda: parse_bytes('much'))
+    said = abort.shown(raised.value)
+    assert said.count('Traceback') == 1
+    assert said.endswith("write it as in 300 MB or 2 GiB\n")
+
+
+def test_what_has_been_shown_is_a_line():
+    error = of_a_check()
+    error.is_shown = True
+    assert abort.shown(error) == (
+        "ValueError: 'much' is no size; write it as in 300 MB or 2 GiB\n")
 
 
 def test_nothing_ends_before_the_launcher_has_read_why():

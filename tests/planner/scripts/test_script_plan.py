@@ -44,6 +44,10 @@ REFUSED = [
      '    def forward(self, x, t): return self.predictor(x)\n'
      'optimizer.setup(Net(model.predictor))\ntrain()',
      'must return its loss'),
+    ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
+     'os.mkdir("went on")', 'in a loop of its own; a plan needs'),
+    ('model.log = open(os.devnull)\ntrain()',
+     'model.log (TextIOWrapper): cannot pickle'),
 ]
 
 

@@ -147,18 +147,20 @@ def test_chainers_own_snapshot_is_not_loaded_over_the_newer_one(tmp_path):
     assert ends(again)[0][1] == '13'
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (['--every', '5m'], '--every is an option of --snapshots'),
-    (['--snapshots', 's', '--every', 'often'], "'often' is no interval"),
-])
-def test_a_wrong_interval_is_explained(tmp_path, options, message):
-    (tmp_path / 'x.py').touch()
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', *options,
-                      tmp_path / 'x.py')
+def test_a_loop_without_trainer_is_refused_before_its_first_update(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('''
+import chainer, numpy
+model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+optimizer = chainer.optimizers.SGD().setup(model)
+optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
+print('an update')
+''')
+    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                      'saved', script, cwd=tmp_path)
     assert done.returncode == 2
-    assert message in done.stderr
-
-
+    assert 'an update' not in done.stdout
+    assert '--snapshots would keep nothing' in done.stderr
 def test_a_script_that_changes_its_directory_finds_its_snapshots_again(
         tmp_path):
     """As scripts under Hydra do, into a new one at each start."""

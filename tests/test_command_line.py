@@ -1,0 +1,115 @@
+"""Wrong arguments of every command: a line, a hint, and the exit code 2."""
+import subprocess
+import sys
+
+from chainer_fp8pipe import __version__
+from chainer_fp8pipe.__main__ import main
+
+import pytest
+
+from tests.ranks import environment
+
+WRONG = [
+    ('', 'a command is missing', 'run'),
+    ('rum x.py', "no command 'rum'; did you mean run?"),
+    ('--verson', 'there is no option --verson'),
+    ('run', 'SCRIPT is missing'),
+    ('run nothing.py', 'there is no script nothing.py'),
+    ('run okk.py', 'there is no script okk.py; did you mean ok.py?'),
+    ('run nowhere/ok.py', 'there is no folder nowhere'),
+    ('run folder', 'folder is a folder, and no script'),
+    ('run bad.py', 'bad.py, line 2: SyntaxError', 'print(1'),
+    ('run nul.py', 'nul.py', 'null bytes'),
+    ('run --snapshot saved ok.py', '--snapshot; did you mean --snapshots?'),
+    ('run --snap saved ok.py', 'there is no option --snap'),
+    ('run --comunicator=fp8 ok.py', 'did you mean --communicator?'),
+    ('run -n 4 ok.py', 'there is no option -n'),
+    ('run --snapshots', '--snapshots: expected one argument'),
+    ('run --snapshots ok.py ok.py', '--snapshots ok.py: Not a directory'),
+    ('run --snapshots saved --every 5 ok.py', "--every: '5' is no interval"),
+    ('run --every 5m ok.py', '--every is an option of --snapshots'),
+    ('run --communicator fp8 --period x ok.py', 'period must be of type int'),
+    ('run --warmup=-1 ok.py', 'warmup must be at least 0, not -1'),
+    ('run --communicator naive --warmup 3 ok.py', "no option 'warmup'"),
+    ('run --memory 1GB ok.py', '--memory is an option of --pipeline'),
+    ('run --pipeline 1 --micro-batches 0 ok.py', "'0' is not 1 or more"),
+    ('run --pipeline 1 --schedule x ok.py', "invalid choice: 'x'"),
+    ('run --communicator fp9 ok.py', "invalid choice: 'fp9' (choose from"),
+    ('run --communicator fp8 --period -1 ok.py', 'period must be at least 1'),
+    ('run --pipeline ok.py', "--pipeline: 'ok.py' is not 1 or more"),
+    ('run --pipeline -1 ok.py', "--pipeline: '-1' is not 1 or more"),
+    ('run --pipeline 2 ok.py', 'does not divide the 1 rank that'),
+    *((f'run --pipeline 1 --memory {size} ok.py',
+       f"--memory: '{size}' is no size; write it as in 300 MB")
+      for size in ('inf', 'nan', '0', '-3MB', 'much')),
+    ('plan', 'SCRIPT is missing'),
+    ('plan --codecs float32,fp9 ok.py', "'fp9' is none of float32, "),
+    ('plan -o /nowhere/plan.json ok.py', '-o: there is no folder /nowhere'),
+    ('plan --out x ok.py', 'did you mean --output?'),
+    ('plan bad.py', 'bad.py, line 2: SyntaxError'),
+    ('plan --batch ² ok.py', "--batch: '²' is not 1 or more"),
+    ('plan --ranks -2 ok.py', "--ranks: '-2' is not 1 or more"),
+    ('plan --torus ²x3 ok.py', "--torus: '²x3' is no torus"),
+    ('plan --seconds inf ok.py', "--seconds: 'inf' is no number"),
+    ('plan --memory -1 ok.py', "--memory: '-1' is no size"),
+    ('bench', 'WHAT is missing'),
+    ('bench allreduce --sizes inf', "'inf' is no number of elements"),
+    ('bench allreduce --repeats ²', "--repeats: '²' is not 1 or more"),
+    ('bench allreduce --algorithm ring', 'did you mean --algorithms?'),
+    ('bench allreduce surplus', "'surplus' is one argument too many"),
+    ('report', 'FOLDER is missing'),
+    ('report --ouput x folder', 'did you mean --output?'),
+    ('report folder', "'folder' has neither a record"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'ok.py').write_text('print("ran")')
+    (tmp_path / 'bad.py').write_text('x = "\\d"\nprint(1')
+    (tmp_path / 'nul.py').write_bytes(b'a = 1\0')
+    (tmp_path / 'folder').mkdir()
+
+
+@pytest.mark.parametrize(('line', *'ab'), [
+    (line, first, ''.join(more)) for line, first, *more in WRONG],
+    ids=[line for line, *_ in WRONG])
+def test_a_wrong_line_is_refused_in_one_with_a_hint(
+        folder, capsys, line, a, b):
+    with pytest.raises(SystemExit) as refused:
+        main(line.split())
+    said, printed = capsys.readouterr().err, capsys.readouterr().out
+    assert refused.value.code == 2
+    assert not printed
+    first, hint = said.splitlines()
+    assert first.startswith('python -m chainer_fp8pipe')
+    assert a in first
+    assert b in said
+    assert hint.endswith('--help)')
+
+
+def test_an_option_of_the_script_is_the_scripts(folder, capsys):
+    with pytest.raises(SystemExit):
+        main(['run', '--pipeline', '2', 'ok.py', '--snapshot', 'x'])
+    assert '--snapshot' not in capsys.readouterr().err
+
+
+def test_the_version_is_said(capsys):
+    main(['--version'])
+    assert capsys.readouterr().out == f'chainer_fp8pipe {__version__}\n'
+
+
+def test_a_report_without_bokeh_says_how_to_install_it(tmp_path):
+    (tmp_path / 'log').write_text(
+        '[{"epoch": 1, "iteration": 1, "elapsed_time": 1, "main/loss": 1}]')
+    done = subprocess.run([sys.executable, '-c', '''
+import sys
+sys.modules['bokeh'] = None
+from chainer_fp8pipe.__main__ import main
+main(['report', sys.argv[1]])
+''', tmp_path], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert 'install' in done.stderr
+    assert 'chainer_fp8pipe[report]' in done.stderr
+    assert len(done.stderr.splitlines()) == 2
