@@ -88,7 +88,7 @@ def test_a_log_alone_is_enough(tmp_path, pages, capsys):
 
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['absent'], "'absent' is not a folder"), (['.'], 'has neither a record'),
-    ([], 'required: FOLDER'), (['a', 'b/../a'], 'a folder is given twice')])
+    ([], 'FOLDER is missing'), (['a', 'b/../a'], 'a folder is given twice')])
 def test_wrong_arguments_are_errors_with_code_2(
         tmp_path, monkeypatch, pages, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)

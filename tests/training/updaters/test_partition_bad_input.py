@@ -220,8 +220,8 @@ def test_after_a_cut_an_error_ends_all_ranks(comm):
 
 @on_ranks(2)
 def test_a_model_that_does_not_fit_is_an_error_on_all_ranks(comm):
-    refused(comm, r'no cut into 2 stages fits into 1 kB per rank.*What would '
-            'help', DoesNotFit, memory='1 kB')
+    refused(comm, r'no cut into 2 stages fits into 1 kB per rank.*A rank '
+            'takes 16 MB for code and buffers', DoesNotFit, memory='1 kB')
 
 
 @on_ranks(3)
