@@ -22,9 +22,9 @@ MICRO_BATCHES = 4
 MODULES = 12
 #: Of one update of a communicator, but for services, which see no gradient.
 MODULES_OF_GRADIENT = 9
-SERVICES = {'exchange/drift.py', 'mpi/agreement.py',
+SERVICES = {'exchange/lockstep.py', 'mpi/agreement.py',
             'mpi/failure/update_count.py', 'mpi/failure/waits.py',
-            'mpi/waiting.py', 'report/stream.py'}
+            'mpi/forever.py', 'mpi/waiting.py', 'report/stream.py'}
 #: Have only the batch as a whole pass, once for each step.
 MODULES_OF_BATCH = 4
 

@@ -96,7 +96,7 @@ def test_every_rank_raises_where_one_fails(comm, overlap, place):
                            ) as raised:
             updates()
         text = f'{type(raised.value).__name__}: {raised.value}'
-        assert 'here' in text
+        assert 'here' in text, text
         assert 'ZeroDivisionError' in text
         assert 'rank 1' in text or comm.rank == 1
         # Also who has been in the middle of something goes on no more.
