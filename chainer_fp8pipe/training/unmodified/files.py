@@ -62,7 +62,7 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     elif (isinstance(obj, chainer.Link) and _is_path(file)
           and original.__name__ == 'load_npz'):
         with job.undrawn.loading(file, obj):
-            original(file, obj, *args, **kwargs)
+            load_everywhere(job.comm, original, file, obj, *args, **kwargs)
     else:
         load_everywhere(job.comm, original, file, obj, *args, **kwargs)
 
