@@ -198,7 +198,7 @@ class OverlappedReducer(Reducer):
             found = numpy.array([sender.update.begun,
                                  failed or bool(sender.failure),
                                  number, -number], numpy.int64)
-            scale = numpy.array(sender.update.factor)
+            scale = numpy.array(sender.update.factor, numpy.float64)
             self._lockstep.allreduce(found, MPI.MAX)
             self._lockstep.allreduce(scale, MPI.MAX)
             sent, any_failed, largest, smallest = found.tolist()

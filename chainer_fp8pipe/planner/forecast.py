@@ -16,7 +16,7 @@ from ..mpi.agreement import raise_together
 from ..mpi.processors import core_numbers
 from ..planning.cores import Cores
 from ..planning.job.configuration import (
-    ACCURACY,
+    CODECS,
     USUAL_CODECS,
     Configuration,
 )
@@ -114,7 +114,7 @@ class Forecast:
         configuration = _configuration(name, {}, self.hosts)
         if configuration is None:
             raise ValueError(f'communicator {name!r} is not predicted; these '
-                             f'are: {", ".join(ACCURACY)}')
+                             f'are: {", ".join(CODECS)}')
         each = Parameter((elements // tensors,), numpy.dtype('float32'))
         return self._predicted(configuration, parameters={
             str(number): each for number in range(tensors)}).parts['exchange']
@@ -182,7 +182,7 @@ def _apart(profile: JobProfile, hosts: int, rate: float, latency: float
 def _configuration(name: str, given: dict[str, Any], replicas: int
                    ) -> Configuration | None:
     """A communicator as plans have it; None: they do not."""
-    if name not in ACCURACY:
+    if name not in CODECS:
         return None
     options: ExchangeOptions = make_options(name, given)
     if options.algorithm not in _ALGORITHMS or set(given) - {

@@ -11,7 +11,7 @@ from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.block_formats import FORMATS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio
-from chainer_fp8pipe.codecs.block_scaled import RelayedBlocks
+from chainer_fp8pipe.codecs.relay import RelayedBlocks
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy

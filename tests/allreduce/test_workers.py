@@ -67,7 +67,7 @@ def test_what_threads_find_is_counted_once(comm):
             set_gradients(model, comm.rank, step)
             communicator.multi_node_mean_grad(model)
         found.append([(report.clipped, report.encoded) for report
-                      in communicator.report().values()])
+                      in communicator.report(model).values()])
         communicator.finalize()
     assert found[0] == found[1]
     assert sum(clipped for clipped, _ in found[0]) > 0

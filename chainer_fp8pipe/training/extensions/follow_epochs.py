@@ -39,7 +39,7 @@ class FollowEpochs(extension.Extension):
             schedule = _schedule(optimizer)
             if schedule is None:
                 continue
-            epoch = numpy.array([trainer.updater.epoch_detail])
+            epoch = numpy.array([trainer.updater.epoch_detail], float)
             communicator = getattr(optimizer, 'communicator', None)
             if communicator is not None and communicator.size > 1:
                 communicator.mpi_comm.Bcast(epoch)

@@ -253,7 +253,8 @@ class Together:
         So a rank that has failed can take the place of whatever the others
         do next, and tell them.
         """
-        numbers = numpy.array([failed, number])
+        # The type is given: no parameters have the norm 0, an integer.
+        numbers = numpy.array([failed, number], numpy.float64)
         # MPI's own wait would keep the core from other ranks.
         wait_until(scope.Iallreduce(MPI.IN_PLACE, numbers).Test)
         self._told = numbers[0] > 0

@@ -8,7 +8,7 @@ from chainer_fp8pipe.report.page.packed_events import PackedEvents
 import numpy
 import pytest
 
-KINDS = ('<f8', '<u4', '<u4', '<i4', '<i4', '<i4', '<u2', 'u1')
+KINDS = ('<f8', '<u4', '<u4', '<i4', '<i4', '<i4', '<u2', '<u2')
 NAMES = ('bytes', 'start', 'length', 'text', 'micro_batch', 'chunk', 'row',
          'look')
 

@@ -191,6 +191,41 @@ class Twice(chainer.Chain):
         return F.mean(self.a(F.tanh(self.b(F.tanh(self.a(x))))) ** 2)
 
 
+@on_ranks(3)
+def test_a_stage_without_parameters_clips_as_all_do(comm):
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Linear(4, 4, initialW=np.eye(4) / 2)
+                self.b = L.Linear(4, 4, initialW=np.eye(4) / 3)
+
+        def forward(self, x):
+            return F.sum(self.b(F.tanh(self.a(x))) ** 2)
+    # The tanh alone is on the second rank.
+    plan = {**plan_of([['/a/W', '/a/b'], ['/b/W', '/b/b']], '/a/W', '/b/W'),
+            'stages': 3}
+    plan['cuts'][0]['calls_later'] = 1
+    x = np.random.RandomState(0).rand(4, 4).astype('f')
+    serial = Net()
+    reference = chainer.optimizers.SGD(0.1).setup(serial)
+    model = partition(Net(), x[:2], comm, micro_batches=2, plan=plan)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    assert len([*model.params()]) == (0 if comm.rank == 1 else 2)
+    for one in reference, optimizer:
+        one.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
+    updater = PipelineUpdater(chainer.iterators.SerialIterator(
+        x, 4, shuffle=False), optimizer, comm)
+    for _ in range(3):
+        updater.update()
+        # The pipeline's loss is the mean of those of its micro-batches.
+        reference.update(lambda: (serial(x[:2]) + serial(x[2:])) / 2)
+    expected = dict(serial.namedparams())
+    for name, parameter in model.namedparams():
+        np.testing.assert_allclose(
+            parameter.array, expected[name].array, rtol=1e-5)
+
+
 @pytest.mark.parametrize('owner', ['optimizer', 'update rules'])
 @on_ranks(2)
 def test_tied_copies_get_the_same_noise(comm, owner):
