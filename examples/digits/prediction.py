@@ -1,6 +1,6 @@
 """What an update would take if each rank had a host of its own."""
 from chainer_fp8pipe.planner.forecast import Forecast
-from chainer_fp8pipe.planning.job.configuration import ACCURACY
+from chainer_fp8pipe.planning.job.configuration import CODECS
 
 # Elements and parameters of ResNet-50.
 _LARGE = 25_500_000, 161
@@ -28,7 +28,7 @@ def predict(comm, communicators, model, batch, optimizer, gbit):
         print(f'Measuring the model and the codecs (some 5 s), to predict '
               f'updates on {comm.size} hosts with {gbit:g} Gbit/s', flush=True)
     codecs = {'float32', 'fp8'} | {
-        name for name, _ in communicators.values()} & set(ACCURACY)
+        name for name, _ in communicators.values()} & set(CODECS)
     forecast = Forecast(comm, model, batch, rate=gbit * 1e9 / 8 * _USED,
                         optimizer=optimizer, codecs=sorted(codecs))
     steps = {run: forecast.step(name, **options)

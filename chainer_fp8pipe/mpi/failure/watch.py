@@ -335,10 +335,11 @@ def _has_intercomm(frames: list[FrameType]) -> bool:
         gc.get_referents(*objects[start:start + _PART])
         for start in range(0, len(objects), _PART))]
     # Python's collector does not know dictionaries of simple objects.
-    return any(_is_intercomm(one) or isinstance(one, dict) and (
+    return any(_is_intercomm(one) or type(one) is dict and (
         not gc.is_tracked(one)) and any(map(_is_intercomm, one.values()))
         for part in parts for one in part)
 
 
-def _is_intercomm(one: object) -> bool:
-    return isinstance(one, MPI.Intercomm) and one != MPI.COMM_NULL
+def _is_intercomm(one: Any) -> bool:
+    # By its class alone: to ask a dead proxy raises.
+    return issubclass(type(one), MPI.Intercomm) and one != MPI.COMM_NULL

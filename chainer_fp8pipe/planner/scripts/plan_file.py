@@ -122,7 +122,10 @@ def check_choice(plan: JobPlan) -> None:
             raise ValueError(f'choice.options has {name!r}, which is '
                              f'choice.{name}')
     try:
-        make_options(choice.codec, choice.communicator_options())
+        if choice.codec != 'naive':
+            make_options(choice.codec, choice.communicator_options())
+        elif choice.options or choice.overlap:
+            raise ValueError("ChainerMN's naive has none")
     except ValueError as error:
         raise ValueError('choice.algorithm, overlap and options: '
                          f'{error}') from None

@@ -1,9 +1,11 @@
 """Where a rank is, and whether it waits, from its stack."""
 import faulthandler
 import itertools
+import sys
 import tempfile
 import threading
 import time
+import weakref
 
 from chainer_fp8pipe.mpi.failure import stack, watch
 from chainer_fp8pipe.mpi.failure.stack import Frame
@@ -132,6 +134,16 @@ def test_a_rank_that_has_an_intercommunicator_may_wait_for_others(comm):
     kept['attribute'].Free()
     assert not reports_in_mpi(wait)['outside']
     local.Free()
+
+
+def test_what_looks_at_all_objects_asks_no_proxy():
+    class Thing:
+        pass
+    thing = Thing()
+    kept = [weakref.proxy(thing), {'dead': weakref.proxy(thing)}]
+    del thing
+    assert not watch._has_intercomm([sys._getframe()])
+    assert len(kept) == 2
 
 
 class Reader:

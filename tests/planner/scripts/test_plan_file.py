@@ -21,7 +21,8 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize('plan', [
-    replicas(), stages(4, codec='fp8', options={'warmup': 3}),
+    replicas(), replicas(codec='naive'),
+    stages(4, codec='fp8', options={'warmup': 3}),
     replicas(4, codec='float16', algorithm='torus2d', overlap='next_forward',
              options={'shape': (2, 2)})])
 def test_a_plan_is_read_as_it_was_saved(path, plan):
@@ -96,6 +97,8 @@ WRONG = [
     (replicas(), 'choice/codec', 'fp9',
      "codec must be one of 'float32', 'float16', 'fp8', 'int5', 'int4', "
      "'naive', not 'fp9'"),
+    (replicas(codec='naive'), 'choice/overlap', True,
+     "overlap and options: ChainerMN's naive has none"),
     (replicas(), 'choice/codec', 8, 'choice.codec must be a text, not 8'),
     (replicas(), 'choice/algorithm', 'tree',
      "algorithm must be one of 'direct', 'ring', 'torus2d', 'mpi_op', not"),
