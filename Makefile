@@ -127,12 +127,12 @@ explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
 # LD_PRELOAD: the interpreter is not built with sanitizers.
 SECONDS = 300
 SANITIZED := build/sanitized
-SANITIZERS := -fsanitize=address,undefined
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+    -fno-omit-frame-pointer
 sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
-	@CFLAGS='-g -fno-omit-frame-pointer $(SANITIZERS) \
-	    -fno-sanitize-recover=undefined' LDFLAGS='$(SANITIZERS)' \
+	@CFLAGS='-g $(SANITIZERS)' LDFLAGS='$(SANITIZERS)' \
 	    $(BIN)/python setup.py -q build --build-base $(SANITIZED) \
-	    --build-lib $(SANITIZED)/lib
+	        --build-lib $(SANITIZED)/lib
 	@LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 	    $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \

@@ -60,7 +60,7 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
     if algorithm != 'torus2d' and ranks % 2 == 0:
         options |= {'ranks_per_node': pick.choice((0, 1, 2)),
                     'two_level': pick.choice(('auto', 'no'))}
-        if algorithm != 'mpi_op':
+        if algorithm != 'mpi_op' and options['two_level'] != 'no':
             options['inside'] = pick.choice(('direct', 'ring'))
     if name in ('fp8', 'int4', 'int5'):
         options |= {'warmup': pick.choice((0, 0, 2)),
