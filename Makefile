@@ -80,7 +80,7 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo images test lint docs pytest explore sanitize bench test-gpu \
+.PHONY: help demo images test test-all lint docs pytest explore sanitize bench test-gpu \
     wheels gpu matrix package clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -116,6 +116,9 @@ JOBS ?= 3
 SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 pytest: $(TEST)  ## the tests alone, JOBS=3 files at a time
+	$(BIN)/python -m pytest -m 'not slow' $(SIDE_BY_SIDE)
+
+test-all: lint docs  ## every check, and the tests that take long
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 ROUNDS ?= 10
