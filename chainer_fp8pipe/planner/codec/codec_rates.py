@@ -135,8 +135,9 @@ class _Bench:
             generator.standard_normal(SIZE, numpy.float32) for _ in range(2))
         self._tensors = Tensors(['/x'], [gradient], [parameter],
                                 grain=self._codec.grain)
-        self._codec.start(1.0)
-        self._codec.settle(self._tensors, self._codec.propose(self._tensors))
+        self._state = self._codec.init()
+        self._codec.begin(self._state, 1.0)
+        self._largest = self._codec.propose(self._state, self._tensors)
         self._wire = numpy.zeros(self._tensors.size, self._codec.wire_dtype)
         self._filler = CacheFiller()
         self._events = EventStream()
@@ -192,9 +193,11 @@ class _Bench:
         """
         self._filler.fill()
         bucket = executor.submit(Bucket(
-            self._codec, self._tensors, self._wire,
-            prescale=executor.prescale(self._codec) if encodes else None,
-            decodes=encodes))
+            self._state, self._tensors, self._wire, coding=self._codec.step(
+                self._state, self._tensors, self._largest,
+                executor.prescale(self._codec)),
+            encodes=encodes, decodes=encodes))
+        self._largest = None
         total, before = numpy.zeros(2), self._clock()
         own = time.thread_time()
         while not bucket.finished:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sysconfig
 
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 from chainer_fp8pipe.fp8 import ROUNDINGS, kernels
 
 import pytest
@@ -166,7 +166,7 @@ def c_library(text, folder, generation=None):
     source.write_text(text)
     library = source.with_suffix('.so')
     subprocess.run(
-        [*command, f'-I{pathlib.Path(fp8.__file__).parent}', str(source),
+        [*command, f'-I{pathlib.Path(formats.__file__).parent}', str(source),
          '-o', str(library)],
         check=True)
     return ctypes.CDLL(str(library))

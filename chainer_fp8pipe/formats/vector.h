@@ -1,15 +1,40 @@
-/* Strips of halves and of codes to floats, and floats to halves.
+/* What loops in plain C need to become vector code, and the conversions that
+ * a compiler does not find.
  *
- * Processors of x86-64-v3 and later convert halves, of which a code is the
- * upper byte, in one instruction; GCC 12 does not find it.  So loops over
- * what is converted come in three variants, each of which first converts a
- * strip that stays in the nearest cache, and is plain C from there on.  All
- * give the same bits but for the sign and payload of a NaN, which is for the
- * loops to settle: converted here, it may keep its own or have none.
+ * -fno-trapping-math lets the compiler compute both sides of a choice.  GCC 12
+ * and later on glibc make one copy of a loop for each generation of x86-64,
+ * among which the loader picks (CLONES).
+ *
+ * Processors of x86-64-v3 and later convert halves, of which an fp8 code is
+ * the upper byte, in one instruction; GCC 12 does not find it.  So loops over
+ * what is converted come in three variants (VARIANTS, CHOOSE), each of which
+ * first converts a strip that stays in the nearest cache, and is plain C from
+ * there on.  All give the same bits but for the sign and payload of a NaN,
+ * which is for the loops to settle: converted here, it may keep its own or
+ * have none.
  */
-#ifndef CHAINER_FP8PIPE_CONVERT_H
-#define CHAINER_FP8PIPE_CONVERT_H
-#include "vector.h"
+#ifndef CHAINER_FP8PIPE_VECTOR_H
+#define CHAINER_FP8PIPE_VECTOR_H
+#include <stddef.h>
+#include <stdint.h>
+
+#include "e5m2.h"
+
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "float arithmetic with excess precision gives other bits than a GPU"
+#endif
+
+#if defined(CLONES)
+/* Given on the command line: tests build one variant alone. */
+#define ONE_VARIANT
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) \
+    && defined(__GNUC__) && __GNUC__ >= 12
+#define CLONES \
+    __attribute__((target_clones("default", "arch=x86-64-v3", \
+                                 "arch=x86-64-v4")))
+#else
+#define CLONES
+#endif
 
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
 
@@ -97,7 +122,7 @@ IN_v4 static inline void widen_codes_v4(const u8 *codes, float *out)
 /* A strip of sums of codes, from place `at` on, with one NaN; they begin as
  * zeros, as 0 plus -0 is 0.  Four vectors at a time do not wait for each
  * other's additions. */
-IN_v4 static inline void sum_codes_v4(const u8 *const *codes, int count,
+IN_v4 static inline void sum_strip_v4(const u8 *const *codes, int count,
                                       size_t at, f32 *out)
 {
     const __m512 nan = _mm512_set1_ps(e5m2_float(E5M2_F32_NAN));
@@ -145,7 +170,7 @@ IN_v3 static inline void widen_codes_v3(const u8 *codes, float *out)
     }
 }
 
-IN_v3 static inline void sum_codes_v3(const u8 *const *codes, int count,
+IN_v3 static inline void sum_strip_v3(const u8 *const *codes, int count,
                                       size_t at, f32 *out)
 {
     const __m256 nan = _mm256_set1_ps(e5m2_float(E5M2_F32_NAN));
@@ -186,7 +211,7 @@ static inline void widen_codes_any(const u8 *codes, float *out)
         out[i] = e5m2_decode(codes[i]);
 }
 
-static inline void sum_codes_any(const u8 *const *codes, int count, size_t at,
+static inline void sum_strip_any(const u8 *const *codes, int count, size_t at,
                                  f32 *out)
 {
     float sums[STRIP] = {0};
@@ -213,6 +238,12 @@ static inline void narrow_any(const float *values, u16 *halves)
     INDEPENDENT
     for (size_t i = 0; i < STRIP; ++i)
         halves[i] = (u16)half_encode(values[i]);
+}
+
+/* Whether dividing by a number of ranks is multiplying by its inverse. */
+static inline int is_power_of_two(float count)
+{
+    return (e5m2_bits(count) & 0x7FFFFFu) == 0;
 }
 
 #endif

@@ -20,12 +20,25 @@
 #define E5M2_TRUNCATE 1
 #define E5M2_STOCHASTIC 2
 
+/* Input and output of an INDEPENDENT loop are either the same buffer or do
+ * not overlap.  On the CPU a buffer may start at any address. */
 #ifdef __CUDACC__
 #define E5M2_FUNCTION static __device__ __forceinline__
+#define INDEPENDENT _Pragma("unroll")
+#define UNROLLED _Pragma("unroll")
+typedef float f32;
 #else
 #include <string.h>
 #define E5M2_FUNCTION static inline __attribute__((always_inline))
+#define UNROLLED
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
+typedef float f32 __attribute__((aligned(1), may_alias));
+#endif
+typedef unsigned char u8;
 
 /* Bit patterns of float32 values; those of magnitudes are signed because
  * vector units compare signed integers best. */
@@ -324,8 +337,9 @@ E5M2_FUNCTION float e5m2_limited(float x, float limit)
 
 /* What `code` leaves out of the gradient, as far as it is worth keeping: of
  * an outlier no more than `bound`, lest what saturation has cut off comes at
- * all updates that follow; 0 where it is not finite.  If the code is not finite, neither is the gradient or the weight,
- * so its value does not matter. */
+ * all updates that follow; 0 where it is not finite.  If the code is not
+ * finite, neither is the gradient or the weight, so its value does not
+ * matter. */
 E5M2_FUNCTION float e5m2_residual(float gradient, unsigned int code,
                                   float weight, float inverse, float bound)
 {

@@ -1,5 +1,5 @@
 """The operations on NumPy arrays against independent implementations."""
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 
 import hypothesis
 import numpy as np
@@ -17,19 +17,19 @@ ALL_HALVES = np.arange(65536, dtype=np.uint16).view(np.float16)
 def encode(values, **options):
     values = np.ascontiguousarray(values, np.float32)
     codes = np.empty(values.shape, np.uint8)
-    fp8.encode(values, codes, **options)
+    formats.encode(values, codes, **options)
     return codes
 
 
 def decode(codes):
     values = np.empty(codes.shape, np.float32)
-    fp8.decode(codes, values)
+    formats.decode(codes, values)
     return values
 
 
 def add(a, b, **options):
     out = np.empty_like(a)
-    fp8.add(a, b, out, **options)
+    formats.add(a, b, out, **options)
     return out
 
 
@@ -50,11 +50,11 @@ def test_every_code_decodes_as_in_ml_dtypes():
 
 
 def test_constants_are_the_largest_and_the_smallest_value():
-    assert reference.VALUES.max() == fp8.MAX
-    assert reference.VALUES[1] == fp8.TINY
+    assert reference.VALUES.max() == formats.MAX
+    assert reference.VALUES[1] == formats.TINY
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_every_code_survives_the_way_there_and_back(rounding):
     codes = ALL_CODES[(ALL_CODES & 0x7F) <= 0x7C]
     assert np.array_equal(encode(decode(codes), rounding=rounding), codes)
@@ -85,20 +85,20 @@ def test_stochastic_gives_a_neighbour_of_the_value(name):
     assert np.all((magnitude == below) | (magnitude == above))
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_finite_values_saturate(rounding):
     values = [57345, 61440, 65504, 65520, 1e10, np.finfo(np.float32).max]
     assert np.all(encode(values, rounding=rounding) == 0x7B)
     assert np.all(encode(np.negative(values), rounding=rounding) == 0xFB)
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_infinity_stays_infinity(rounding):
     codes = encode([np.inf, -np.inf], rounding=rounding)
     assert list(codes) == [0x7C, 0xFC]
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_every_nan_becomes_the_quiet_nan_of_its_sign(rounding):
     bits = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001,
                      0xFFFFFFFF], np.uint32)
@@ -106,7 +106,7 @@ def test_every_nan_becomes_the_quiet_nan_of_its_sign(rounding):
     assert list(codes) == [0x7E, 0x7E, 0x7E, 0xFE, 0xFE]
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_zero_keeps_its_sign(rounding):
     assert list(encode([0.0, -0.0], rounding=rounding)) == [0x00, 0x80]
 
@@ -196,7 +196,7 @@ def test_a_sum_may_be_written_over_either_operand(place):
     a, b = all_pairs()
     expected = add(a, b)
     out = a if place == 'a' else b
-    fp8.add(a, b, out)
+    formats.add(a, b, out)
     assert np.array_equal(out, expected)
 
 
@@ -205,14 +205,14 @@ def test_accumulate_adds_the_values_in_float32():
     codes = FINITE_CODES.repeat(100)
     total = rng.standard_normal(codes.size, dtype=np.float32)
     expected = total + reference.decode(codes)
-    fp8.accumulate(codes, total)
+    formats.accumulate(codes, total)
     assert reference.same_bits(total, expected)
 
 
 def test_accumulate_keeps_infinity_and_nan():
     codes = np.array([0x7C, 0xFC, 0x7E, 0x7C], np.uint8)
     total = np.array([1, 2, 3, -np.inf], np.float32)
-    fp8.accumulate(codes, total)
+    formats.accumulate(codes, total)
     assert np.array_equal(
         total, np.array([np.inf, -np.inf, np.nan, np.nan], np.float32),
         equal_nan=True)
@@ -249,7 +249,7 @@ def test_ratio_encode_follows_algorithm_1(scale, epsilon):
     gradient[:4] = [np.inf, -np.inf, np.nan, 0]
     before = gradient.copy()
     out = np.empty(gradient.shape, np.uint8)
-    counts = fp8.ratio_encode(
+    counts = formats.ratio_encode(
         gradient, parameter, out, scale=scale, epsilon=epsilon)
     codes, clipped, nonfinite = expected_wire(
         gradient, parameter, scale, epsilon)
@@ -267,7 +267,7 @@ def test_the_residual_is_what_the_code_leaves_out_up_to_a_bound(scale, bound):
     residual = ratio_data(seed=1)[0]
     value = gradient + residual
     out = np.empty(gradient.shape, np.uint8)
-    counts = fp8.ratio_encode(
+    counts = formats.ratio_encode(
         gradient, parameter, out, scale=scale, residual=residual, bound=bound)
     codes, clipped, nonfinite = expected_wire(value, parameter, scale, 1e-5)
     inverse = np.float32(1) / np.float32(scale)
@@ -283,7 +283,7 @@ def test_the_residual_is_what_the_code_leaves_out_up_to_a_bound(scale, bound):
     np.testing.assert_array_equal(residual, left)
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_ratio_encode_rounds_as_encode_does(rounding):
     gradient, _ = ratio_data()
     ones = np.ones_like(gradient)
@@ -291,7 +291,7 @@ def test_ratio_encode_rounds_as_encode_does(rounding):
     residual = np.zeros_like(gradient)
     expected = encode(gradient / np.float32(1.5), rounding=rounding, seed=9)
     for feedback in (None, residual):
-        fp8.ratio_encode(gradient, ones, out, scale=1.0, epsilon=0.5,
+        formats.ratio_encode(gradient, ones, out, scale=1.0, epsilon=0.5,
                          residual=feedback, rounding=rounding, seed=9)
         assert np.array_equal(out, expected)
 
@@ -302,7 +302,7 @@ def test_a_finite_gradient_never_becomes_infinite(feedback):
     gradient = np.array([big, -big, 1e30, 1.0], np.float32)
     zeros = np.zeros(4, np.float32)
     out = np.empty(4, np.uint8)
-    counts = fp8.ratio_encode(
+    counts = formats.ratio_encode(
         gradient, zeros, out, scale=1e10,
         residual=np.zeros(4, np.float32) if feedback else None)
     assert list(out) == [0x7B, 0xFB, 0x7B, 0x7B]
@@ -314,7 +314,7 @@ def test_a_nan_parameter_shows_on_the_wire_and_leaves_no_residual():
     parameter = np.array([np.nan, 1], np.float32)
     residual = np.zeros(2, np.float32)
     out = np.empty(2, np.uint8)
-    counts = fp8.ratio_encode(
+    counts = formats.ratio_encode(
         gradient, parameter, out, scale=1.0, residual=residual)
     assert out[0] == 0x7E
     assert counts == (0, 1)
@@ -332,7 +332,7 @@ def test_ratio_decode_undoes_the_ratio(kind):
     weight = np.abs(parameter) + np.float32(1e-5)
     expected = wire * inverse * weight
     out = np.empty_like(parameter)
-    nonfinite = fp8.ratio_decode(
+    nonfinite = formats.ratio_decode(
         codes if kind == 'codes' else wire, parameter, out, scale=scale)
     assert np.array_equal(out, expected, equal_nan=True)
     assert nonfinite == (~np.isfinite(expected)).sum() > 0
@@ -341,8 +341,8 @@ def test_ratio_decode_undoes_the_ratio(kind):
 def test_ratio_decode_may_write_over_its_float32_wire():
     gradient, parameter = ratio_data()
     expected = np.empty_like(gradient)
-    fp8.ratio_decode(gradient, parameter, expected, scale=2.0)
-    fp8.ratio_decode(gradient, parameter, gradient, scale=2.0)
+    formats.ratio_decode(gradient, parameter, expected, scale=2.0)
+    formats.ratio_decode(gradient, parameter, gradient, scale=2.0)
     assert reference.same_bits(gradient, expected)
 
 
@@ -351,14 +351,14 @@ def test_a_nan_that_arithmetic_makes_is_always_the_same():
     one = np.ones(1, np.float32)
     out = np.empty(1, np.float32)
     total = negative_nan.copy()
-    fp8.ratio_decode(negative_nan, one, out, scale=1.0)
-    fp8.accumulate(np.zeros(1, np.uint8), total)
+    formats.ratio_decode(negative_nan, one, out, scale=1.0)
+    formats.accumulate(np.zeros(1, np.uint8), total)
     assert out.view(np.uint32) == total.view(np.uint32) == 0x7FC00000
 
 
 # -- any length, any address, any shape ---------------------------------------
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_every_length_and_offset_gives_the_same_codes(rounding):
     values = reference.random_in_range(300)
     whole = encode(values, rounding=rounding)
@@ -370,7 +370,7 @@ def test_every_length_and_offset_gives_the_same_codes(rounding):
         unaligned = room[offset:offset + 800].view(np.float32)
         unaligned[:] = values[:200]
         codes = np.zeros(300, np.uint8)[offset:offset + 200]
-        fp8.encode(unaligned, codes, rounding=rounding)
+        formats.encode(unaligned, codes, rounding=rounding)
         assert np.array_equal(codes, whole[:200])
 
 
@@ -380,13 +380,13 @@ def test_every_operation_takes_any_length_at_any_address(n):
     gradient, parameter = ratio_data(n)
     codes = encode(gradient)
     unaligned = room[1:4 * n + 1].view(np.float32)
-    fp8.decode(codes, unaligned)
+    formats.decode(codes, unaligned)
     assert reference.same_bits(unaligned.copy(), reference.decode(codes))
-    fp8.accumulate(codes, unaligned)
+    formats.accumulate(codes, unaligned)
     assert np.array_equal(unaligned, 2 * reference.decode(codes))
     out = room[3:3 + n].copy()
     unaligned[:] = gradient
-    fp8.ratio_encode(unaligned, parameter, out, scale=1.0)
+    formats.ratio_encode(unaligned, parameter, out, scale=1.0)
     assert np.array_equal(
         out, expected_wire(gradient, parameter, 1.0, 1e-5)[0])
     assert not room[0]
@@ -396,10 +396,10 @@ def test_every_operation_takes_any_length_at_any_address(n):
 def test_shapes_may_differ_and_may_have_no_dimension():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     out = np.empty((3, 1, 2), np.uint8)
-    fp8.encode(values, out)
+    formats.encode(values, out)
     assert np.array_equal(out.ravel(), reference.nearest(values.ravel()))
     scalar = np.empty((), np.uint8)
-    fp8.encode(np.array(2.0, np.float32), scalar)
+    formats.encode(np.array(2.0, np.float32), scalar)
     assert scalar == 0x40
 
 
@@ -408,10 +408,10 @@ def test_long_arrays_are_counted_across_chunks():
     gradient = np.full(n, 1e9, np.float32)
     gradient[::2] = np.inf
     ones = np.ones(n, np.float32)
-    counts = fp8.ratio_encode(
+    counts = formats.ratio_encode(
         gradient, ones, np.empty(n, np.uint8), scale=1.0)
     assert counts == (n // 2, n - n // 2)
-    assert fp8.ratio_decode(gradient, ones, ones.copy(), scale=1.0) == (
+    assert formats.ratio_decode(gradient, ones, ones.copy(), scale=1.0) == (
         n - n // 2)
 
 
@@ -424,9 +424,9 @@ def test_code_and_residual_add_up_to_the_gradient(gradient, scale):
     residual = np.zeros_like(gradient)
     out = np.empty(gradient.shape, np.uint8)
     decoded = np.empty_like(gradient)
-    fp8.ratio_encode(gradient, parameter, out, scale=scale, epsilon=1.0,
+    formats.ratio_encode(gradient, parameter, out, scale=scale, epsilon=1.0,
                      residual=residual)
-    fp8.ratio_decode(out, parameter, decoded, scale=scale, epsilon=1.0)
+    formats.ratio_decode(out, parameter, decoded, scale=scale, epsilon=1.0)
     total = decoded.astype(np.float64) + residual
     # The subtraction rounds once.
     assert np.all(np.abs(total - gradient)

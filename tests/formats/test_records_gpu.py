@@ -1,10 +1,10 @@
 """CuPy arrays: against the CPU bit for bit, and with a stand-in for CuPy."""
-from chainer_fp8pipe.block_formats import FORMATS, RECORD
+from chainer_fp8pipe.formats import FORMATS, RECORD
 
 import numpy as np
 import pytest
 
-from . import reference
+from . import records_reference as reference
 
 FORMAT = pytest.mark.parametrize('made', FORMATS.values(), ids=[*FORMATS])
 

@@ -1,7 +1,7 @@
 """The compiled loops: all generations of a processor, and many threads."""
 import concurrent.futures
 
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 from chainer_fp8pipe.fp8 import _loops
 
 import numpy as np
@@ -64,9 +64,9 @@ def test_flush_to_zero_changes_no_code(tmp_path):
     def codes_and_values():
         codes = np.zeros((3, values.size), np.uint8)
         decoded = np.zeros(256, np.float32)
-        for rounding, out in zip(fp8.ROUNDINGS, codes, strict=True):
-            fp8.encode(values, out, rounding=rounding)
-        fp8.decode(everything, decoded)
+        for rounding, out in zip(formats.ROUNDINGS, codes, strict=True):
+            formats.encode(values, out, rounding=rounding)
+        formats.decode(everything, decoded)
         return codes, decoded.view(np.uint32)
 
     expected = codes_and_values()
@@ -88,8 +88,8 @@ def test_many_threads_at_once_give_the_same_results():
     def work(seed):
         codes = np.empty(values.size, np.uint8)
         decoded = np.empty_like(values)
-        fp8.encode(shared, codes, rounding='stochastic', seed=seed)
-        fp8.decode(codes, decoded)
+        formats.encode(shared, codes, rounding='stochastic', seed=seed)
+        formats.decode(codes, decoded)
         return codes, decoded
 
     expected = [work(seed) for seed in range(8)]

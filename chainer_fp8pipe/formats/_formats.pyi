@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 def encode(
@@ -25,3 +26,20 @@ def ratio_encode(
 def ratio_decode(
     wire: Any, parameter: Any, out: Any, inverse: float, epsilon: float, /
 ) -> int: ...
+def records_encode(
+    values: Any, factor: float, residual: Any, records: Any, format: int, /
+) -> int: ...
+def records_decode(
+    records: Any, factor: float, out: Any, adds: bool, format: int, /
+) -> int: ...
+def code(
+    what: str,
+    tables: tuple[Any, ...],
+    start: int,
+    wire: Any,
+    other: Any,
+    count: int,
+    means: Any,
+    /,
+) -> None: ...
+def places(arrays: Sequence[Any], writeable: bool, /) -> bytes | None: ...

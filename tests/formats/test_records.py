@@ -1,5 +1,5 @@
 """Records against NumPy and ml_dtypes."""
-from chainer_fp8pipe.block_formats import FORMATS, RECORD
+from chainer_fp8pipe.formats import FORMATS, RECORD
 
 import ml_dtypes
 import numpy as np
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fp8.reference import same_bits
+from .reference import same_bits
 
-from . import reference
+from . import records_reference as reference
 
 FLOATS = st.floats(width=32)
 FINITE = st.floats(-1e4, 1e4, width=32)

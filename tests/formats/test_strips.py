@@ -1,7 +1,7 @@
 """Loops of the executor, which Python does not call: all generations."""
 import ctypes
 
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 from chainer_fp8pipe.fp8 import _loops
 
 import numpy as np
@@ -91,7 +91,7 @@ def random_codes(n, count, finite=False):
 
 def decoded(codes):
     out = np.zeros(codes.size, np.float32)
-    fp8.decode(codes, out)
+    formats.decode(codes, out)
     return out
 
 

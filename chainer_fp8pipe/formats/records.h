@@ -12,20 +12,28 @@
  *     of all elements as a little-endian word; byte 20 is the scale.
  *
  * Scale 0: all elements are zeros.  Scale 255: an element was NaN or infinite,
- * or too large for all other scales, and all of them are NaN.  A record of zero bytes is one of zeros, and every
- * record stands alone, so that a wire may be cut between any two.
+ * or too large for all other scales, and all of them are NaN.  A record of
+ * zero bytes is one of zeros, and every record stands alone, so that a wire
+ * may be cut between any two.
  *
  * The C compiler includes this for the CPU's loops, and the GPU's kernels begin
  * with it.  No a * b + c may be contracted (-ffp-contract=off, --fmad=false):
  * all processors are to give the same bits.
  */
-#ifndef CHAINER_FP8PIPE_RECORD_ELEMENTS_H
-#define CHAINER_FP8PIPE_RECORD_ELEMENTS_H
+#ifndef CHAINER_FP8PIPE_RECORDS_H
+#define CHAINER_FP8PIPE_RECORDS_H
 #ifndef CHAINER_FP8PIPE_E5M2_H /* a GPU's kernels have it before this text */
-#include "../fp8/e5m2.h"
+#include "e5m2.h"
 #endif
 
 enum { INT4, E2M1, INT5 };
+
+/* A GPU's NaNs have another payload. */
+#ifdef __CUDACC__
+#define RECORD_NAN(x) e5m2_one_nan(x)
+#else
+#define RECORD_NAN(x) (x)
+#endif
 
 #define RECORD 32 /* elements */
 #define UNKNOWN_SCALE 255
@@ -151,6 +159,92 @@ E5M2_FUNCTION float element_value(unsigned int bits, int format)
     unsigned int value = magnitude < 2 ? magnitude * 0x3F000000u
                                        : (magnitude + 252u) << 22;
     return e5m2_float(value | (bits & 8u) << 28);
+}
+
+/* Writes a record of `count` values times a factor (RECORD of them, or the
+ * fewer of a tensor's last record) and of what the last encoding has left
+ * out, unless `residual` is NULL; that becomes what this one leaves out (no
+ * more than largest_left() allows), 0 where the record holds a NaN or an
+ * infinity.  Returns whether it does. */
+E5M2_FUNCTION int encode_record(const f32 *values, float factor,
+                                f32 *residual, u8 *record, int count,
+                                int format)
+{
+    float v[RECORD];
+    unsigned int bits[RECORD], fifths = 0;
+    int largest = 0, second = 0;
+    INDEPENDENT
+    for (int i = 0; i < RECORD; ++i)
+        v[i] = i >= count ? 0.0f
+               : residual ? values[i] * factor + residual[i]
+                          : values[i] * factor;
+    UNROLLED
+    for (int i = 0; i < RECORD; ++i)
+        largest = e5m2_max(largest, e5m2_magnitude(v[i]));
+    UNROLLED
+    for (int i = 0; i < RECORD; ++i)
+        second = e5m2_max(second, magnitude_below(v[i], largest));
+    int code = scale_code(largest, format);
+    float scale = scale_value(code, format);
+    float inverse = scale_inverse(code, scale);
+    float limit = largest_left(code, second);
+    INDEPENDENT
+    for (int i = 0; i < RECORD; ++i)
+        bits[i] = element_encode(&v[i], scale, inverse, limit, format);
+    if (code == UNKNOWN_SCALE) {
+        UNROLLED
+        for (int i = 0; i < RECORD; ++i) {
+            v[i] = 0.0f;
+            bits[i] = 0;
+        }
+    }
+    INDEPENDENT
+    for (int j = 0; j < RECORD / 2; ++j)
+        record[j] = (u8)two_elements(bits[j], bits[j + RECORD / 2]);
+    if (format == INT5) {
+        UNROLLED
+        for (int i = 0; i < RECORD; ++i)
+            fifths |= (bits[i] >> 4 & 1u) << i;
+        for (int k = 0; k < 4; ++k)
+            record[RECORD / 2 + k] = (u8)(fifths >> 8 * k);
+    }
+    record[record_bytes(format) - 1] = (u8)code;
+    UNROLLED
+    for (int i = 0; i < RECORD; ++i)
+        if (residual && i < count)
+            residual[i] = v[i];
+    return code == UNKNOWN_SCALE;
+}
+
+/* The first `count` values of a record, times a factor, added to `out` or in
+ * its place.  Returns whether they are NaN. */
+E5M2_FUNCTION int decode_record(const u8 *record, float factor, f32 *out,
+                                int count, int adds, int format)
+{
+    int code = record[record_bytes(format) - 1];
+    float scale = scale_value(code, format) * factor;
+    unsigned int fifths = 0;
+    u8 bytes[RECORD / 2]; /* or each store might change what is read next */
+    UNROLLED
+    for (int j = 0; j < RECORD / 2; ++j)
+        bytes[j] = record[j];
+    if (format == INT5)
+        for (int k = 0; k < 4; ++k)
+            fifths |= (unsigned int)record[RECORD / 2 + k] << 8 * k;
+    UNROLLED
+    for (int half = 0; half < 2; ++half) {
+        INDEPENDENT
+        for (int j = 0; j < RECORD / 2; ++j) {
+            int i = half * (RECORD / 2) + j;
+            unsigned int bits = (unsigned int)bytes[j] >> 4 * half & 15u;
+            if (format == INT5)
+                bits |= (fifths >> i & 1u) << 4;
+            float value = element_value(bits, format) * scale;
+            if (i < count)
+                out[i] = RECORD_NAN(adds ? out[i] + value : value);
+        }
+    }
+    return code == UNKNOWN_SCALE;
 }
 
 #endif

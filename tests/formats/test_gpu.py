@@ -1,5 +1,5 @@
 """CuPy arrays: against the CPU bit for bit, and with a stand-in for CuPy."""
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 
 import numpy as np
 import pytest
@@ -38,43 +38,43 @@ def both(device, operation, arrays, **options):
     return result
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_encode(device, values, codes, rounding):
-    both(device, fp8.encode, {'values': values, 'out': codes},
+    both(device, formats.encode, {'values': values, 'out': codes},
          rounding=rounding, seed=3)
 
 
 def test_decode(device, values, codes):
-    both(device, fp8.decode, {'codes': codes, 'out': values})
+    both(device, formats.decode, {'codes': codes, 'out': values})
 
 
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_add(device, codes, rounding):
     arrays = {'a': codes, 'b': codes[::-1].copy(), 'out': codes}
-    both(device, fp8.add, arrays, rounding=rounding, seed=3)
+    both(device, formats.add, arrays, rounding=rounding, seed=3)
 
 
 def test_add_in_place(device, codes):
     expected = np.empty_like(codes)
-    fp8.add(codes, codes[::-1].copy(), expected)
+    formats.add(codes, codes[::-1].copy(), expected)
     a, b = device.to(codes), device.to(codes[::-1].copy())
-    fp8.add(a, b, a)
+    formats.add(a, b, a)
     assert np.array_equal(device.back(a), expected)
 
 
 def test_accumulate(device, values, codes):
-    both(device, fp8.accumulate, {'codes': codes, 'total': values})
+    both(device, formats.accumulate, {'codes': codes, 'total': values})
 
 
 @pytest.mark.parametrize(('scale', 'feedback'), [
     (1.0, {}), (1e4, {}), (3.0, {'bound': np.inf}), (3.0, {'bound': 3.5})])
-@pytest.mark.parametrize('rounding', fp8.ROUNDINGS)
+@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
 def test_ratio_encode(device, values, codes, rounding, scale, feedback):
     arrays = {
         'gradient': values, 'parameter': values[::-1].copy(), 'out': codes}
     if feedback:
         arrays['residual'] = np.roll(values, 1)
-    counts = both(device, fp8.ratio_encode, arrays, scale=scale,
+    counts = both(device, formats.ratio_encode, arrays, scale=scale,
                   rounding=rounding, seed=3, **feedback)
     assert counts.clipped > 0
     assert counts.nonfinite > 0
@@ -84,15 +84,15 @@ def test_ratio_encode(device, values, codes, rounding, scale, feedback):
 def test_ratio_decode(device, values, codes, dtype):
     arrays = {'wire': codes if dtype == 'uint8' else values,
               'parameter': values, 'out': values}
-    assert both(device, fp8.ratio_decode, arrays, scale=3.0) > 0
+    assert both(device, formats.ratio_decode, arrays, scale=3.0) > 0
 
 
 def test_arrays_may_be_empty_or_have_several_dimensions(device):
     for shape in [(0,), (), (2, 3), (1, 0)]:
-        both(device, fp8.encode, {
+        both(device, formats.encode, {
             'values': np.ones(shape, np.float32),
             'out': np.zeros(shape, np.uint8)})
-    both(device, fp8.ratio_encode, {
+    both(device, formats.ratio_encode, {
         'gradient': np.ones((2, 3), np.float32),
         'parameter': np.ones((3, 2), np.float32),
         'out': np.zeros(6, np.uint8)}, scale=1.0)
@@ -100,10 +100,10 @@ def test_arrays_may_be_empty_or_have_several_dimensions(device):
 
 def test_cpu_and_gpu_arrays_may_not_be_mixed(device):
     with pytest.raises(TypeError, match='out is NumPy and values is CuPy'):
-        fp8.encode(device.to(np.ones(2, np.float32)), np.ones(2, np.uint8))
+        formats.encode(device.to(np.ones(2, np.float32)), np.ones(2, np.uint8))
 
 
 def test_overlap_on_the_device_is_refused(device):
     room = device.to(np.ones(2, np.float32))
     with pytest.raises(ValueError, match='out shares memory with values'):
-        fp8.encode(room, room.view(np.uint8)[:2])
+        formats.encode(room, room.view(np.uint8)[:2])
