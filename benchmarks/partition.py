@@ -2,12 +2,7 @@
 
     python benchmarks/partition.py models       # those of benchmarks/models
     python benchmarks/partition.py functions    # all of Chainer's, every cut
-    python benchmarks/partition.py balance      # of stages as they run
-    python benchmarks/partition.py best         # against all cuts there are
     python benchmarks/partition.py memory       # limits, kept and predicted
-    python benchmarks/partition.py plan         # seconds until there is one
-    python benchmarks/partition.py replicas     # other numbers per stage
-    python benchmarks/partition.py ghosts       # calls that are not done
     python benchmarks/partition.py speed        # serial, by hand, PyTorch
     python benchmarks/partition.py hybrid       # with replicas, on a network
 
@@ -19,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import json
 import os
 import subprocess
@@ -29,8 +25,7 @@ import time
 import partition_tables
 from environment import describe, mpiexec, with_torch, write_json
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-RANKS = os.path.join(_HERE, 'partition_ranks.py')
+RANKS = os.path.abspath(__file__), '--rank'
 ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
               'MKL_NUM_THREADS': '1'}
 #: So many functions are in one job: MPI libraries have room for some 2,000
@@ -39,11 +34,14 @@ _IN_A_JOB = 60
 
 
 def main():
+    if sys.argv[1:2] == ['--rank']:
+        return rank(*sys.argv[2:])
     options = _arguments().parse_args()
     print(describe(), flush=True)
     data = options.measure(options)
     if options.json:
         write_json(options.json, {'what': options.what, **data})
+    return None
 
 
 # --- what is measured --------------------------------------------------------
@@ -72,34 +70,6 @@ def functions(options):
     return {'rows': rows}
 
 
-def balance(options):
-    """Processor time of the stages in training."""
-    rows = []
-    for ranks in options.ranks:
-        rows += one_job(ranks, 'balance', {
-            'models': options.only, 'updates': options.updates,
-            'scale': options.scale})
-    partition_tables.balance(rows)
-    return {'rows': rows}
-
-
-def best(options):
-    """How far the step of the chosen cut is from the best of all cuts."""
-    from models import MODELS
-    names = options.only or [case.name for case in MODELS.values()
-                             if not case.slow]
-    rows = in_jobs(1, 'best', names, 'model', {
-        'ranks': options.ranks, 'most': options.most}, options.patience,
-        in_a_job=len(names))
-    tried = []
-    for name in options.run:
-        tried += one_job(2, 'best', {'names': [name], 'ranks': [2],
-                                     'most': options.most,
-                                     'updates': options.updates})
-    partition_tables.best(rows, tried)
-    return {'rows': rows, 'tried': tried}
-
-
 def memory(options):
     """The largest model that a limit allows, and what it then takes."""
     rows = []
@@ -114,38 +84,6 @@ def memory(options):
             row.update(found)
         rows.append(row)
     partition_tables.memory(rows)
-    return {'rows': rows}
-
-
-def plan(options):
-    """Seconds of trace, times of calls and search, for a large model."""
-    rows = one_job(1, 'plan', {'calls': options.calls,
-                               'stages': options.stages})
-    partition_tables.plan(rows)
-    return {'rows': rows}
-
-
-def replicas(options):
-    """Predicted steps with as many replicas of every stage, against those
-    with different numbers."""
-    from models import MODELS
-    from partition_replicas import LARGE_NAMES
-    names = options.only or [
-        *(case.name for case in MODELS.values() if not case.slow),
-        *LARGE_NAMES, 'vgg16']      # PipeDream's example of where they win
-    rows = in_jobs(2, 'replicas', names, 'model', {
-        'ranks': options.ranks, 'each': options.each}, options.patience,
-        in_a_job=len(names))
-    partition_tables.replicas(rows)
-    return {'rows': rows}
-
-
-def ghosts(options):
-    """What a rank spends on the calls of others, and on rehearsals."""
-    rows = one_job(1, 'ghosts', {'models': options.only,
-                                 'rounds': options.rounds,
-                                 'scale': options.scale})
-    partition_tables.ghosts(rows)
     return {'rows': rows}
 
 
@@ -173,7 +111,7 @@ def hybrid(options):
         print(said, flush=True)
         path = os.path.join(folder, 'rows.jsonl')
         done = network.run(
-            [sys.executable, RANKS, 'hybrid', path, json.dumps({
+            [sys.executable, *RANKS, 'hybrid', path, json.dumps({
                 'rounds': options.rounds, 'scale': options.scale,
                 'micro_batches': options.micro_batches})],
             env=ONE_THREAD, timeout=3000)
@@ -182,6 +120,47 @@ def hybrid(options):
         rows = _read(path)
     partition_tables.hybrid(rows)
     return {'payload': payload, 'rows': rows}
+
+
+# --- ranks -------------------------------------------------------------------
+
+#: In which module each measurement is.
+HOMES = {
+    'models': 'partition_right', 'functions': 'partition_right',
+    'accepted': 'partition_speed', 'resident': 'partition_speed',
+    'speed': 'partition_speed', 'hybrid': 'partition_speed'}
+
+
+class Rows:
+    """Where rank 0 writes; on the others it does nothing."""
+
+    def __init__(self, path, comm):
+        self._path = path if comm.rank == 0 else None
+
+    def begin(self, name):
+        """Notes what comes now, in case that it ends the job."""
+        self._write({'begin': name})
+
+    def add(self, row, said=''):
+        """Writes a row; says on stderr how far this is."""
+        self._write(row)
+        if self._path and said:
+            sys.stderr.write(f'  {said}\n')
+            sys.stderr.flush()
+
+    def _write(self, row):
+        if self._path:
+            with open(self._path, 'a') as file:
+                file.write(json.dumps(row) + '\n')
+
+
+def rank(what, path, job):
+    """What a rank does; a row is a line, so that none is lost by a crash."""
+    import chainer_fp8pipe  # noqa: F401, before chainer
+
+    from mpi4py import MPI
+    measure = getattr(importlib.import_module(HOMES[what]), what)
+    measure(MPI.COMM_WORLD, json.loads(job), Rows(path, MPI.COMM_WORLD))
 
 
 # --- jobs of ranks -----------------------------------------------------------
@@ -238,7 +217,7 @@ def in_jobs(ranks, what, names, key, job, patience, in_a_job):
 
 
 def _command(ranks, what, path, job):
-    return [*mpiexec(ranks), sys.executable, '-W', 'ignore', RANKS, what,
+    return [*mpiexec(ranks), sys.executable, '-W', 'ignore', *RANKS, what,
             path, json.dumps(job)]
 
 
@@ -321,43 +300,12 @@ def _arguments():
     only(one, None)
     number(one, '--patience', 300, 'seconds for a function')
 
-    one = kind(balance)
-    only(one, both)
-    numbers(one, '--ranks', [2, 4, 8], 'numbers of stages')
-    number(one, '--updates', 15, 'updates that are timed')
-    number(one, '--scale', 1., 'of the models\' sizes', float)
-
-    one = kind(best)
-    only(one, None)
-    numbers(one, '--ranks', [2, 3], 'numbers of stages')
-    number(one, '--most', 20000, 'leave out models with more cuts')
-    number(one, '--updates', 15, 'updates of each cut that is run')
-    number(one, '--patience', 600, 'seconds for a model')
-    one.add_argument('--run', nargs='*', metavar='NAME', default=['encoder'],
-                     help='models of which every cut between two ranks is '
-                     'run, too')
-
     one = kind(memory)
     numbers(one, '--ranks', [1, 2, 4, 6], 'numbers of ranks')
     one.add_argument('--memory', default='400 MB', help='limit of a rank')
     number(one, '--units', 256, 'of the encoder')
     number(one, '--most', 512, 'layers at most')
     number(one, '--updates', 4, 'updates in training')
-
-    one = kind(plan)
-    number(one, '--calls', 1000, 'of the model')
-    numbers(one, '--stages', [2, 4, 8], 'numbers of stages')
-
-    one = kind(replicas)
-    only(one, None)
-    numbers(one, '--ranks', [3, 4, 6, 8], 'numbers of ranks')
-    number(one, '--each', 4, 'micro-batches of a batch for each rank')
-    number(one, '--patience', 600, 'seconds for a model')
-
-    one = kind(ghosts)
-    only(one, both)
-    number(one, '--rounds', 20, 'of each')
-    number(one, '--scale', 1., 'of the models\' sizes', float)
 
     one = kind(speed)
     only(one, both)
@@ -373,8 +321,6 @@ def _arguments():
     number(one, '--scale', 1., "of the encoder's sizes", float)
     number(one, '--micro-batches', 4, 'per batch')
     return parser
-
-
 
 
 if __name__ == '__main__':

@@ -5,8 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 from tests.ranks import environment
 
 _FOLDER = pathlib.Path(__file__).parents[2] / 'benchmarks'
@@ -36,17 +34,6 @@ def test_functions_are_cut_at_every_place(tmp_path):
     said, rows = run(tmp_path, 'functions', '--only', 'cholesky', 'dropout')
     assert '2 of 2 functions and links are right' in said
     assert min(row['cuts'] for row in rows) > 5
-
-
-@pytest.mark.parametrize('arguments', [
-    ('plan', '--calls', '60', '--stages', '2'),
-    ('best', '--only', 'maxout', '--ranks', '2', '--run'),
-    ('ghosts', '--only', 'encoder', '--scale', '.02', '--rounds', '1')],
-    ids=lambda arguments: arguments[0])
-def test_figures_stand_beside_their_aims(tmp_path, arguments):
-    said, rows = run(tmp_path, *arguments)
-    assert 'aim' in said
-    assert rows
 
 
 def test_every_function_has_a_call_or_a_reason():
