@@ -1,5 +1,5 @@
-from chainer_fp8pipe.images.workers.batch_ring import BatchRing, RingLayout
-from chainer_fp8pipe.images.workers.segment import Segment
+from chainer_fp8pipe.images.segment import Segment
+from chainer_fp8pipe.images.worker import BatchRing, RingLayout
 
 import numpy
 import pytest

@@ -6,12 +6,12 @@ the system's if that is of version 3, and otherwise the one that the wheel
 ``turbojpeg`` carries.
 
 A JPEG is coded from top to bottom in blocks.  All codes down to the lower
-edge of the part must be read, and are thrown away outside it (which is why
-:mod:`.jpeg_index` makes small files of parts); the inverse transform, the
-chroma upsampling and the colour conversion, more than half of the work, are
-done for the part only.  Where the part is much larger than what is made of
-it, the inverse transform itself computes every second, fourth or eighth pixel
-as an average (Independent JPEG Group, libjpeg.txt, "scaled decoding").
+edge of the part must be read, and are thrown away outside it; the inverse
+transform, the chroma upsampling and the colour conversion, more than half of
+the work, are done for the part only.  Where the part is much larger than what
+is made of it, the inverse transform itself computes every second, fourth or
+eighth pixel as an average (Independent JPEG Group, libjpeg.txt, "scaled
+decoding").
 """
 from __future__ import annotations
 

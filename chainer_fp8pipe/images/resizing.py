@@ -12,7 +12,7 @@ import threading
 
 import numpy
 
-from ..transforms import Crop
+from .transforms import Crop
 
 try:
     import cykooz_resizer

@@ -1,6 +1,6 @@
 import io
 
-from chainer_fp8pipe.images.decoding import libturbojpeg
+from chainer_fp8pipe.images import libturbojpeg
 
 import numpy
 import pytest

@@ -5,9 +5,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from chainer_fp8pipe.images.bad_image import ImageError
-from chainer_fp8pipe.images.decoding import decode, libturbojpeg, resizing
-from chainer_fp8pipe.images.decoding.decode import create_decoder
+from chainer_fp8pipe.images import decoding, libturbojpeg, resizing
+from chainer_fp8pipe.images.decoding import ImageError, create_decoder
 from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
 
 import numpy
@@ -19,9 +18,7 @@ from tests.images.pictures import difference, jpeg, photograph, png, reference
 from tests.images.turbo import needs_turbo
 
 every_decoder = pytest.mark.parametrize('name', [
-    pytest.param('turbojpeg', marks=needs_turbo),
-    pytest.param('turbojpeg-whole', marks=needs_turbo),
-    'pillow', 'pillow-whole'])
+    pytest.param('turbojpeg', marks=needs_turbo), 'pillow'])
 
 
 def _whole(width, height):
@@ -58,7 +55,7 @@ def test_shrinking_while_decoding_changes_little(name, side):
     plan = Crop((7, 1, 426, 425), (side, side), True)
     error = difference(create_decoder(name).decode(encoded, plan),
                        reference(encoded, plan)).mean()
-    assert error < (1 if name.endswith('-whole') else 3)
+    assert error < 3
 
 
 @every_decoder
@@ -223,64 +220,11 @@ def test_only_the_part_is_decoded(asked):
     assert [what for _, *what in asked] == [[640, 427, box, 2]]
 
 
-@needs_turbo
-@settings(max_examples=30)
-@given(number=st.integers(0, 2 ** 32 - 1),
-       side=st.sampled_from([224, 100, 50, 20]))
-def test_with_an_index_a_part_is_what_it_is_without(number, side):
-    encoded = jpeg(photograph())
-    decoder = create_decoder('turbojpeg')
-    plan = RandomResizedCrop(side).plan(640, 427,
-                                        numpy.random.default_rng(number))
-    numpy.testing.assert_array_equal(
-        decoder.decode_indexed(memoryview(encoded), decoder.index(encoded),
-                               plan),
-        decoder.decode(encoded, plan))
-
-
-@every_decoder
-def test_the_fast_decoder_alone_has_an_index(name):
-    index = create_decoder(name).index(jpeg(photograph()))
-    assert bool(index) == (name == 'turbojpeg')
-
-
-@needs_turbo
-def test_with_an_index_only_a_part_of_the_file_is_read(asked):
-    encoded, decoder = jpeg(photograph()), create_decoder('turbojpeg')
-    index = decoder.index(encoded)
-    decoder.decode_indexed(encoded, index, Crop((300, 300, 90, 90), (60, 60)))
-    assert asked[0][0] < len(encoded) / 8
-
-
-@needs_turbo
-def test_the_size_in_an_index_is_checked_like_that_in_a_header():
-    encoded = jpeg(_small())
-    decoder = create_decoder('turbojpeg', max_pixels=1999)
-    index = decoder.index(encoded)
-    with pytest.raises(ImageError, match='50 x 40.*max_pixels=1,999'):
-        decoder.decode_indexed(encoded, index, _whole(50, 40))
-    with pytest.raises(ValueError, match='not inside an image of 50 x 40'):
-        create_decoder('turbojpeg').decode_indexed(encoded, index,
-                                                   _whole(51, 40))
-
-
-@needs_turbo
-def test_with_an_index_pillow_decodes_what_the_library_does_not(monkeypatch):
-    encoded, decoder = jpeg(photograph()), create_decoder('turbojpeg')
-    plan = Crop((300, 300, 90, 90), (60, 60))
-    monkeypatch.setattr(libturbojpeg.Decompressor, 'decode',
-                        lambda *_: None)
-    numpy.testing.assert_array_equal(
-        decoder.decode_indexed(memoryview(encoded), decoder.index(encoded),
-                               plan),
-        create_decoder('pillow').decode(encoded, plan))
-
-
 @pytest.fixture
 def without_libraries(monkeypatch):
     monkeypatch.setattr(libturbojpeg, 'library', lambda: None)
     monkeypatch.setattr(resizing, 'FAST', False)
-    monkeypatch.setattr(decode, '_told', threading.Event())
+    monkeypatch.setattr(decoding, '_told', threading.Event())
 
 
 @pytest.mark.usefixtures('without_libraries')
@@ -311,7 +255,7 @@ def test_without_pillow_the_remedy_is_named():
         [sys.executable, '-c',
          'import sys\n'
          'sys.modules["PIL"] = None\n'
-         'from chainer_fp8pipe.images.decoding import decode\n'
-         'decode.create_decoder()'],
+         'from chainer_fp8pipe.images import create_decoder\n'
+         'create_decoder()'],
         capture_output=True, text=True)
     assert "pip install 'chainer_fp8pipe[images]'" in found.stderr

@@ -5,8 +5,8 @@ from chainer_fp8pipe.images import ImageFolder
 
 import pytest
 
-from ..folders import Broken, crop, make_folder, stream
-from ..processes import descriptors, eventually, is_alive
+from .folders import Broken, crop, make_folder, stream
+from .processes import descriptors, eventually, is_alive
 
 # Workers have this in their environment, and ranks do not.
 FAILING = """

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.images.workers import memory
+from chainer_fp8pipe.images import memory
 
 import pytest
 

@@ -1,5 +1,5 @@
-from chainer_fp8pipe.images.decoding import resizing
-from chainer_fp8pipe.images.decoding.resizing import (
+from chainer_fp8pipe.images import resizing
+from chainer_fp8pipe.images.resizing import (
     crop_and_resize,
     resize,
     resize_part,

@@ -3,17 +3,17 @@ import subprocess
 import sys
 import threading
 
-from chainer_fp8pipe.images.workers.segment import FileLock, Segment
+from chainer_fp8pipe.images.segment import FileLock, Segment
 
 import numpy
 import pytest
 
-from ...ranks import environment
-from ..processes import holders
+from ..ranks import environment
+from .processes import holders
 
 OTHER = """
 import sys
-from chainer_fp8pipe.images.workers.segment import Segment, SegmentPlace
+from chainer_fp8pipe.images.segment import Segment, SegmentPlace
 segment = Segment.open(SegmentPlace(*map(int, sys.argv[1:])))
 segment.view(0, 3)[:] = b'abc'
 """
@@ -63,7 +63,7 @@ def test_a_segment_that_nobody_closes_is_closed():
 
 HOLDER = """
 import sys
-from chainer_fp8pipe.images.workers.segment import FileLock
+from chainer_fp8pipe.images.segment import FileLock
 with FileLock(int(sys.argv[1])):
     print('inside', flush=True)
     sys.stdin.readline()

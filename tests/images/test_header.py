@@ -1,7 +1,6 @@
 import struct
 
-from chainer_fp8pipe.images.bad_image import ImageError
-from chainer_fp8pipe.images.decoding.header import read_header
+from chainer_fp8pipe.images.decoding import ImageError, read_header
 
 import pytest
 from hypothesis import given
