@@ -1,7 +1,14 @@
-"""When a job stands still: what is healthy though nothing moves."""
-from chainer_fp8pipe.mpi.failure.stall_cause import RankView, State
-from chainer_fp8pipe.mpi.failure.stall_rule import StallRule
-from chainer_fp8pipe.mpi.failure.stall_settings import StallSettings
+"""When a job stands still, and why: what is healthy though nothing moves."""
+from chainer_fp8pipe.mpi.failure.stall import (
+    ACTION,
+    SECONDS,
+    RankView,
+    StallRule,
+    StallSettings,
+    State,
+    find_cause,
+    settings_of_environment,
+)
 
 import pytest
 
@@ -127,3 +134,116 @@ def test_what_is_silent_keeps_the_count_of_its_updates():
     assert 'rank 1 of 2 has finished no update for 5 seconds (at least 3 ' in (
         decision.text)
     assert decision.text.endswith('ending all ranks with exit code 75\n')
+
+
+# --- the cause ---------------------------------------------------------------
+
+def waiting(rank, state=State.WAITS, waits_for=(), call='agree', updates=5):
+    return RankView(rank, f'rank {rank} of 4', state, '', waits_for,
+                    call if state is State.WAITS else '', updates)
+
+
+@pytest.mark.parametrize('state', [State.STOPPED, State.GONE, State.LEFT])
+def test_a_rank_that_cannot_go_on_is_the_cause_for_certain(state):
+    cause = find_cause([waiting(0), waiting(1, state),
+                        waiting(2, waits_for=(1,))])
+    assert (cause.ranks, cause.is_certain) == ((1,), True)
+    assert f'rank 1 of 4 {state.value}' in cause.text
+
+
+def test_a_rank_that_is_stopped_counts_more_than_one_that_works():
+    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.STOPPED)])
+    assert (cause.ranks, cause.is_certain) == ((1,), True)
+
+
+def test_a_rank_that_works_after_others_have_left_is_no_certain_cause():
+    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.LEFT)])
+    assert (cause.ranks, cause.is_certain) == ((0,), False)
+
+
+def test_of_ranks_that_work_those_that_others_wait_for_are_the_cause():
+    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.WORKS),
+                        waiting(2, waits_for=(1,))])
+    assert (cause.ranks, cause.is_certain) == ((1,), False)
+
+
+def test_ranks_that_wait_behind_each_other_lead_to_the_last_one():
+    cause = find_cause([
+        waiting(0, waits_for=(1,)), waiting(1, waits_for=(2,)),
+        waiting(2, call='MPI: bcast')])
+    assert (cause.ranks, cause.is_certain) == ((2,), True)
+
+
+@pytest.mark.parametrize('other', [
+    waiting(2, call='MPI: allreduce'), waiting(2, updates=6)])
+def test_the_rank_in_another_call_than_most_is_the_cause(other):
+    cause = find_cause([waiting(0), waiting(1), other, waiting(3)])
+    assert (cause.ranks, cause.is_certain) == ((2,), True)
+    assert 'the others:\n  rank 0 of 4' in cause.text
+
+
+def test_without_a_majority_all_are_shown():
+    cause = find_cause([waiting(0), waiting(1, call='MPI: bcast')])
+    assert (cause.ranks, cause.is_certain) == ((0, 1), True)
+    assert 'different calls' in cause.text
+
+
+def test_ranks_in_one_place_have_no_cause_among_them():
+    cause = find_cause([waiting(0), waiting(1)])
+    assert (cause.ranks, cause.is_certain) == ((), True)
+    assert 'in the same place' in cause.text
+
+
+def test_of_many_ranks_some_are_shown():
+    text = find_cause(waiting(rank, State.STOPPED) for rank in range(40)).text
+    assert 'and 24 more' in text
+    assert text.count('\n') == 18
+
+
+# --- settings ----------------------------------------------------------------
+
+@pytest.mark.parametrize(('given', 'settings'), [
+    ({}, StallSettings()),
+    ({SECONDS: ''}, StallSettings()),
+    ({SECONDS: '0'}, StallSettings(0.0)),
+    ({SECONDS: ' 2.5 ', ACTION: 'warn'}, StallSettings(2.5, ends=False)),
+    ({ACTION: 'end'}, StallSettings()),
+])
+def test_settings_are_those_of_the_environment(monkeypatch, given, settings):
+    monkeypatch.delenv(SECONDS, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert settings_of_environment() == settings
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    (SECONDS, 'soon'), (SECONDS, '-1'), (SECONDS, 'nan'), (SECONDS, 'inf'),
+    (ACTION, 'restart')])
+def test_a_value_that_is_not_allowed_is_an_error_that_names_it(
+        monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f'{name} must be .*{value}'):
+        settings_of_environment()
+
+
+def test_the_limit_is_20_updates_and_30_seconds_at_least():
+    assert StallSettings().limit(0.1) == 30
+    assert StallSettings().limit(6.0) == 120
+    assert StallSettings(7.0).limit(6.0) == 7
+
+
+@pytest.mark.parametrize(('is_certain', 'is_broken', 'patience', 'ends'), [
+    (True, True, 1, True), (True, False, 4, True), (False, True, 10, False),
+    (False, False, 10, False)])
+def test_what_may_be_over_some_day_is_waited_for(is_certain, is_broken,
+                                                 patience, ends):
+    settings = StallSettings()
+    assert settings.patience(is_certain, is_broken) == patience
+    assert settings.ends_if(is_certain) == ends
+
+
+@pytest.mark.parametrize('is_certain', [True, False])
+def test_given_seconds_are_neither_more_nor_a_warning(is_certain):
+    assert StallSettings(5.0).patience(is_certain, False) == 1
+    assert StallSettings(5.0).ends_if(is_certain)
+    assert not StallSettings(5.0, ends=False).ends_if(is_certain)
