@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 
 import chainer_fp8pipe
 from chainer_fp8pipe import (
@@ -21,10 +23,12 @@ import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
-from models.encoder import Encoder, Layer, each
-from models.zoo import Trained
 from pipeline_ranks import Same, start_torch, take_turns
 from training_ranks import _keep_to_own_cores as keep_to_own_cores
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from tests.models.encoder import Encoder, Layer, each  # noqa: E402
+from tests.models.zoo import Trained  # noqa: E402
 
 # --- the models -----------------------------------------------------------
 

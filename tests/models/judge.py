@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
@@ -23,10 +24,9 @@ from chainer_fp8pipe.planning.partition.positions import order_of
 import chainer
 import numpy
 from chainer.functions.loss.hinge import Hinge
-from models import MODELS
 from mpi4py import MPI
-from partition_calls import CALLS, Around
-from pipeline_ranks import Same, quiet_barrier
+
+from .calls import Around
 
 UPDATES = 3
 #: Of a gradient, relative to its norm.
@@ -62,35 +62,24 @@ class Failed(Exception):
     """An exception in training."""
 
 
-def models(comm, job, rows):
-    """A row for each of the models and schedules on these ranks."""
-    for name in job['names']:
-        rows.begin(name)
-        known = {}
-        for schedule, chunks in SCHEDULES:
-            row = _model(comm, MODELS[name], schedule, chunks, known)
-            row = {'model': name, 'ranks': comm.size,
-                   'schedule': schedule, 'chunks': chunks, **row}
-            rows.add(row, f'{comm.size} ranks, {name}, {schedule}: '
-                     + said(row))
+class Same(chainer.dataset.Iterator):
+    """One batch for ever."""
+
+    epoch, is_new_epoch, epoch_detail, previous_epoch_detail = 0, False, 0, 0
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def next(self):
+        return self.batch
 
 
-def functions(comm, job, rows):
-    """A row for each function, cut between two ranks at every place."""
-    for name in job['names']:
-        rows.begin(name)
-        row = {'function': name, **_function(comm, CALLS[name])}
-        rows.add(row, f'{name}: {said(row)}, {row["cuts"]} cuts')
+def judge_model(comm, case, schedule, chunks, known):
+    """A row for one of the models and a schedule, on these ranks.
 
-
-def said(row):
-    """The outcome in some words."""
-    if row['outcome'] == 'right':
-        return f'right, error {row["error"]:.1e}'
-    return f'{row["outcome"]}: {row["reason"].splitlines()[-1][:200]}'
-
-
-def _model(comm, case, schedule, chunks, known):
+    Its ``outcome`` is ``'right'``, or ``'refused'`` or ``'too few parts'`` in
+    the words of its ``reason``; or ``'wrong'`` or ``'failed'``.
+    """
     parts = max(case.samples // 2, 2)
     batch = case.batch(numpy.random.RandomState(1), case.samples)
 
@@ -160,7 +149,10 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
                            known)
         except Exception:
             problem = traceback.format_exc()
-    quiet_barrier()
+    # Leaves the cores to those who still work.
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
     problem = comm.bcast(problem)
     if problem:
         raise Failed('the reference: ' + problem)
@@ -434,7 +426,8 @@ def _part(batch, number, parts):
 _BATCH, _PARTS = 8, 2
 
 
-def _function(comm, call):
+def judge_function(comm, call):
+    """A row for a function or link, cut between two ranks at every place."""
     rng = numpy.random.RandomState(2)
     batch = (rng.uniform(-1, 1, (_BATCH, 6)).astype('f'),
              numpy.resize([0, 1, 2, 0], _BATCH).astype('i'))

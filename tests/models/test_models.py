@@ -5,8 +5,8 @@ import chainer
 import numpy
 import pytest
 
-from benchmarks.models import MODELS
-from benchmarks.models.encoder import Encoder
+from tests.models import MODELS
+from tests.models.encoder import Encoder
 
 QUICK = [case for case in MODELS.values() if not case.slow]
 _STEPS = 10
