@@ -27,6 +27,13 @@ def each(names, quick):
 @pytest.mark.parametrize('name', each(MODELS, QUICK))
 @on_ranks(2, 3, 4, timeout=1500)
 def test_a_model_trains_as_in_one_process(comm, name):
+    if MODELS[name].slow and comm.size > 2:
+        pytest.skip('takes long, and gigabytes')
+    if name == 'stacked_lstm':
+        # Cells that make their weights in their first forward pass are one
+        # call each; the reference, which is given weights, has many, and so
+        # dropout draws other masks.
+        pytest.skip('it has no reference')
     known = {}
     for schedule, chunks in SCHEDULES:
         row = judge_model(comm, MODELS[name], schedule, chunks, known)
