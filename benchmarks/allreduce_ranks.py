@@ -24,11 +24,9 @@ from chainer_fp8pipe.communicators.algorithms import (
     make_algorithm,
 )
 from chainer_fp8pipe.communicators.options import make_options
-from chainer_fp8pipe.planning.job.codec_choice import FEW
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
-from allreduce_rates import core_rates, message_costs
 from codec_updates import begin
 from mpi4py import MPI
 
@@ -36,8 +34,6 @@ _CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled}
 
 SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
-#: Whose updates the model predicts, and is given the seconds of few elements.
-UPDATES = 'ours', 'aggregator'
 
 
 def main(specification: str, result: str) -> None:
@@ -47,25 +43,15 @@ def main(specification: str, result: str) -> None:
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
     found = {'workers': workers.size, 'rows': []}
-    if is_worker:
-        found['message_costs'] = message_costs(workers)
-        found['core_rates'] = core_rates(workers)
     groups = [{(size, case['label']): case for case in wanted['cases']}
               for size in wanted['sizes'] if size >= SHORT]
-    short = {(FEW, case['label']): case for case in wanted['cases']
-             if case['kind'] in UPDATES}
-    short |= {(size, case['label']): case for size in wanted['sizes']
+    short = {(size, case['label']): case for size in wanted['sizes']
               if size < SHORT for case in wanted['cases']}
     for todo in [short, *groups]:
         times = _in_turns(todo, wanted['repeats'] * (
             MORE if todo is short else 1), everyone, workers, is_worker)
-        if todo is short:
-            found['update_seconds'] = {
-                label: seconds for (size, label), seconds in times.items()
-                if size == FEW}
         rows = [{'size': size, 'label': label, 'seconds': seconds}
-                for (size, label), seconds in times.items()
-                if size in wanted['sizes']]
+                for (size, label), seconds in times.items()]
         found['rows'] += rows
         if everyone.rank == 0:
             _show(rows)

@@ -8,8 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from network import Star
-from network.network import START_UP
+from network import START_UP, Star
 
 _RATE = 1e9             # of a link, in bit/s
 _SLOW = 50              # times as slow

@@ -11,6 +11,9 @@ machine, each on its share of the cores; layers of ``accelerator`` sleep
 instead, 5 ms forward and 10 ms backward each, as a computation on a GPU leaves
 the processors alone.  ``breakdown`` shows where an update's time goes, as
 figures 5 and 6 of the fp8 paper, batch 2 per rank.
+
+Where a processor has AVX-512, OpenBLAS's kernels for it may be slower for a
+batch of 32 than those for Haswell: OPENBLAS_CORETYPE=Haswell takes these.
 """
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ import statistics
 import sys
 import tempfile
 
-import blas
 from environment import (
     RANKS,
     add_common_arguments,
@@ -47,11 +49,6 @@ def main() -> None:
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
-    kernels = blas.OWN
-    if options.what == 'steps':     # the batch that blas.py measures
-        kernels = blas.choose()
-        print(f"NumPy's kernels, see blas.py: {blas.in_words(kernels)}",
-              flush=True)
     with network, tempfile.TemporaryDirectory() as folder:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
@@ -60,8 +57,7 @@ def main() -> None:
         done = network.run(
             [sys.executable, str(_RANKS), options.what, str(repeats),
              'yes' if torch else 'no', str(result)],
-            env={**RANKS, **({blas.VARIABLE: kernels} if kernels else {})},
-            timeout=3000)
+            env=RANKS, timeout=3000)
         if done.returncode:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         rows = json.loads(result.read_text())
@@ -72,7 +68,7 @@ def main() -> None:
         _show_steps(rows)
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
-                                  'kernels': kernels, 'rows': rows})
+                                  'rows': rows})
     if options.plot:
         _plot(rows, options)
         print(f'figure: {options.plot}')

@@ -13,12 +13,11 @@ import time
 import chainer_fp8pipe
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
-import training_accelerator
 from mpi4py import MPI
-from training_networks import NETWORKS, Mlp
 
 BATCH = 32
 WIDTHS = (1024, 2048, 1024, 10)
@@ -88,10 +87,10 @@ def steps(comm, network, repeats, with_torch):
 def breakdown(comm, repeats):
     """Where an update's seconds go, as figures 5 and 6 of the fp8 paper."""
     rows = []
-    for network in NETWORKS:
+    for network, (make, size) in BREAKDOWN.items():
         for label, name, options in CASES[:2]:
-            model = NETWORKS[network].make()
-            x, t = NETWORKS[network].batch(comm.rank)
+            model = make()
+            x, t = _images(comm.rank, size)
             communicator = chainer_fp8pipe.create_communicator(
                 name, comm, **options)
             optimizer = chainermn.create_multi_node_optimizer(
@@ -179,6 +178,72 @@ def _torch_step(comm, network, half):
     return step
 
 
+class Mlp(chainer.ChainList):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, widths):
+        super().__init__(*(L.Linear(n_in, n_out) for n_in, n_out
+                           in zip(widths[:-1], widths[1:], strict=True)))
+
+    def forward(self, x):
+        *hidden, last = self
+        for layer in hidden:
+            x = F.relu(layer(x))
+        return last(x)
+
+
+class CaffeNet(chainer.Chain):
+    """Krizhevsky et al. 2012 as Caffe has it: 61.0 M parameters."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(3, 96, 11, stride=4)
+            self.conv2 = L.Convolution2D(96, 256, 5, pad=2, groups=2)
+            self.conv3 = L.Convolution2D(256, 384, 3, pad=1)
+            self.conv4 = L.Convolution2D(384, 384, 3, pad=1, groups=2)
+            self.conv5 = L.Convolution2D(384, 256, 3, pad=1, groups=2)
+            self.fc6 = L.Linear(9216, 4096)
+            self.fc7 = L.Linear(4096, 4096)
+            self.fc8 = L.Linear(4096, 1000)
+
+    def forward(self, x, t):
+        h = F.max_pooling_2d(F.relu(self.conv1(x)), 3, 2)
+        h = F.max_pooling_2d(F.relu(self.conv2(h)), 3, 2)
+        h = F.relu(self.conv4(F.relu(self.conv3(h))))
+        h = F.max_pooling_2d(F.relu(self.conv5(h)), 3, 2)
+        h = F.relu(self.fc7(F.relu(self.fc6(h))))
+        return F.softmax_cross_entropy(self.fc8(h), t)
+
+
+class GoogLeNet(chainer.Chain):
+    """Szegedy et al. 2014 with both auxiliary losses: 13.4 M."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            # Without Caffe's weights it needs no file.
+            self.net = L.GoogLeNet(pretrained_model=None)
+
+    def forward(self, x, t):
+        heads = ['loss1_fc2', 'loss2_fc2', 'loss3_fc']
+        outputs = self.net(x, layers=heads)
+        first, second, last = (
+            F.softmax_cross_entropy(outputs[head], t) for head in heads)
+        return 0.3 * (first + second) + last
+
+
+def _images(rank, size, images=2):
+    generator = numpy.random.default_rng(rank)
+    return (generator.standard_normal((images, 3, size, size),
+                                      numpy.float32),
+            generator.integers(0, 1000, images).astype(numpy.int32))
+
+
+#: What makes a network, and the size of its images.
+BREAKDOWN = {'CaffeNet': (CaffeNet, 227), 'GoogLeNet': (GoogLeNet, 224)}
+
+
 class _Perceptron:
     """An MLP that the ranks compute themselves."""
 
@@ -201,16 +266,70 @@ class _Perceptron:
         return _random(rank, BATCH, WIDTHS[0], WIDTHS[-1])
 
 
-class _Accelerator:
-    """A network that is computed elsewhere."""
+# A network that computes elsewhere: its layers take time, but no processor.
+# So does one on a GPU: the processors are free for the exchange meanwhile.
+# Every layer sleeps in its forward and in its backward pass.
+_LAYERS, _WIDTH = 8, 724        # 4.2 M parameters
+_FORWARD, _BACKWARD = 5e-3, 10e-3       # seconds of a layer
 
-    make = training_accelerator.Network
-    make_torch = staticmethod(training_accelerator.torch_network)
+
+class _Elsewhere(chainer.FunctionNode):
+    """The identity, which takes its time."""
+
+    def forward(self, inputs):
+        time.sleep(_FORWARD)
+        return inputs
+
+    def backward(self, indexes, gradients):
+        time.sleep(_BACKWARD)
+        return gradients
+
+
+class _Accelerator(chainer.ChainList):
+    """Called with a batch, it returns the loss."""
+
+    def __init__(self):
+        super().__init__(*(L.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
+
+    def forward(self, x, t):
+        for layer in self:
+            x, = _Elsewhere().apply((F.relu(layer(x)),))
+        return F.softmax_cross_entropy(x, t)
+
+    make = classmethod(lambda cls: cls())
+
+    @staticmethod
+    def make_torch():
+        """The same for PyTorch; called with a batch, it returns outputs."""
+        import torch
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                time.sleep(_FORWARD)
+                return x.view_as(x)
+
+            @staticmethod
+            def backward(context, gradient):
+                time.sleep(_BACKWARD)
+                return gradient
+
+        class Module(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.ModuleList(
+                    torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = Function.apply(torch.relu(layer(x)))
+                return x
+        return Module()
 
     @staticmethod
     def data(rank):
-        width = training_accelerator.WIDTH
-        return _random(rank, training_accelerator.BATCH, width, width)
+        # A batch that takes next to nothing to compute here.
+        return _random(rank, 2, _WIDTH, _WIDTH)
 
 
 NETWORK = {'steps': _Perceptron, 'accelerator': _Accelerator}

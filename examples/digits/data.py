@@ -1,4 +1,5 @@
 """Digits that scikit-learn ships, and MNIST and CIFAR-10 from local files."""
+import contextlib
 import gzip
 import os
 import pickle
@@ -66,7 +67,7 @@ def _mnist(root):
         path = _find(root, f'{_MNIST[split]}-{kind}-ubyte', _MNIST_FILES,
                      'the four files of MNIST (with or without .gz)')
         opener = gzip.open if path.endswith('.gz') else open
-        with opener(path, 'rb') as file:
+        with _naming(path), opener(path, 'rb') as file:
             data = file.read()
         dimensions = data[3] if len(data) > 3 else 0
         shape = tuple(numpy.frombuffer(data, '>i4', dimensions, 4))
@@ -83,11 +84,9 @@ def _cifar10(root):
         path = _find(root, name, [*_CIFAR_TRAIN, 'test_batch'],
                      'the six batches of CIFAR-10 (python or binary '
                      'version, in DIR or in its cifar-10-batches-* folder)')
-        with open(path, 'rb') as file:
+        with _naming(path), open(path, 'rb') as file:
             if path.endswith('.bin'):
                 rows = numpy.frombuffer(file.read(), numpy.uint8)
-                if rows.size % 3073:
-                    raise ValueError(f'{path} is damaged')
                 rows = rows.reshape(-1, 3073)
                 return rows[:, 1:], rows[:, 0]
             batch = pickle.load(file, encoding='bytes')
@@ -99,6 +98,16 @@ def _cifar10(root):
         return images / numpy.float32(255), numpy.concatenate(labels)
     return (join([read(name) for name in _CIFAR_TRAIN]),
             join([read('test_batch')]))
+
+
+@contextlib.contextmanager
+def _naming(path):
+    """What goes wrong in reading a file says which one it is."""
+    try:
+        yield
+    except (EOFError, KeyError, OSError, ValueError,
+            pickle.UnpicklingError) as error:
+        raise ValueError(f'{path} is damaged: {error}') from error
 
 
 def _find(root, name, expected, what):

@@ -1,6 +1,5 @@
 """The ImageNet example, as a user starts it, on a very small set."""
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,33 +14,14 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.ranks import (
-    environment,
-    on_ranks,
-    run_script,
-)
+from tests.ranks import environment, on_ranks, run_script
 
-from .interrupted import interrupted
-from .test_digits import arrays
-from .test_imagenet_models import _FOLDER, NETWORKS, module
+from .runs import EXAMPLES, arrays, check_refusals, interrupted
+from .test_imagenet_models import NETWORKS, module
 
-SCRIPT = os.path.join(_FOLDER, 'train_imagenet.py')
+SCRIPT = EXAMPLES / 'imagenet' / 'train_imagenet.py'
 SMALL = ('--arch', 'small', '--insize', '16', '--batchsize', '6', '--epoch',
          '3', '--workers', '1', '--prefetch', '2')
-
-# Starts it several times in the same ranks, and prints how each ended.
-TRY = '''
-import json, os, sys
-script, cases = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(script))
-import train_imagenet
-for case in json.loads(cases):
-    sys.argv[:] = [script, *case]
-    try:
-        train_imagenet.main()
-    except SystemExit as end:
-        print(end.code, flush=True)
-'''
 
 
 def run(*arguments, ranks=2):
@@ -64,7 +44,7 @@ def root(tmp_path_factory):
     """38 training and 22 validation images of 6 classes."""
     root = tmp_path_factory.mktemp('images') / 'set'
     done = subprocess.run(
-        [sys.executable, os.path.join(_FOLDER, 'make_images.py'), root,
+        [sys.executable, SCRIPT.with_name('make_images.py'), root,
          '--train', '38', '--val', '22', '--classes', '6', '--scale', '0.1'],
         env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -310,17 +290,9 @@ def test_what_is_wrong_is_explained_once_and_ends_all_ranks(root, tmp_path):
         ([folders['empty']], "no images (.jpeg, .jpg, .png) in 'empty'"),
         ([folders['missing']], "train' is not a folder"),
     ]
-    out = tmp_path / 'out'
-    done = run_script(2, '-c', TRY, SCRIPT, json.dumps(
-        [[str(arguments[0]), *SMALL, *arguments[1:], '--out', str(out)]
-         for arguments, _ in cases]))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.replace('\n', '') == 2 * len(cases) * '2'
-    for _, message in cases:
-        assert done.stderr.count(message) == 1
-    assert done.stderr.count('error: ') == len(cases)
-    assert 'Traceback' not in done.stderr
-    assert not out.exists()
+    check_refusals(SCRIPT, [
+        ([arguments[0], *SMALL, *arguments[1:]], message)
+        for arguments, message in cases], tmp_path / 'out')
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
@@ -363,7 +335,7 @@ def test_help_has_groups_and_names_every_default():
 
 def test_the_small_set_does_not_overwrite(root):
     done = subprocess.run(
-        [sys.executable, os.path.join(_FOLDER, 'make_images.py'), root],
+        [sys.executable, SCRIPT.with_name('make_images.py'), root],
         env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert 'exists already' in done.stderr
@@ -373,10 +345,8 @@ def test_the_small_set_does_not_overwrite(root):
 
 def rows(title):
     """The rows of one of the page's tables, as lists of text."""
-    page = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), 'docs',
-                        'imagenet.rst')
-    with open(page) as file:
-        _, _, rest = file.read().partition(f'.. list-table:: {title}\n')
+    page = (EXAMPLES.parent / 'docs' / 'imagenet.rst').read_text()
+    _, _, rest = page.partition(f'.. list-table:: {title}\n')
     table = re.split(r'\n(?=\S)', rest)[0]
     return [[' '.join(cell.split()) for cell in row.split('\n     - ')]
             for row in re.split(r'\n   \* - ', table)[2:]]

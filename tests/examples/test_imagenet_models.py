@@ -1,8 +1,5 @@
 """The networks of the ImageNet example, against what was published."""
 import functools
-import importlib
-import os
-import sys
 
 import chainer_fp8pipe  # noqa: F401, before chainer
 
@@ -14,28 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_FOLDER = os.path.join(_ROOT, 'examples', 'imagenet')
+from . import runs
 
-
-@functools.lru_cache
-def module(name):
-    """A module of the example's, none of another one of the same name."""
-    own = {file.partition('.')[0] for file in os.listdir(_FOLDER)}
-
-    def take_out():
-        return {key: sys.modules.pop(key) for key in list(sys.modules)
-                if key.partition('.')[0] in own}
-    others = take_out()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(_FOLDER)
-            return importlib.import_module(name)
-    finally:
-        take_out()
-        sys.modules.update(others)
-
-
+module = functools.partial(runs.module, 'imagenet')
 NETWORKS = module('models').NETWORKS
 
 
@@ -45,15 +23,8 @@ NETWORKS = module('models').NETWORKS
     ('resnet50', 25_557_032), ('caffenet', 60_965_224),
     ('googlenet', 13_378_280)])
 def test_it_has_as_many_parameters_as_published(name, parameters):
-    # What they are does not matter, and takes time.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chainer.initializers.HeNormal, '__call__', _nothing)
-        patch.setattr(chainer.initializers.LeCunNormal, '__call__', _nothing)
+    with runs.quick_initial_values():
         assert NETWORKS[name]().count_params() == parameters
-
-
-def _nothing(initializer, array):
-    pass
 
 
 @pytest.mark.parametrize(('name', 'least'), [

@@ -1,9 +1,6 @@
 """The language example: its text, its models, and a run in one process."""
-import functools
-import importlib
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -21,37 +18,23 @@ from hypothesis import strategies as st
 
 from tests.ranks import end_with_parent, environment, run_script
 
-from .test_digits import arrays
+from .runs import (
+    EXAMPLES,
+    arrays,
+    check_refusals,
+    help_of,
+    module,
+    quick_initial_values,
+)
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_FOLDER = os.path.join(_ROOT, 'examples', 'language')
-SCRIPT = os.path.join(_FOLDER, 'train_language.py')
-
+SCRIPT = EXAMPLES / 'language' / 'train_language.py'
 # Some seconds, most of them for the imports.
 TINY = ('--units', '32', '--layers', '2', '--heads', '2', '--length', '16',
         '--vocabulary', '300', '--characters', '60000', '--lr', '0.01')
 
 
-@functools.lru_cache
-def module(name):
-    """A module of the example's, none of another one of the same name."""
-    own = {file.partition('.')[0] for file in os.listdir(_FOLDER)}
-
-    def take_out():
-        return {key: sys.modules.pop(key) for key in list(sys.modules)
-                if key.partition('.')[0] in own}
-    others = take_out()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(_FOLDER)
-            return importlib.import_module(name)
-    finally:
-        take_out()
-        sys.modules.update(others)
-
-
-text = module('text')
-models = module('models')
+text = module('language', 'text')
+models = module('language', 'models')
 
 
 def run(*arguments):
@@ -318,16 +301,12 @@ def test_a_layer_of_lstm_is_chainers():
 
 
 def test_the_default_decoder_has_25_million_parameters():
-    with pytest.MonkeyPatch.context() as patch:
-        # What they are does not matter, and takes time.
-        for kind in 'Normal', 'LeCunNormal':
-            patch.setattr(getattr(chainer.initializers, kind), '__call__',
-                          lambda initializer, array: None)
-        sizes = {name: default for name, (default, _)
-                 in module('arguments').SIZES.items()
-                 if name in ('length', 'units', 'layers', 'heads')}
+    sizes = {name: default for name, (default, _)
+             in module('language', 'arguments').SIZES.items()
+             if name in ('length', 'units', 'layers', 'heads')}
+    with quick_initial_values():
         model = models.Decoder(1024, **sizes)
-        assert model.count_params() == pytest.approx(25e6, rel=0.05)
+    assert model.count_params() == pytest.approx(25e6, rel=0.05)
 
 
 # --- how many layers ---------------------------------------------------------
@@ -340,9 +319,9 @@ def test_the_most_layers_that_fit_are_found(least, most):
     tried = []
     if most < least:
         with pytest.raises(ValueError, match=f'not even {least} layers fit'):
-            module('filling').most_layers(fits, least)
+            module('language', 'filling').most_layers(fits, least)
     else:
-        assert module('filling').most_layers(fits, least) == most
+        assert module('language', 'filling').most_layers(fits, least) == most
         assert len(tried) <= 4 + 2 * math.log2(most)
 
 
@@ -452,56 +431,31 @@ def test_an_epoch_is_the_text_once(tmp_path):
 ])
 def test_wrong_values_are_explained(capsys, arguments, message):
     with pytest.raises(SystemExit):
-        module('arguments').make_parser('').parse_args(arguments)
+        module('language', 'arguments').make_parser('').parse_args(arguments)
     assert message in capsys.readouterr().err
 
 
 def test_memory_is_read_with_its_unit():
-    parse = module('arguments').make_parser('').parse_args
+    parse = module('language', 'arguments').make_parser('').parse_args
     assert [parse(['--memory', given]).memory for given in (
         '150MB', '1.5 GB')] == ['150 MB', '1.5 GB']
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--units', '30', '--heads', '4'],
-     '--units 30 is not a multiple of --heads 4'),
-    (['--fill'], '--fill needs --memory SIZE'),
-    (['--memory', '150MB'], '--memory is for a model that is divided over'),
-])
-def test_arguments_that_do_not_go_together_are_explained(arguments, message):
-    options = module('arguments').make_parser('').parse_args(arguments)
-    with pytest.raises(ValueError, match=message):
-        module('arguments').check(options)
-
-
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--memory', '150MB'], '--memory is for a model that is divided over'),
-    (['--characters', '500'], '--characters 500 is too small for a batch'),
-    (['--characters', '5'], '5 characters of the Python sources'),
-])
-def test_an_error_is_one_line_below_the_usage(tmp_path, arguments, message):
-    done = run(*arguments, '--out', tmp_path / 'out')
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert 'error: ' in last
-    assert message in last
-    assert done.stderr.count(message) == 1
-    assert 'Traceback' not in done.stderr
-    assert not (tmp_path / 'out').exists()
-
-
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--batchsize', '12'],
-     '--batchsize 12 is not a multiple of 8: micro-batches (8) x'),
-    (['--pipeline', '3'], 'pipeline=3 does not divide the 2 ranks'),
-])
-def test_what_is_wrong_for_two_ranks_is_explained_once(
-        tmp_path, arguments, message):
-    done = run_script(2, SCRIPT, *TINY, *arguments, '--out', tmp_path / 'out')
-    assert done.returncode == 2
-    assert done.stderr.count(message) == 1
-    assert 'Traceback' not in done.stderr
-    assert not (tmp_path / 'out').exists()
+@pytest.mark.parametrize(('ranks', 'cases'), [
+    (1, [(['--units', '30', '--heads', '4'],
+          '--units 30 is not a multiple of --heads 4'),
+         (['--fill'], '--fill needs --memory SIZE'),
+         (['--memory', '150MB'],
+          '--memory is for a model that is divided over'),
+         (['--characters', '500'], '--characters 500 is too small for a'),
+         (['--characters', '5'], '5 characters of the Python sources')]),
+    (2, [([*TINY, '--batchsize', '12'],
+          '--batchsize 12 is not a multiple of 8: micro-batches (8) x'),
+         ([*TINY, '--pipeline', '3'],
+          'pipeline=3 does not divide the 2 ranks')])])
+def test_what_is_wrong_is_explained_once_and_ends_all_ranks(
+        tmp_path, ranks, cases):
+    check_refusals(SCRIPT, cases, tmp_path / 'out', ranks)
 
 
 def test_two_ranks_show_how_the_model_was_cut(tmp_path):
@@ -516,8 +470,5 @@ def test_two_ranks_show_how_the_model_was_cut(tmp_path):
         assert (tmp_path / 'out' / name).stat().st_size > size
 
 
-def test_help_is_printed_once():
-    done = run('--help')
-    assert done.returncode == 0
-    assert done.stdout.count('usage:') == 1
-    assert '--micro-batches' in done.stdout
+def test_help_names_its_options():
+    assert '--micro-batches' in help_of(SCRIPT)

@@ -1,0 +1,191 @@
+"""Runs of examples: as users start them, several in one job, interrupted."""
+import atexit
+import contextlib
+import functools
+import gzip
+import importlib
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+from tests.ranks import end_with_parent, environment, mpiexec, run_script
+
+EXAMPLES = Path(__file__).parents[2] / 'examples'
+
+# Starts a script again and again in the same ranks: imports take seconds.
+_TRY = '''
+import json, os, sys
+script, name, cases = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(script))
+module = __import__(name)
+for case in json.loads(cases):
+    sys.argv[:] = [script, *case]
+    try:
+        module.main()
+    except SystemExit as end:
+        print(end.code, flush=True)
+'''
+
+# One rank dies at an update, or stays there until the run is ended.
+_INTERRUPT = '''
+import os, runpy, signal, sys, time
+rank, iteration, reached, script = sys.argv[1:5]
+sys.argv[:5] = [script]
+sys.path.insert(0, os.path.dirname(script))
+import chainer_fp8pipe
+from chainer.training import StandardUpdater
+from mpi4py import MPI
+update = StandardUpdater.update
+def update_or_stop(updater):
+    if (MPI.COMM_WORLD.rank, updater.iteration) == (int(rank), int(iteration)):
+        if not reached:
+            os.kill(os.getpid(), signal.SIGKILL)
+        open(reached, 'w').close()
+        time.sleep(3600)
+    update(updater)
+StandardUpdater.update = update_or_stop
+runpy.run_path(script, run_name='__main__')
+'''
+
+
+def check_refusals(script, cases, out, ranks=2):
+    """Each of these is said once, by all ranks together, and ends them.
+
+    Args:
+        script: The example.
+        cases: Arguments, and what must be said.
+        out: That must not be there afterwards.
+        ranks: How many.
+    """
+    done = run_script(ranks, '-c', _TRY, script, script.stem, json.dumps(
+        [[*map(str, arguments), '--out', str(out)]
+         for arguments, _ in cases]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace('\n', '') == ranks * len(cases) * '2'
+    for _, message in cases:
+        assert done.stderr.count(message) == 1, (message, done.stderr)
+    assert done.stderr.count('error: ') == len(cases)
+    assert 'Traceback' not in done.stderr
+    assert not out.exists()
+
+
+def interrupted(how, iteration, script, *arguments, ranks=2):
+    """Runs an example up to an iteration; returns the launcher's code.
+
+    Args:
+        how: ``'a rank'``: the last rank is killed; or a signal for the
+            launcher.
+        iteration: Updates that are done.
+        script: The example.
+        arguments: Of the example.
+        ranks: How many.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        reached = '' if how == 'a rank' else os.path.join(folder, 'reached')
+        process = subprocess.Popen(
+            [*mpiexec(ranks), sys.executable, '-c', _INTERRUPT,
+             str(ranks - 1), str(iteration), reached, script,
+             *map(str, arguments)],
+            env=environment(), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
+        if reached:
+            while not os.path.exists(reached) and process.poll() is None:
+                time.sleep(0.02)
+            # A run that ended by itself was not interrupted.
+            assert process.poll() is None
+            process.send_signal(how)
+        return process.wait()
+
+
+def arrays(path):
+    """The bytes of a file's arrays, by name."""
+    with numpy.load(path) as archive:
+        return {key: archive[key].tobytes() for key in archive.files}
+
+
+def help_of(script):
+    """What ``--help`` prints, on two ranks; once."""
+    done = run_script(2, script, '--help')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('usage:') == 1
+    return done.stdout
+
+
+@functools.cache
+def module(example, name):
+    """A module of an example's, none of another one of the same name."""
+    folder = EXAMPLES / example
+    own = {file.partition('.')[0] for file in os.listdir(folder)}
+
+    def take_out():
+        return {key: sys.modules.pop(key) for key in list(sys.modules)
+                if key.partition('.')[0] in own}
+    others = take_out()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(folder)
+            return importlib.import_module(name)
+    finally:
+        take_out()
+        sys.modules.update(others)
+
+
+@contextlib.contextmanager
+def quick_initial_values():
+    """Parameters of large networks keep what their memory has."""
+    import chainer
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in 'Normal', 'HeNormal', 'LeCunNormal':
+            patch.setattr(getattr(chainer.initializers, kind), '__call__',
+                          lambda initializer, array: None)
+        yield
+
+
+# --- data sets ---------------------------------------------------------------
+
+@functools.cache
+def digits():
+    """A folder for ``--root``; to import scikit-learn takes two seconds."""
+    folder = tempfile.mkdtemp(prefix='digits-')
+    atexit.register(shutil.rmtree, folder)
+    module('digits', 'data').save_digits(os.path.join(folder, 'digits.npz'))
+    return folder
+
+
+def write_mnist(root, compress):
+    generator = numpy.random.default_rng(0)
+    for split, count in (('train', 60), ('t10k', 20)):
+        images = generator.integers(0, 256, (count, 28, 28), numpy.uint8)
+        labels = generator.integers(0, 10, count).astype(numpy.uint8)
+        for kind, array in (('images-idx3', images),
+                            ('labels-idx1', labels)):
+            data = struct.pack('>BBBB', 0, 0, 8, array.ndim)
+            data += struct.pack(f'>{array.ndim}i', *array.shape)
+            data += array.tobytes()
+            path = root / f'{split}-{kind}-ubyte{".gz" * compress}'
+            path.write_bytes(gzip.compress(data) if compress else data)
+
+
+def write_cifar(root, binary):
+    generator = numpy.random.default_rng(0)
+    folder = root / f'cifar-10-batches-{"bin" if binary else "py"}'
+    folder.mkdir()
+    for name in [*(f'data_batch_{n}' for n in range(1, 6)), 'test_batch']:
+        images = generator.integers(0, 256, (12, 3072), numpy.uint8)
+        labels = generator.integers(0, 10, 12).tolist()
+        if binary:
+            rows = numpy.column_stack([labels, images]).astype(numpy.uint8)
+            (folder / f'{name}.bin').write_bytes(rows.tobytes())
+        else:
+            (folder / name).write_bytes(pickle.dumps(
+                {b'data': images, b'labels': labels}))
