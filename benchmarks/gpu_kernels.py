@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chainer_fp8pipe import fp8
-from chainer_fp8pipe.block_formats import FORMATS, RECORD, RecordFormat
-from chainer_fp8pipe.fp8 import kernels
+from chainer_fp8pipe import formats
+from chainer_fp8pipe.formats import FORMATS, RECORD, RecordFormat
+from chainer_fp8pipe.formats.gpu import run_kernel
 
 import numpy as np
 from environment import describe, write_json
@@ -43,46 +43,46 @@ def copies(xp: Any, x: Any, y: Any) -> dict[str, Case]:
 
 def cases(xp: Any, n: int) -> dict[str, Case]:
     """All cases over arrays of n elements."""
-    from chainer_fp8pipe.fp8.gpu import run_kernel
     rng = np.random.default_rng(0)
     x, w, residual, y = (xp.asarray(rng.standard_normal(n, dtype=np.float32))
                          for _ in range(4))
     a, b, c, flags = (xp.asarray(np.zeros(n, np.uint8)) for _ in range(4))
-    fp8.encode(x, a)
-    fp8.encode(w, b)
+    formats.encode(x, a)
+    formats.encode(w, b)
     keys = np.uint32(1), np.uint32(2)
     scale, inverse, epsilon, bound = map(
         np.float32, (300, 1 / 300, 1e-5, 3.5))
 
-    def kernel(which: kernels.Kernel, width: int, *arguments: Any) -> Case:
+    def kernel(which: str, width: int, *arguments: Any) -> Case:
         return Case(lambda: run_kernel(which, *arguments), width)
 
     found = copies(xp, x, y)
-    for number, rounding in enumerate(fp8.ROUNDINGS):
+    for rounding in formats.ROUNDINGS:
         found[f'encode, {rounding}'] = kernel(
-            kernels.encode(number), 5, x, *keys, c)
+            f'encode_{rounding}', 5, x, *keys, c)
         found[f'add, {rounding}'] = kernel(
-            kernels.add(number), 3, a, b, *keys, c)
+            f'add_{rounding}', 3, a, b, *keys, c)
         found[f'ratio_encode, {rounding}'] = kernel(
-            kernels.ratio_encode(number), 10, x, w, scale, epsilon, *keys, c,
+            f'ratio_encode_{rounding}', 10, x, w, scale, epsilon, *keys, c,
             flags)
         found[f'ratio_encode + residual, {rounding}'] = kernel(
-            kernels.ratio_feedback(number), 18, x, w, scale, inverse, epsilon,
+            f'ratio_feedback_{rounding}', 18, x, w, scale, inverse, epsilon,
             bound, *keys, c, flags, residual)
     return {
         **found,
-        'decode': kernel(kernels.decode(), 5, a, y),
-        'accumulate': kernel(kernels.accumulate(), 9, a, y),
+        'decode': kernel('decode', 5, a, y),
+        'accumulate': kernel('accumulate', 9, a, y),
         'ratio_decode, fp8 wire': kernel(
-            kernels.ratio_decode('uint8'), 9, a, w, inverse, epsilon, y),
+            'ratio_decode_uint8', 9, a, w, inverse, epsilon, y),
         'ratio_decode, float32 wire': kernel(
-            kernels.ratio_decode('float32'), 12, x, w, inverse, epsilon, y),
-        'operation: encode': Case(lambda: fp8.encode(x, c), 5, False),
-        'operation: ratio_encode': Case(lambda: fp8.ratio_encode(
+            'ratio_decode_float32', 12, x, w, inverse, epsilon, y),
+        'operation: encode': Case(lambda: formats.encode(x, c), 5, False),
+        'operation: ratio_encode': Case(lambda: formats.ratio_encode(
             x, w, c, scale=300.0), 9, False),
-        'operation: ratio_encode + residual': Case(lambda: fp8.ratio_encode(
-            x, w, c, scale=300.0, residual=residual), 17, False),
-        'operation: ratio_decode, fp8 wire': Case(lambda: fp8.ratio_decode(
+        'operation: ratio_encode + residual': Case(
+            lambda: formats.ratio_encode(
+                x, w, c, scale=300.0, residual=residual), 17, False),
+        'operation: ratio_decode, fp8 wire': Case(lambda: formats.ratio_decode(
             a, w, y, scale=300.0), 9, False),
         **{name: case for made in FORMATS.values()
            for name, case in of_records(xp, made, x, residual, y).items()},
@@ -92,7 +92,6 @@ def cases(xp: Any, n: int) -> dict[str, Case]:
 def of_records(xp: Any, made: RecordFormat, x: Any, residual: Any, y: Any
                ) -> dict[str, Case]:
     """The cases of a format whose records have 32 elements."""
-    from chainer_fp8pipe.block_formats.record_gpu import launch
     n = x.size
     records = xp.asarray(
         np.zeros((-(-n // RECORD), made.nbytes), np.uint8))
@@ -100,17 +99,19 @@ def of_records(xp: Any, made: RecordFormat, x: Any, residual: Any, y: Any
     width = made.nbytes / RECORD
 
     def kernel(operation: str, width: float, *arguments: Any) -> Case:
-        return Case(lambda: launch(operation, made.number, *arguments,
-                                   np.int64(n)), width)
-    one = np.float32(1)
+        return Case(lambda: run_kernel(
+            f'{made.name}_{operation}', *arguments,
+            size=records.shape[0]), width)
+    factor = np.float32(1), np.int64(n)
     return {
-        f'{made.name} encode': kernel('encode_alone', 4 + width, x, one,
+        f'{made.name} encode': kernel('encode', 4 + width, x, *factor,
                                       records),
         f'{made.name} encode + residual': kernel(
-            'encode_feedback', 12 + width, x, one, residual, records),
-        f'{made.name} decode': kernel('decode', 4 + width, records, one, y),
+            'feedback', 12 + width, x, *factor, records, residual),
+        f'{made.name} decode': kernel('decode', 4 + width, records, *factor,
+                                      y),
         f'{made.name} accumulate': kernel('accumulate', 8 + width, records,
-                                          one, y),
+                                          *factor, y),
         f'operation: {made.name} encode + residual': Case(
             lambda: made.encode(x, records, residual=residual), 12 + width,
             False),

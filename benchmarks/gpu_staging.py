@@ -19,8 +19,8 @@ from typing import Any
 from chainer_fp8pipe.codecs import (
     BlockScaled,
     Cast,
-    Codec,
     Fp8Ratio,
+    State,
     Tensors,
 )
 from chainer_fp8pipe.codecs.staging import download, empty_wire, upload_now
@@ -123,10 +123,11 @@ def updates(xp: Any, sizes: tuple[int, ...], repeats: int
         codec = make()
         tensors = Tensors(names, gradients, parameters, grain=codec.grain)
         wire = empty_wire(xp, tensors.size, codec.wire_dtype)
+        state = codec.init()
         line = f'{name:10}'
         for what, run in (
-                ('encode', partial(encode, codec, tensors, wire)),
-                ('decode', partial(decode, codec, tensors, wire))):
+                ('encode', partial(encode, state, tensors, wire)),
+                ('decode', partial(decode, state, tensors, wire))):
             found[f'{what}, {name}'] = times = medians(run, repeats)
             width = 12 if what == 'encode' else 14
             line += (f'{times[1] * 1e3:{width}.2f}'
@@ -135,15 +136,14 @@ def updates(xp: Any, sizes: tuple[int, ...], repeats: int
     return found
 
 
-def encode(codec: Codec, tensors: Tensors, wire: np.ndarray) -> None:
+def encode(state: State, tensors: Tensors, wire: np.ndarray) -> None:
     """An update's way to the wire."""
-    begin(codec, tensors)
-    codec.encode(tensors, wire)
+    begin(state, tensors).encode(wire)
 
 
-def decode(codec: Codec, tensors: Tensors, wire: np.ndarray) -> None:
+def decode(state: State, tensors: Tensors, wire: np.ndarray) -> None:
     """Its way back, until the device has gone it."""
-    codec.decode(tensors, wire)
+    state.codec.step(state, tensors).decode(wire)
     tensors.xp.cuda.get_current_stream().synchronize()
 
 

@@ -1,4 +1,4 @@
-"""Gradients to bytes and back: floats, fp8 by ratio, 4 or 5 bits in records."""
+"""Gradients to bytes and back: floats, fp8 by ratio, records of few bits."""
 from .block_scaled import BlockScaled
 from .cast import Cast
 from .codec import Codec, Part, State

@@ -10,7 +10,7 @@
 #     coding.encode(wire)                       # this rank's gradients
 #     ...                                       # bytes travel, means are made
 #     coding.decode(wire)                       # means into the gradients
-#     coding.conclude()                         # what was counted, to the state
+#     coding.conclude()                         # counts, to the state
 #
 # After `begin` the tensors may come in groups (buckets), each with a wire, a
 # `propose` and a `step` of its own, in any order.
@@ -210,7 +210,8 @@ class Codec(abc.ABC):
             self._rescale_state(state, loss_scale)
             state.loss_scale = loss_scale
 
-    def _rescale_state(self, state: State, loss_scale: float) -> None:
+    def _rescale_state(self, state: State,          # noqa: B027
+                       loss_scale: float) -> None:
         """All that was learnt from gradients grows with their factor."""
 
     def propose(self, state: State, tensors: Tensors

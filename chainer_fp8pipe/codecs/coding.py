@@ -183,7 +183,7 @@ class Coding:
         self._kept += arrays
         return found
 
-    # --- gradients and their means -----------------------------------------------
+    # --- gradients and their means ------------------------------------------
 
     def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
         """Writes gradients, times the prescale, into a piece of the wire.
@@ -226,7 +226,7 @@ class Coding:
         return self.nonfinite
 
     def decode_into(self, gradients: Sequence[Any]) -> None:
-        """Has means decoded into these arrays; raises as :meth:`Codec.step`."""
+        """Has means decoded into these arrays; raises as ``Codec.step``."""
         if self.tensors.xp is numpy:
             self._rows[:, _OUT] = self._places(gradients, writeable=True)[:, 0]
         else:
@@ -278,7 +278,7 @@ class Coding:
         self._code('mean', start, wire, total, count,
                    numpy.ascontiguousarray(means))
 
-    # --- wires -------------------------------------------------------------------
+    # --- wires --------------------------------------------------------------
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         """``total += wire``, both in the wire's own format.
@@ -306,7 +306,7 @@ class Coding:
         """See :meth:`.Codec.is_finite`."""
         return self.codec.is_finite(wire)
 
-    # --- what was found ------------------------------------------------------------
+    # --- what was found -----------------------------------------------------
 
     @property
     def nonfinite(self) -> list[str]:
@@ -341,7 +341,7 @@ class Coding:
                     encoded[name] = encoded.get(name, 0) + counts[_ENCODED]
         found[:, :2] = 0
 
-    # --- details -------------------------------------------------------------------
+    # --- details ------------------------------------------------------------
 
     def _code(self, what: str, start: int, wire: Any, other: Any = None,
               count: int = 0, means: Any = None) -> None:

@@ -62,9 +62,10 @@ def here(state: State, name: str) -> NonfiniteMean:
         state: Of the codec of this update.
         name: The parameter.
     """
-    reason = (f'{state.nonfinite[0]} is not finite in {state.codec.name} on this '
-              'rank' if state.nonfinite else 'it is not so on this rank, but '
-              'on another, or the sum overflowed')
+    reason = 'it is not so on this rank, but on another, or the sum overflowed'
+    if state.nonfinite:
+        reason = (f'{state.nonfinite[0]} is not finite in {state.codec.name} '
+                  'on this rank')
     return raised_by_all(NonfiniteMean(     # each at its own look
         f'the mean of the gradients of {name} is not finite: {reason}. Other '
         'parameters may have been updated: go on from a snapshot, with a new '

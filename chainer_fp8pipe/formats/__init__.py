@@ -95,7 +95,7 @@ class Counts(NamedTuple):
     nonfinite: int
 
 
-# --- fp8 ---------------------------------------------------------------------
+# --- fp8 -------------------------------------------------------------------
 
 def encode(values: Any, out: Any, *, rounding: str = 'nearest', seed: int = 0
            ) -> None:
@@ -217,7 +217,7 @@ def ratio_decode(wire: Any, parameter: Any, out: Any, *, scale: float,
                               _positive('epsilon', epsilon))
 
 
-# --- records -------------------------------------------------------------------
+# --- records ---------------------------------------------------------------
 
 @dataclass(frozen=True)
 class RecordFormat:
@@ -302,7 +302,7 @@ FORMATS = {name: RecordFormat(name, number, nbytes)
                ('int4', 17), ('e2m1', 17), ('int5', 21)))}
 
 
-# --- arguments -------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------
 
 def is_cupy(array: object) -> bool:
     """Whether this is a CuPy array; imports nothing."""
@@ -324,33 +324,18 @@ def _loops(floats: dict[str, Any], codes: dict[str, Any], *,
         of: Their format.
     """
     arrays = {**floats, **codes}
-    sizes = {name: getattr(array, 'size', 0) for name, array in arrays.items()}
-    if of:
-        arrays['records'] = records
-    on_gpu = _are_on_gpu(arrays)
-    for name, array in floats.items():
-        _check_layout(name, array, _FLOAT, () if of else None)
-    for name, array in codes.items():
-        _check_layout(name, array, _CODE, None)
-    if len(set(sizes.values())) > 1:
+    on_gpu = _are_on_gpu({**arrays, 'records': records} if of else arrays)
+    for name, array in arrays.items():
+        _check_layout(name, array, _FLOAT if name in floats else _CODE,
+                      () if of else None)
+    if len({array.size for array in arrays.values()}) > 1:
         raise ValueError('arrays must have the same size, but ' + ', '.join(
-            f'{name} has {size}' for name, size in sizes.items()))
+            f'{name} has {array.size}' for name, array in arrays.items()))
     if of:
-        _check_layout('records', records, _CODE if on_gpu else of.dtype,
-                      (of.nbytes,) if on_gpu else ())
-        size = next(iter(sizes.values()))
-        if records.shape[0] != -(-size // RECORD):
-            raise ValueError(f'{size} elements need {-(-size // RECORD)} '
-                             f'records, not {records.shape[0]}')
+        _check_records(records, of, on_gpu, next(iter(floats.values())).size)
+        arrays['records'] = records
     for name in written:
-        out = arrays[name]
-        if not on_gpu and not out.flags.writeable:
-            raise ValueError(f'{name} is written, but it is read-only')
-        for other, array in arrays.items():
-            if other != name and _overlap(out, array) and not (
-                    other in in_place and out.nbytes == array.nbytes
-                    and _address(out) == _address(array)):
-                raise ValueError(f'{name} shares memory with {other}')
+        _check_output(name, arrays, in_place, on_gpu)
     if not on_gpu:
         return _formats
     from . import gpu
@@ -384,6 +369,29 @@ def _check_layout(name: str, array: Any, dtype: np.dtype,
     if not array.flags.c_contiguous:
         raise ValueError(f'{name} ({array.dtype}, shape {array.shape}) must '
                          'be C-contiguous')
+
+
+def _check_records(records: Any, of: RecordFormat, on_gpu: bool, size: int
+                   ) -> None:
+    """Checks records for so many elements."""
+    _check_layout('records', records, _CODE if on_gpu else of.dtype,
+                  (of.nbytes,) if on_gpu else ())
+    if records.shape[0] != -(-size // RECORD):
+        raise ValueError(f'{size} elements need {-(-size // RECORD)} '
+                         f'records, not {records.shape[0]}')
+
+
+def _check_output(name: str, arrays: dict[str, Any],
+                  in_place: Collection[str], on_gpu: bool) -> None:
+    """Checks that an array may be written, and is no other's memory."""
+    out = arrays[name]
+    if not on_gpu and not out.flags.writeable:
+        raise ValueError(f'{name} is written, but it is read-only')
+    for other, array in arrays.items():
+        if other != name and _overlap(out, array) and not (
+                other in in_place and out.nbytes == array.nbytes
+                and _address(out) == _address(array)):
+            raise ValueError(f'{name} shares memory with {other}')
 
 
 def _overlap(a: Any, b: Any) -> bool:

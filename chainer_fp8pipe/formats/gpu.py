@@ -1,7 +1,7 @@
 """The loops on CuPy arrays: functions as the compiled ones, and their kernels.
 
-Each kernel has the parts of a ``cupy.ElementwiseKernel``, whose preamble is the
-text of the headers.  They are data, so that tests can compile and run them
+Each kernel has the parts of a ``cupy.ElementwiseKernel``, whose preamble is
+the text of the headers.  They are data, so that tests can compile and run them
 where there is no GPU.  In an operation ``i`` is the index of the element in
 the whole array, or of the record.
 
@@ -144,7 +144,7 @@ def _compiled(name: str) -> Any:
         no_return=True)
 
 
-# --- as the compiled functions --------------------------------------------------
+# --- as the compiled functions ---------------------------------------------
 
 def encode(values: Any, out: Any, rounding: int, key0: int, key1: int
            ) -> None:
@@ -196,7 +196,7 @@ def records_encode(values: Any, factor: float, residual: Any, records: Any,
     name, kept = (('encode', []) if residual is None
                   else ('feedback', [residual]))
     run_kernel(f'{_NAMES[number]}_{name}', values, np.float32(factor),
-               np.int64(values.size), records, *kept, size=len(records))
+               np.int64(values.size), records, *kept, size=records.shape[0])
     return _nonfinite(records)
 
 
@@ -204,7 +204,7 @@ def records_decode(records: Any, factor: float, out: Any, adds: bool,
                    number: int) -> int:
     name = 'accumulate' if adds else 'decode'
     run_kernel(f'{_NAMES[number]}_{name}', records, np.float32(factor),
-               np.int64(out.size), out, size=len(records))
+               np.int64(out.size), out, size=records.shape[0])
     return 0 if adds else _nonfinite(records)
 
 

@@ -42,10 +42,11 @@ def paper(size, per_node, q):
 @pytest.mark.parametrize('per_node', [2, 4])
 @on_ranks(4)
 def test_two_levels_are_algorithm_1_with_truncation(comm, per_node):
-    codec = Fp8Ratio(rounding='truncate', headroom=1.0, error_feedback=False)
+    state = Fp8Ratio(rounding='truncate', headroom=1.0,
+                     error_feedback=False).init()
     _, result = exchange(make('two_level_mpi_op', comm, node=per_node),
-                         codec, comm, tensors_of(comm.rank, [600]))
-    expected = paper(4, per_node, codec.report()['/l0'].q)
+                         state, comm, tensors_of(comm.rank, [600]))
+    expected = paper(4, per_node, state.codec.report(state)['/l0'].q)
     # Only a division that rounds differently may move an element by a step.
     same = numpy.isclose(result, expected, rtol=1e-5, atol=0)
     assert same.mean() > 0.995

@@ -1,7 +1,8 @@
 """Compiles kernels as the GPU's compiler would, and for the CPU.
 
 A kernel is wrapped as CuPy's ``ElementwiseKernel`` wraps it: arrays are
-parameters called ``_raw_NAME``, of which NAME is the current element.
+parameters called ``_raw_NAME``, of which NAME is the current element; those
+that it calls raw are pointers.
 """
 import ctypes
 import ctypes.util
@@ -13,15 +14,18 @@ import subprocess
 import sysconfig
 
 from chainer_fp8pipe import formats
-from chainer_fp8pipe.fp8 import ROUNDINGS, kernels
+from chainer_fp8pipe.formats import gpu
 
+import numpy
 import pytest
 
 C_TYPES = {
-    'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int'}
+    'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int',
+    'int64': 'long long'}
 
 #: Parameters that are one number, not an array.
-SCALARS = {'scale', 'inverse', 'epsilon', 'bound', 'key0', 'key1'}
+SCALARS = {'scale', 'inverse', 'epsilon', 'bound', 'key0', 'key1', 'factor',
+           'count'}
 
 #: As the project's own build, less the optimisation that finds the vectors.
 FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',
@@ -29,28 +33,33 @@ FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',
 
 
 def parameters(kernel):
-    """(dtype, name) of every parameter in the order of the call."""
-    text = f'{kernel.in_params}, {kernel.out_params}'
-    return [tuple(part.split()) for part in text.split(',')]
+    """(dtype, name, is raw) of every parameter in the order of the call."""
+    found = []
+    for part in f'{kernel.in_params}, {kernel.out_params}'.split(','):
+        *raw, dtype, name = part.split()
+        found.append((dtype, name, bool(raw)))
+    return found
 
 
 def _signature(kernel):
     inputs = len(kernel.in_params.split(','))
     signature, elements = [], []
-    for index, (dtype, name) in enumerate(parameters(kernel)):
-        const = 'const ' if index < inputs else ''
+    for index, (dtype, name, raw) in enumerate(parameters(kernel)):
+        kind = ('const ' if index < inputs else '') + C_TYPES[dtype]
         if name in SCALARS:
-            signature.append(f'const {C_TYPES[dtype]} {name}')
-            continue
-        signature.append(f'{const}{C_TYPES[dtype]} *_raw_{name}')
-        elements.append(f'{const}{C_TYPES[dtype]} &{name} = _raw_{name}[i];')
+            signature.append(f'{kind} {name}')
+        elif raw:
+            signature.append(f'{kind} *{name}')
+        else:
+            signature.append(f'{kind} *_raw_{name}')
+            elements.append(f'{kind} &{name} = _raw_{name}[i];')
     return ', '.join([*signature, 'long long _n']), '\n'.join(elements)
 
 
 def cuda_source(kernel):
     signature, elements = _signature(kernel)
-    return f'''{kernels.preamble()}
-extern "C" __global__ void {kernel.name}({signature}) {{
+    return f'''{gpu.preamble()}
+extern "C" __global__ void fp8pipe_{kernel.name}({signature}) {{
   long long i = blockDim.x * (long long)blockIdx.x + threadIdx.x;
   if (i < _n) {{ {elements}
     {kernel.operation}; }}
@@ -59,8 +68,8 @@ extern "C" __global__ void {kernel.name}({signature}) {{
 
 def cpp_source(kernel):
     signature, elements = _signature(kernel)
-    return f'''{kernels.preamble()}
-extern "C" void {kernel.name}({signature}) {{
+    return f'''
+extern "C" void fp8pipe_{kernel.name}({signature}) {{
   for (long long i = 0; i < _n; ++i) {{ {elements}
     {kernel.operation}; }}
 }}'''
@@ -70,32 +79,23 @@ class HostKernel:
     """A kernel's text, compiled by the C++ compiler for this processor."""
 
     def __init__(self, library, kernel):
-        self._function = getattr(library, kernel.name)
+        self._function = getattr(library, f'fp8pipe_{kernel.name}')
         self._parameters = parameters(kernel)
 
-    def __call__(self, *args):
+    def __call__(self, *args, size=None):
         values = []
-        for (dtype, name), arg in zip(self._parameters, args, strict=True):
+        for (dtype, name, raw), arg in zip(self._parameters, args,
+                                           strict=True):
             if name not in SCALARS:
                 assert arg.dtype == dtype
                 values.append(ctypes.c_void_p(arg.ctypes.data))
-                size = arg.size
-            elif dtype == 'float32':
-                values.append(ctypes.c_float(arg))
+                size = size if raw else arg.size
             else:
-                values.append(ctypes.c_uint32(arg))
+                assert numpy.dtype(dtype).type is type(arg)
+                values.append({'float32': ctypes.c_float,
+                               'int64': ctypes.c_longlong}.get(
+                    dtype, ctypes.c_uint32)(arg))
         self._function(*values, ctypes.c_longlong(size))
-
-
-def all_kernels():
-    """Every kernel there is."""
-    by_rounding = (kernels.encode, kernels.add, kernels.ratio_encode,
-                   kernels.ratio_feedback)
-    return [
-        *(kernel(rounding) for kernel in by_rounding
-          for rounding in range(len(ROUNDINGS))),
-        kernels.decode(), kernels.accumulate(),
-        kernels.ratio_decode('uint8'), kernels.ratio_decode('float32')]
 
 
 def host_kernels(folder):
@@ -103,15 +103,15 @@ def host_kernels(folder):
     compiler = shutil.which('c++') or shutil.which('g++')
     if compiler is None:
         pytest.skip('no C++ compiler (c++ or g++)')
-    result = {}
-    for kernel in all_kernels():
-        source = pathlib.Path(folder, f'{kernel.name}.cpp')
-        source.write_text(cpp_source(kernel))
-        library = source.with_suffix('.so')
-        subprocess.run(
-            [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
-        result[kernel.name] = HostKernel(ctypes.CDLL(str(library)), kernel)
-    return result
+    source = pathlib.Path(folder, 'kernels.cpp')
+    source.write_text(gpu.preamble() + ''.join(
+        cpp_source(kernel) for kernel in gpu.KERNELS.values()))
+    library = source.with_suffix('.so')
+    subprocess.run(
+        [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    return {name: HostKernel(loaded, kernel)
+            for name, kernel in gpu.KERNELS.items()}
 
 
 #: Flags of /proc/cpuinfo that tell the generations of x86-64 apart.
@@ -135,27 +135,27 @@ def _compiler_for(generation):
     return [compiler, '-O3', *FLAGS[1:], f'-march={generation}', '-DCLONES=']
 
 
-def loops_for(machine, folder, package=fp8, name='_loops'):
+def loops_for(machine, folder):
     """The C loops, built for one generation of x86-64 alone.
 
     Skips the test where this processor is not of that generation.
     """
     command = _compiler_for(machine)
-    source = pathlib.Path(package.__file__).with_name(f'{name}.c')
-    library = pathlib.Path(folder, machine, f'{name}.so')
+    source = pathlib.Path(formats.__file__).with_name('_formats.c')
+    library = pathlib.Path(folder, machine, '_formats.so')
     library.parent.mkdir()
     subprocess.run(
         [*command, f'-I{sysconfig.get_path("include")}', str(source), '-o',
          str(library)],
         check=True)
-    spec = importlib.util.spec_from_file_location(name, library)
+    spec = importlib.util.spec_from_file_location('_formats', library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def c_library(text, folder, generation=None):
-    """C that includes headers of fp8, built for one generation alone.
+    """C that includes headers of formats, built for one generation alone.
 
     Without one, the loops choose at run time as the project's own do.
     """
@@ -166,7 +166,8 @@ def c_library(text, folder, generation=None):
     source.write_text(text)
     library = source.with_suffix('.so')
     subprocess.run(
-        [*command, f'-I{pathlib.Path(formats.__file__).parent}', str(source),
+        [*command, '-Wno-unused-function',
+         f'-I{pathlib.Path(formats.__file__).parent}', str(source),
          '-o', str(library)],
         check=True)
     return ctypes.CDLL(str(library))
@@ -201,7 +202,7 @@ class Nvrtc:
         self._check(self._library.nvrtcCreateProgram(
             ctypes.byref(program), source.encode(), b'kernel.cu', 0, None,
             None))
-        options = [f'--gpu-architecture={architecture}', *kernels.OPTIONS]
+        options = [f'--gpu-architecture={architecture}', *gpu.OPTIONS]
         array = (ctypes.c_char_p * len(options))(
             *(option.encode() for option in options))
         status = self._library.nvrtcCompileProgram(

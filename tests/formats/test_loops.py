@@ -2,7 +2,7 @@
 import concurrent.futures
 
 from chainer_fp8pipe import formats
-from chainer_fp8pipe.fp8 import _loops
+from chainer_fp8pipe.formats import _formats as _loops
 
 import numpy as np
 import pytest

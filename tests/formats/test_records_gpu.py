@@ -158,12 +158,13 @@ def test_many_blocks_are_encoded_and_decoded_on_a_gpu(real, made):
 
 @pytest.mark.parametrize(('changed', 'error', 'match'), [
     ({'values': np.zeros(64)}, TypeError, 'values has dtype float64'),
-    ({'values': np.zeros((2, 32), 'f4')}, TypeError, '2 dimensions'),
-    ({'values': np.zeros(65, 'f4')}, ValueError, '65 .*need 3 records, not 2'),
+    ({'values': np.zeros((2, 32), 'f4')}, ValueError, 'shape .2, 32.'),
+    ({'values': np.zeros(65, 'f4'), 'residual': np.zeros(65, 'f4')},
+     ValueError, '65 .*need 3 records, not 2'),
     ({'residual': np.zeros(63, 'f4')}, ValueError, 'residual has 63'),
-    ({'records': np.zeros(34, 'u1')}, TypeError, '1 dimensions, .* and 2'),
+    ({'records': np.zeros(34, 'u1')}, ValueError, 'records has shape'),
     ({'records': np.zeros((2, 21), 'u1')}, ValueError,
-     'rows of 21 bytes, expected 17'),
+     'records has shape .2, 21.'),
 ])
 def test_other_arrays_are_refused(device, changed, error, match):
     given = {'values': np.zeros(64, np.float32),
@@ -187,7 +188,7 @@ def test_arrays_that_share_memory_or_have_gaps_are_refused(device):
     with pytest.raises(ValueError, match='residual shares memory with values'):
         made.encode(room, rows, residual=room)
     inside = room.view(np.uint8)[:34].reshape(2, 17)
-    with pytest.raises(ValueError, match='values shares memory with records'):
+    with pytest.raises(ValueError, match='records shares memory with values'):
         made.encode(room, inside)
-    with pytest.raises(ValueError, match='out must be C-contiguous'):
+    with pytest.raises(ValueError, match='out .* must be C-contiguous'):
         made.decode(rows[:1], room[::2])

@@ -2,7 +2,7 @@
 import ctypes
 
 from chainer_fp8pipe import formats
-from chainer_fp8pipe.fp8 import _loops
+from chainer_fp8pipe.formats import _formats as _loops
 
 import numpy as np
 import pytest
@@ -13,34 +13,32 @@ from . import compilers, reference
 LENGTHS = [0, 1, 100, 128, 129, 256, 257, 5000]
 
 SOURCE = '''
-#include "half.h"
-#include "means.h"
+#include "loops.h"
 void sum(const u8 *const *codes, int count, f32 *total, size_t n)
-{ long_sum(codes, count, total, n); }
+{ sum_codes(codes, count, total, n); }
 void accumulate(const u8 *codes, f32 *total, size_t n)
-{ long_accumulate(codes, total, n); }
+{ accumulate_codes(codes, total, n); }
 int encode(const f32 *values, float scale, u16 *halves, size_t n)
-{ return half_encode_scaled(values, scale, halves, n); }
+{ return encode_halves(values, scale, halves, n); }
 int mean(const f32 *total, float count, u16 *halves, size_t n)
-{ return half_mean(total, count, halves, n); }
+{ return encode_half_means(total, count, halves, n); }
 int decode(const u16 *halves, f32 *out, size_t n)
-{ return half_decode_all(halves, out, n); }
-void accumulate_halves(const u16 *halves, float scale, f32 *total, size_t n)
-{ half_accumulate_scaled(halves, scale, total, n); }
+{ return decode_halves(halves, out, n); }
+void accumulate_half(const u16 *halves, float scale, f32 *total, size_t n)
+{ accumulate_halves(halves, scale, total, n); }
 void add(const u16 *halves, u16 *total, size_t n)
-{ half_add(halves, total, n); }
+{ add_halves(halves, total, n); }
 void ratio_mean(const f32 *total, float count, const f32 *parameter,
                 f32 *residual, u8 *codes, size_t n, int rounding,
                 uint64_t *counts)
 {
     Ratio q = {3.0f, 1 / 3.0f, 1e-5f, 100.0f};
-    Counts result = long_ratio_mean(total, count, parameter, residual, codes,
-                                    n, q, rounding);
+    Random keys = {5, 6, 0};
+    Counts result = encode_ratio_means(total, count, parameter, residual,
+                                       codes, n, q, rounding, keys);
     counts[0] = result.clipped;
     counts[1] = result.nonfinite;
 }
-void unused(void)
-{ (void)all_finite; (void)mean_nearest; (void)mean_truncate; }
 '''
 
 
@@ -149,7 +147,7 @@ def test_every_half_is_decoded_and_summed_as_by_numpy(loops):
         expected = one_nan(total + halves.astype(np.float32) * 4)
         both = (halves.astype(np.float32) + other.astype(np.float32)).astype(
             np.float16)
-    call(loops.accumulate_halves, halves, 4.0, total, halves.size)
+    call(loops.accumulate_half, halves, 4.0, total, halves.size)
     assert_same_bits(total, expected)
     call(loops.add, other, halves_ := halves.copy(), halves.size)
     numbers = ~np.isnan(both)
@@ -178,14 +176,14 @@ def separately(total, count, parameter, residual, rounding):
     _loops.ratio_decode(gradient, parameter, gradient, 1 / 3, 1e-5)
     codes = np.zeros(total.size, np.uint8)
     counts = _loops.ratio_encode(gradient, parameter, codes, residual, 3.0,
-                                 1 / 3, 1e-5, 100.0, rounding, 0, 0)
+                                 1 / 3, 1e-5, 100.0, rounding, 5, 6)
     return codes, counts
 
 
 @pytest.mark.parametrize('n', LENGTHS)
 @pytest.mark.parametrize('finite', [False, True])
 @pytest.mark.parametrize('count', [3.0, 4.0])
-@pytest.mark.parametrize('rounding', [0, 1])
+@pytest.mark.parametrize('rounding', [0, 1, 2])
 def test_means_are_encoded_as_in_separate_steps(
         loops, n, finite, count, rounding):
     total, parameter = floats(n, finite), floats(n, finite)[::-1].copy()
