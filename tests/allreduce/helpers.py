@@ -115,6 +115,7 @@ def exchange(algorithm, state, comm, tensors):
     coding.encode(wire)
     algorithm.allreduce(coding, wire, 0, tensors.size)
     coding.decode(wire)
+    coding.conclude()
     return wire, numpy.concatenate(tensors.gradients or [numpy.zeros(0)])
 
 

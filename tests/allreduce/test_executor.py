@@ -66,7 +66,7 @@ def test_nothing_depends_on_messages_that_mpi_buffers(comm, name):
 @on_ranks(4)
 def test_frames_do_not_change_a_bit(comm, name, frame_bytes,
                                     frames_in_flight):
-    results = [exchange(planned(name, comm, *framing), Fp8Ratio(), comm,
+    results = [exchange(planned(name, comm, *framing), Fp8Ratio().init(), comm,
                         tensors_of(comm.rank, [1003, 1, 400]))[1]
                for framing in ((256, 2), (frame_bytes, frames_in_flight))]
     numpy.testing.assert_array_equal(*results)

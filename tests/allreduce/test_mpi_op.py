@@ -60,7 +60,8 @@ def test_truncation_shrinks_a_sum_of_equal_signs(comm):
         tensors.gradients[0][...] = abs(tensors.gradients[0])
         expected = comm.allreduce(tensors.gradients[0].astype(float))
         _, result = exchange(make(algorithm, comm), Fp8Ratio(
-            headroom=64.0, error_feedback=False, **options), comm, tensors)
+            headroom=64.0, error_feedback=False, **options).init(), comm,
+            tensors)
         return result.sum() * comm.size / expected.sum()
     assert ratio('mpi_op', rounding='truncate') < 0.85
     assert 0.99 < ratio('direct') < 1.01

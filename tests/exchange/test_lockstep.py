@@ -143,15 +143,15 @@ def test_a_second_thread_is_an_error_on_its_rank(comm):
                 f'two threads .* on rank {comm.rank}; call')) as raised:
             communicator.multi_node_mean_grad(Model())
         found.append(raised.value)
-    original = Fp8Ratio.start
+    original = Fp8Ratio.begin
 
-    def start(self, scale):
+    def start(self, state, scale):
         thread = threading.Thread(target=another)
         thread.start()
         thread.join()
-        original(self, scale)
+        original(self, state, scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fp8Ratio, 'start', start)
+        patch.setattr(Fp8Ratio, 'begin', start)
         set_gradients(model, comm.rank)
         communicator.multi_node_mean_grad(model)
     assert len(found) == 1
