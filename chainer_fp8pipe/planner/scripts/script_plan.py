@@ -16,15 +16,15 @@ from ...communicators import create_communicator
 from ...communicators.options import FAMILIES
 from ...intercept.training_objects import Originals
 from ...planning.job.configuration import USUAL_CODECS
-from ...training.unmodified.checks import check_loss
-from ...training.unmodified.copying import obstacle
-from ...training.unmodified.refusal import Refusal, refuse_together, refusing
-from ...training.unmodified.replicas import initialise
-from ...training.unmodified.script_run import (
+from ...training.unmodified.dividing import obstacle
+from ...training.unmodified.jobs import (
     OWN_LOOP,
+    check_loss,
     check_updater,
     first_batch,
+    initialise,
 )
+from ...training.unmodified.launch import Refusal, refuse_together, refusing
 from ..example import Example
 from ..planned_job import PlannedJob, plan
 
