@@ -83,11 +83,14 @@ class Tensors:
             if offset >= stop:
                 break
             if low < high:
-                yield TensorRange(
-                    index, slice((low - offset) * self.grain,
-                                 min((high - offset) * self.grain,
-                                     self.gradients[index].size)),
-                    slice(low - start, high - start))
+                yield TensorRange(index, self.elements(index, low, high),
+                                  slice(low - start, high - start))
+
+    def elements(self, tensor: int, start: int, stop: int) -> slice:
+        """The tensor's elements in the entries ``[start, stop)``, if any."""
+        offset, size = self.offsets[tensor], self.gradients[tensor].size
+        return slice(max(start - offset, 0) * self.grain,
+                     min(max(stop - offset, 0) * self.grain, size))
 
 
 def named_parts(tensors: Tensors, start: int, stop: int
