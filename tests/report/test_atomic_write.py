@@ -2,7 +2,7 @@
 import contextlib
 import os
 
-from chainer_fp8pipe.report.whole_file import written_whole
+from chainer_fp8pipe.report.atomic_write import written_whole
 
 import pytest
 
