@@ -11,8 +11,6 @@ from chainer_fp8pipe.allreduce.plan import (
     torus2d,
     two_level,
 )
-from chainer_fp8pipe.planning.allreduce.plan_checker import check
-from chainer_fp8pipe.planning.allreduce.traffic import MessageForm
 
 import numpy
 import pytest
