@@ -157,21 +157,19 @@ test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
 
 wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
-	@$(BIN)/python tools/wheels.py
+	@$(BIN)/python tools/gpu.py wheels
 
-# The Python that has CuPy is looked for; .venv has none.
-gpu:  ## all that waits for a GPU, within 8 minutes, into result/gpu.rst
-	@"$(PYTHON)" -m tools.gpu $(if $(DRY),--dry) $(if $(filter command \
-	    environment,$(origin PYTHON)),--python '$(PYTHON)')
+gpu:  ## all that waits for a GPU into result/gpu.txt; PYTHON= has CuPy
+	@"$(PYTHON)" tools/gpu.py run --python '$(PYTHON)'
 
-matrix:  ## the import and quick tests on every supported Python found
-	"$(PYTHON)" tools/matrix.py
+matrix: $(VENV)/.package-$(MPI)  ## quick tests on every supported Python found
+	$(BIN)/python -m nox -f tools/noxfile.py -s matrix
 
 package: $(VENV)/.package-$(MPI)  ## dist/, tried on every supported Python
-	@$(BIN)/python -m tools.package
+	$(BIN)/python -m nox -f tools/noxfile.py -s package
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) .venv-matrix .venv-gpu wheels build dist docs/_build
+	rm -rf $(VENV) .nox .venv-gpu wheels build dist docs/_build
 	rm -rf *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache result

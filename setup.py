@@ -80,13 +80,5 @@ setup(
             extra_compile_args=[*OF_LOOPS, '-pthread'],
             extra_link_args=['-pthread'],
         ),
-        Extension(
-            'chainer_fp8pipe.images.jpeg._jpeg',
-            sources=['chainer_fp8pipe/images/jpeg/_jpeg.c'],
-            depends=[f'chainer_fp8pipe/images/jpeg/jpeg_{part}.h'
-                     for part in ('bits', 'huffman', 'header', 'index',
-                                  'cut')],
-            extra_compile_args=['-O3'],
-        ),
     ],
 )

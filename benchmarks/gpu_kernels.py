@@ -8,9 +8,7 @@ also allocates, counts what did not fit, and waits for the count.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,14 +21,6 @@ from environment import describe, write_json
 
 COPIES = ('copy (memcpy)', 'copy (kernel)')
 TARGET = 0.85
-
-
-def cupy(dry: bool) -> Any:
-    """CuPy; or a stand-in for it, on the CPU, to try a benchmark out."""
-    sys.path.append(os.path.dirname(os.path.dirname(
-        os.path.abspath(__file__))))
-    from tools.gpu.stand_in import cupy_or_stand_in
-    return cupy_or_stand_in(dry)
 
 
 class Case(NamedTuple):
@@ -179,12 +169,10 @@ def main() -> None:
         '--repeats', type=int, default=25, metavar='N',
         help='measurements of each case; the table shows their median '
              '(default: %(default)s)')
-    parser.add_argument('--dry', action='store_true',
-                        help='a stand-in for CuPy, to try this out')
     parser.add_argument('--json', metavar='FILE',
                         help='also write every single measurement to FILE')
     args = parser.parse_args()
-    xp = cupy(args.dry)
+    import cupy as xp
     print(describe())
     print(f'{args.elements:,} elements, medians of {args.repeats}\n')
     todo = cases(xp, args.elements)

@@ -30,7 +30,6 @@ from chainer_fp8pipe.mpi.memory.page_locked import PageLockedMemory
 import numpy as np
 from codec_updates import begin
 from environment import describe, write_json
-from gpu_kernels import cupy
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 #: 25.6 M parameters in 161 tensors, as ResNet-50's, of three sizes.
@@ -154,17 +153,14 @@ def main() -> None:
         '--repeats', type=int, default=15, metavar='N',
         help='measurements of each case; the table shows their median '
              '(default: %(default)s)')
-    parser.add_argument('--dry', action='store_true',
-                        help='a stand-in for CuPy, and less of everything')
     parser.add_argument('--json', metavar='FILE',
                         help='also write least, median and most to FILE')
     args = parser.parse_args()
-    xp = cupy(args.dry)
+    import cupy as xp
     print(describe())
     print(f'medians of {args.repeats}\n')
-    found = transfers(xp, SIZES[:2] if args.dry else SIZES, args.repeats)
-    found.update(updates(xp, TENSORS[100:120] if args.dry else TENSORS,
-                         args.repeats))
+    found = transfers(xp, SIZES, args.repeats)
+    found.update(updates(xp, TENSORS, args.repeats))
     if args.json:
         write_json(args.json, {'seconds': found})
 

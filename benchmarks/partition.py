@@ -1,104 +1,43 @@
-"""Any Chain, cut by itself: is it right, balanced, small and fast enough.
+"""Any Chain, cut by itself: is it small and fast enough.
 
-    python benchmarks/partition.py models       # those of benchmarks/models
-    python benchmarks/partition.py functions    # all of Chainer's, every cut
-    python benchmarks/partition.py balance      # of stages as they run
-    python benchmarks/partition.py best         # against all cuts there are
     python benchmarks/partition.py memory       # limits, kept and predicted
-    python benchmarks/partition.py plan         # seconds until there is one
-    python benchmarks/partition.py replicas     # other numbers per stage
-    python benchmarks/partition.py ghosts       # calls that are not done
     python benchmarks/partition.py speed        # serial, by hand, PyTorch
     python benchmarks/partition.py hybrid       # with replicas, on a network
 
 ``partition.py NAME --help`` says what each does and takes.  Each prints its
 table with the aim beside the figure; progress goes to stderr.  ``hybrid``
-needs root and iproute2, see benchmarks/network.
+needs root and iproute2, see benchmarks/network.  Whether it is right,
+tests/models tells.
 """
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
-import partition_tables
 from environment import describe, mpiexec, with_torch, write_json
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-RANKS = os.path.join(_HERE, 'partition_ranks.py')
+RANKS = os.path.abspath(__file__), '--rank'
 ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
               'MKL_NUM_THREADS': '1'}
-#: So many functions are in one job: MPI libraries have room for some 2,000
-#: communicators, and each cut takes some.
-_IN_A_JOB = 60
 
 
 def main():
+    if sys.argv[1:2] == ['--rank']:
+        return rank(*sys.argv[2:])
     options = _arguments().parse_args()
     print(describe(), flush=True)
     data = options.measure(options)
     if options.json:
         write_json(options.json, {'what': options.what, **data})
+    return None
 
 
 # --- what is measured --------------------------------------------------------
-
-def models(options):
-    """Loss and gradients of every model, ranks and schedule against plain
-    Chainer in one process: the loss bit by bit."""
-    from models import MODELS
-    names = options.only or [case.name for case in MODELS.values()
-                             if options.zoo or not case.slow]
-    rows = []
-    for ranks in options.ranks:
-        rows += in_jobs(ranks, 'models', names, 'model', {},
-                        options.patience, in_a_job=20)
-    partition_tables.models(rows)
-    return {'rows': rows}
-
-
-def functions(options):
-    """Every function and link of Chainer inside of a small model, cut
-    between two ranks at every place where a cut can be."""
-    from partition_calls import CALLS, LEFT_OUT
-    rows = in_jobs(2, 'functions', options.only or sorted(CALLS),
-                   'function', {}, options.patience, in_a_job=_IN_A_JOB)
-    partition_tables.functions(rows, LEFT_OUT)
-    return {'rows': rows}
-
-
-def balance(options):
-    """Processor time of the stages in training."""
-    rows = []
-    for ranks in options.ranks:
-        rows += one_job(ranks, 'balance', {
-            'models': options.only, 'updates': options.updates,
-            'scale': options.scale})
-    partition_tables.balance(rows)
-    return {'rows': rows}
-
-
-def best(options):
-    """How far the step of the chosen cut is from the best of all cuts."""
-    from models import MODELS
-    names = options.only or [case.name for case in MODELS.values()
-                             if not case.slow]
-    rows = in_jobs(1, 'best', names, 'model', {
-        'ranks': options.ranks, 'most': options.most}, options.patience,
-        in_a_job=len(names))
-    tried = []
-    for name in options.run:
-        tried += one_job(2, 'best', {'names': [name], 'ranks': [2],
-                                     'most': options.most,
-                                     'updates': options.updates})
-    partition_tables.best(rows, tried)
-    return {'rows': rows, 'tried': tried}
-
 
 def memory(options):
     """The largest model that a limit allows, and what it then takes."""
@@ -113,39 +52,7 @@ def memory(options):
                 **job, 'layers': row['layers']}, malloc=False)
             row.update(found)
         rows.append(row)
-    partition_tables.memory(rows)
-    return {'rows': rows}
-
-
-def plan(options):
-    """Seconds of trace, times of calls and search, for a large model."""
-    rows = one_job(1, 'plan', {'calls': options.calls,
-                               'stages': options.stages})
-    partition_tables.plan(rows)
-    return {'rows': rows}
-
-
-def replicas(options):
-    """Predicted steps with as many replicas of every stage, against those
-    with different numbers."""
-    from models import MODELS
-    from partition_replicas import LARGE_NAMES
-    names = options.only or [
-        *(case.name for case in MODELS.values() if not case.slow),
-        *LARGE_NAMES, 'vgg16']      # PipeDream's example of where they win
-    rows = in_jobs(2, 'replicas', names, 'model', {
-        'ranks': options.ranks, 'each': options.each}, options.patience,
-        in_a_job=len(names))
-    partition_tables.replicas(rows)
-    return {'rows': rows}
-
-
-def ghosts(options):
-    """What a rank spends on the calls of others, and on rehearsals."""
-    rows = one_job(1, 'ghosts', {'models': options.only,
-                                 'rounds': options.rounds,
-                                 'scale': options.scale})
-    partition_tables.ghosts(rows)
+    show_memory(rows)
     return {'rows': rows}
 
 
@@ -155,7 +62,7 @@ def speed(options):
         'models': options.only, 'rounds': options.rounds,
         'scale': options.scale, 'micro_batches': options.micro_batches,
         'torch': with_torch(not options.without_torch)})
-    partition_tables.speed(rows)
+    show_speed(rows)
     return {'rows': rows}
 
 
@@ -173,15 +80,41 @@ def hybrid(options):
         print(said, flush=True)
         path = os.path.join(folder, 'rows.jsonl')
         done = network.run(
-            [sys.executable, RANKS, 'hybrid', path, json.dumps({
+            [sys.executable, *RANKS, 'hybrid', path, json.dumps({
                 'rounds': options.rounds, 'scale': options.scale,
                 'micro_batches': options.micro_batches})],
             env=ONE_THREAD, timeout=3000)
         if done.returncode:
             sys.exit(f'the ranks ended with exit code {done.returncode}')
         rows = _read(path)
-    partition_tables.hybrid(rows)
+    show_hybrid(rows)
     return {'payload': payload, 'rows': rows}
+
+
+# --- ranks -------------------------------------------------------------------
+
+class Rows:
+    """Where rank 0 writes; on the others it does nothing."""
+
+    def __init__(self, path, comm):
+        self._path = path if comm.rank == 0 else None
+
+    def add(self, row, said):
+        """Writes a row; says on stderr how far this is."""
+        if self._path:
+            with open(self._path, 'a') as file:
+                file.write(json.dumps(row) + '\n')
+            print(f'  {said}', file=sys.stderr, flush=True)
+
+
+def rank(what, path, job):
+    """What a rank does; a row is a line, so that none is lost by a crash."""
+    import chainer_fp8pipe  # noqa: F401, before chainer
+
+    import partition_speed
+    from mpi4py import MPI
+    getattr(partition_speed, what)(
+        MPI.COMM_WORLD, json.loads(job), Rows(path, MPI.COMM_WORLD))
 
 
 # --- jobs of ranks -----------------------------------------------------------
@@ -206,39 +139,8 @@ def one_job(ranks, what, job, malloc=True):
         return _read(path)
 
 
-def in_jobs(ranks, what, names, key, job, patience, in_a_job):
-    """Rows of all names; who ends a job or says nothing any more is out.
-
-    Args:
-        ranks: How many.
-        what: They measure.
-        names: Of what they measure.
-        key: Under which rows have the name.
-        job: More arguments.
-        patience: Seconds without a row after which a job is ended.
-        in_a_job: How many names a job is given at most.
-    """
-    rows, waiting = [], collections.deque(names)
-    while waiting:
-        now = [waiting.popleft()
-               for _ in range(min(in_a_job, len(waiting)))]
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.jsonl')
-            problem = _watched(_command(
-                ranks, what, path, {**job, 'names': now}), path, patience)
-            found, begun = _read(path), _begun(path)
-        rows += found
-        if problem:
-            last = begun[-1] if begun else now[0]
-            sys.stderr.write(f'  {last}: {problem}\n')
-            rows.append({key: last, 'ranks': ranks, 'outcome': 'failed',
-                         'schedule': '', 'cuts': 0, 'reason': problem})
-            waiting.extendleft(reversed(now[now.index(last) + 1:]))
-    return rows
-
-
 def _command(ranks, what, path, job):
-    return [*mpiexec(ranks), sys.executable, '-W', 'ignore', RANKS, what,
+    return [*mpiexec(ranks), sys.executable, '-W', 'ignore', *RANKS, what,
             path, json.dumps(job)]
 
 
@@ -248,36 +150,71 @@ def _environment(malloc=True):
     return {**os.environ, **ONE_THREAD, **(steady if malloc else {})}
 
 
-def _watched(command, path, patience):
-    """Runs a job; what was wrong with it, or ''."""
-    with subprocess.Popen(command, env=_environment(False)) as job:
-        size, since = -1, time.monotonic()
-        while job.poll() is None:
-            time.sleep(.2)
-            now = os.path.getsize(path) if os.path.exists(path) else 0
-            if now != size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() - since > patience:
-                job.terminate()
-                job.wait()
-                return f'nothing for {patience:.0f} s'
-        return (f'the ranks ended with exit code {job.returncode}'
-                if job.returncode else '')
-
-
-def _lines(path):
-    if not os.path.exists(path):
-        return []
+def _read(path):
     with open(path) as file:
         return [json.loads(line) for line in file]
 
 
-def _read(path):
-    return [row for row in _lines(path) if 'begin' not in row]
+# --- tables ------------------------------------------------------------------
+
+def show_memory(rows):
+    """What a limit allows; what was taken."""
+    one = next((row for row in rows if row['ranks'] == 1), None)
+    print('\n               parameters           over 1 rank     '
+          'MB per rank, the most of any\nranks  layers         '
+          'MB     / n, aim 0.8      limit  predicted  measured  over limit'
+          '  off prediction')
+    for row in rows:
+        if not row['layers']:
+            print(f'{row["ranks"]:5}  no model fits: {row["reason"]}')
+            continue
+        share = (row['parameters'] / one['parameters'] / row['ranks']
+                 if one and one['layers'] else float('nan'))
+        pairs = list(zip(row['measured'], row['predicted'], strict=True))
+        measured = max(row['measured'])
+        off = max((abs(found / said - 1), found / said - 1)
+                  for found, said in pairs)[1]
+        print(f'{row["ranks"]:5} {row["layers"]:7} '
+              f'{row["parameters"] / 1e6:10.1f} {share:20.2f} '
+              f'{row["limit"] / 1e6:10.0f} '
+              f'{max(row["predicted"]) / 1e6:10.0f} {measured / 1e6:9.0f} '
+              f'{100 * (measured / row["limit"] - 1):+9.1f} % '
+              f'{100 * off:+13.1f} %')
+    print('Aims: over the limit by 5 % at most; 10 % off the prediction, '
+          'on the rank where\nit is most.')
 
 
-def _begun(path):
-    return [row['begin'] for row in _lines(path) if 'begin' in row]
+def show_speed(rows):
+    """Speed-ups side by side."""
+    print(f'\n{"model":10} {"what":32} median [ms]       spread [ms]   '
+          'speed-up')
+    for row in rows:
+        serial = statistics.median(row['times']['serial'])
+        for what, times in row['times'].items():
+            print(f'{row["model"]:10} {what:32} '
+                  f'{1e3 * statistics.median(times):11.1f} '
+                  f'{_spread(times):>20} '
+                  f'{serial / statistics.median(times):8.2f}')
+        for note in row['notes']:
+            print(f'{"":10} {note}')
+
+
+def show_hybrid(rows):
+    """Steps on the network."""
+    print('\n4 hosts                          median [ms]       spread [ms]   '
+          'speed-up over the first')
+    first = statistics.median(rows[0]['times'])
+    for row in rows:
+        print(f'{row["what"]:30} {1e3 * statistics.median(row["times"]):13.0f}'
+              f' {_spread(row["times"]):>17} '
+              f'{first / statistics.median(row["times"]):9.2f}')
+    print(f'{rows[0]["parameters"] / 1e6:.1f} M parameters, batch '
+          f'{rows[0]["batch"]} of all hosts together; a micro-batch is as '
+          'large in all ways')
+
+
+def _spread(times):
+    return f'{1e3 * min(times):.1f} - {1e3 * max(times):.1f}'
 
 
 # --- arguments ---------------------------------------------------------------
@@ -310,54 +247,12 @@ def _arguments():
                          metavar='N', help=said)
     both = ['encoder', 'resnet50']
 
-    one = kind(models)
-    only(one, None)
-    numbers(one, '--ranks', [2, 3, 4], 'numbers of ranks')
-    one.add_argument('--zoo', action='store_true',
-                     help="with the slow ones, Chainer's own networks")
-    number(one, '--patience', 600, 'seconds for a model and schedule')
-
-    one = kind(functions)
-    only(one, None)
-    number(one, '--patience', 300, 'seconds for a function')
-
-    one = kind(balance)
-    only(one, both)
-    numbers(one, '--ranks', [2, 4, 8], 'numbers of stages')
-    number(one, '--updates', 15, 'updates that are timed')
-    number(one, '--scale', 1., 'of the models\' sizes', float)
-
-    one = kind(best)
-    only(one, None)
-    numbers(one, '--ranks', [2, 3], 'numbers of stages')
-    number(one, '--most', 20000, 'leave out models with more cuts')
-    number(one, '--updates', 15, 'updates of each cut that is run')
-    number(one, '--patience', 600, 'seconds for a model')
-    one.add_argument('--run', nargs='*', metavar='NAME', default=['encoder'],
-                     help='models of which every cut between two ranks is '
-                     'run, too')
-
     one = kind(memory)
     numbers(one, '--ranks', [1, 2, 4, 6], 'numbers of ranks')
     one.add_argument('--memory', default='400 MB', help='limit of a rank')
     number(one, '--units', 256, 'of the encoder')
     number(one, '--most', 512, 'layers at most')
     number(one, '--updates', 4, 'updates in training')
-
-    one = kind(plan)
-    number(one, '--calls', 1000, 'of the model')
-    numbers(one, '--stages', [2, 4, 8], 'numbers of stages')
-
-    one = kind(replicas)
-    only(one, None)
-    numbers(one, '--ranks', [3, 4, 6, 8], 'numbers of ranks')
-    number(one, '--each', 4, 'micro-batches of a batch for each rank')
-    number(one, '--patience', 600, 'seconds for a model')
-
-    one = kind(ghosts)
-    only(one, both)
-    number(one, '--rounds', 20, 'of each')
-    number(one, '--scale', 1., 'of the models\' sizes', float)
 
     one = kind(speed)
     only(one, both)
@@ -373,8 +268,6 @@ def _arguments():
     number(one, '--scale', 1., "of the encoder's sizes", float)
     number(one, '--micro-batches', 4, 'per batch')
     return parser
-
-
 
 
 if __name__ == '__main__':

@@ -1,35 +1,123 @@
-"""Steps of partitioned models beside other ways to train them."""
+"""Steps and memory of partitioned models beside other ways to train them."""
 from __future__ import annotations
 
+import gc
+import os
+import sys
+
 import chainer_fp8pipe
-from chainer_fp8pipe import Divisible, ProcessGrid
-from chainer_fp8pipe.planner.example import Example
-from chainer_fp8pipe.planner.planned_job import measure
-from chainer_fp8pipe.planning.job.choices import Choices, Wanted
-from chainer_fp8pipe.planning.job.configuration import Configuration
+from chainer_fp8pipe import (
+    Divisible,
+    PipelineUpdater,
+    ProcessGrid,
+    deferred,
+    partition,
+)
+from chainer_fp8pipe.planner.own_memory import forget_peak
+from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+from chainer_fp8pipe.planning.sizes import parse_bytes
+from chainer_fp8pipe.report.process_memory import bytes_in
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
-from models.encoder import Layer, each
-from partition_sizes import (
-    HEADS,
-    LAYERS,
-    LENGTH,
-    VOCABULARY,
-    cut,
-    encoder,
-    encoder_batch,
-    made,
-    part,
-    reported,
-    trained,
-    units,
-)
-from pipeline_ranks import start_torch, take_turns
+from pipeline_ranks import Same, start_torch, take_turns
 from training_ranks import _keep_to_own_cores as keep_to_own_cores
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from tests.models.encoder import Encoder, Layer, each  # noqa: E402
+from tests.models.zoo import Trained  # noqa: E402
+
+# --- the models -----------------------------------------------------------
+
+LAYERS, HEADS, VOCABULARY, LENGTH = 12, 4, 1000, 32
+
+
+def units(scale):
+    """Of the encoder: 256, or as many as a scale says."""
+    return max(int(64 * scale), 1) * HEADS
+
+
+def encoder(scale=1.0):
+    """A masked language model of 12 layers: 10 million parameters."""
+    return Encoder(VOCABULARY, units(scale), HEADS, LAYERS, LENGTH)
+
+
+def encoder_batch(scale=1.0, samples=16):
+    """Tokens without padding; seven of ten are not asked for."""
+    rng = numpy.random.RandomState(0)
+    tokens = rng.randint(0, VOCABULARY, (samples, LENGTH)).astype('i')
+    targets = rng.randint(0, VOCABULARY, (samples, LENGTH)).astype('i')
+    targets[rng.uniform(size=targets.shape) < .7] = -1
+    targets[:, 0] = 0
+    return tokens, targets
+
+
+def resnet50(scale=1.0):
+    """Chainer's own."""
+    return Trained(L.ResNet50Layers(pretrained_model=None), 'fc6')
+
+
+def resnet50_batch(scale=1.0, samples=16):
+    """Images of 64 x 64 pixels, or as a scale says."""
+    rng = numpy.random.RandomState(0)
+    size = max(int(64 * scale), 32)
+    return (rng.normal(0, 1, (samples, 3, size, size)).astype('f'),
+            rng.randint(0, 1000, samples).astype('i'))
+
+
+#: What makes a model, and its batch.
+LARGE = {'encoder': (encoder, encoder_batch),
+         'resnet50': (resnet50, resnet50_batch)}
+
+
+def made(name, scale):
+    """A model and its batch."""
+    numpy.random.seed(0)
+    model, batch = LARGE[name]
+    return model(scale), batch(scale)
+
+
+def part(batch, parts):
+    """The first micro-batch."""
+    return tuple(array[:len(array) // parts] for array in batch)
+
+
+def cut(model, batch, comm, parts, **options):
+    """A model over the ranks, and the update of a step."""
+    partition(model, part(batch, parts), comm, micro_batches=parts,
+              **{'optimizer_arrays': 0, **options})
+    return trained(model, batch, comm, parts)
+
+
+def trained(model, batch, comm, parts, optimizer=None, **options):
+    """An updater with one batch for ever."""
+    optimizer = optimizer or chainer.optimizers.SGD(1e-4).setup(model)
+    return PipelineUpdater(
+        Same(batch), optimizer, comm, micro_batches=parts,
+        converter=_as_it_is, **options)
+
+
+def reported(updater):
+    """Updates without a word of what links report."""
+    reporter = chainer.Reporter()
+    model = updater.get_optimizer('main').target
+    reporter.add_observer('main', model)
+    reporter.add_observers('main', model.namedlinks(skipself=True))
+
+    def update():
+        with reporter:
+            updater.update()
+    return update
+
+
+def _as_it_is(batch, device):
+    return batch
+
+
+# --- speed ------------------------------------------------------------------
 
 #: Ways to cut, with their options.
 WAYS = {'1f1b': {},
@@ -288,7 +376,6 @@ def hybrid(comm, job, rows):
     batch = encoder_batch(scale, 32)
     model = encoder(scale)
     parameters = model.count_params()
-    expected = _expected(comm, model, batch, parts)
     steps = {}
     for name in 'float32', 'fp8':
         steps[f'data parallel, {name}'] = _replica(
@@ -301,27 +388,7 @@ def hybrid(comm, job, rows):
             step()
     for what, times in take_turns(steps, job['rounds']).items():
         rows.add({'what': what, 'times': times, 'parameters': parameters,
-                  'batch': len(batch[0]), 'predicted': expected[what]}, what)
-
-
-def _expected(comm, model, batch, parts):
-    """Seconds of each way as the planner predicts them."""
-    wanted = Wanted(len(batch[0]))
-    choices = Choices(measure(
-        model, Example(_share(batch, comm.rank, comm.size)), comm, wanted,
-        chainer.optimizers.SGD(1e-4)), wanted)
-
-    def seconds(replicas=1, stages=1, codec='float32'):
-        share = parts // replicas if stages > 1 else 1
-        cut = (choices.cut(stages, replicas, share, '1f1b')[0]
-               if stages > 1 else None)
-        return choices.model.predict(Configuration(
-            replicas, stages, share, cut, codec)).seconds.value
-    return {
-        'data parallel, fp8': seconds(comm.size, codec='fp8'),
-        'data parallel, float32': seconds(comm.size),
-        f'pipeline of {comm.size}': seconds(stages=comm.size),
-        '2 x 2, fp8 between replicas': seconds(2, 2, 'fp8')}
+                  'batch': len(batch[0])}, what)
 
 
 def _share(batch, number, count):
@@ -358,3 +425,75 @@ def _both(comm, scale, batch, parts):
         chainer.optimizers.SGD(1e-4),
         _exchange('fp8', grid.data)).setup(model)
     return reported(trained(model, mine, grid, parts, optimizer))
+
+
+# --- memory -----------------------------------------------------------------
+
+_PARTS, _SAMPLES = 4, 16
+
+
+def accepted(comm, job, rows):
+    """How many layers there can be; found by halving."""
+    low, high, reason = 0, 1, ''
+    while high <= job['most']:
+        fits, reason = _fits(comm, job, high)
+        if not fits:
+            break
+        low, high = high, high * 2
+    high = min(high, job['most'] + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits, _ = _fits(comm, job, middle)
+        low, high = (middle, high) if fits else (low, middle)
+    rows.add({'ranks': comm.size, 'layers': low, 'reason': reason},
+             f'{comm.size} ranks: {low} layers fit')
+
+
+def resident(comm, job, rows):
+    """Bytes of this rank while it trains, beyond those before."""
+    forget_peak()
+    before = bytes_in('VmRSS')
+    model, batch = _made(job)
+    parameters = sum(parameter.size * 4 for parameter in model.params())
+    partition(model, part(batch, _PARTS), comm, memory=job['memory'],
+              micro_batches=_PARTS)
+    optimizer = chainer.optimizers.Adam(1e-6).setup(model)
+    update = reported(trained(model, batch, comm, _PARTS, optimizer))
+    gc.collect()
+    planning = bytes_in('VmHWM') - before
+    forgot = forget_peak()
+    for _ in range(job['updates']):
+        update()
+    measured = bytes_in('VmHWM') - before
+    plan = model.plan
+    rows.add({'ranks': comm.size, 'parameters': parameters,
+              'limit': parse_bytes(job['memory']),
+              'predicted': list(plan.predicted.memory),
+              'measured': comm.allgather(measured),
+              'while planning': comm.allgather(planning),
+              'planning is in it': not forgot,
+              'recompute': list(plan.recompute)},
+             f'{comm.size} ranks: trained')
+
+
+def _made(job):
+    with deferred():
+        model = Encoder(1000, job['units'], 4, job['layers'], LENGTH)
+    return model, encoder_batch(samples=_SAMPLES)
+
+
+def _fits(comm, job, layers):
+    model, batch = _made({**job, 'layers': layers})
+    try:
+        partition(model, part(batch, _PARTS), comm, memory=job['memory'],
+                  micro_batches=_PARTS)
+    except DoesNotFit as error:
+        return False, str(error)
+    except ValueError as error:
+        if 'parts at most' not in str(error):
+            raise
+        return False, str(error)
+    finally:
+        del model
+        gc.collect()
+    return True, ''

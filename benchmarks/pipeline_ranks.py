@@ -4,18 +4,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import sys
 import time
 import warnings
 
-from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
-from chainer_fp8pipe.pipeline.chunk import Chunk
-from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.layer_block import LayerBlock
-from chainer_fp8pipe.pipeline.randomness import Place
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
 
 import chainer
 import chainer.functions as F
@@ -93,7 +86,7 @@ def at_width(width, job, torch):
                      in times.items() if (other, number) == (kind, parts)}
             if found:
                 row[kind] = found
-        rows.append({**row, **bounds(models[1], row, job, width)})
+        rows.append(row)
     return rows
 
 
@@ -142,50 +135,6 @@ def quiet_barrier():
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(1e-3)
-
-
-def bounds(optimizer, row, job, width):
-    """The paper's equation 2, and the bound from measured compute times."""
-    stages, parts = comm.size, row['micro_batches']
-    shared = stages <= len(os.sched_getaffinity(0))
-    size = job['batch'] // parts
-    model = optimizer.target
-    (piece,) = model.pieces
-    chunk = Chunk([LayerBlock(layer, first=not layer[0]) for layer in piece],
-                  recompute=False, sums=GradientSums(),
-                  statistics=BatchStatistics(),
-                  parameters=list(model.params()))
-    inputs = np.random.rand(size, width).astype('f')
-
-    def compute():
-        for _ in range(parts):
-            (y,) = chunk.forward(0, (inputs,), Place(0, 0, 0, 0))
-            chunk.backward(0, (y,))
-        chunk.settle()          # products that were left for later
-    compute()                   # the first time is slower
-    part = timed(compute, job['rounds'], shared) / parts
-    update = timed(optimizer.update, job['rounds'], shared)
-    bound = (parts + stages - 1) * max(part) + max(update)
-    if not shared:      # no schedule makes the cores do more than this
-        cores = len(os.sched_getaffinity(0))
-        bound = max(bound, (parts * sum(part) + sum(update)) / cores)
-    whole = statistics.median(row['serial'])
-    return {'bound': float(bound),
-            'equation 2': (parts + stages - 1) / parts * whole / stages}
-
-
-def timed(action, rounds, together):
-    """Median seconds on every rank: all at once, or one after the other."""
-    found = []
-    for rank in [None] if together else range(comm.size):
-        quiet_barrier()
-        if rank in (None, comm.rank):
-            for _ in range(rounds):
-                start = time.perf_counter()
-                action()
-                found.append(time.perf_counter() - start)
-    quiet_barrier()     # no rank spins while another is measured
-    return np.array(comm.allgather(statistics.median(found)))
 
 
 # --- PyTorch ----------------------------------------------------------------

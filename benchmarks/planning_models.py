@@ -11,10 +11,11 @@ import chainer_fp8pipe  # noqa: F401, before chainer
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from models import MODELS
-from models.encoder import Encoder
-from models.inputs import arrays, floats, integers, padded, some
 from training_networks import Mlp
+
+from tests.models import MODELS
+from tests.models.encoder import Encoder
+from tests.models.inputs import arrays, floats, integers, padded, some
 
 
 def _language():

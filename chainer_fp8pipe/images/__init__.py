@@ -6,15 +6,15 @@ import this package and must start without Chainer and MPI.
 from .._on_demand import on_demand
 
 _HOMES = {
-    'Batch': 'chainer_fp8pipe.images.batch',
+    'Batch': 'chainer_fp8pipe.images.iterator',
     'CenterCrop': 'chainer_fp8pipe.images.transforms',
-    'ImageError': 'chainer_fp8pipe.images.bad_image',
+    'ImageError': 'chainer_fp8pipe.images.decoding',
     'ImageFolder': 'chainer_fp8pipe.images.folder',
     'ImageIterator': 'chainer_fp8pipe.images.iterator',
-    'Normalise': 'chainer_fp8pipe.images.normalisation',
+    'Normalise': 'chainer_fp8pipe.images.transforms',
     'RandomResizedCrop': 'chainer_fp8pipe.images.transforms',
-    'batch_arrays': 'chainer_fp8pipe.images.batch',
-    'create_decoder': 'chainer_fp8pipe.images.decoding.decode',
+    'batch_arrays': 'chainer_fp8pipe.images.iterator',
+    'create_decoder': 'chainer_fp8pipe.images.decoding',
 }
 
 __all__ = [*_HOMES]

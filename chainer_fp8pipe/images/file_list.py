@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy
 
-from .workers.segment import Segment
+from .segment import Segment
 
 #: What names of images end with, in small or capital letters.
 SUFFIXES = ('.jpeg', '.jpg', '.png')

@@ -1,22 +1,25 @@
 """A folder of images as a data set of Chainer's."""
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import chainer
 import numpy
 
-from .cache import Cache
-from .decoding.decode import Decoder, create_decoder
+from .decoding import Decoder, create_decoder
+from .file_list import FileTable, check_folder, find_images
 from .iterator import ImageIterator
-from .reading import CacheKind, Reader, kept_bytes
-from .shared_folder import FolderRanks
+from .memory import available_bytes, total_bytes
+from .reading import Cache, CacheKind, Reader, kept_bytes
+from .segment import Segment
 from .transforms import Transform
-from .workers.memory import available_bytes, total_bytes
 
+_log = logging.getLogger(__name__)
 _KINDS = None, 'memory', 'decoded'
 _ON_ERROR = 'skip', 'raise'
 
@@ -38,8 +41,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         transform: Crops and normalises, such as
             :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
             Without one ``dataset[i]`` is the whole image, uint8.
-        cache: ``'memory'`` keeps the files' bytes in memory, with an index
-            of their codes if the decoder makes one (7.5 % more),
+        cache: ``'memory'`` keeps the files' bytes in memory,
             ``'decoded'`` the pixels of the whole images (five to ten times
             as much, for less to do), None nothing.  The ranks of a node and
             their workers share one copy; images that do not fit are read
@@ -54,8 +56,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             counted, and named in the log (``'skip'``), or it is an error
             (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
             which nothing is left takes an image of another of the rank's.
-        decoder: A :class:`~.decode.Decoder`, or the name of one for
-            :func:`~.decode.create_decoder`.
+        decoder: A :class:`~.decoding.Decoder`, or the name of one for
+            :func:`~.decoding.create_decoder`.
 
     Attributes:
         classes: Their names; the index is the label.
@@ -189,6 +191,97 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 words.append(os.getpid())
             self._draws = os.getpid(), numpy.random.default_rng(words)
         return self._draws[1]
+
+
+class FolderRanks:
+    """The ranks that share a folder's images.
+
+    With a communicator, an uncaught exception on any rank ends the job from
+    then on.  Without one MPI is not imported, as that would start it.
+
+    Args:
+        shard: A communicator; (index, count); None for one rank alone.
+
+    Attributes:
+        rank: This rank's number.
+        size: Number of ranks.
+    """
+
+    def __init__(self, shard: Any) -> None:
+        self._comm: Any = None
+        if shard is None or isinstance(shard, tuple):
+            self.rank, self.size = shard or (0, 1)
+            if not 0 <= self.rank < self.size:
+                raise ValueError(f'shard=({self.rank}, {self.size}): there '
+                                 f'is no shard {self.rank} among {self.size}')
+            return
+        from mpi4py import MPI
+
+        from ..mpi.failure.world import enter_world
+        comm = getattr(shard, 'mpi_comm', shard)
+        if not isinstance(comm, MPI.Comm):
+            raise TypeError(f'shard={shard!r} is neither a communicator nor '
+                            '(index, count)')
+        enter_world()        # or the others wait in their next step
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """Calls ``action``; if it fails on a rank, raises on all."""
+        if self._comm is None:
+            return action()
+        from ..mpi import agreement
+        return agreement.raise_together(self._comm, action, ValueError)
+
+    def same(self, what: str, **settings: object) -> None:
+        """Raises on all ranks if their settings differ."""
+        if self._comm is None:
+            return
+        from ..mpi import agreement
+        agreement.agree(self._comm, agreement.Signature({
+            f'{what} {name}': repr(value)
+            for name, value in settings.items()}),
+            remedy='Give all ranks the same.')
+
+    def find(self, root: str) -> FileTable:
+        """Finds the files on rank 0, and gives them to all ranks."""
+        if self._comm is None:
+            return find_images(root)
+
+        def look() -> FileTable | None:
+            check_folder(root)
+            return None if self.rank else find_images(root)
+        table = self._comm.bcast(self.together(look))
+        # The folder may be elsewhere on another node.
+        table.root = root
+        return table
+
+    def cache(self, samples: int, budget: int) -> Cache:
+        """One cache for all ranks of a node."""
+        if self._comm is None:
+            return Cache.create(samples, budget)
+        from mpi4py import MPI
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        try:
+            return self._cache_of(node, samples, budget)
+        finally:
+            node.Free()
+
+    def _cache_of(self, node: Any, samples: int, budget: int) -> Cache:
+        first = self.together(
+            lambda: None if node.rank else Cache.create(samples, budget))
+        place = node.bcast(first and first.segment.place)
+        cache = first
+        if node.rank:
+            segment = Segment.open(place)
+            cache = segment and Cache(segment, samples)
+        if all(node.allgather(cache is not None)):
+            return cache
+        if not node.rank:
+            _log.warning(
+                'rank %d: the ranks of this node cannot open memory of each '
+                'other, so that each keeps a cache of its own, of '
+                'cache_bytes / %d', self.rank, node.size)
+        return Cache.create(samples, budget // node.size)
 
 
 def _checked(cache: object, cache_bytes: int | None, seed: int,

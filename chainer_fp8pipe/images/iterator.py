@@ -9,14 +9,55 @@ import chainer
 import numpy
 
 from . import shards
-from .bad_image import ImageError
-from .batch import Batch
+from .decoding import ImageError
 from .reading import Reader
-from .workers.batch_ring import Outcome
-from .workers.loading import Failure, Loader
-from .workers.worker import attempt
+from .worker import Outcome, attempt
+from .workers import Failure, Loader
 
 _log = logging.getLogger(__name__)
+
+
+class Batch(list):
+    """A list of ``(image, label)``, which are parts of two whole arrays.
+
+    Chainer's own ``concat_examples`` copies the items of the list;
+    :func:`batch_arrays` takes the arrays without a copy.  Nothing writes to
+    them as long as anything refers to them.  Copies and pickles are plain
+    lists.
+
+    Attributes:
+        images: Shape (samples, C, H, W).
+        labels: int32, shape (samples,).
+    """
+
+    def __init__(self, images: numpy.ndarray, labels: numpy.ndarray
+                 ) -> None:
+        super().__init__(zip(images, labels, strict=True))
+        self.images, self.labels = images, labels
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+@chainer.dataset.converter()
+def batch_arrays(batch: Any, device: Any = None) -> Any:
+    """A converter that takes a :class:`Batch` without a copy.
+
+    For ``StandardUpdater(iterator, optimizer, converter=batch_arrays)`` and
+    evaluators.  Other batches are left to ``concat_examples``.
+
+    Args:
+        batch: Of an :class:`~chainer_fp8pipe.images.ImageIterator`.
+        device: Chainer's device; None leaves the arrays where they are.
+
+    Returns:
+        Images (samples, C, H, W) and labels (samples,), int32.
+    """
+    if not isinstance(batch, Batch):
+        return chainer.dataset.concat_examples(batch, device)
+    if device is None:
+        return batch.images, batch.labels
+    return device.send((batch.images, batch.labels))
 
 
 class ImageIterator(chainer.dataset.Iterator):
@@ -200,7 +241,7 @@ class ImageIterator(chainer.dataset.Iterator):
         self._previous = self.epoch_detail
         self._position = step.after
         self.is_new_epoch = not step.after.used
-        return Batch(images, self._reader.table.labels[used], loader.pinned)
+        return Batch(images, self._reader.table.labels[used])
 
     def _substitute(self, step: shards.GlobalBatch
                     ) -> tuple[numpy.ndarray, numpy.ndarray]:

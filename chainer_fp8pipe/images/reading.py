@@ -1,21 +1,107 @@
-"""Reads one sample, from its file or the cache, and transforms it.
+"""Reads one sample, from its file or the node's cache, and transforms it.
 
 The random numbers of a sample depend on the seed, the epoch and the sample
 alone, not on the process that reads it or on the time.
 """
+# The cache, in shared memory:
+#
+#     header | one entry per sample: start, size, height, width | the bytes
+#
+# Height and width are 0 where a file is kept and not its pixels.  The process
+# that first reads a sample adds it.  A sample that does not fit is not kept,
+# and none is evicted: every sample is used once in an epoch, so an evicted
+# one would be needed sooner than the new one.
 from __future__ import annotations
 
 from typing import Literal
 
 import numpy
 
-from .bad_image import ImageError
-from .cache import Cache
-from .decoding.decode import Decoder
-from .decoding.resizing import crop_and_resize
+from .decoding import Decoder, ImageError
 from .file_list import FileTable
-from .jpeg.jpeg_index import JpegIndex
+from .resizing import crop_and_resize
+from .segment import FileLock, Segment
 from .transforms import Crop, Transform
+
+_USED = 0       # header: bytes that are given out
+_HEADER = 8
+_ENTRY = 4      # numbers of int64 in an entry
+_RESERVED = -1  # in place of a start: a process is writing the sample
+_ALIGNMENT = 16
+
+
+class Cache:
+    """Bytes or pixels of samples in the shared memory of :meth:`create`."""
+
+    def __init__(self, segment: Segment, samples: int) -> None:
+        self.segment = segment
+        self._header = segment.array(0, (1,), numpy.int64)
+        self._entries = segment.array(_HEADER, (samples, _ENTRY), numpy.int64)
+        self._start = _overhead(samples)
+        self.budget = segment.size - self._start
+        self._lock = FileLock(segment.fd)
+
+    @classmethod
+    def create(cls, samples: int, budget: int) -> Cache:
+        """An empty cache of ``budget`` bytes, and 32 more per sample."""
+        return cls(Segment.create(_overhead(samples) + budget), samples)
+
+    def get(self, index: int) -> numpy.ndarray | None:
+        """A read-only view of what is kept; None if nothing is.
+
+        The memory stays as long as the view, even after :meth:`close`.
+        """
+        with self._lock:
+            start, size, height, width = self._entries[index].tolist()
+        if start <= 0:
+            return None
+        kept = self.segment.array(
+            start, (height, width, 3) if height else (size,), numpy.uint8)
+        kept.flags.writeable = False
+        return kept
+
+    def put(self, index: int, data: numpy.ndarray) -> bool:
+        """Keeps a file's bytes or an image's pixels, (H, W, 3); uint8 both.
+
+        Returns:
+            Whether they fit; also if another process keeps them, or is about
+            to.
+        """
+        size = data.nbytes
+        with self._lock:
+            if self._entries[index, 0]:     # another process was faster
+                return True
+            start = int(self._header[_USED])
+            if start + size > self.budget:
+                return False
+            self._header[_USED] = start - (-size // _ALIGNMENT * _ALIGNMENT)
+            self._entries[index, 0] = _RESERVED
+        # Without the lock, as copying takes long.  A process that is killed
+        # here leaves a hole, not half a sample: the entry is written last,
+        # and until then others read the file.
+        start += self._start
+        self.segment.array(start, data.shape, numpy.uint8)[...] = data
+        shape = data.shape[:2] if data.ndim == 3 else (0, 0)
+        with self._lock:
+            self._entries[index] = start, size, *shape
+        return True
+
+    def statistics(self) -> tuple[int, int]:
+        """Number of samples kept, and their bytes."""
+        with self._lock:
+            kept = self._entries[:, 0] > 0
+            return int(kept.sum()), int(self._entries[kept, 1].sum())
+
+    def close(self) -> None:
+        """Closes the memory."""
+        self.segment.close()
+        del self._header, self._entries
+
+
+def _overhead(samples: int) -> int:
+    size = _HEADER + samples * _ENTRY * 8
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
 
 #: What a cache keeps: the files' bytes, the whole images' pixels, nothing.
 CacheKind = Literal['memory', 'decoded'] | None
@@ -32,11 +118,6 @@ class Reader:
                  seed: int) -> None:
         self.table, self.transform, self.decoder = table, transform, decoder
         self.kind, self.cache, self.seed = kind, cache, seed
-        # A user's own decoder may know no indices.
-        self._can_index = hasattr(decoder, 'decode_indexed')
-        # A file that is read once, or as a whole, needs no index.
-        self._indexes = (self._can_index and kind == 'memory'
-                         and transform is not None)
 
     def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
         """Writes a sample, as it is in an epoch, into ``out``.
@@ -57,7 +138,7 @@ class Reader:
         try:
             if self.transform is None:
                 pixels = (self._kept_pixels(index) if self.kind == 'decoded'
-                          else self._decode_whole(bytes(self._file(index)[0])))
+                          else self._decode_whole(self._file(index)))
                 return numpy.ascontiguousarray(pixels.transpose(2, 0, 1))
             return self.transform.finish(self._part(index, rng), out)
         except ImageError as error:
@@ -73,11 +154,7 @@ class Reader:
             height, width, _ = pixels.shape
             return crop_and_resize(pixels, self.transform.plan(
                 width, height, rng))
-        data, codes = self._file(index)
-        if codes is not None and self._can_index:
-            return self.decoder.decode_indexed(
-                data, codes, self.transform.plan(*codes.size, rng))
-        data = bytes(data)
+        data = self._file(index)
         return self.decoder.decode(data, self.transform.plan(
             *self.decoder.size(data), rng))
 
@@ -88,41 +165,27 @@ class Reader:
         have other pixels, and what fits depends on chance.
         """
         assert self.cache is not None
-        pixels = self.cache.get_pixels(index)
+        pixels = self.cache.get(index)
         if pixels is None:
             pixels = self._decode_whole(self.file(index))
-            self.cache.put_pixels(index, pixels)
+            self.cache.put(index, pixels)
         return pixels
 
-    def _file(self, index: int
-              ) -> tuple[bytes | memoryview, JpegIndex | None]:
-        """A sample's file, and the index of its codes if there is one."""
+    def _file(self, index: int) -> bytes:
+        """A sample's file, from the cache or read and kept there."""
         if self.cache is None:
-            return self.file(index), None
+            return self.file(index)
         kept = self.cache.get(index)
-        if kept is None:
-            data = self.file(index)
-            return data, self._keep(index, data)
-        return kept.data, JpegIndex(kept.extra) if kept.extra else None
-
-    def _keep(self, index: int, data: bytes) -> JpegIndex | None:
-        """Keeps a file if it fits, with an index if that fits as well."""
-        assert self.cache is not None
-        codes = None
-        if len(data) <= self.cache.room:    # else it would be made for once
-            codes = self.codes(data)
-        if codes is None or not self.cache.put(index, data, codes.data):
-            self.cache.put(index, data)
-        return codes
+        if kept is not None:
+            return kept.tobytes()
+        data = self.file(index)
+        self.cache.put(index, numpy.frombuffer(data, numpy.uint8))
+        return data
 
     def _decode_whole(self, data: bytes) -> numpy.ndarray:
         width, height = self.decoder.size(data)
         return self.decoder.decode(
             data, Crop((0, 0, width, height), (height, width)))
-
-    def codes(self, data: bytes) -> JpegIndex | None:
-        """An index of a file, if this reader makes use of one."""
-        return self.decoder.index(data) if self._indexes else None
 
     def file(self, index: int) -> bytes:
         """The bytes of a file."""
@@ -134,8 +197,7 @@ def kept_bytes(reader: Reader, index: int) -> int:
     """Bytes that a sample takes in a cache; 0 if it cannot be kept."""
     data = reader.file(index)
     if reader.kind == 'memory':
-        codes = reader.codes(data)
-        return len(data) + (len(codes.data) if codes else 0)
+        return len(data)
     try:
         width, height = reader.decoder.size(data)
     except ImageError:

@@ -1,16 +1,91 @@
-"""The hosts of a job: who is there, and how many ranks each gets."""
+"""The hosts of a job, and the programs that start ranks on them.
+
+Three families of programs are known, by what they print for ``--version``:
+Hydra (MPICH, Intel MPI), Open MPI, and Slurm's ``srun``.
+"""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from .saved_progress import SavedProgress
+# --- what is saved -----------------------------------------------------------
+
+#: As the ``Snapshot`` extension names its files.
+_FILE = re.compile(r'snapshot_iter_(\d+)\.npz')
+#: As a file is called while it is being written.
+_UNFINISHED = 'snapshot.partial'
+
+
+class SavedProgress(NamedTuple):
+    """The newest snapshot; of two, the one that is further is greater.
+
+    Attributes:
+        trainer: Which of the script's Trainers it is of, from 1; 0: there
+            is no snapshot.
+        update: The number of updates.
+        path: Of the file.
+    """
+
+    trainer: int = 0
+    update: int = -1
+    path: str = ''
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a snapshot."""
+        return bool(self.path)
+
+
+def saved_progress(directory: str | None) -> SavedProgress:
+    """Looks into a directory, which the first Trainer has for itself.
+
+    Those that follow have its folders ``2``, ``3`` and so on.
+    """
+    newest = SavedProgress()
+    for trainer, folder in _folders(directory):
+        for name in _names(folder):
+            if found := _FILE.fullmatch(name):
+                newest = max(newest, SavedProgress(
+                    trainer, int(found[1]), os.path.join(folder, name)))
+    return newest
+
+
+def remove_unfinished(directory: str | None) -> None:
+    """Removes what a job was writing in its directory when it ended."""
+    for _, folder in _folders(directory):
+        for name in _names(folder):
+            if name.startswith(_UNFINISHED):
+                with contextlib.suppress(OSError):
+                    os.remove(os.path.join(folder, name))
+
+
+def _folders(directory: str | None) -> list[tuple[int, str]]:
+    """By the numbers of Trainers."""
+    if directory is None:
+        return []
+    return [(1, directory), *(
+        (int(name), os.path.join(directory, name))
+        for name in _names(directory) if name.isdecimal())]
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:         # there is none yet, or the disk is away
+        return []
+
+
+# --- hosts -------------------------------------------------------------------
 
 #: What tells whether a host answers, by its name.
 Probe = Callable[[str], bool]
@@ -297,3 +372,101 @@ class HostWatch:
             if self._are_back:
                 self._say(f'{", ".join(self._away)} answers again; all take '
                           'part from the next snapshot on')
+
+
+# --- what starts ranks -------------------------------------------------------
+
+_FOR_VERSION = 20       # seconds
+
+
+class Starter(NamedTuple):
+    """A program that starts ranks.
+
+    Attributes:
+        words: Of its command line, such as ``['srun', '--mpi=pmix']``.
+        family: ``'Hydra'``, ``'Open MPI'`` or ``'srun'``.
+    """
+
+    words: list[str]
+    family: str
+
+    def command(self, shares: Sequence[Share], program: Sequence[str],
+                variables: Sequence[str]) -> list[str]:
+        """The command that runs ``program`` in a job of these shares.
+
+        ``variables`` are names in the environment that all ranks must have,
+        on other hosts, too.
+        """
+        ranks = ['-n', str(sum(share.ranks for share in shares))]
+        remote = [share for share in shares if share.host]
+        hosts = ','.join(f'{host}:{count}' for host, count in remote)
+        if self.family == 'srun':
+            # Without the first, others wait for a rank that is dead; without
+            # the second, an interrupt asks whether it is meant.
+            ranks = ['--kill-on-bad-exit=1', '--quit-on-interrupt', *ranks]
+            if remote:
+                ranks += [f'--nodes={len(remote)}', '--nodelist=' + ','.join(
+                    host for host, _ in remote)]
+        elif self.family == 'Open MPI':
+            if remote:
+                ranks += ['--host', hosts]
+                # The others hand the whole environment on.
+                for name in variables:
+                    ranks += ['-x', name]
+        elif remote:
+            ranks += ['-hosts', hosts]
+        return [*self.words, *ranks, *program]
+
+
+def find_starter(environment: Mapping[str, str]) -> Starter:
+    """The program that starts ranks here.
+
+    It is the one in ``MPIEXEC``; or ``srun`` inside of an allocation of
+    Slurm's; or ``mpiexec`` beside the interpreter, or on the path.
+
+    Raises:
+        ValueError: There is none, or it is of no family that is known.
+    """
+    words = _words(environment)
+    return Starter(words, _family(words))
+
+
+def _words(environment: Mapping[str, str]) -> list[str]:
+    if named := shlex.split(environment.get('MPIEXEC', '')):
+        return named
+    path = environment.get('PATH')
+    if 'SLURM_JOB_ID' in environment and shutil.which('srun', path=path):
+        return ['srun']
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    found = (beside if os.path.exists(beside) else
+             shutil.which('mpiexec', path=path)
+             or shutil.which('mpirun', path=path))
+    if not found:
+        raise ValueError(
+            'there is no mpiexec beside the interpreter or on the path; '
+            "install MPI (pip install 'chainer_fp8pipe[mpich]'), or name "
+            'what starts ranks here in MPIEXEC')
+    return [found]
+
+
+def _family(words: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            [*words, '--version'], stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            errors='replace', timeout=_FOR_VERSION)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f'{shlex.join(words)} does not run ({error}); '
+                           'correct MPIEXEC') from None
+    said = done.stdout.lower()
+    # In this order: Hydra lists Slurm among what it can work with.
+    for family, marks in (('Hydra', ('hydra', 'intel(r) mpi')),
+                          ('Open MPI', ('open mpi', 'openrte', 'prrte')),
+                          ('srun', ('slurm',))):
+        if any(mark in said for mark in marks):
+            return family
+    first = done.stdout.strip().partition('\n')[0]
+    raise ValueError(
+        f'{shlex.join(words)} --version says {first!r}, which is neither '
+        "MPICH's Hydra, Open MPI nor Slurm's srun; name one of them in "
+        'MPIEXEC')

@@ -17,14 +17,15 @@ from ..report.going_on import LAUNCHED
 from .hosts import (
     Probe,
     Share,
+    Starter,
     allocation_probe,
     check_names,
     command_probe,
+    find_starter,
     read_hosts,
     slurm_hosts,
     tcp_answers,
 )
-from .job_starters import Starter, find_starter
 from .leftovers import Guard
 from .one_start import Interrupts
 from .supervisor import LaunchedJob, Supervisor

@@ -18,14 +18,23 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..report.going_on import ENDED, LAUNCHED
-from .hosts import HostWatch, Probe, Share
-from .job_output import USAGE, Ending, ending_of
-from .job_starters import Starter
-from .one_start import Interrupts, OneStart, say, show
-from .saved_progress import (
+from .hosts import (
+    HostWatch,
+    Probe,
     SavedProgress,
+    Share,
+    Starter,
     remove_unfinished,
     saved_progress,
+)
+from .one_start import (
+    USAGE,
+    Ending,
+    Interrupts,
+    OneStart,
+    ending_of,
+    say,
+    show,
 )
 
 #: Starts in a row with the same failure of the script.

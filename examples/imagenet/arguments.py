@@ -120,8 +120,7 @@ def _input(group):
         'has left)')
     group.add_argument(
         '--decoder', metavar='NAME', default='auto',
-        help='turbojpeg, pillow, turbojpeg-whole or pillow-whole (default: '
-        'auto, the fastest that is there)')
+        help='turbojpeg or pillow (default: auto, the fastest that is there)')
     group.add_argument(
         '--on-error', choices=['skip', 'raise'], default='skip',
         help='an image that cannot be used is left out and named (skip, the '

@@ -1,7 +1,7 @@
 """A network with its loss, and what is counted of its answers."""
 import functools
 
-from chainer_fp8pipe.images.normalisation import Normalise
+from chainer_fp8pipe.images.transforms import Normalise
 from chainer_fp8pipe.training.losses import smoothed_cross_entropy
 
 import chainer

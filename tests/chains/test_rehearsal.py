@@ -16,7 +16,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from benchmarks.models import MODELS
+from tests.models import MODELS
 
 
 def traced(model, *args):

@@ -1,6 +1,6 @@
 import pickle
 
-from chainer_fp8pipe.images.bad_image import ImageError
+from chainer_fp8pipe.images.decoding import ImageError
 
 
 def test_the_message_names_the_file_and_the_reason():

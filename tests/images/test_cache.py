@@ -3,58 +3,47 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.workers.segment import Segment
+from chainer_fp8pipe.images.reading import Cache
+from chainer_fp8pipe.images.segment import Segment
 
 import numpy
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..ranks import environment
 
 
-def test_an_index_is_kept_beside_its_file():
-    cache = Cache.create(3, 100)
-    assert cache.put(0, b'a file', b'its index')
-    assert cache.put(1, b'a file without one')
-    assert cache.get(0) == (b'a file', b'its index')
-    assert cache.get(1) == (b'a file without one', b'')
-    assert cache.statistics() == (2, 33)
-    assert cache.room == 100 - 16 - 32
-    assert not cache.put(2, b'x' * 50, b'y' * 3)
-    assert cache.put(2, b'x' * 50, b'yy')
-    assert cache.get(2) == (b'x' * 50, b'yy')
+def put(cache, index, data):
+    """Keeps bytes as a file's are kept."""
+    return cache.put(index, numpy.frombuffer(data, numpy.uint8))
 
 
-def test_cached_arrays_are_read_only():
-    cache = Cache.create(1, 100)
-    cache.put(0, b'a file', b'its index')
-    for part in cache.get(0):
-        with pytest.raises(TypeError):
-            part[0] = 0
+def get(cache, index):
+    found = cache.get(index)
+    return None if found is None else found.tobytes()
 
 
 def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
     cache = Cache.create(2, 1000)
     pixels = numpy.random.RandomState(0).randint(
         0, 256, (5, 7, 3)).astype(numpy.uint8)
-    assert cache.put_pixels(1, pixels[::-1])
-    found = cache.get_pixels(1)
+    assert cache.put(1, pixels[::-1])
+    found = cache.get(1)
     assert (found == pixels[::-1]).all()
     assert not found.flags.writeable
-    assert cache.get_pixels(0) is None
+    assert cache.get(0) is None
 
 
 def test_views_in_use_outlive_the_cache():
     cache = Cache.create(2, 1000)
-    cache.put_pixels(0, numpy.full((2, 2, 3), 7, numpy.uint8))
-    cache.put(1, b'a file', b'its index')
-    found, file = cache.get_pixels(0), cache.get(1)
+    cache.put(0, numpy.full((2, 2, 3), 7, numpy.uint8))
+    put(cache, 1, b'a file')
+    found, file = cache.get(0), cache.get(1)
     cache.close()
     del cache
     assert (found == 7).all()
-    assert file == (b'a file', b'its index')
+    assert file.tobytes() == b'a file'
+    assert not file.flags.writeable
 
 
 @settings(max_examples=100)
@@ -67,12 +56,12 @@ def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
         data = bytes([index + 1]) * size
         room = sum(-(-len(data) // 16) * 16
                    for data in kept.values()) + size <= budget
-        assert cache.put(index, data) is room
+        assert put(cache, index, data) is room
         if room:
             kept[index] = data
         for earlier in range(len(sizes)):
-            found = cache.get(earlier)
-            assert (found and found.data) == kept.get(earlier)
+            found = get(cache, earlier)
+            assert found == kept.get(earlier)
     assert sum(map(len, kept.values())) <= budget
     assert cache.statistics() == (len(kept), sum(map(len, kept.values())))
     cache.close()
@@ -80,9 +69,9 @@ def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
 
 def test_a_sample_is_kept_once():
     cache = Cache.create(1, 100)
-    assert cache.put(0, b'first')
-    assert cache.put(0, b'later')
-    assert cache.get(0).data == b'first'
+    assert put(cache, 0, b'first')
+    assert put(cache, 0, b'later')
+    assert get(cache, 0) == b'first'
     assert cache.statistics() == (1, 5)
 
 
@@ -94,24 +83,25 @@ def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
     def meanwhile(*arguments):      # room is reserved, nothing is written
         cache.segment.array = array
         assert other.get(0) is None
-        assert other.get_pixels(0) is None
         assert other.statistics() == (0, 0)
-        assert other.put(0, b'2' * 48)
+        assert put(other, 0, b'2' * 48)
         return array(*arguments)
     cache.segment.array = meanwhile
-    assert cache.put(0, b'1' * 48)
-    assert other.get(0).data == b'1' * 48
-    assert other.put(1, b'3' * 16)
+    assert put(cache, 0, b'1' * 48)
+    assert get(other, 0) == b'1' * 48
+    assert put(other, 1, b'3' * 16)
     assert cache.statistics() == (2, 64)
 
 
 WRITER = """
 import sys
-from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.workers.segment import Segment
+import numpy
+from chainer_fp8pipe.images.reading import Cache
+from chainer_fp8pipe.images.segment import Segment
 cache = Cache(Segment(int(sys.argv[1])), 400)
 for index in range(400):
-    cache.put((index * int(sys.argv[2])) % 400, b'%d,' % index * 50)
+    cache.put((index * int(sys.argv[2])) % 400, numpy.frombuffer(
+        b'%d,' % index * 50, numpy.uint8))
 """
 
 
@@ -122,15 +112,15 @@ def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
         env=environment(), pass_fds=[cache.segment.fd]) for step in (1, 3, 7)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     for index in range(400):
-        number = bytes(cache.get(index).data).partition(b',')[0]
-        assert cache.get(index).data == number + (b',' + number) * 49 + b','
+        number = get(cache, index).partition(b',')[0]
+        assert get(cache, index) == number + (b',' + number) * 49 + b','
     assert cache.statistics()[0] == 400
 
 
 KILLED = """
 import os, signal, sys
-from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.workers.segment import Segment
+from chainer_fp8pipe.images.reading import Cache
+from chainer_fp8pipe.images.segment import Segment
 cache = Cache(Segment(int(sys.argv[1])), 2)
 cache._lock.__enter__()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -143,8 +133,8 @@ def test_a_process_that_is_killed_while_it_holds_the_lock_leaves_it_open():
         [sys.executable, '-c', KILLED, str(cache.segment.fd)],
         env=environment(), pass_fds=[cache.segment.fd], timeout=300)
     assert killed.returncode == -9
-    assert cache.put(0, b'still')
-    assert cache.get(0).data == b'still'
+    assert put(cache, 0, b'still')
+    assert get(cache, 0) == b'still'
 
 
 def test_threads_do_not_write_over_each_other():
@@ -152,10 +142,10 @@ def test_threads_do_not_write_over_each_other():
 
     def fill(first):
         for index in range(first, 400, 4):
-            cache.put(index, bytes([index % 256]) * 100)
+            put(cache, index, bytes([index % 256]) * 100)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fill, range(4)))
-    assert all(cache.get(index).data == bytes([index % 256]) * 100
+    assert all(get(cache, index) == bytes([index % 256]) * 100
                for index in range(400))
 
 
@@ -164,10 +154,10 @@ def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
     cache._lock._threads.acquire()      # as another thread of the parent
     child = os.fork()
     if not child:
-        os._exit(not cache.put(0, b'child'))
+        os._exit(not put(cache, 0, b'child'))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     cache._lock._threads.release()
-    assert cache.get(0).data == b'child'
+    assert get(cache, 0) == b'child'
 
 
 def test_a_segment_that_is_closed_twice_stays_closed():
@@ -179,6 +169,6 @@ def test_a_segment_that_is_closed_twice_stays_closed():
 
 def test_memory_is_not_taken_before_it_is_written():
     cache = Cache.create(10, 1 << 30)
-    cache.put(0, b'x' * 5000)
+    put(cache, 0, b'x' * 5000)
     # A kernel may take a huge page, and none takes all.
     assert os.fstat(cache.segment.fd).st_blocks * 512 < 1 << 29

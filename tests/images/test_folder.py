@@ -3,7 +3,7 @@ import os
 import pickle
 
 from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
-from chainer_fp8pipe.images.bad_image import ImageError
+from chainer_fp8pipe.images.decoding import ImageError
 
 import chainer
 import numpy

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.images.normalisation import Normalise
+from chainer_fp8pipe.images.transforms import Normalise
 
 import numpy
 import pytest

@@ -4,7 +4,7 @@ import os
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.workers.segment import Segment
+from chainer_fp8pipe.images.segment import Segment
 
 import chainer
 import chainermn

@@ -1,10 +1,10 @@
 import math
 import pickle
 
-from chainer_fp8pipe.images.normalisation import Normalise
 from chainer_fp8pipe.images.transforms import (
     CenterCrop,
     Crop,
+    Normalise,
     RandomResizedCrop,
 )
 

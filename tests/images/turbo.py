@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, byref, c_int, c_size_t, c_void_p, string_at
 
-from chainer_fp8pipe.images.decoding import libturbojpeg
+from chainer_fp8pipe.images import libturbojpeg
 
 import numpy
 import pytest

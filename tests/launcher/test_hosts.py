@@ -4,6 +4,7 @@ import socket
 from chainer_fp8pipe.launcher import hosts
 from chainer_fp8pipe.launcher.hosts import (
     HostWatch,
+    SavedProgress,
     Share,
     allocation_probe,
     answering,
@@ -14,7 +15,6 @@ from chainer_fp8pipe.launcher.hosts import (
     slurm_hosts,
     tcp_answers,
 )
-from chainer_fp8pipe.launcher.saved_progress import SavedProgress
 
 import pytest
 

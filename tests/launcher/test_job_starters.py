@@ -2,8 +2,7 @@
 import shlex
 import sys
 
-from chainer_fp8pipe.launcher.hosts import Share
-from chainer_fp8pipe.launcher.job_starters import Starter, find_starter
+from chainer_fp8pipe.launcher.hosts import Share, Starter, find_starter
 
 import pytest
 

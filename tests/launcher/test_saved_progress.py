@@ -1,5 +1,5 @@
 """How far a job has come, by its snapshots."""
-from chainer_fp8pipe.launcher.saved_progress import (
+from chainer_fp8pipe.launcher.hosts import (
     SavedProgress,
     remove_unfinished,
     saved_progress,

@@ -1,5 +1,5 @@
 """Whether and when a job starts again, and the table of its starts."""
-from chainer_fp8pipe.launcher.job_output import Ending
+from chainer_fp8pipe.launcher.one_start import Ending
 from chainer_fp8pipe.launcher.supervisor import (
     EndedStart,
     RestartPolicy,

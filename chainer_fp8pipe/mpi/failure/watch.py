@@ -31,15 +31,10 @@ from ..agreement import raise_together
 from ..finalizing import before_finalize
 from ..forever import keep_forever
 from .stack import Frame, before_wait, call
-from .stall_settings import (
-    EXIT_CODE,
-    StallSettings,
-    settings_of_environment,
-)
+from .stall import EXIT_CODE, StallSettings, settings_of_environment
 from .update_count import updates
 from .waits import current_waits
-from .watchdog import WatchdogJob
-from .watchdog_link import own_addresses
+from .watchdog import WatchdogJob, own_addresses
 
 #: The environment variable that, as ``0``, has no watchdog started.
 SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'

@@ -8,13 +8,14 @@ the ranks regularly what they do.
 
 The watchdogs of a job form a tree: each may have one connection up, to a
 watchdog of a lower number.  What it knows goes up; the one on top judges
-(:mod:`.stall_rule`), and speaks.  If the way up is lost, all judge for
+(:mod:`.stall`), and speaks.  If the way up is lost, all judge for
 themselves.  The watchdog knows no MPI and imports the standard library only,
 to start quickly and to stay small.
 """
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -26,12 +27,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .rank_process import in_words
-from .stall_cause import RankView, State
-from .stall_rule import StallRule
-from .stall_settings import StallSettings
-from .watchdog_link import WatchdogLink
-from .watched_rank import WatchedRank
+from .stall import RankView, StallRule, StallSettings, State
+from .watched_rank import WatchedRank, in_words
 
 _PERIOD = 1.0           # seconds between two looks, at most
 _PART = 8               # periods in a limit, at least
@@ -415,3 +412,79 @@ def _unknown(view: RankView, is_closed: bool) -> RankView:
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):          # nobody reads it
         os.write(2, text.encode(errors='replace'))
+
+
+# --- other watchdogs ---------------------------------------------------------
+
+_SIOCGIFADDR = 0x8915           # <linux/sockios.h>
+_MOST_WAITING = 1 << 22         # bytes that a connection may be behind
+
+
+class WatchdogLink:
+    """A connection to another watchdog, on which lines of JSON travel.
+
+    Attributes:
+        views: Of the ranks there, as it has said last.
+        usual: Seconds of an update there.
+        can_end: A rank there can end the job.
+        heard: When.
+    """
+
+    def __init__(self, connection: socket.socket, is_known: bool) -> None:
+        self.connection = connection
+        connection.setblocking(False)
+        self.is_closed = False
+        self.is_known = is_known        # it has shown its token
+        self.views: list[RankView] = []
+        self.usual, self.can_end = 0.0, False
+        self.heard = time.monotonic()
+        self._read = self._unsent = b''
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; does not wait, and drops it if there are many."""
+        if len(self._unsent) < _MOST_WAITING:
+            self._unsent += json.dumps(message).encode() + b'\n'
+        with contextlib.suppress(OSError):
+            self._unsent = self._unsent[self.connection.send(
+                self._unsent, socket.MSG_NOSIGNAL):]
+
+    def receive(self, token: str) -> list[dict[str, Any]]:
+        """Messages that have come, of one who knows the token."""
+        try:
+            while data := self.connection.recv(1 << 16):
+                self._read += data
+            self.is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+        *lines, self._read = self._read.split(b'\n')
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    continue
+                self.is_known |= message.get('token') == token
+                if self.is_known:
+                    self.heard = time.monotonic()
+                    found.append(message)
+        if not self.is_known and (lines or len(self._read) > 1000):
+            self.is_closed = True       # another program
+        return found
+
+
+def own_addresses() -> tuple[str, ...]:
+    """IPv4 addresses by which other hosts may reach this one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR,
+                                     name.encode()[:15].ljust(40, b'\0'))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    if not found:
+        with contextlib.suppress(OSError):
+            found.append(socket.gethostbyname(socket.gethostname()))
+    return tuple(host for host in dict.fromkeys(found)
+                 if not host.startswith('127.'))

@@ -17,7 +17,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from benchmarks.models import MODELS
+from tests.models import MODELS
 
 X = numpy.random.RandomState(0).randn(6, 4).astype('f')
 T = numpy.zeros(6, 'i')

@@ -3,7 +3,7 @@ import os
 import re
 import signal
 
-from chainer_fp8pipe.mpi.failure.stall_settings import (
+from chainer_fp8pipe.mpi.failure.stall import (
     ACTION,
     EXIT_CODE,
     SECONDS,
@@ -165,7 +165,7 @@ def test_a_job_that_is_only_warned_goes_on_with_the_same_bits(watched):
 
 
 HEALTHY = """
-import chainer_fp8pipe.mpi.failure.stall_settings as settings
+import chainer_fp8pipe.mpi.failure.stall as settings
 settings._LEAST = 0.5
 BEFORE
 """ + TRAIN.format(rank=-1, overlap=False, fault='pass') + """

@@ -12,7 +12,7 @@ from chainer_fp8pipe.pipeline.micro_batches import bounds
 import chainer
 import numpy
 
-from benchmarks.models import MODELS
+from tests.models import MODELS
 
 
 def batch_of(name, seed=1, samples=None):

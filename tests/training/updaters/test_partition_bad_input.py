@@ -20,7 +20,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from benchmarks.models import MODELS
+from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
     Batches,
@@ -98,7 +98,7 @@ def test_a_look_in_the_models_forward_names_the_line_and_atomic(comm):
 @on_ranks(2)
 def test_models_of_the_collection_that_look_are_refused(comm, name):
     case = MODELS[name]
-    with pytest.raises(ValueError, match=r'benchmarks/models/vectors.py:\d+: '
+    with pytest.raises(ValueError, match=r'tests/models/vectors.py:\d+: '
                        r'.*chainer_fp8pipe\.atomic'):
         partition(make(name), batch_of(name, samples=4), comm)
     assert case.reads

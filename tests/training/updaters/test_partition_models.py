@@ -6,7 +6,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from benchmarks.models import MODELS
+from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
     batch_of,

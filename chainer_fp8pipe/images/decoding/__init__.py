@@ -1,1 +1,0 @@
-"""Encoded images to pixels."""

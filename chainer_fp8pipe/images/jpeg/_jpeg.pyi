@@ -1,6 +1,0 @@
-from typing import Any
-
-def index(data: Any, spacing: int, /) -> bytes | None: ...
-def cut(
-    data: Any, index: Any, left: int, top: int, right: int, bottom: int, /
-) -> tuple[bytes, int, int, int, int] | None: ...

@@ -1,0 +1,151 @@
+"""Decodes a part of a JPEG with libjpeg-turbo 3, by way of ctypes.
+
+``tj3SetCroppingRegion`` came with version 3 of the TurboJPEG interface; no
+binding for Python has it, hence the few declarations here.  The library is
+the system's if that is of version 3, and otherwise the one that the wheel
+``turbojpeg`` carries.
+
+A JPEG is coded from top to bottom in blocks.  All codes down to the lower
+edge of the part must be read, and are thrown away outside it; the inverse
+transform, the chroma upsampling and the colour conversion, more than half of
+the work, are done for the part only.  Where the part is much larger than what
+is made of it, the inverse transform itself computes every second, fourth or
+eighth pixel as an average (Independent JPEG Group, libjpeg.txt, "scaled
+decoding").
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import weakref
+from ctypes import c_int, c_size_t, c_void_p
+
+import numpy
+
+_DECOMPRESS = 1         # TJINIT_DECOMPRESS
+_SUBSAMPLING = 4        # TJPARAM_SUBSAMP
+_RGB = 0                # TJPF_RGB
+_WARNING = 0            # TJERR_WARNING
+# Width of a minimum coded unit, in pixels, by chroma subsampling (TJSAMP):
+# 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
+_UNIT_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
+# Columns at the left and right edge of a region may differ from those of the
+# whole image, as the chroma upsampling looks at their neighbours.
+_MARGIN = 2
+_KEPT_BYTES = 1 << 23   # scratch space of more is given back after use
+_NAMES = ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'turbojpeg.dll')
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, c_int) for name in ('x', 'y', 'w', 'h')]
+
+
+class _Factor(ctypes.Structure):
+    _fields_ = [('numerator', c_int), ('denominator', c_int)]
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """libturbojpeg of version 3; None if it is not installed."""
+    for path in [*_NAMES, *_in_wheel()]:
+        with contextlib.suppress(OSError):
+            found = ctypes.CDLL(path)
+            if hasattr(found, 'tj3SetCroppingRegion'):
+                return _declared(found)
+    return None
+
+
+class Decompressor:
+    """One instance of the library; not for several threads at a time."""
+
+    def __init__(self) -> None:
+        tj = library()
+        handle = tj and tj.tj3Init(_DECOMPRESS)
+        if not tj or not handle:
+            raise RuntimeError('no decompressor of libturbojpeg 3')
+        self._tj, self._handle = tj, handle
+        self._scratch = numpy.empty(0, numpy.uint8)
+        weakref.finalize(self, tj.tj3Destroy, handle)
+
+    def decode(self, data: bytes | memoryview, width: int, height: int,
+               box: tuple[int, int, int, int], shrink: int
+               ) -> numpy.ndarray | None:
+        """Decodes a part of an image of ``width`` x ``height`` pixels.
+
+        Args:
+            data: The file.
+            width: Of the whole image.
+            height: Of the whole image.
+            box: Left, top, width and height of the part, in pixels.
+            shrink: 1, 2, 4 or 8: how many pixels become one, in both
+                directions.
+
+        Returns:
+            The pixels that cover the part, of shape (h, w, 3), uint8, valid
+            until the next call: of the image shrunk to
+            ``ceil(width / shrink)`` x ``ceil(height / shrink)``, columns
+            ``floor(left / shrink)`` to ``ceil((left + w) / shrink)``, and
+            rows likewise.  None if the library cannot decode this file.
+        """
+        tj, handle = self._tj, self._handle
+        file = numpy.frombuffer(data, numpy.uint8)
+        source = file.ctypes.data, file.size
+        if tj.tj3DecompressHeader(handle, *source):
+            return None
+        subsampling = tj.tj3Get(handle, _SUBSAMPLING)
+        if not 0 <= subsampling < len(_UNIT_WIDTHS):
+            return None
+        left, right = box[0] // shrink, -(-(box[0] + box[2]) // shrink)
+        top, bottom = box[1] // shrink, -(-(box[1] + box[3]) // shrink)
+        # The region must start between two units.
+        unit = -(-_UNIT_WIDTHS[subsampling] // shrink)
+        start = max(0, left - _MARGIN) // unit * unit
+        stop = min(-(-width // shrink), right + _MARGIN)
+        if tj.tj3SetScalingFactor(handle, _Factor(1, shrink)) \
+                or tj.tj3SetCroppingRegion(handle, _Region(
+                    start, top, stop - start, bottom - top)):
+            return None
+        pixels = self._space(bottom - top, stop - start)
+        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB) \
+                and tj.tj3GetErrorCode(handle) != _WARNING:
+            return None
+        return pixels[:, left - start:right - start]
+
+    def _space(self, height: int, width: int) -> numpy.ndarray:
+        size = height * width * 3
+        scratch = self._scratch
+        if scratch.size < size:
+            scratch = numpy.empty(size, numpy.uint8)
+            if size <= _KEPT_BYTES:
+                self._scratch = scratch
+        return scratch[:size].reshape(height, width, 3)
+
+
+def _in_wheel() -> list[str]:
+    """Paths of the library in the wheel ``turbojpeg``."""
+    try:
+        files = importlib.metadata.files('turbojpeg') or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [str(path.locate()) for path in files
+            if path.name.startswith(('libturbojpeg', 'turbojpeg-'))
+            and {'.so', '.dylib', '.dll'} & {*path.suffixes}]
+
+
+def _declared(tj: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the types of the functions in use (turbojpeg.h)."""
+    for name, result, *arguments in (
+            ('tj3Init', c_void_p, c_int),
+            ('tj3Destroy', None, c_void_p),
+            ('tj3Get', c_int, c_void_p, c_int),
+            ('tj3GetErrorCode', c_int, c_void_p),
+            ('tj3DecompressHeader', c_int, c_void_p, c_void_p, c_size_t),
+            ('tj3SetScalingFactor', c_int, c_void_p, _Factor),
+            ('tj3SetCroppingRegion', c_int, c_void_p, _Region),
+            ('tj3Decompress8', c_int, c_void_p, c_void_p, c_size_t, c_void_p,
+             c_int, c_int)):
+        function = getattr(tj, name)
+        function.restype, function.argtypes = result, arguments
+    return tj

@@ -1,1 +1,0 @@
-"""Processes that read samples for a rank, and what they share with it."""

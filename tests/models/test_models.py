@@ -1,0 +1,145 @@
+"""The collection of models learns, and is what it says it is."""
+import chainer_fp8pipe  # noqa: F401, before chainer
+
+import chainer
+import numpy
+import pytest
+
+from tests.models import MODELS
+from tests.models.encoder import Encoder
+
+QUICK = [case for case in MODELS.values() if not case.slow]
+_STEPS = 10
+# The rest of the zoo takes seconds, and is built in the same ways.
+_ZOO = ['resnet50_features', 'googlenet']
+
+
+def each(cases):
+    return pytest.mark.parametrize('case', cases, ids=lambda case: case.name)
+
+
+def _made(case, samples=None):
+    numpy.random.seed(0)
+    batch = case.batch(numpy.random.RandomState(1), samples or case.samples)
+    return case.make(), batch
+
+
+def _loss(case, model, batch, seed):
+    numpy.random.seed(seed)
+    return case.loss(model, batch)
+
+
+def _cut(batch, count):
+    """The batch as that many micro-batches."""
+    if isinstance(batch, dict):
+        cuts = {name: numpy.split(array, count)
+                for name, array in batch.items()}
+        return [{name: parts[i] for name, parts in cuts.items()}
+                for i in range(count)]
+    return list(zip(*(numpy.split(array, count) for array in batch),
+                    strict=True))
+
+
+def _arrays(batch):
+    return batch.values() if isinstance(batch, dict) else batch
+
+
+def _without_gradient(model):
+    return {name for name, param in model.namedparams()
+            if param.grad is None}
+
+
+@each(QUICK)
+def test_it_learns_one_batch_by_all_its_parameters(case):
+    model, batch = _made(case)
+    optimizer = chainer.optimizers.Adam(5e-3).setup(model)
+    losses, missing = [], None
+    for step in range(_STEPS):
+        loss = _loss(case, model, batch, step)
+        assert loss.shape == ()
+        losses.append(float(loss.array))
+        model.cleargrads()
+        loss.backward()
+        # A coin or a gate may leave out a layer, but not in every step.
+        gone = _without_gradient(model)
+        missing = gone if missing is None else missing & gone
+        optimizer.update()
+    assert numpy.isfinite(losses).all()
+    assert numpy.mean(losses[-3:]) < numpy.mean(losses[:3])
+    assert missing == set(case.unused)
+
+
+@each(QUICK)
+def test_a_batch_can_be_cut_along_its_first_axis(case):
+    model, batch = _made(case)
+    assert case.samples % 4 == 0
+    assert {len(array) for array in _arrays(batch)} == {case.samples}
+    for part in _cut(batch, 4):
+        assert numpy.isfinite(case.loss(model, part).array)
+
+
+@each([case for case in QUICK if not case.stateful])
+def test_it_draws_as_it_says(case):
+    model, batch = _made(case)
+    losses = {float(_loss(case, model, batch, seed).array)
+              for seed in range(4)}
+    assert (len(losses) > 1) == case.draws
+
+
+@each(QUICK)
+def test_it_keeps_state_as_it_says(case):
+    model, batch = _made(case)
+    other = case.batch(numpy.random.RandomState(2), case.samples)
+    _loss(case, model, batch, 0)
+    before, _, after = (float(_loss(case, model, data, 0).array)
+                        for data in (batch, other, batch))
+    assert (before != after) == case.stateful
+
+
+@each([case for case in QUICK if not (case.batch_norm or case.stateful)])
+def test_it_is_tested_without_chance(case):
+    model, batch = _made(case)
+    with chainer.using_config('train', False):
+        first, second = (float(_loss(case, model, batch, 3).array)
+                         for _ in range(2))
+    assert numpy.isfinite(first)
+    assert first == second
+
+
+@each(QUICK)
+def test_the_batch_norm_flag_is_a_link_of_that_kind(case):
+    model, batch = _made(case)
+    case.loss(model, batch)
+    trained = {link for link in model.links()
+               if isinstance(link, chainer.links.BatchNormalization)}
+    unused = {name.rpartition('/')[0] for name in case.unused}
+    trained -= {link for name, link in model.namedlinks() if name in unused}
+    assert bool(trained) == case.batch_norm
+
+
+@pytest.mark.parametrize('name', _ZOO)
+def test_one_of_the_zoo_has_all_gradients(name):
+    case = MODELS[name]
+    model, batch = _made(case, 1 if name == 'googlenet' else 2)
+    loss = case.loss(model, batch)
+    model.cleargrads()      # they are NaN until then, not None
+    loss.backward()
+    assert numpy.isfinite(loss.array)
+    assert _without_gradient(model) == set(case.unused)
+
+
+def test_a_batch_is_that_of_its_seed():
+    for case in MODELS.values():
+        one, two = (case.batch(numpy.random.RandomState(5), 2)
+                    for _ in range(2))
+        for a, b in zip(_arrays(one), _arrays(two), strict=True):
+            assert a.dtype in ('f', 'i')
+            numpy.testing.assert_array_equal(a, b)
+
+
+def test_the_encoder_is_of_the_size_that_is_asked_for():
+    small, large = (sum(param.size for param in
+                        Encoder(100, 8, 2, layers, 12).params())
+                    for layers in (1, 12))
+    layer = 12 * 8 * 8 + 13 * 8
+    assert large - small == 11 * layer

@@ -1,0 +1,62 @@
+"""Any model, function and link: over ranks it computes what one rank does.
+
+The loss is bit for bit that of one process, and no gradient is off by more
+than 1e-5 of its norm.
+"""
+import pytest
+
+from tests.models import MODELS
+from tests.models.calls import CALLS, LEFT_OUT, F, L
+from tests.models.judge import SCHEDULES, judge_function, judge_model
+from tests.ranks import on_ranks
+
+#: Models that are refused in these words, on 2 ranks or more.
+REFUSED = {'actor_critic': '__float__ needs the value',
+           'gradient_penalty': 'a gradient needs the value',
+           'halting': '__bool__ needs the value',
+           'moving_average': 'numpy.add(out=...) needs the value'}
+QUICK = 'skip_mlp', 'maxout'
+
+
+def each(names, quick):
+    return [pytest.param(name, marks=() if name in quick
+                         else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize('name', each(MODELS, QUICK))
+@on_ranks(2, 3, 4, timeout=1500)
+def test_a_model_trains_as_in_one_process(comm, name):
+    if MODELS[name].slow and comm.size > 2:
+        pytest.skip('takes long, and gigabytes')
+    if name == 'stacked_lstm':
+        # Cells that make their weights in their first forward pass are one
+        # call each; the reference, which is given weights, has many, and so
+        # dropout draws other masks.
+        pytest.skip('it has no reference')
+    known = {}
+    for schedule, chunks in SCHEDULES:
+        row = judge_model(comm, MODELS[name], schedule, chunks, known)
+        if row['outcome'] == 'too few parts':
+            continue
+        if name in REFUSED:
+            assert row['outcome'] == 'refused'
+            assert REFUSED[name] in row['reason']
+        else:
+            assert row['outcome'] == 'right', row['reason']
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('name', each(sorted(CALLS), (
+    'cholesky', 'dropout', 'NaryTreeLSTM')))
+@on_ranks(2, timeout=600)
+def test_a_function_can_be_cut_at_every_place(comm, name):
+    row = judge_function(comm, CALLS[name])
+    assert row['outcome'] == 'right', row['reason']
+    assert row['cuts'] > 2
+
+
+def test_every_function_has_a_call_or_a_reason():
+    names = {name for module in (F, L) for name in dir(module)
+             if callable(getattr(module, name)) and not name.startswith('_')}
+    assert names == {*CALLS, *LEFT_OUT}
