@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -65,8 +66,8 @@ def measure_layouts(comm: MPI.Comm, stages: Sequence[int],
             for algorithm in algorithms(comm.size // number)]
     exchanges, links = {}, {}
     for number in stages:
-        grid = once(comm, f'grid of {number} stages',
-                    lambda number=number: ProcessGrid(comm, pipeline=number))
+        grid = once(comm, f'grid of {number} stages', functools.partial(
+            ProcessGrid, comm, pipeline=number))
         if number > 1:
             found = comm.allgather(tuple(measure_links(grid.pipeline)))
             links[number] = LinkFigures(max(one[0] for one in found),
@@ -102,8 +103,8 @@ def time_exchange(comm: MPI.Comm, group: MPI.Comm, codec: str,
         for size in (small, large):
             link = made_up(size)
             before = _processor(communicator)
-            of = timed(comm, lambda link=link:  # type: ignore[misc]
-                       communicator.multi_node_mean_grad(link), seconds / 2)
+            of = timed(comm, functools.partial(
+                communicator.multi_node_mean_grad, link), seconds / 2)
             spent = (_processor(communicator) - before) / (len(of) + 1)
             times.append((statistics.median(of), comm.allreduce(
                 spent, MPI.MAX)))

@@ -136,7 +136,7 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
         seconds: That the timed updates may take.
     """
     found: Blocks = []
-    problem, done = '', []
+    problem, done = '', list[Callable[[], Any]]()
     try:
         with preserved():
             updater = _updater(way, job, trained, comm, done)

@@ -51,7 +51,8 @@ def check(plan: Plan) -> TrafficReport:
                 run.do(rank, actions.pop(0))
                 going = True
     if any(left):
-        raise PlanError(f'plan {plan.name!r} comes to a deadlock: ' + ', '.join(
+        raise PlanError(
+            f'plan {plan.name!r} comes to a deadlock: ' + ', '.join(
             f'rank {rank} waits at {_describe(actions[0])}'
             for rank, actions in enumerate(left) if actions))
     run.check_end()

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .plan_checker import MessageForm, check
 from .plans import interpret, plans
 
 quick = settings(max_examples=100)

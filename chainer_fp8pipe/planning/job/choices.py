@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...mpi.placement import divisors
 from ..partition.cuts import CutProblem, DoesNotFit, Wire, best_cut
@@ -28,7 +28,7 @@ from .step import JobProfile, LinkFigures, StepModel, StepPrediction
 
 _SCHEDULES = '1f1b', 'gpipe', 'zero_bubble', 'interleaved'
 _CHUNKS = {'interleaved': 2}
-_OVERLAPS = False, True, 'next_forward'
+_OVERLAPS: tuple[Any, ...] = False, True, 'next_forward'
 #: Cuts of a factorisation that are looked at with replicas' exchanges.
 _CUTS = 3
 #: Micro-batches of a pipeline, as multiples of its stages, and with how many a
@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
 
     batch: int
     memory: float | None = None
-    codecs: tuple[str, ...] = USUAL_CODECS
+    codecs: tuple[Any, ...] = USUAL_CODECS
     stages: tuple[int, ...] = ()
 
 
@@ -77,7 +77,7 @@ class Candidate(NamedTuple):
                 way.overlap)
 
 
-def algorithms(replicas: int) -> tuple[str, ...]:
+def algorithms(replicas: int) -> tuple[Any, ...]:
     """Those that differ for so many replicas.
 
     Two ranks send the same in a ring and directly; a prime number makes no

@@ -75,6 +75,8 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
         found = max(found + wire * elements, _FLOAT * elements * warms)
     frame = min(way.options.get('frame_bytes', FRAME_BYTES) or math.inf,
                 elements * wire) / wire
-    each = wire + _FLOAT * 2        # as it comes, its sum, as it goes
-    return found + _BUFFERS + frame * each * way.replicas * (
+    # Of each rank's piece: as it comes and as it goes; and sums, of the
+    # rank's own piece, or of all pieces on their way round.
+    sums = 2.0 * _FLOAT * (1 if way.algorithm == 'direct' else way.replicas)
+    return found + _BUFFERS + frame * (2 * wire * way.replicas + sums) * (
         way.options.get('frames_in_flight', FRAMES_IN_FLIGHT))

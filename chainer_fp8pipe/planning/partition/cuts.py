@@ -203,7 +203,7 @@ def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
                 task.recompute is True or (
                     task.recompute == 'auto' and task.memory is not None
                     and _most(intervals, plain) > _share(task))))
-        again.append(repeat)
+        again.append(bool(repeat))
         parts[chunk % task.stages].append(short if repeat else plain)
     return tuple(again), tuple(task.overhead + _of_rank(intervals, chunks)
                                for chunks in parts)
