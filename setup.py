@@ -11,11 +11,8 @@ from setuptools.command.build_py import build_py
 
 README = pathlib.Path(__file__).with_name('README.md')
 
-LOOPS = [f'chainer_fp8pipe/fp8/{part}.h'
-         for part in ('e5m2', 'half', 'vector', 'convert', 'loops',
-                      'long_loops', 'means')]
-RECORDS = [f'chainer_fp8pipe/block_formats/{part}.h'
-           for part in ('record_elements', 'records', 'record_loops')]
+LOOPS = [f'chainer_fp8pipe/formats/{part}.h'
+         for part in ('e5m2', 'records', 'vector', 'loops', 'coding')]
 OF_LOOPS = [
     '-O3',
     # No contraction of a * b + c: the GPU, and a CPU without FMA, must give
@@ -54,25 +51,15 @@ setup(
     long_description_content_type='text/markdown',
     ext_modules=[
         Extension(
-            'chainer_fp8pipe.fp8._loops',
-            sources=['chainer_fp8pipe/fp8/_loops.c'],
+            'chainer_fp8pipe.formats._formats',
+            sources=['chainer_fp8pipe/formats/_formats.c'],
             depends=LOOPS,
             extra_compile_args=OF_LOOPS,
         ),
         Extension(
-            'chainer_fp8pipe.block_formats._records',
-            sources=['chainer_fp8pipe/block_formats/_records.c'],
-            depends=LOOPS + RECORDS,
-            extra_compile_args=OF_LOOPS,
-        ),
-        Extension(
-            'chainer_fp8pipe.codecs._places',
-            sources=['chainer_fp8pipe/codecs/_places.c'],
-        ),
-        Extension(
             'chainer_fp8pipe.allreduce.native._executor',
             sources=['chainer_fp8pipe/allreduce/native/_executor.c'],
-            depends=LOOPS + RECORDS + [
+            depends=LOOPS + [
                 f'chainer_fp8pipe/allreduce/native/{part}.h'
                 for part in ('messages', 'neighbours', 'job', 'job_type',
                              'lane', 'work', 'tasks', 'workers', 'chunk',

@@ -133,11 +133,11 @@ def _alone(case, comm, link):
     codec = _CODECS.get(made.codec, lambda: Cast(made.codec))()
     tensors = Tensors(['/x'], [link.x.grad], [link.x.array],
                       grain=codec.grain)
-    begin(codec, tensors, lambda found: comm.Allreduce(
-        MPI.IN_PLACE, found, MPI.MAX))
+    coding = begin(codec.init(), tensors, lambda found: comm.Allreduce(
+        MPI.IN_PLACE, found, MPI.MAX), algorithm.prescale(codec))
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    codec.encode(tensors, wire, algorithm.prescale(codec))
-    return lambda: algorithm.allreduce(codec, tensors, wire, 0, wire.size)
+    coding.encode(wire)
+    return lambda: algorithm.allreduce(coding, wire, 0, wire.size)
 
 
 def _aggregated(case, everyone, workers, link):

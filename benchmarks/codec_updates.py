@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 
-def begin(codec, tensors, maximum=lambda array: None):
-    """Starts an update of one group of tensors.
+def begin(state, tensors, maximum=lambda array: None, prescale=1.0):
+    """Begins an update of one group of tensors; returns its coding.
 
     Args:
-        codec: Of the wire.
+        state: Of a codec.
         tensors: The group.
         maximum: Replaces a float32 array by its element-wise maximum over
             all ranks; by default for one rank alone.
+        prescale: As for ``Codec.step``.
     """
-    codec.start(tensors.loss_scale)
-    found = codec.propose(tensors)
+    codec = state.codec
+    codec.begin(state, tensors.loss_scale)
+    found = codec.propose(state, tensors)
     if found is not None:
         maximum(found)
-    codec.settle(tensors, found)
+    return codec.step(state, tensors, found, prescale)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chainer_fp8pipe import fp8
+from chainer_fp8pipe import formats
 
 import ml_dtypes
 import numpy as np
@@ -52,11 +52,11 @@ def cases(n: int) -> dict[str, Case]:
     tiny = x * np.float32(2.0 ** -16)  # nearly all below 2^-14
     denormal = rng.integers(1, 2 ** 23, n, dtype=np.uint32).view(np.float32)
     a, b, c = np.zeros((3, n), np.uint8)
-    fp8.encode(x, a)
-    fp8.encode(w, b)
+    formats.encode(x, a)
+    formats.encode(w, b)
     small, small2 = np.zeros((2, n), np.uint8)
-    fp8.encode(tiny, small)
-    fp8.encode(tiny[::-1].copy(), small2)
+    formats.encode(tiny, small)
+    formats.encode(tiny[::-1].copy(), small2)
     their_a, their_b, their_c = (
         codes.view(ml_dtypes.float8_e5m2) for codes in (a, b, c))
     memcpy = ctypes.CDLL(None).memcpy
@@ -65,10 +65,10 @@ def cases(n: int) -> dict[str, Case]:
     scale = 300.0
 
     def encode(values: np.ndarray, **options: str) -> Callable[[], object]:
-        return lambda: fp8.encode(values, c, **options)
+        return lambda: formats.encode(values, c, **options)
 
     def ratio(gradient: np.ndarray, **options: Any) -> Callable[[], object]:
-        return lambda: fp8.ratio_encode(
+        return lambda: formats.ratio_encode(
             gradient, w, c, scale=scale, **options)
 
     return {
@@ -88,21 +88,21 @@ def cases(n: int) -> dict[str, Case]:
         'encode truncate': Case(encode(x, rounding='truncate'), 5),
         'encode stochastic': Case(encode(x, rounding='stochastic'), 5),
         'decode': Case(
-            lambda: fp8.decode(a, y), 5, 'ml_dtypes decode', 12, 0.8),
+            lambda: formats.decode(a, y), 5, 'ml_dtypes decode', 12, 0.8),
         'decode, subnormals': Case(
-            lambda: fp8.decode(small, y), 5, normal='decode'),
-        'add': Case(lambda: fp8.add(a, b, c), 3, 'ml_dtypes add', 18),
+            lambda: formats.decode(small, y), 5, normal='decode'),
+        'add': Case(lambda: formats.add(a, b, c), 3, 'ml_dtypes add', 18),
         'add, subnormals': Case(
-            lambda: fp8.add(small, small2, c), 3, normal='add'),
-        'accumulate': Case(lambda: fp8.accumulate(a, z), 9),
+            lambda: formats.add(small, small2, c), 3, normal='add'),
+        'accumulate': Case(lambda: formats.accumulate(a, z), 9),
         'ratio_encode': Case(ratio(x), 9, share_of_copy=0.8),
         'ratio_encode, subnormals': Case(ratio(tiny), 9,
                                          normal='ratio_encode'),
         'ratio_encode + residual': Case(ratio(x, residual=residual), 17),
         'ratio_decode, fp8 wire': Case(
-            lambda: fp8.ratio_decode(a, w, y, scale=scale), 9),
+            lambda: formats.ratio_decode(a, w, y, scale=scale), 9),
         'ratio_decode, float32 wire': Case(
-            lambda: fp8.ratio_decode(x, w, y, scale=scale), 12),
+            lambda: formats.ratio_decode(x, w, y, scale=scale), 12),
     }
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chainer_fp8pipe.codecs import Codec, Tensors
+from chainer_fp8pipe.codecs import Codec, Coding, Tensors
+from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
 
@@ -23,7 +24,7 @@ class SimulatedWorkers:
 
     def __init__(self, make_codec: Callable[[int], Codec] | None,
                  count: int) -> None:
-        self.codecs = [make_codec(rank) for rank in range(count)
+        self.states = [make_codec(rank).init() for rank in range(count)
                        ] if make_codec else []
 
     def average(self, names: Sequence[str],
@@ -38,44 +39,45 @@ class SimulatedWorkers:
             parameters: Float32 of the same shapes.
             warm: Whether the warm-up in float32 is over.
         """
-        if not self.codecs or not warm:
+        if not self.states or not warm:
             return [numpy.mean(one, axis=0, dtype=numpy.float32)
                     for one in zip(*gradients, strict=True)]
         weights = [array.reshape(-1) for array in parameters]
         workers = [
             Tensors(names, [array.reshape(-1) for array in own], weights,
-                    grain=codec.grain)
-            for own, codec in zip(gradients, self.codecs, strict=True)]
-        self._settle(workers)
-        wire = self._sum_and_encode(workers)
-        self.codecs[0].decode(workers[0], wire)
+                    grain=state.codec.grain)
+            for own, state in zip(gradients, self.states, strict=True)]
+        codings = self._settle(workers)
+        codings[0].decode(self._sum_and_encode(codings))
         return [flat.reshape(array.shape) for flat, array in zip(
             workers[0].gradients, parameters, strict=True)]
 
-    def _settle(self, workers: list[Tensors]) -> None:
+    def _settle(self, workers: list[Tensors]) -> list[Coding]:
         found = []
-        for codec, tensors in zip(self.codecs, workers, strict=True):
-            codec.start(1.0)
-            found.append(codec.propose(tensors))
+        for state, tensors in zip(self.states, workers, strict=True):
+            state.codec.begin(state, 1.0)
+            found.append(state.codec.propose(state, tensors))
         largest = None if found[0] is None else numpy.max(found, axis=0)
-        for codec, tensors in zip(self.codecs, workers, strict=True):
-            codec.settle(tensors, largest)
+        return [state.codec.step(state, tensors, largest) for state, tensors
+                in zip(self.states, workers, strict=True)]
 
-    def _sum_and_encode(self, workers: list[Tensors]) -> numpy.ndarray:
-        count, size = len(workers), workers[0].size
-        first = self.codecs[0]
-        total = numpy.zeros(size * first.grain, numpy.float32)
-        for codec, tensors in zip(self.codecs, workers, strict=True):
+    def _sum_and_encode(self, codings: list[Coding]) -> numpy.ndarray:
+        count, codec = len(codings), codings[0].codec
+        size = codings[0].tensors.size
+        total = numpy.zeros(size * codec.grain, numpy.float32)
+        add = (accumulate if codec.name == 'fp8'
+               else FORMATS[codec.name].accumulate)
+        for coding in codings:
             wire = numpy.empty(size, codec.wire_dtype)
-            codec.encode(tensors, wire)
-            codec.accumulate(wire, total)
-        means = numpy.empty(size, first.wire_dtype)
+            coding.encode(wire)
+            add(wire, total)
+        means = numpy.empty(size, codec.wire_dtype)
         bounds = [size * number // count for number in range(count + 1)]
-        for number, codec in enumerate(self.codecs):
+        for number, coding in enumerate(codings):
             start, stop = bounds[number:number + 2]
             if start < stop:
-                codec.encode_mean(
-                    workers[number],
+                coding.mean(
                     total[start * codec.grain:stop * codec.grain], count,
-                    means[start:stop], start, 'mean', (start, stop))
+                    means[start:stop], start,
+                    coding.means([('mean', (start, stop))])[0])
         return means

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec
-from ..codecs.relay import CodecRecipe
+from ..codecs import Codec, Part, State
 from ..mpi.failure.abort import end_all_ranks
 from ..mpi.finalizing import before_finalize, forget
 from ..mpi.forever import HeldRequest
@@ -37,7 +36,13 @@ class Setup(NamedTuple):
 
     plans: tuple[Plan, ...]
     framing: Framing
-    seed: int
+
+
+class Recipe(NamedTuple):
+    """A codec, and what of tensors lies in a range; see Codec.relay."""
+
+    codec: Codec
+    parts: tuple[Part, ...]
 
 
 class Order(NamedTuple):
@@ -46,17 +51,17 @@ class Order(NamedTuple):
     Attributes:
         length: Elements of its range.
         total: Elements of the whole fused vector.
-        codec: Number of the codec; residuals belong to it.
+        state: Number of the codec's state; residuals belong to it.
         slot: Number of the recipe.
         recipe: Comes when another one takes the number.
-        gone: Numbers of codecs that are no more.
+        gone: Numbers of states that are no more.
     """
 
     length: int
     total: int
-    codec: int
+    state: int
     slot: int
-    recipe: CodecRecipe | None
+    recipe: Recipe | None
     gone: tuple[int, ...]
 
 
@@ -85,17 +90,17 @@ class Orders:
         self._comm = comm
         self._aggregators = range(workers, comm.size)
         self._sent: list[HeldRequest] = []
-        self._codecs: weakref.WeakKeyDictionary[Codec, int] = (
+        self._states: weakref.WeakKeyDictionary[State, int] = (
             weakref.WeakKeyDictionary())
         self._numbered = 0
         self._gone: list[int] = []
-        self._slots: dict[CodecRecipe, int] = {}
+        self._slots: dict[Recipe, int] = {}
         self._recipes = 0
 
     def order(self, bucket: Bucket) -> None:
         """Orders the aggregators' part of a bucket's all-reduce."""
-        recipe = CodecRecipe.of(bucket.codec, bucket.tensors, bucket.start,
-                                bucket.stop)
+        recipe = Recipe(bucket.codec, bucket.codec.parts(
+            bucket.state, bucket.tensors, bucket.start, bucket.stop))
         slot = self._slots.get(recipe)
         new = slot is None
         if slot is None:
@@ -105,7 +110,7 @@ class Orders:
             self._recipes += 1
         gone, self._gone[:] = tuple(self._gone), []
         self.send(Order(bucket.stop - bucket.start, bucket.tensors.size,
-                        self._number(bucket.codec), slot,
+                        self._number(bucket.state), slot,
                         recipe if new else None, gone))
 
     def send(self, message: Setup | Order | Leave) -> None:
@@ -122,12 +127,12 @@ class Orders:
         for request in self._sent:
             wait_until(request.test)
 
-    def _number(self, codec: Codec) -> int:
-        number = self._codecs.get(codec)
+    def _number(self, state: State) -> int:
+        number = self._states.get(state)
         if number is None:
-            number = self._codecs[codec] = self._numbered
+            number = self._states[state] = self._numbered
             self._numbered += 1
-            weakref.finalize(codec, self._gone.append, number).atexit = False
+            weakref.finalize(state, self._gone.append, number).atexit = False
         return number
 
 
@@ -144,20 +149,18 @@ class Aggregated(PlanExecutor):
         plans: All of the same number of workers.
         events: Where to write what happens, but orders.
         framing: See there.
-        seed: Of the aggregators' stochastic rounding.
     """
 
     # Aggregators round at random by the number of the bucket.
     one_order = True
 
     def __init__(self, everyone: MPI.Comm, plans: Sequence[Plan],
-                 events: EventStream, framing: Framing,
-                 seed: int = 0) -> None:
+                 events: EventStream, framing: Framing) -> None:
         self._everyone = everyone
         self._orders: Orders | None = None
         if everyone.rank == 0:
             self._orders = Orders(everyone, plans[0].workers)
-            self._orders.send(Setup(tuple(plans), framing, seed))
+            self._orders.send(Setup(tuple(plans), framing))
         super().__init__(everyone, plans, events, framing)
         before_finalize(self.leave_at_exit)
         _working.append(self)

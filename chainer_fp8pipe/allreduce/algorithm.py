@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
+from ..codecs import Codec, Coding
 from ..codecs.staging import empty_wire
 from ..mpi.failure.waits import Wait
 from ..report.stream import EventStream
@@ -50,13 +50,12 @@ class Algorithm(abc.ABC):
         self.events = events
 
     @abc.abstractmethod
-    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                  start: int, stop: int) -> None:
+    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
+                  stop: int) -> None:
         """Leaves the mean of all ranks' wires in ``wire``, on every rank.
 
         Args:
-            codec: Of the wire.
-            tensors: The fused vector.
+            coding: Of the fused vector.
             wire: Of all of the vector, encoded; its range is replaced.
             start: First element of the range.
             stop: Last element plus one.
@@ -102,8 +101,8 @@ class Algorithm(abc.ABC):
                 rest comes with :meth:`resume`, behind what is submitted
                 until then.
         """
-        self.allreduce(bucket.codec, bucket.tensors, bucket.wire,
-                       bucket.start, bucket.stop)
+        assert bucket.coding is not None
+        self.allreduce(bucket.coding, bucket.wire, bucket.start, bucket.stop)
         bucket.conclude()
         return bucket
 

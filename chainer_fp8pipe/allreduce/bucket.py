@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
-from ..codecs.tensors import Compiled
+from ..codecs import Codec, Coding, State, Tensors
 from ..mpi.failure.waits import Wait, waiting
 from ..mpi.forever import HeldRequest
 from ..mpi.waiting import BRIEF, LONG, Pauses
@@ -24,14 +23,16 @@ class Bucket:
     """A range of the fused vector whose mean is wanted, until that is there.
 
     Args:
-        codec: Of the wire; its update has been started.
+        state: Of the wire's codec; its update has begun.
         tensors: The fused vector.
         wire: Of all of the vector; the mean replaces the contribution.
         start: First element of the range.
         stop: Last element plus one; None: all of the wire.
-        prescale: Gradients are encoded frame by frame, before they are sent,
-            with this factor; None: the wire holds the contribution already,
-            or :meth:`launch` finds the factor.
+        coding: What the codec does in this update; None: :meth:`launch`
+            finds it.
+        encodes: Gradients are encoded frame by frame, before they are sent;
+            or the wire holds the contribution already, or :meth:`launch`
+            decides.
         decodes: Means may be written into the gradients frame by frame, as
             they come.
         contributes: False for a bucket that is sent only because other ranks
@@ -39,8 +40,6 @@ class Bucket:
         number: Which of the model's buckets it is.
 
     Attributes:
-        compiled: What compiled code knows of the codec; None: compiled code
-            asks :meth:`encode` and :meth:`decode_part`.
         handle: What compiled code knows of the bucket; the executor's.
         passes: The wire is not written: frames are encoded, and their means
             decoded, in memory of the executor's.
@@ -50,18 +49,19 @@ class Bucket:
             wrong.
     """
 
-    def __init__(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
+    def __init__(self, state: State, tensors: Tensors, wire: numpy.ndarray,
                  start: int = 0, stop: int | None = None,
-                 prescale: float | None = None, decodes: bool = False,
-                 contributes: bool = True, number: int = 0) -> None:
-        self.codec = codec
+                 coding: Coding | None = None, encodes: bool = False,
+                 decodes: bool = False, contributes: bool = True,
+                 number: int = 0) -> None:
+        self.state = state
         self.tensors = tensors
         self.wire = wire
         self.start = start
         self.stop = wire.size if stop is None else stop
-        self.prescale = prescale
+        self.coding = coding
+        self.encodes = encodes
         self.decodes = decodes
-        self.compiled: Compiled | None = None
         self.handle: Any = None
         self.passes = False
         self.number = number
@@ -73,7 +73,6 @@ class Bucket:
         self._proposed: numpy.ndarray | None = None
         self._request: HeldRequest | None = None
         self._means: list[tuple[int, int]] = []
-        self._bad: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -83,9 +82,9 @@ class Bucket:
             f' and {len(names) - 1} more)' if names[1:] else ')')
 
     @property
-    def encodes(self) -> bool:
-        """Gradients are encoded frame by frame."""
-        return self.prescale is not None
+    def codec(self) -> Codec:
+        """Of the wire."""
+        return self.state.codec
 
     # --- before the bucket travels ------------------------------------------
 
@@ -93,7 +92,7 @@ class Bucket:
         """Asks all ranks for the codec's maxima; returns the bytes sent."""
         self._arrive = events.travel(self.tensors.names, (
             self.stop - self.start) * self.wire.itemsize)
-        self._proposed = self.codec.propose(self.tensors)
+        self._proposed = self.codec.propose(self.state, self.tensors)
         if self._proposed is None:
             return 0
         if not self._contributes:
@@ -120,32 +119,22 @@ class Bucket:
             return
         if self.failure:        # what the codec keeps must not change twice
             raise RuntimeError(self.failure)
-        self.codec.settle(self.tensors, self._proposed)
-        prescale = algorithm.prescale(self.codec)
+        self.coding = self.codec.step(
+            self.state, self.tensors, self._proposed,
+            algorithm.prescale(self.codec))
         # A GPU is done with all of it before frames would have left it.
         by_frame = algorithm.by_frame and self.tensors.xp is numpy
         if not self._contributes:
             self.wire.view(numpy.uint8)[...] = 0    # 0 in every format
         elif by_frame:
-            self.prescale = prescale
+            self.encodes = True
         else:
-            self.codec.encode(self.tensors, self.wire, prescale)
+            self.coding.encode(self.wire)
         self.decodes &= by_frame
         algorithm.submit(self, until)
         self._algorithm = algorithm
 
     # --- while the bucket travels -------------------------------------------
-
-    def encode(self, part: slice) -> None:
-        """Writes a part of the gradients into the wire."""
-        assert self.prescale is not None
-        self.codec.encode(self.tensors, self.wire[part], self.prescale,
-                          part.start)
-
-    def decode_part(self, part: slice) -> None:
-        """Writes a part of the means into the gradients."""
-        self._bad.update(self.codec.decode(
-            self.tensors, self.wire[part], part.start))
 
     def begin_decoding(self, tensors: Tensors) -> None:
         """From now on gradients may be overwritten, as means come.
@@ -171,26 +160,18 @@ class Bucket:
         return self._means
 
     @property
-    def nonfinite(self) -> list[str]:
-        """Names of tensors into which a NaN or an infinity was decoded."""
-        if self.compiled:
-            return self.compiled.nonfinite(self.tensors.names)
-        return [name for name in self.tensors.names if name in self._bad]
-
-    @property
     def wire_is_finite(self) -> bool:
         """Whether the mean as it has travelled has no NaN and no infinity."""
-        if self.passes:
-            assert self.compiled is not None
-            return self.compiled.wire_is_finite
-        return self.codec.is_finite(self.wire)
+        assert self.coding is not None
+        return (self.coding.wire_is_finite if self.passes
+                else self.codec.is_finite(self.wire))
 
     # --- afterwards ----------------------------------------------------------
 
     def conclude(self) -> None:
         """Ends the bucket's way: the mean is there."""
-        if self.compiled:
-            self.codec.conclude(self.compiled, self.tensors)
+        assert self.coding is not None
+        self.coding.conclude()
         if self._arrive:
             self._arrive()
         self.finished = True        # other threads may go on from here
@@ -205,9 +186,11 @@ class Bucket:
         Returns:
             Names of tensors whose gradient is now not finite.
         """
+        assert self.coding is not None
         if self.decodes:
-            return self.nonfinite
-        return self.codec.decode(tensors, self.wire)
+            return self.coding.nonfinite
+        self.coding.decode_into(tensors.gradients)
+        return self.coding.decode(self.wire)
 
 
 class BucketQueue:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
-from ..codecs.tensors import IN_PYTHON, Compiled
+from ..codecs import Codec, Coding
 from ..mpi.failure.waits import Wait, world_ranks
 from ..mpi.functions import exception, handle, library
 from ..mpi.memory.node_memory import meet, node_memory
@@ -24,7 +23,6 @@ from .native import _executor
 from .plan import Opcode, Plan
 from .rank_plan import RankPlan, program
 from .sums import in_wire_format, shrink
-from .uncompiled import Uncompiled, site_name
 
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
@@ -101,8 +99,8 @@ class PlanExecutor(Algorithm):
     and both directions of a link are busy.  Chunks start in one order on all
     ranks; messages find their chunk by their tag.
 
-    Messages, sums and, for most codecs, all that is encoded are the business
-    of compiled code, which works without the interpreter.
+    Messages, sums and all that is encoded are the business of compiled code,
+    which works without the interpreter.
 
     Beside the wire, memory is needed for ``frames_in_flight`` chunks of each
     plan: a frame of every message and, for wide sums, 4 bytes for each
@@ -177,9 +175,10 @@ class PlanExecutor(Algorithm):
                 return found.view(dtype)
         return super().empty_wire(xp, size, dtype)
 
-    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                  start: int, stop: int) -> None:
-        self.submit(Bucket(codec, tensors, wire, start, stop))
+    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
+                  stop: int) -> None:
+        self.submit(Bucket(coding.state, coding.tensors, wire, start, stop,
+                           coding))
         self.run()
 
     @property
@@ -194,11 +193,16 @@ class PlanExecutor(Algorithm):
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
         lanes = self._lanes(bucket.start, bucket.stop, bucket.codec)
-        bucket.handle = self._handle(bucket, lanes)
+        bucket.handle = self._handle(bucket)
+        assert bucket.coding is not None
+        sites = [site for lane in lanes for site in lane.sites]
+        means = bucket.coding.means(
+            [] if self._sums(bucket.codec).in_place else sites)
         for number, lane in enumerate(lanes):
             self._compiled.share(
                 bucket.handle, number, lane.bounds, lane.frames.frame,
-                lane.frames.chunks, self._residuals(bucket, lane))
+                lane.frames.chunks, means[:len(lane.sites)])
+            means = means[len(lane.sites):]
         self._buckets.append(bucket)
         self.resume(bucket, until)
         return bucket
@@ -208,10 +212,8 @@ class PlanExecutor(Algorithm):
         self._take_notice()
 
     def begin_decoding(self, bucket: Bucket) -> None:
-        if bucket.compiled and not bucket.compiled.decode_into(
-                bucket.tensors.gradients):
-            raise ValueError(
-                'gradients must be float32, C-contiguous and writeable')
+        assert bucket.coding is not None
+        bucket.coding.decode_into(bucket.tensors.gradients)
         bucket.decodes = True
         try:
             self._compiled.decode(bucket.handle)
@@ -314,63 +316,29 @@ class PlanExecutor(Algorithm):
 
     # --- one bucket ----------------------------------------------------------
 
-    def _handle(self, bucket: Bucket, lanes: Sequence[_Lane]
-                ) -> _executor.Job:
+    def _handle(self, bucket: Bucket) -> _executor.Job:
         if not 0 <= bucket.start <= bucket.stop <= bucket.wire.size or (
                 bucket.encodes and bucket.tensors.size != bucket.wire.size):
             raise ValueError(
                 f'entries {bucket.start} to {bucket.stop} of '
                 f'{bucket.tensors.size} are not in a wire of '
                 f'{bucket.wire.size}')
-        sums = self._sums(bucket.codec)
-        prescale = 1.0 if bucket.prescale is None else bucket.prescale
-        bucket.compiled = self._tables(bucket, lanes, prescale, sums.in_place)
-        if bucket.compiled and bucket.decodes and (
-                not bucket.compiled.decode_into(bucket.tensors.gradients)):
-            bucket.compiled = None
+        coding, sums = bucket.coding, self._sums(bucket.codec)
+        assert coding is not None
+        if bucket.decodes:
+            coding.decode_into(bucket.tensors.gradients)
         # What is decoded as it comes need not be kept: frames stay in the
         # processor's caches.
-        bucket.passes = bool(bucket.compiled and bucket.encodes
-                             and bucket.decodes)
-        nothing = numpy.zeros(0, numpy.int64)
-        of = bucket.compiled or Compiled(IN_PYTHON, nothing, nothing, nothing)
+        bucket.passes = bucket.encodes and bucket.decodes
         return _executor.Job(
-            python=None if bucket.compiled else Uncompiled(
-                bucket, [(lane.part, lane.frames) for lane in lanes],
-                self.framing.form, self.plans[0].workers),
-            kept=bucket.compiled,
-            wire=bucket.wire.view(numpy.uint8),
-            itemsize=bucket.wire.itemsize, sum_size=sums.itemsize,
-            grain=bucket.codec.grain, codec=of.codec, rounding=of.rounding,
-            format=of.format, in_place=sums.in_place,
-            keeps_wire=not bucket.passes,
+            tables=coding.tables, kept=coding,
+            wire=bucket.wire.view(numpy.uint8), sum_size=sums.itemsize,
+            in_place=sums.in_place, keeps_wire=not bucket.passes,
             # Only a GPU's wires are ever there.
             shares_wire=bool(bucket.tensors.xp is not numpy and self._memory
                              and self._memory.holds(bucket.wire)),
             encodes=bucket.encodes, decodes=bucket.decodes,
-            prescale=prescale, epsilon=of.epsilon,
-            shrink=sums.shrink, tensors=of.tensors, scales=of.scales,
-            findings=of.findings, shares=len(self.plans))
-
-    def _tables(self, bucket: Bucket, lanes: Sequence[_Lane],
-                prescale: float, in_place: bool) -> Compiled | None:
-        """What compiled code needs; None: it asks of Python instead."""
-        codec, tensors = bucket.codec, bucket.tensors
-        if tensors.xp is numpy:
-            return codec.compiled(tensors, prescale)
-        if bucket.encodes or bucket.decodes:    # frame by frame, on a device
-            return None
-        return codec.compiled_sums(tensors, [] if in_place else [
-            owned for lane in lanes for _, owned in lane.sites])
-
-    def _residuals(self, bucket: Bucket, lane: _Lane) -> numpy.ndarray:
-        """By site and tensor, where the codec keeps what means lose."""
-        if not bucket.compiled or self._sums(bucket.codec).in_place:
-            return numpy.zeros(0, numpy.int64)
-        return numpy.array([
-            bucket.codec.residuals_of_means(
-                bucket.compiled, bucket.tensors, site, owned)
-            for site, owned in lane.sites], numpy.int64)
+            shrink=sums.shrink, shares=len(self.plans))
 
     def _take_notice(self) -> None:
         """Of what compiled code has done."""
@@ -382,6 +350,11 @@ class PlanExecutor(Algorithm):
         for bucket in finished:
             self._buckets.remove(bucket)
             bucket.conclude()
+
+
+def site_name(lane: int, site: int) -> str:
+    """Names a place of an algorithm where means are encoded."""
+    return f'sum {lane} {site}'
 
 
 def _empty(nbytes: int) -> numpy.ndarray:

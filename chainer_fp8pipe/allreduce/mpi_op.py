@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Tensors
+from ..codecs import Codec, Coding
 from ..mpi.forever import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
@@ -36,16 +36,14 @@ class MpiOp(Algorithm):
         super().__init__(comm, events)
         self._received = numpy.empty(0, numpy.uint8)
 
-    def reduce_scatter(self, codec: Codec, tensors: Tensors,
-                       wire: numpy.ndarray, start: int, stop: int
-                       ) -> tuple[int, int]:
+    def reduce_scatter(self, coding: Coding, wire: numpy.ndarray, start: int,
+                       stop: int) -> tuple[int, int]:
         """Leaves the mean of this rank's piece in ``wire``.
 
         Piece j belongs to rank j.
 
         Args:
-            codec: Of the wire.
-            tensors: The fused vector.
+            coding: Of the fused vector.
             wire: Of all of the vector.
             start: First element of the range.
             stop: Last element plus one.
@@ -59,17 +57,17 @@ class MpiOp(Algorithm):
         total = next(pieces).copy()
         for piece in pieces:
             with self.events.section('decode'):
-                codec.add(piece, total)
+                coding.add(piece, total)
         wire[slice(*bounds)] = total
         return bounds
 
-    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                  start: int, stop: int) -> None:
+    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
+                  stop: int) -> None:
         buffer = wire[start:stop]
-        if codec.wire_dtype == numpy.float32:
+        if buffer.dtype == numpy.float32:
             self.comm.Allreduce(MPI.IN_PLACE, [buffer, MPI.FLOAT])
         else:
-            self._allreduce_with(codec, buffer)
+            self._allreduce_with(coding, buffer)
         # What MPI sends inside is not to be seen; this is what its
         # reduce-scatter and all-gather need for long messages.
         size = self.comm.size
@@ -121,10 +119,10 @@ class MpiOp(Algorithm):
         for request in sends:
             wait_until(request.test)
 
-    def _allreduce_with(self, codec: Codec, buffer: numpy.ndarray) -> None:
+    def _allreduce_with(self, coding: Coding, buffer: numpy.ndarray) -> None:
         def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:
-            codec.add(numpy.frombuffer(wire, codec.wire_dtype),
-                      numpy.frombuffer(total, codec.wire_dtype))
+            coding.add(numpy.frombuffer(wire, buffer.dtype),
+                       numpy.frombuffer(total, buffer.dtype))
 
         # MPI may cut a message between any two elements of the datatype, so
         # that an element must be one number.
@@ -162,12 +160,11 @@ class TwoLevel(Algorithm):
         self.intra = intra
         self.inter = inter
 
-    def allreduce(self, codec: Codec, tensors: Tensors, wire: numpy.ndarray,
-                  start: int, stop: int) -> None:
-        low, high = self.intra.reduce_scatter(
-            codec, tensors, wire, start, stop)
-        codec.rescale(wire[low:high], self.inter.prescale(codec))
-        self.inter.allreduce(codec, tensors, wire, low, high)
+    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
+                  stop: int) -> None:
+        low, high = self.intra.reduce_scatter(coding, wire, start, stop)
+        coding.rescale(wire[low:high], self.inter.prescale(coding.codec))
+        self.inter.allreduce(coding, wire, low, high)
         self.intra.allgather(wire, start, stop)
 
     def prescale(self, codec: Codec) -> float:

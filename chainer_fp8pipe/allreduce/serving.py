@@ -6,10 +6,10 @@ import pickle
 import numpy
 from mpi4py import MPI
 
-from ..codecs.relay import CodecRecipe, RelayState
+from ..codecs import State
 from ..mpi.waiting import BRIEF, Pauses
 from ..report.stream import EventStream
-from .aggregated import Leave, Order, Setup
+from .aggregated import Leave, Order, Recipe, Setup
 from .bucket import Bucket
 from .executor import PlanExecutor
 
@@ -61,9 +61,8 @@ class _Service:
         self._everyone = everyone
         self._executor = PlanExecutor(everyone, setup.plans, EventStream(),
                                       setup.framing)
-        self._seed = setup.seed, everyone.rank
-        self._recipes: dict[int, CodecRecipe] = {}
-        self._kept: dict[int, RelayState] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._states: dict[int, State] = {}
         self._wires = _Wires()
 
     def run(self) -> None:
@@ -82,16 +81,19 @@ class _Service:
 
     def _begin(self, order: Order) -> None:
         for number in order.gone:
-            self._kept.pop(number, None)
+            self._states.pop(number, None)
         recipe = order.recipe or self._recipes[order.slot]
         self._recipes[order.slot] = recipe
-        codec, tensors = recipe.make(
-            self._kept.setdefault(order.codec, RelayState()), *self._seed)
-        dtype = codec.wire_dtype
+        codec = recipe.codec
+        if order.state not in self._states:
+            self._states[order.state] = codec.init()
+        state, dtype = self._states[order.state], codec.wire_dtype
+        coding = codec.relay(state, recipe.parts, self._everyone.rank)
         memory = self._wires.take(order.length * dtype.itemsize,
                                   order.total * dtype.itemsize)
         self._wires.lend(memory, self._executor.submit(Bucket(
-            codec, tensors, memory.view(dtype), 0, order.length)))
+            state, coding.tensors, memory.view(dtype), 0, order.length,
+            coding)))
 
 
 class _Wires:

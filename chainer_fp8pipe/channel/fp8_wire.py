@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy
 
-from .. import fp8
-from ..codecs.staging import download, output, upload_now
-from ..codecs.tensors import array_module
+from .. import formats
+from ..codecs.staging import array_module, download, output, upload_now
 
 EXPONENT = 4        # bytes before the codes: the scale's exponent, int32
 
@@ -41,7 +40,7 @@ def encode(values: Any, part: numpy.ndarray) -> None:
     scaled = values * values.dtype.type(2.0 ** exponent)
     wire = part[EXPONENT:]
     codes = output(array_module(values), wire)
-    fp8.encode(scaled.astype(numpy.float32, copy=False), codes)
+    formats.encode(scaled.astype(numpy.float32, copy=False), codes)
     download(codes, wire)
 
 
@@ -50,7 +49,7 @@ def decode(part: numpy.ndarray, dtype: numpy.dtype, xp: Any) -> Any:
     exponent = int(part[:EXPONENT].view('<i4')[0])
     codes = upload_now(xp, part[EXPONENT:])
     scaled = xp.empty(codes.size, numpy.float32)
-    fp8.decode(codes, scaled)
+    formats.decode(codes, scaled)
     wide = _wide(dtype)
     values = scaled.astype(wide, copy=False)
     if exponent < 0:
@@ -87,7 +86,7 @@ def _largest(values: Any) -> float:
 
 def _keep_finite(xp: Any, scaled: Any, limit: float) -> None:
     """Brings back what was rounded up beyond the dtype's largest number."""
-    if limit < fp8.MAX:
+    if limit < formats.MAX:
         finite = xp.isfinite(scaled)
         scaled[finite & (scaled > limit)] = limit
         scaled[finite & (scaled < -limit)] = -limit

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from ..codecs.staging import download, empty_wire, upload_now
-from ..codecs.tensors import array_module
+from ..codecs.staging import (
+    array_module,
+    download,
+    empty_wire,
+    upload_now,
+)
 from . import fp8_wire
 
 _ALIGNMENT = 64     # bytes; a cache line, and more than any dtype asks for

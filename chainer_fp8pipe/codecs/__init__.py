@@ -1,8 +1,9 @@
-"""Gradients to bytes and back: floats, fp8 by ratio, int4 in blocks."""
+"""Gradients to bytes and back: floats, fp8 by ratio, records of few bits."""
 from .block_scaled import BlockScaled
 from .cast import Cast
-from .codec import Codec
+from .codec import Codec, Part, State
+from .coding import Coding, Tensors
 from .fp8_ratio import Fp8Ratio
-from .tensors import Tensors
 
-__all__ = ['BlockScaled', 'Cast', 'Codec', 'Fp8Ratio', 'Tensors']
+__all__ = ['BlockScaled', 'Cast', 'Codec', 'Coding', 'Fp8Ratio', 'Part',
+           'State', 'Tensors']

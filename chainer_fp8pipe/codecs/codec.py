@@ -1,294 +1,95 @@
-"""What an all-reduce algorithm asks of a codec, and error feedback."""
+"""A codec: how gradients become a wire, and what is learnt from them."""
+# A codec is options only: immutable, the same on all ranks, and cheap to send
+# to a rank that has no model.  What it learns of a model is a State, which one
+# codec reads and writes, and which snapshots hold.  An update goes
+#
+#     codec.begin(state, loss_scale)
+#     found = codec.propose(state, tensors)     # e.g. new scales
+#     ...                                       # the largest of all ranks
+#     coding = codec.step(state, tensors, found)
+#     coding.encode(wire)                       # this rank's gradients
+#     ...                                       # bytes travel, means are made
+#     coding.decode(wire)                       # means into the gradients
+#     coding.conclude()                         # counts, to the state
+#
+# After `begin` the tensors may come in groups (buckets), each with a wire, a
+# `propose` and a `step` of its own, in any order.
+#
+# A Coding is data: tables of addresses, scales and keys of random numbers, on
+# which compiled code works, called from here or by an all-reduce in its own
+# threads, and so piece by piece or in one go with the same bits.  Only
+# gradients on a GPU are encoded and decoded elsewhere: there, in one go, with
+# the bits of the CPU.
+#
+# Error feedback: what an encoding leaves out of a number is added to it at the
+# next update, where gradients are sent and where means are (on both sides:
+# Tang et al., "DoubleSqueeze", ICML 2019, Algorithm 1).  There is one residual
+# for each tensor at each *site*: a place of an algorithm where the tensor, or
+# the part of it that this rank looks after, is encoded.  When the part becomes
+# another one, because tensors joined or left, its residual starts from zero.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy
 
 from .staging import to_host
-from .tensors import Compiled, Tensors, places
 
-_NOTHING = numpy.zeros(0, numpy.float32)
+if TYPE_CHECKING:
+    from .coding import Coding, Tensors
+
+#: The site where gradients are encoded.
+GRADIENT = 'gradient'
 
 
-class Codec(abc.ABC):
-    """Turns gradients into *wire* values and back.
-
-    A wire is a one-dimensional host array of ``wire_dtype`` with one entry
-    per ``grain`` elements of each tensor.  An update goes::
-
-        codec.start(loss_scale)
-        found = codec.propose(tensors)      # e.g. new scales
-        ...                                 # the largest of all ranks
-        codec.settle(tensors, found)
-        codec.encode(tensors, wire)         # this rank's gradients
-        ...                                 # bytes travel
-        codec.accumulate(piece, total)      # float32 sums of wire values
-        codec.encode_mean(...)              # the mean, ready to travel on
-        ...
-        codec.decode(tensors, wire)         # means into the gradients
-
-    or, where sums are made in the wire's own format, with :meth:`add` and
-    :meth:`rescale` in place of the two in the middle.  After ``start`` the
-    tensors may come in groups, each a fused vector with a wire of its own,
-    in any order.
+class Part(NamedTuple):
+    """A tensor, or a part of it, as a rank without a model knows it.
 
     Attributes:
-        grain: Elements of a wire's entry.  Sums have as many for each.
-        nonfinite: What on this rank made a wire of this update hold a NaN
-            or an infinity, e.g. ``'the gradient of /l1/W'``.
+        name: Different from that of any other part.
+        size: Elements.
+        unit: A number on the wire, times this, grows with the gradient and
+            nothing else; 0 if that is not known.
     """
 
     name: str
-    wire_dtype: numpy.dtype
-    grain = 1
-
-    def __init__(self) -> None:
-        self.nonfinite: list[str] = []
-
-    def start(self, loss_scale: float) -> None:
-        """Starts an update, whose gradients carry this factor."""
-        self.nonfinite = []
-
-    def propose(self, tensors: Tensors) -> numpy.ndarray | None:
-        """Finds this rank's part in :meth:`settle`.
-
-        A float32 host array, of which the element-wise maximum over all
-        ranks is to be found; None, on all ranks, if there is nothing.
-        """
-        return None
-
-    def settle(self, tensors: Tensors,              # noqa: B027
-               largest: numpy.ndarray | None) -> None:
-        """Takes the maximum of what all ranks proposed, before encoding."""
-
-    @abc.abstractmethod
-    def encode(self, tensors: Tensors, wire: numpy.ndarray,
-               prescale: float = 1.0, start: int = 0) -> None:
-        """Writes gradients, times ``prescale``, into a piece of the wire.
-
-        Args:
-            tensors: The tensors of this update.
-            wire: All of the wire, or a piece; piece by piece, each element
-                is to be encoded once.
-            prescale: The factor.
-            start: Where in the fused vector the piece begins.
-        """
-
-    @abc.abstractmethod
-    def accumulate(self, wire: numpy.ndarray, total: Any) -> None:
-        """Adds the values of ``wire`` to ``total``.
-
-        Args:
-            wire: Of n entries.
-            total: float32[n * grain].
-        """
-
-    @abc.abstractmethod
-    def encode_mean(self, tensors: Tensors, total: Any, count: int,
-                    wire: numpy.ndarray, start: int, site: str,
-                    owned: tuple[int, int]) -> None:
-        """Writes ``total / count`` into a piece of the wire.
-
-        Args:
-            tensors: The tensors of this update.
-            total: Sum of ``count`` wires, made by :meth:`accumulate`; it is
-                overwritten.
-            count: How many wires were summed.
-            wire: The piece.
-            start: Where in the fused vector it begins.
-            site: Name of the place of this encoding in the algorithm; each
-                site has an error-feedback residual of its own.
-            owned: The range of the fused vector whose means this rank
-                encodes at this site, piece by piece.
-        """
-
-    @abc.abstractmethod
-    def decode(self, tensors: Tensors, wire: numpy.ndarray, start: int = 0
-               ) -> list[str]:
-        """Writes the values of a piece of the wire into the gradients.
-
-        Returns:
-            The names of tensors to which a NaN or an infinity was written.
-        """
-
-    @abc.abstractmethod
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        """Whether no value of ``wire`` is a NaN or an infinity.
-
-        A wire is the same on all ranks, so all ranks get the same answer.
-        """
-
-    def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
-        """``total += wire``, both in the wire's own format.
-
-        Raises:
-            NotImplementedError: The format has no sums, see :attr:`adds`.
-        """
-        raise NotImplementedError(f'{self.name} has no sums')
-
-    def rescale(self, wire: numpy.ndarray, factor: float) -> None:
-        """``wire *= factor``, in the wire's own format; raises as above."""
-        raise NotImplementedError(f'{self.name} has no sums')
-
-    def compiled(self, tensors: Tensors, prescale: float) -> Compiled | None:
-        """What compiled code needs to encode, add and decode by itself.
-
-        Gradients may then be encoded, with ``prescale``, and be decoded
-        into; the bits are those of :meth:`encode`, :meth:`add` etc.  None,
-        as here, if there is no compiled code for this codec and these arrays.
-        """
-        return None
-
-    def compiled_sums(self, tensors: Tensors,
-                      owned: Sequence[tuple[int, int]]) -> Compiled | None:
-        """What compiled code needs of gradients that lie on a device.
-
-        They are encoded and decoded there; between, compiled code sums wires
-        and encodes means on the host.  The bits are those of the CPU.
-
-        Args:
-            tensors: The tensors of this update, on the device.
-            owned: The ranges of the fused vector whose means this rank
-                encodes.
-
-        Returns:
-            None, as here, if there is no compiled code for this codec.
-        """
-        return None
-
-    def residuals_of_means(self, compiled: Compiled, tensors: Tensors,
-                           site: str, owned: tuple[int, int]
-                           ) -> numpy.ndarray:
-        """Addresses of what encodings of means leave out, one per tensor.
-
-        Each is that of the tensor's first element, which may lie outside; 0
-        where nothing is kept.
-
-        Args:
-            compiled: What :meth:`compiled` or :meth:`compiled_sums` returned;
-                keeps the arrays.
-            tensors: As there.
-            site: As for :meth:`encode_mean`.
-            owned: As for :meth:`encode_mean`.
-        """
-        addresses = numpy.zeros(len(tensors.names), numpy.int64)
-        residuals = [
-            (index, part, residual)
-            for index, part, _ in tensors.overlaps(*owned)
-            for residual in [self.residual(numpy, site, tensors.names[index],
-                                           part.start, part.stop)]
-            if residual is not None]
-        compiled.kept += [residual for *_, residual in residuals]
-        found = places([residual for *_, residual in residuals],
-                       writeable=True)
-        assert found is not None
-        for (index, part, residual), address in zip(
-                residuals, found[:, 0].tolist(), strict=True):
-            addresses[index] = address - part.start * residual.itemsize
-        return addresses
-
-    def owned_residual(self, tensors: Tensors, index: int, part: slice,
-                       site: str, owned: tuple[int, int]) -> Any:
-        """What encodings of a part of a tensor have left out.
-
-        Args:
-            tensors: Of this update.
-            index: Of the tensor.
-            part: Elements of the tensor.
-            site: As for :meth:`encode_mean`.
-            owned: As for :meth:`encode_mean`.
-
-        Returns:
-            The float32 array that is kept, to be changed; None: nothing is.
-        """
-        whole = tensors.elements(index, *owned)
-        residual = self.residual(tensors.xp, site, tensors.names[index],
-                                 whole.start, whole.stop)
-        return None if residual is None else residual[
-            part.start - whole.start:part.stop - whole.start]
-
-    def residuals_of_gradients(self, tensors: Tensors
-                               ) -> list[numpy.ndarray]:
-        """What encodings of gradients have left out, one for each tensor.
-
-        The float32 host arrays that are kept; [] if nothing is.
-        """
-        found = [self.residual(numpy, 'gradient', name, 0, gradient.size)
-                 if gradient.size else _NOTHING
-                 for name, gradient in zip(tensors.names, tensors.gradients,
-                                           strict=True)]
-        return [] if any(one is None for one in found) else found
-
-    def residual_norms(self) -> dict[str, float]:
-        """2-norms of what encodings of gradients lost on this rank.
-
-        By tensor, in the units of gradients with their loss scale; without
-        error feedback there are none.
-        """
-        return {}
-
-    def residual(self, xp: Any, site: str, name: str, start: int,
-                 stop: int) -> Any:
-        """As :meth:`Residuals.get`; None, as here: nothing is kept."""
-        return None
-
-    def conclude(self, compiled: Compiled, tensors: Tensors) -> None:
-        """Adds what compiled code has found to the codec's state."""
-        for what in compiled.blamed(tensors.names):
-            self.blame(what)
-
-    def blame(self, what: str) -> None:
-        """Notes once what made a wire not finite, see ``nonfinite``."""
-        if what not in self.nonfinite:
-            self.nonfinite.append(what)
-
-    def state(self) -> dict[str, numpy.ndarray]:
-        """All that must be saved for an exact continuation."""
-        return {}
-
-    def load_state(self, state: dict[str, numpy.ndarray]) -> None:
-        """Takes over what :meth:`state` gave.
-
-        Raises:
-            ValueError: ``state`` was not made by a codec of this kind.
-        """
-        if state:
-            raise ValueError(
-                f'the {self.name} codec has no state, but the snapshot '
-                f'holds {sorted(state)}')
+    size: int
+    unit: float
 
 
-class Residuals:
-    """What encodings lost, kept for the next one (error feedback).
+@dataclasses.dataclass(eq=False)
+class State:
+    """What a codec keeps of one model from one update to the next.
 
-    There is one residual, in the gradient's units, for each tensor at each
-    site of an algorithm: a place where a tensor, or the part of it that this
-    rank looks after, is encoded.  When the part becomes another one, because
-    tensors joined or left the exchange, its residual starts from zero.
-
-    Args:
-        state: What :meth:`state` gave.
+    Attributes:
+        codec: The codec.
+        updates: How many were begun.
+        loss_scale: The factor of the last update's gradients, in whose units
+            residuals are.
+        numbers: By kind and tensor, what was learnt and counted.
+        nonfinite: What on this rank made a wire of this update hold a NaN or
+            an infinity, e.g. ``'the gradient of /l1/W'``.
     """
 
-    def __init__(self, state: dict[str, numpy.ndarray] | None = None) -> None:
-        # By site and tensor: where its part begins, and a float32 array.
-        self._residuals: dict[tuple[str, str], tuple[int, Any]] = {}
-        for key, array in (state or {}).items():
-            start, stop, site, name = key.split('|', 3)
-            if (array.shape != (int(stop) - int(start),)
-                    or array.dtype != numpy.float32):
-                raise ValueError(
-                    f'the residual of {name} is of elements {start} to '
-                    f'{stop}, but it is {array.dtype} {array.shape}: the '
-                    'snapshot is damaged')
-            self._residuals[site, name] = int(start), numpy.array(array)
+    codec: Codec
+    updates: int = 0
+    loss_scale: float = 1.0
+    numbers: dict[str, dict[str, float]] = dataclasses.field(
+        default_factory=dict)
+    nonfinite: list[str] = dataclasses.field(default_factory=list)
+    # By site and tensor: where its part begins, and a float32 array.
+    _residuals: dict[tuple[str, str], tuple[int, Any]] = dataclasses.field(
+        default_factory=dict)
+    # By site and part, the unit that its residual was last rescaled for.
+    _units: dict[tuple[str, str], float] = dataclasses.field(
+        default_factory=dict)
 
-    def get(self, xp: Any, site: str, name: str, start: int,
-            stop: int) -> Any:
-        """The residual of ``[start, stop)`` of tensor ``name`` at ``site``.
+    def residual(self, xp: Any, site: str, name: str, start: int, stop: int
+                 ) -> Any:
+        """What encodings of ``[start, stop)`` of a tensor have left out.
 
         The float32 array of ``xp`` that is kept, for the caller to change.
         """
@@ -302,18 +103,175 @@ class Residuals:
         self._residuals[site, name] = start, array
         return array
 
-    def norms(self) -> dict[str, float]:
-        """The 2-norm of what encodings of gradients lost, by tensor."""
-        return {name: float(array.dot(array)) ** 0.5
-                for (site, name), (_, array) in self._residuals.items()
-                if site == 'gradient'}
+    def in_unit(self, site: str, name: str, unit: float, array: Any,
+                bound: float) -> None:
+        """Rescales a part's residual, as its unit has changed; see Part."""
+        if unit == 0.0:     # all zeros leave nothing out
+            return
+        old = self._units.get((site, name), unit)
+        self._units[site, name] = unit
+        if old != unit:
+            with numpy.errstate(over='ignore'):
+                array *= numpy.float32(min(old / unit, 1e38))
+            numpy.clip(array, -bound, bound, out=array)
 
-    def multiply(self, factor: float) -> None:
+    def multiply_residuals(self, factor: float) -> None:
         """Multiplies all residuals, as their gradients are."""
         for _, array in self._residuals.values():
             array *= numpy.float32(factor)
 
-    def state(self) -> dict[str, numpy.ndarray]:
-        """All residuals on the host, for a snapshot."""
-        return {f'{start}|{start + array.size}|{site}|{name}': to_host(array)
-                for (site, name), (start, array) in self._residuals.items()}
+    def residual_norms(self) -> dict[str, float]:
+        """2-norms of what encodings of gradients lost, by tensor.
+
+        In the units of gradients with their loss scale.
+        """
+        return {name: float(array.dot(array)) ** 0.5
+                for (site, name), (_, array) in self._residuals.items()
+                if site == GRADIENT}
+
+    def blame(self, what: str) -> None:
+        """Notes once what made a wire not finite, see ``nonfinite``."""
+        if what not in self.nonfinite:
+            self.nonfinite.append(what)
+
+    def save(self) -> dict[str, numpy.ndarray]:
+        """All that must be saved for an exact continuation."""
+        return {
+            'codec': numpy.frombuffer(self.codec.name.encode(), numpy.uint8),
+            'updates': numpy.asarray(self.updates),
+            'loss_scale': numpy.asarray(self.loss_scale),
+            **{f'{kind}|{name}': numpy.asarray(value)
+               for kind, values in self.numbers.items()
+               for name, value in values.items()},
+            **{f'residual|{start}|{start + array.size}|{site}|{name}':
+               to_host(array) for (site, name), (start, array)
+               in self._residuals.items()}}
+
+    @classmethod
+    def load(cls, codec: Codec, saved: Mapping[str, numpy.ndarray]
+             ) -> State:
+        """What :meth:`save` gave, of a codec of the same name.
+
+        Raises:
+            ValueError: It was given by another codec, or is damaged.
+        """
+        found = bytes(numpy.asarray(saved.get('codec', ()), numpy.uint8))
+        if found != codec.name.encode():
+            raise ValueError(f'this is no state of the {codec.name} codec: '
+                             + (found.decode(errors='replace')
+                                or str(sorted(saved))))
+        state = cls(codec, int(saved['updates']), float(saved['loss_scale']))
+        for key, array in saved.items():
+            kind, separator, name = key.partition('|')
+            if kind != 'residual':
+                if separator:
+                    state.numbers.setdefault(kind, {})[name] = array.item()
+                continue
+            start, stop, site, name = name.split('|', 3)
+            if (array.shape != (int(stop) - int(start),)
+                    or array.dtype != numpy.float32):
+                raise ValueError(
+                    f'the residual of {name} is of elements {start} to '
+                    f'{stop}, but it is {array.dtype} {array.shape}: the '
+                    'snapshot is damaged')
+            state._residuals[site, name] = int(start), numpy.array(array)
+        return state
+
+
+class Codec(abc.ABC):
+    """Options of how gradients travel; a frozen dataclass.
+
+    Attributes:
+        name: As in ``create_communicator``.
+        wire_dtype: Of a wire, a one-dimensional host array.
+        grain: Elements of a tensor to an entry of the wire; the tensor's last
+            entry may have fewer.
+        error_feedback: Whether residuals are carried to the next update.
+    """
+
+    name: Any       # str; of the class or of the options
+    wire_dtype: Any     # numpy.dtype
+    error_feedback: Any     # bool
+    grain: ClassVar[int] = 1
+
+    def init(self) -> State:
+        """The state of a model that has not been seen."""
+        return State(self)
+
+    def load(self, saved: Mapping[str, numpy.ndarray]) -> State:
+        """The state that :meth:`State.save` gave; raises as State.load."""
+        return State.load(self, saved)
+
+    def begin(self, state: State, loss_scale: float) -> None:
+        """Begins an update, whose gradients carry this factor."""
+        state.nonfinite = []
+        state.updates += 1
+        if loss_scale != state.loss_scale:
+            self._rescale_state(state, loss_scale)
+            state.loss_scale = loss_scale
+
+    def _rescale_state(self, state: State,          # noqa: B027
+                       loss_scale: float) -> None:
+        """All that was learnt from gradients grows with their factor."""
+
+    def propose(self, state: State, tensors: Tensors
+                ) -> numpy.ndarray | None:
+        """Finds this rank's part in :meth:`step`.
+
+        A float32 host array, of which the element-wise maximum over all
+        ranks is to be found; None, on all ranks, if there is nothing.
+        """
+        return None
+
+    @abc.abstractmethod
+    def step(self, state: State, tensors: Tensors,
+             largest: numpy.ndarray | None = None, prescale: float = 1.0
+             ) -> Coding:
+        """What is done with some tensors in the update that has begun.
+
+        Args:
+            state: Of their model.
+            tensors: Flat float32 arrays, C-contiguous, NumPy's or CuPy's.
+            largest: The maximum of what all ranks proposed.
+            prescale: Factor of gradients when they are encoded.
+
+        Raises:
+            ValueError: Compiled code cannot read an array.
+        """
+
+    def parts(self, state: State, tensors: Tensors, start: int, stop: int
+              ) -> tuple[Part, ...]:
+        """What :meth:`relay` must know of a range of the fused vector."""
+        return ()
+
+    @abc.abstractmethod
+    def relay(self, state: State, parts: tuple[Part, ...], rank: int
+              ) -> Coding:
+        """What a rank without a model does with a range, end to end.
+
+        It has no parameters to turn a ratio back into a gradient: it sums
+        wires, and encodes means in the wire's own units, in which residuals
+        are kept, too.  When a part gets another unit, its residual is
+        rescaled.
+
+        Args:
+            state: Of the worker's model, of this rank.
+            parts: What a worker's :meth:`parts` gave.
+            rank: This rank: random numbers depend on it.
+        """
+
+    @abc.abstractmethod
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        """Whether no value of ``wire`` is a NaN or an infinity.
+
+        A wire is the same on all ranks, so all ranks get the same answer.
+        """
+
+    @abc.abstractmethod
+    def encode_on_device(self, coding: Coding, tensor: int, out: Any
+                         ) -> tuple[int, int]:
+        """Encodes a tensor on the GPU; elements clipped and not finite."""
+
+    @abc.abstractmethod
+    def decode_on_device(self, coding: Coding, tensor: int, wire: Any) -> int:
+        """Decodes a tensor on the GPU; how many are not finite."""

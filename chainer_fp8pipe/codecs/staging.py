@@ -54,3 +54,11 @@ def download(written: Any, wire: numpy.ndarray) -> None:
     """Brings what was written into :func:`output`'s array to the host."""
     if written is not wire:
         written.get(out=wire)
+
+
+def array_module(*arrays: Any) -> Any:
+    """``numpy`` if all arrays are NumPy's (or there are none), else CuPy."""
+    if all(isinstance(array, numpy.ndarray) for array in arrays):
+        return numpy
+    import cupy
+    return cupy

@@ -107,8 +107,7 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
             len(nodes), options.aggregators), nodes)
     else:
         plan = aggregator(comm.size, options.aggregators)
-    seed = options.seed if isinstance(options, Fp8Options) else 0
-    return Aggregated(everyone, (plan,), events, framing, seed)
+    return Aggregated(everyone, (plan,), events, framing)
 
 
 def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,

@@ -180,7 +180,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         """Whether a model's next update travels in float32, to be in fp8 soon.
         """
         states = list(self._models) or [_model_state(self.name, self.options)]
-        return any(state.current is not state.codec for state in states)
+        return any(state.current is not state.codec_state for state in states)
 
     def report(self, model: chainer.Link) -> dict[str, TensorReport]:
         """Reports on every tensor of a model so far, by the parameter's name.
@@ -190,10 +190,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         """
         self._reducer.complete()
         state = self._models.known(model)
-        codec = (state or _model_state(self.name, self.options)).codec
+        kept = (state or _model_state(self.name, self.options)).codec_state
+        codec = kept.codec
         if not isinstance(codec, Fp8Ratio):
             raise TypeError(f'communicator {self.name!r} has no fp8 codec')
-        return codec.report()
+        return codec.report(kept)
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
         """What compression does to each tensor of a model.
@@ -207,13 +208,14 @@ class CodecCommunicator(MpiCommunicatorBase):
         state = self._models.known(model)
         if state is None:
             return {}
-        codec = state.codec
+        kept = state.codec_state
+        codec = kept.codec
         found: dict[str, dict[str, float]] = {}
         if isinstance(codec, Fp8Ratio):
             found = {name: {key: float(value) for key, value
                             in report._asdict().items()}
-                     for name, report in codec.report().items()}
-        for name, norm in codec.residual_norms().items():
+                     for name, report in codec.report(kept).items()}
+        for name, norm in kept.residual_norms().items():
             found.setdefault(name, {})['residual'] = norm
         return found
 

@@ -10,7 +10,7 @@ import chainer
 import numpy
 
 from ..codecs import Tensors
-from ..codecs.tensors import places
+from ..codecs.coding import places
 
 _FLOAT = 4              # bytes of a float32
 

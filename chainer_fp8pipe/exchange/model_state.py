@@ -10,6 +10,7 @@ import numpy
 
 from ..allreduce.algorithm import Algorithm
 from ..codecs import Cast, Codec
+from ..codecs import State as CodecState
 from .buckets import BucketNames, divide
 
 State = dict[str, numpy.ndarray]
@@ -29,6 +30,7 @@ class ModelState:
         warm_up: Updates that travel in float32.
 
     Attributes:
+        codec_state: What that codec keeps.
         number: How many models' gradients were averaged before this one's
             first, the same on all ranks; -1: this one's were not yet.
         updates: Updates finished so far.
@@ -39,19 +41,20 @@ class ModelState:
 
     def __init__(self, codec: Codec, warm_up: int = 0) -> None:
         self.number = -1
-        self.codec = codec
+        self.codec_state = codec.init()
         self.warm_up = warm_up
         self.updates = 0
         self.scaling_is_dynamic = False
-        self._first = Cast('float32')
+        self._first = Cast('float32').init()
         self._loss_scale = 0.0
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
         self._divided: tuple[dict[str, int], tuple[BucketNames, ...]] = {}, ()
 
     @property
-    def current(self) -> Codec:
-        """The codec of the update to come."""
-        return self._first if self.updates < self.warm_up else self.codec
+    def current(self) -> CodecState:
+        """That of the codec of the update to come."""
+        return (self._first if self.updates < self.warm_up
+                else self.codec_state)
 
     def buckets(self, sizes: dict[str, int], limit: int
                 ) -> tuple[BucketNames, ...]:
@@ -99,14 +102,14 @@ class ModelState:
                 'loss_scale': numpy.asarray(self._loss_scale),
                 'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
-                   for key, value in self.codec.state().items()}}
+                   for key, value in self.codec_state.save().items()}}
 
     def load_state(self, state: State) -> None:
         """Takes over what :meth:`state` gave."""
         codec = {key.partition('|')[2]: value for key, value in state.items()
                  if key.startswith('codec|')}
         updates = int(codec.pop('done'))
-        self.codec.load_state(codec)
+        self.codec_state = self.codec_state.codec.load(codec)
         self.updates = updates
         self.scaling_is_dynamic = bool(state['dynamic'])
         self._loss_scale = float(state['loss_scale'])

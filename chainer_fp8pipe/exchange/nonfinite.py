@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codecs import Codec
+from ..codecs import State
 from ..mpi.agreement import raised_by_all
 from .lockstep import Lockstep
 from .model_state import ModelState
@@ -28,13 +28,13 @@ def must_be_finite(wanted: str, state: ModelState) -> bool:
     return wanted == 'raise'
 
 
-def everywhere(lockstep: Lockstep, codec: Codec, names: Sequence[str],
+def everywhere(lockstep: Lockstep, state: State, names: Sequence[str],
                wire_is_finite: bool) -> NonfiniteMean:
     """The same error on all ranks, before any parameter is updated.
 
     Args:
         lockstep: The ranks.
-        codec: Of this update.
+        state: Of the codec of this update.
         names: Parameters whose mean is not finite.
         wire_is_finite: The wire is, on all ranks; so that it is a matter of
             this rank.
@@ -45,9 +45,9 @@ def everywhere(lockstep: Lockstep, codec: Codec, names: Sequence[str],
             f'finite on rank {lockstep.comm.rank}. No parameter was updated '
             f'here. {_REMEDY}.')
     culprits = [
-        f'{found[0]} is not finite in {codec.name} on rank {rank}'
+        f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
         + (f' (and {len(found) - 1} more)' if found[1:] else '')
-        for rank, found in enumerate(lockstep.allgather(codec.nonfinite))
+        for rank, found in enumerate(lockstep.allgather(state.nonfinite))
         if found]
     text = '; '.join(culprits) or (
         f'the sum of the gradients of {names[0]} overflowed')
@@ -55,16 +55,17 @@ def everywhere(lockstep: Lockstep, codec: Codec, names: Sequence[str],
         f'{text}. No parameter was updated. {_REMEDY}.'))
 
 
-def here(codec: Codec, name: str) -> NonfiniteMean:
+def here(state: State, name: str) -> NonfiniteMean:
     """The error of a rank that has looked at a mean, maybe alone.
 
     Args:
-        codec: Of this update.
+        state: Of the codec of this update.
         name: The parameter.
     """
-    reason = (f'{codec.nonfinite[0]} is not finite in {codec.name} on this '
-              'rank' if codec.nonfinite else 'it is not so on this rank, but '
-              'on another, or the sum overflowed')
+    reason = 'it is not so on this rank, but on another, or the sum overflowed'
+    if state.nonfinite:
+        reason = (f'{state.nonfinite[0]} is not finite in {state.codec.name} '
+                  'on this rank')
     return raised_by_all(NonfiniteMean(     # each at its own look
         f'the mean of the gradients of {name} is not finite: {reason}. Other '
         'parameters may have been updated: go on from a snapshot, with a new '

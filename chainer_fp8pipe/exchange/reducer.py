@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.bucket import Bucket, BucketQueue
-from ..codecs import Codec, Tensors
+from ..codecs import State, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature
 from ..mpi.failure.update_count import updates
@@ -40,12 +40,12 @@ class ExchangeOutcome(NamedTuple):
     """What an exchange came to.
 
     Attributes:
-        codec: Of the exchange.
+        state: Of the codec of the exchange.
         nonfinite: Parameters whose mean is NaN or infinite.
         wire_is_finite: No wire, which all ranks have alike, holds one.
     """
 
-    codec: Codec
+    state: State
     nonfinite: list[str]
     wire_is_finite: bool
 
@@ -92,8 +92,7 @@ class Reducer:
             if self._compares(state):
                 compare(model, state.updates, self._lockstep)
             state.see(gradients.loss_scale)
-            codec = state.current
-            outcome = self._receive(codec, self._queue,
+            outcome = self._receive(state.current, self._queue,
                                     self._send(state, gradients))
         self._finish(state, gradients, outcome)
 
@@ -144,14 +143,15 @@ class Reducer:
     def _send(self, state: ModelState, gradients: Gradients) -> list[Sent]:
         """Sends all buckets."""
         assert gradients.tensors is not None        # or agree() had raised
-        codec, sent = state.current, []
+        kept, sent = state.current, []
+        codec = kept.codec
         if gradients.tensors.size:
-            codec.start(gradients.tensors.loss_scale)
+            codec.begin(kept, gradients.tensors.loss_scale)
         for number, names in enumerate(state.buckets(
                 gradients.sizes, self._bucket_bytes)):
             part = gradients.part(names, codec.grain)
             if part.size:
-                bucket = Bucket(codec, part, state.wire(
+                bucket = Bucket(kept, part, state.wire(
                     number, codec, part.xp, part.size, self._algorithm),
                     decodes=True, number=number)
                 self._queue.submit(bucket)
@@ -159,7 +159,7 @@ class Reducer:
                 sent.append(Sent(part, bucket))
         return sent
 
-    def _receive(self, codec: Codec, queue: BucketQueue, sent: list[Sent]
+    def _receive(self, state: State, queue: BucketQueue, sent: list[Sent]
                  ) -> ExchangeOutcome:
         """Waits for all buckets, and writes their means into gradients."""
         nonfinite: list[str] = []
@@ -171,13 +171,13 @@ class Reducer:
                 if found:
                     wire_is_finite &= bucket.wire_is_finite
             nonfinite += found
-        return ExchangeOutcome(codec, nonfinite, wire_is_finite)
+        return ExchangeOutcome(state, nonfinite, wire_is_finite)
 
     def _finish(self, state: ModelState, gradients: Gradients,
                 outcome: ExchangeOutcome, write_back: bool = True) -> None:
         """The exchange is over, or will be when parameters are wanted."""
         if outcome.nonfinite and must_be_finite(self._nonfinite, state):
-            raise everywhere(self._lockstep, outcome.codec, outcome.nonfinite,
+            raise everywhere(self._lockstep, outcome.state, outcome.nonfinite,
                              outcome.wire_is_finite)
         if write_back:
             gradients.write_back()

@@ -322,14 +322,14 @@ class BucketSender:
         assert self.queue is not None
         update, codec = self.update, self.codec
         if not update.begun:
-            codec.start(tensors.loss_scale)
+            codec.begin(self._state.current, tensors.loss_scale)
         update.begun += 1
         bucket = update.sent.get(part.bucket)
         if bucket:
             self.queue.resume(bucket, part.until)
             return
         update.sent[part.bucket] = Bucket(
-            codec, tensors, self._state.wire(
+            self._state.current, tensors, self._state.wire(
                 part.bucket, codec, tensors.xp, tensors.size,
                 self.queue.algorithm),
             contributes=contributes, decodes=decodes, number=part.bucket)
@@ -340,7 +340,7 @@ class BucketSender:
     @property
     def codec(self) -> Codec:
         """Of the update under way, or to come."""
-        return self._state.current
+        return self._state.current.codec
 
     @property
     def number(self) -> int:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..allreduce.algorithm import Algorithm
 from ..allreduce.bucket import Bucket, BucketQueue
-from ..codecs import Codec, Tensors
+from ..codecs import State, Tensors
 from ..exchange.drift import ReplicaDrift, compare
 from ..exchange.gradients import Gradients
 from ..exchange.model_state import ModelState, ModelStates
@@ -100,7 +100,7 @@ class OverlappedReducer(Reducer):
                 self._learn(sender, seconds, settle)
         self._finish(state, gradients, outcome,
                      write_back=sender.deferred is None)
-        if self._defers and state.current is not outcome.codec:
+        if self._defers and state.current is not outcome.state:
             sender.ready = False        # buckets will take another time
 
     def complete(self) -> None:
@@ -219,8 +219,8 @@ class OverlappedReducer(Reducer):
         With ``settle`` the mean is on its way; ``settle`` is then called
         before the mean is used.
         """
-        codec, start = state.current, time.perf_counter()
-        outcome, seconds = ExchangeOutcome(codec, [], True), 0.0
+        kept, start = state.current, time.perf_counter()
+        outcome, seconds = ExchangeOutcome(kept, [], True), 0.0
         with self._thread.taken():
             if sender.failure:      # since the ranks have begun to agree
                 raise RuntimeError(
@@ -234,7 +234,7 @@ class OverlappedReducer(Reducer):
             if settle:
                 self._defer(state, gradients, sender, queue, sent, settle)
             else:
-                outcome = self._receive(codec, queue, sent)
+                outcome = self._receive(kept, queue, sent)
                 seconds = time.perf_counter() - start
             sender.averaged()
         return outcome, seconds
@@ -328,7 +328,7 @@ class PendingMeans:
         sender: Of the same model.
         thread: Which exchanges them meanwhile.
         queue: Where the buckets are.
-        codec: Of this update.
+        state: Of the codec of this update.
         sent: The buckets.
         gradients: Of the model.
         must_be_finite: Whether NaN and infinity are errors.
@@ -337,13 +337,13 @@ class PendingMeans:
     """
 
     def __init__(self, sender: BucketSender, thread: ExchangeThread,
-                 queue: BucketQueue, codec: Codec, sent: Sequence[Sent],
+                 queue: BucketQueue, state: State, sent: Sequence[Sent],
                  gradients: Gradients, must_be_finite: bool,
                  events: EventStream, settle: Callable[[], None]) -> None:
         self._sender = sender
         self._thread = thread
         self._queue = queue
-        self._codec = codec
+        self._state = state
         self._sent = {name: one for one in sent for name in one.tensors.names}
         self._gradients = gradients
         self._must_be_finite = must_be_finite
@@ -383,7 +383,7 @@ class PendingMeans:
                 with self._events.section('decode'):
                     self._nonfinite[bucket] = bucket.decode(tensors)
         if self._nonfinite[bucket] and self._must_be_finite:
-            raise here(self._codec, self._nonfinite[bucket][0])
+            raise here(self._state, self._nonfinite[bucket][0])
         self._gradients.write_back(name)
 
     def _feeder(self, name: str, tensors: Tensors, bucket: Bucket, use: Use
@@ -399,7 +399,8 @@ class PendingMeans:
             nonlocal given
             ranges = bucket.decoded()
             if given == len(ranges) or (
-                    self._must_be_finite and bucket.nonfinite):
+                    self._must_be_finite and bucket.coding
+                    and bucket.coding.nonfinite):
                 return False        # there is none, or it will be an error
             with self._events.section('update'):
                 used = False

@@ -17,7 +17,7 @@ from ..communicators.options import FAMILIES, make_options, parse_option
 from ..pipeline.schedules.schedule import SCHEDULES
 from ..planning.sizes import parse_bytes
 from ..planning.trigger_intervals import Interval, parse_interval
-from ..report.going_on import is_launched
+from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
     as_one_process,
     check_on_all_ranks,

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
 
-CODECS = {'float32': lambda: Cast('float32'),
-          'float16': lambda: Cast('float16'),
-          'fp8': lambda: Fp8Ratio(period=1)}
+CODECS = {'float32': lambda: Cast('float32').init(),
+          'float16': lambda: Cast('float16').init(),
+          'fp8': lambda: Fp8Ratio(period=1).init()}
 ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
               'torus', 'torus_float16', 'torus_wire',
               'two_level_direct_direct',
@@ -102,19 +102,20 @@ def make(name, comm, node=2):
         Framing(512, 3, form if form in FORMS else 'float32'))
 
 
-def begin_on(comm, codec, tensors):
-    """Starts an update of these ranks."""
-    begin(codec, tensors,
-          lambda array: comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX))
+def begin_on(comm, state, tensors, prescale=1.0):
+    """Begins an update of these ranks; its coding."""
+    return begin(state, tensors, lambda array: comm.Allreduce(
+        MPI.IN_PLACE, array, MPI.MAX), prescale)
 
 
-def exchange(algorithm, codec, comm, tensors):
+def exchange(algorithm, state, comm, tensors):
     """One exchange; returns the wire and the decoded means, fused."""
-    wire = numpy.empty(tensors.size, codec.wire_dtype)
-    begin_on(comm, codec, tensors)
-    codec.encode(tensors, wire, algorithm.prescale(codec))
-    algorithm.allreduce(codec, tensors, wire, 0, tensors.size)
-    codec.decode(tensors, wire)
+    wire = numpy.empty(tensors.size, state.codec.wire_dtype)
+    coding = begin_on(comm, state, tensors, algorithm.prescale(state.codec))
+    coding.encode(wire)
+    algorithm.allreduce(coding, wire, 0, tensors.size)
+    coding.decode(wire)
+    coding.conclude()
     return wire, numpy.concatenate(tensors.gradients or [numpy.zeros(0)])
 
 
@@ -123,9 +124,9 @@ def check_error_feedback(algorithm, comm):
     mean, _ = mean_and_spread(comm.size, [4000])
     errors = []
     for feedback in (True, False):
-        codec, total = Fp8Ratio(error_feedback=feedback), 0.0
+        state, total = Fp8Ratio(error_feedback=feedback).init(), 0.0
         for _ in range(50):
-            _, result = exchange(algorithm, codec, comm,
+            _, result = exchange(algorithm, state, comm,
                                  tensors_of(comm.rank, [4000]))
             total = total + result.astype(float)
         errors.append(numpy.linalg.norm(total / 50 - mean))

@@ -1,4 +1,5 @@
 """All-reduce through ranks that only sum."""
+import functools
 import gc
 import itertools
 
@@ -9,9 +10,8 @@ from chainer_fp8pipe.allreduce.executor import Framing
 from chainer_fp8pipe.allreduce.plan import aggregator, two_level
 from chainer_fp8pipe.allreduce.serving import serve
 from chainer_fp8pipe.allreduce.sums import FORMS
-from chainer_fp8pipe.block_formats import FORMATS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio
-from chainer_fp8pipe.codecs.relay import RelayedBlocks
+from chainer_fp8pipe.formats import FORMATS
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -38,7 +38,7 @@ FLOOR = {'float32': 1e-6, 'float16': 2.0 ** -20 + 1e-6, 'fp8': 2e-3}
 
 
 def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
-               form='float32', inner=1, seed=0):
+               form='float32', inner=1):
     """``body(algorithm, workers)`` on the workers; the others serve.
 
     The communicator of the workers is for the body's own use.
@@ -54,7 +54,7 @@ def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
     if inner > 1:
         plan = two_level('direct', plan, nodes_of(workers, inner))
     algorithm = Aggregated(everyone, (plan,), EventStream(), Framing(
-        frame_bytes, frames_in_flight, form), seed)
+        frame_bytes, frames_in_flight, form))
     result = body(algorithm, part)
     algorithm.free()
     assert everyone == MPI.COMM_NULL
@@ -118,7 +118,7 @@ def test_the_same_gradients_give_the_same_bits_again(comm, codec):
 @on_ranks(4)
 def test_frames_do_not_change_a_bit(comm, frame_bytes):
     def body(algorithm, workers):
-        codec = Fp8Ratio(period=1)
+        codec = Fp8Ratio(period=1).init()
         return [exchange(algorithm, codec, workers, tensors_of(
             workers.rank, [1003, 1, 400], step))[1] for step in range(3)]
     results = [on_workers(comm, 1, body, *framing)
@@ -129,15 +129,14 @@ def test_frames_do_not_change_a_bit(comm, frame_bytes):
 
 @pytest.mark.parametrize('values', FORMATS)
 @on_ranks(4, 7)
-def test_records_have_the_same_bits_in_any_frames_compiled_or_not(comm,
-                                                                  values):
+def test_records_have_the_same_bits_in_any_frames(comm, values):
     sizes = [1003, 1, 400]
 
     def body(algorithm, workers):
-        codec, found = BlockScaled(values), []
+        state, found = BlockScaled(values).init(), []
         for step in range(3):
-            _, result = exchange(algorithm, codec, workers, tensors_of(
-                workers.rank, sizes, step, codec.grain))
+            _, result = exchange(algorithm, state, workers, tensors_of(
+                workers.rank, sizes, step, state.codec.grain))
             mean, _ = mean_and_spread(workers.size, sizes, step)
             assert abs(result - mean).max() < 1.2
             assert set(workers.allgather(result.tobytes())) == {
@@ -147,14 +146,7 @@ def test_records_have_the_same_bits_in_any_frames_compiled_or_not(comm,
     for inner in (1, 3):
         results = []
         for framing in ((1 << 60, 1), (256, 2), (17, 5)):
-            for compiled in (True, False):
-                with pytest.MonkeyPatch.context() as patch:
-                    for kind in (BlockScaled, RelayedBlocks):
-                        if not compiled:
-                            patch.setattr(kind, 'compiled',
-                                          lambda *arguments: None)
-                    results.append(on_workers(comm, 1, body, *framing,
-                                              inner=inner))
+            results.append(on_workers(comm, 1, body, *framing, inner=inner))
         for other in results[1:]:
             if comm.rank < comm.size - 1:
                 numpy.testing.assert_array_equal(
@@ -215,21 +207,21 @@ def test_error_feedback_converges_over_50_exchanges(comm, aggregators):
 
 @on_ranks(4)
 def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
-    def body(algorithm, workers):
-        codec = Fp8Ratio(rounding='stochastic', error_feedback=False)
-        tensors = tensors_of(0, [3000])
-        begin(codec, tensors)
+    def body(algorithm, workers, seed):
+        state = Fp8Ratio(rounding='stochastic', error_feedback=False,
+                         seed=seed).init()
+        coding = begin(state, tensors_of(0, [3000]))
         wires = []
         for _ in range(2):
             # 1.25, 1 and 1: their mean is between two codes.
             wire = numpy.full(3000, 0x3C + (workers.rank == 0), numpy.uint8)
-            codec.encode(tensors, wire.copy())
-            algorithm.allreduce(codec, tensors, wire, 0, 3000)
+            algorithm.allreduce(coding, wire, 0, 3000)
             assert set(wire) == {0x3C, 0x3D}
             wires.append(wire)
         return wires
-    first, again, other = (on_workers(comm, 1, body, seed=seed)
-                           for seed in (1, 1, 2))
+    first, again, other = (
+        on_workers(comm, 1, functools.partial(body, seed=seed))
+        for seed in (1, 1, 2))
     if first:
         numpy.testing.assert_array_equal(first, again)
         assert (first[0] != first[1]).any()
@@ -242,20 +234,21 @@ def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
 def test_buckets_are_ordered_without_waiting(comm):
     """Ranges of several updates that start before others are done."""
     def body(algorithm, workers):
-        codec = Fp8Ratio(period=1, error_feedback=False)
+        state = Fp8Ratio(period=1, error_feedback=False).init()
         sizes = [3000, 500, 2500]
         bounds = [(3500, 6000), (3000, 3500), (0, 3000)]
         for step in range(3):
             tensors = tensors_of(workers.rank, sizes, step)
             wire = numpy.empty(6000, numpy.uint8)
-            begin_on(workers, codec, tensors)
-            codec.encode(tensors, wire, algorithm.prescale(codec))
-            jobs = [algorithm.submit(Bucket(codec, tensors, wire, *bound))
-                    for bound in bounds]
+            coding = begin_on(workers, state, tensors,
+                              algorithm.prescale(state.codec))
+            coding.encode(wire)
+            jobs = [algorithm.submit(Bucket(state, tensors, wire, *bound,
+                                            coding)) for bound in bounds]
             assert not any(job.finished for job in jobs)
             algorithm.run()
             assert all(job.finished for job in jobs)
-            codec.decode(tensors, wire)
+            coding.decode(wire)
             check_mean(numpy.concatenate(tensors.gradients), 'fp8',
                        workers.size, sizes, 2, step)
             assert set(workers.allgather(wire.tobytes())) == {wire.tobytes()}
@@ -266,12 +259,12 @@ def test_buckets_are_ordered_without_waiting(comm):
 def test_one_worker_may_be_a_job_ahead_of_the_others(comm):
     """The aggregator must not sum where results still wait to be sent."""
     def body(algorithm, workers):
-        codec, jobs = Cast('float32'), []
+        state, jobs = Cast('float32').init(), []
         for step in range(20):
             tensors = tensors_of(workers.rank, [100], step)
             wire = tensors.gradients[0] / numpy.float32(workers.size)
             jobs.append(algorithm.submit(
-                Bucket(codec, tensors, wire, 0, 100)))
+                Bucket(state, tensors, wire, coding=begin(state, tensors))))
             while workers.rank == 0 and len(jobs) > 1 and (
                     not jobs[-2].finished):
                 algorithm.advance()
@@ -289,13 +282,12 @@ def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
         orders, sent = algorithm._orders, []
         send, orders.send = orders.send, lambda message: (
             sent.append(message), send(message))
-        codec, tensors = Fp8Ratio(), tensors_of(0, [300])
         wire = numpy.empty(300, numpy.uint8)
-        begin(codec, tensors)
-        codec.encode(tensors, wire)
+        coding = begin(Fp8Ratio().init(), tensors_of(0, [300]))
+        coding.encode(wire)
         expected = wire.copy()
         for start in [*range(299), *range(299), 298]:
-            algorithm.allreduce(codec, tensors, wire, start, 300)
+            algorithm.allreduce(coding, wire, start, 300)
         numpy.testing.assert_array_equal(wire, expected)    # one worker
         assert len(sent) == 599
         assert all(order.recipe for order in sent[:598])
@@ -315,18 +307,20 @@ def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
 
     def body(algorithm, workers):
         for step in range(10):
-            exchange(algorithm, Fp8Ratio(), workers, tensors_of(0, [500]))
-            exchange(algorithm, Cast('float32'), workers,
+            exchange(algorithm, Fp8Ratio().init(), workers,
+                     tensors_of(0, [500]))
+            exchange(algorithm, Cast('float32').init(), workers,
                      tensors_of(0, [500 + step]))
             gc.collect()
-        exchange(algorithm, Cast('float16'), workers, tensors_of(0, [500]))
+        exchange(algorithm, Cast('float16').init(), workers,
+                 tensors_of(0, [500]))
     original, serving._Service = serving._Service, Service
     try:
         on_workers(comm, 1, body)
     finally:
         serving._Service = original
     for service in services:
-        assert len(service._kept) == 1
+        assert len(service._states) == 1
         assert sum(map(len, service._wires._spare)) <= 1000
 
 
@@ -337,7 +331,7 @@ def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
 def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
     """With frames that hold a vector, that is store and forward."""
     def body(algorithm, workers):
-        codec = Cast('float32')
+        codec = Cast('float32').init()
         tensors = tensors_of(workers.rank, [10000])
         for _ in range(3):
             exchange(algorithm, codec, workers, tensors)
@@ -387,8 +381,10 @@ def test_free_finishes_what_is_under_way(comm):
 
     def body(algorithm, workers):
         tensors = tensors_of(0, [5000])
+        state = Cast('float32').init()
         jobs.append(algorithm.submit(Bucket(
-            Cast('float32'), tensors, tensors.gradients[0], 0, 5000)))
+            state, tensors, tensors.gradients[0],
+            coding=begin(state, tensors))))
     on_workers(comm, 1, body)
     assert all(job.finished for job in jobs)
 

@@ -106,7 +106,7 @@ def test_stochastic_rounding_is_unbiased_and_the_same_on_all_ranks(
     size = 40000
     _, result = exchange(
         make(algorithm, comm),
-        Fp8Ratio(rounding='stochastic', error_feedback=False), comm,
+        Fp8Ratio(rounding='stochastic', error_feedback=False).init(), comm,
         tensors_of(comm.rank, [size]))
     assert set(comm.allgather(result.tobytes())) == {result.tobytes()}
     mean, magnitude = mean_and_spread(comm.size, [size])

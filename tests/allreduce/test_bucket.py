@@ -12,7 +12,7 @@ from mpi4py import MPI
 class Broken(Cast):
     """Fails when a bucket is launched."""
 
-    def settle(self, tensors, proposed):
+    def step(self, *arguments):
         raise ZeroDivisionError('so it goes')
 
 
@@ -28,7 +28,7 @@ def queue():
 @pytest.fixture
 def bucket():
     values = [numpy.ones(3, 'f4')]
-    return Bucket(Broken('float32'), Tensors('a', values, values),
+    return Bucket(Broken('float32').init(), Tensors('a', values, values),
                   numpy.zeros(3, 'f4'))
 
 

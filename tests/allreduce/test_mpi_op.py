@@ -42,10 +42,11 @@ def paper(size, per_node, q):
 @pytest.mark.parametrize('per_node', [2, 4])
 @on_ranks(4)
 def test_two_levels_are_algorithm_1_with_truncation(comm, per_node):
-    codec = Fp8Ratio(rounding='truncate', headroom=1.0, error_feedback=False)
+    state = Fp8Ratio(rounding='truncate', headroom=1.0,
+                     error_feedback=False).init()
     _, result = exchange(make('two_level_mpi_op', comm, node=per_node),
-                         codec, comm, tensors_of(comm.rank, [600]))
-    expected = paper(4, per_node, codec.report()['/l0'].q)
+                         state, comm, tensors_of(comm.rank, [600]))
+    expected = paper(4, per_node, state.codec.report(state)['/l0'].q)
     # Only a division that rounds differently may move an element by a step.
     same = numpy.isclose(result, expected, rtol=1e-5, atol=0)
     assert same.mean() > 0.995
@@ -59,7 +60,8 @@ def test_truncation_shrinks_a_sum_of_equal_signs(comm):
         tensors.gradients[0][...] = abs(tensors.gradients[0])
         expected = comm.allreduce(tensors.gradients[0].astype(float))
         _, result = exchange(make(algorithm, comm), Fp8Ratio(
-            headroom=64.0, error_feedback=False, **options), comm, tensors)
+            headroom=64.0, error_feedback=False, **options).init(), comm,
+            tensors)
         return result.sum() * comm.size / expected.sum()
     assert ratio('mpi_op', rounding='truncate') < 0.85
     assert 0.99 < ratio('direct') < 1.01

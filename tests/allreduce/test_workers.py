@@ -115,16 +115,15 @@ def test_threads_end_with_their_executor(comm):
 def test_executors_of_other_models_have_the_same_threads(comm):
     before = threads_of_this_process()
     first = executor(comm, 4)
-    codec, others = Fp8Ratio(), [first.another() for _ in range(3)]
+    state, others = Fp8Ratio().init(), [first.another() for _ in range(3)]
     assert threads_of_this_process() == before + 3
     first.free()
     del first
     gc.collect()
     tensors = tensors_of(comm.rank, [50_000])
-    begin_on(comm, codec, tensors)
+    coding = begin_on(comm, state, tensors)
     for made in others:
-        made.allreduce(codec, tensors, numpy.empty(50_000, numpy.uint8), 0,
-                       50_000)
+        made.allreduce(coding, numpy.empty(50_000, numpy.uint8), 0, 50_000)
         made.free()
     del made, others
     gc.collect()
@@ -135,10 +134,10 @@ def test_executors_of_other_models_have_the_same_threads(comm):
 def test_after_an_error_no_thread_touches_what_it_was_given(comm):
     with refused():
         made = executor(comm, 3)
-    codec, tensors = Fp8Ratio(), tensors_of(comm.rank, [50_000])
-    begin_on(comm, codec, tensors)
-    bucket = Bucket(codec, tensors, numpy.empty(50_000, numpy.uint8),
-                    prescale=made.prescale(codec), decodes=True)
+    state, tensors = Fp8Ratio().init(), tensors_of(comm.rank, [50_000])
+    bucket = Bucket(state, tensors, numpy.empty(50_000, numpy.uint8),
+                    coding=begin_on(comm, state, tensors), encodes=True,
+                    decodes=True)
     made.submit(bucket)
     with pytest.raises(MPI.Exception):
         made.run()

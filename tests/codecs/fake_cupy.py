@@ -10,18 +10,12 @@ import sys
 import tempfile
 import types
 
-from chainer_fp8pipe import block_formats, fp8
-from chainer_fp8pipe.block_formats import record_kernels
-from chainer_fp8pipe.fp8 import kernels
+from chainer_fp8pipe.formats import gpu
 
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from tests.block_formats.host_kernels import launch
-from tests.fp8.compilers import all_kernels, host_kernels
-
-# Imported when first used, and then kept: the loops that need CuPy.
-_LOOPS = ((fp8, 'gpu'), (block_formats, 'record_gpu'))
+from tests.formats.compilers import host_kernels
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -159,24 +153,19 @@ def modules():
 
     def elementwise_kernel(in_params, out_params, operation, name, *,
                            preamble, options, no_return):
-        assert kernels.Kernel(
-            name, in_params, out_params, operation) in all_kernels()
-        assert (preamble, options) == (kernels.preamble(), ('--fmad=false',))
+        name = name.removeprefix('fp8pipe_')
+        assert gpu.KERNELS[name] == (name, in_params, out_params, operation)
+        assert (preamble, options) == (gpu.preamble(), ('--fmad=false',))
         assert no_return
 
-        def run(*args):
-            assert len({arg.shape for arg in args
-                        if isinstance(arg, ndarray)}) == 1
-            compiled[name](*map(_unwrap, args))
+        def run(*args, size=None):
+            if size is None:
+                assert len({arg.shape for arg in args
+                            if isinstance(arg, ndarray)}) == 1
+            compiled[name](*map(_unwrap, args), size=size)
         return run
 
-    def raw_kernel(code, name, *, options):
-        assert (code, options) == (record_kernels.source(), ('--fmad=false',))
-        return lambda grid, block, args: launch(
-            name, grid, block, list(map(_unwrap, args)))
-
     cupy.ElementwiseKernel = elementwise_kernel
-    cupy.RawKernel = raw_kernel
     for name in ('zeros', 'empty', 'asarray', 'isfinite', 'flatnonzero'):
         function = getattr(numpy, name)
         setattr(cupy, name, lambda *args, _function=function: _wrap(
@@ -200,23 +189,14 @@ def installed():
     """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
     made = modules()
     made['cupy'].cuda.runtime = Runtime()
-    loops = [f'{package.__name__}.{name}' for package, name in _LOOPS]
-    replaced = {name: sys.modules.pop(name, None) for name in (*made, *loops)}
-    _forget_loops()
+    replaced = {name: sys.modules.pop(name, None) for name in made}
+    gpu._compiled.cache_clear()
     sys.modules.update(made)
     try:
         yield made['cupy']
     finally:
-        _forget_loops()
+        gpu._compiled.cache_clear()
         for name, module in replaced.items():
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-        for (package, name), full in zip(_LOOPS, loops, strict=True):
-            if replaced[full] is not None:
-                setattr(package, name, replaced[full])
-
-
-def _forget_loops():
-    for package, name in _LOOPS:
-        package.__dict__.pop(name, None)

@@ -1,35 +1,71 @@
 """Tensors with random values, and how a codec is used by one rank alone."""
 from chainer_fp8pipe.codecs import Tensors
+from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
 
 from benchmarks.codec_updates import begin
 
+SITE = 'sum 0 0'
 
-def random_tensors(sizes, seed=0, spread=1.0, grain=1):
+
+def random_tensors(sizes, seed=0, spread=1.0, grain=1, loss_scale=1.0):
     """Normal gradients and parameters; ``spread`` scales the gradients."""
     generator = numpy.random.default_rng(seed)
 
     def draw(scale):
         return [generator.normal(0, scale, size).astype(numpy.float32)
                 for size in sizes]
-    return Tensors([f'/l{i}/W' for i in range(len(sizes))],
-                   draw(spread), draw(0.1), grain=grain)
+    gradients, parameters = draw(spread), draw(0.1)
+    return Tensors(
+        [f'/l{i}/W' for i in range(len(sizes))],
+        [gradient * numpy.float32(loss_scale) for gradient in gradients],
+        parameters, loss_scale, grain)
 
 
-def encode(codec, tensors):
-    wire = numpy.empty(tensors.size, codec.wire_dtype)
-    begin(codec, tensors)
-    codec.encode(tensors, wire)
+def encode(state, tensors, prescale=1.0):
+    """The wire of an update, and its coding."""
+    coding = begin(state, tensors, prescale=prescale)
+    wire = numpy.zeros(tensors.size, state.codec.wire_dtype)
+    coding.encode(wire)
+    coding.conclude()
+    return wire, coding
+
+
+def round_trip(state, tensors):
+    """Encodes and decodes; returns whether finite, and the gradients."""
+    wire, coding = encode(state, tensors)
+    after = [gradient.copy() for gradient in tensors.gradients]
+    coding.decode_into(after)
+    finite = not coding.decode(wire)
+    assert finite == coding.is_finite(wire) == coding.wire_is_finite
+    return finite, after
+
+
+def sum_of(wires, grain):
+    """Float32 sums of wires."""
+    total = numpy.zeros(wires[0].size * grain, numpy.float32)
+    for wire in wires:
+        if wire.dtype == numpy.uint8:
+            accumulate(wire, total)
+        elif wire.dtype.kind == 'f':
+            total += wire
+        else:
+            made, = (made for name, made in FORMATS.items()
+                     if made.dtype == wire.dtype and name != 'e2m1')
+            made.accumulate(wire, total)
+    return total
+
+
+def mean_of(coding, total, count, start=0, site=SITE, owned=None, means=None):
+    """The wire of a mean, encoded in one piece."""
+    wire = numpy.zeros(total.size // coding.codec.grain,
+                       coding.codec.wire_dtype)
+    if means is None:
+        means = coding.means([(site, owned or (0, coding.tensors.size))])[0]
+    coding.mean(numpy.array(total, numpy.float32), count, wire, start, means)
     return wire
 
 
-def round_trip(codec, tensors):
-    """Encodes and decodes; returns whether finite, and the gradients."""
-    wire = encode(codec, tensors)
-    before = [gradient.copy() for gradient in tensors.gradients]
-    finite = not codec.decode(tensors, wire)
-    assert finite == codec.is_finite(wire)
-    after = tensors.gradients
-    tensors.gradients = before
-    return finite, after
+def fused(tensors):
+    return numpy.concatenate(tensors.gradients).astype(float)

@@ -1,10 +1,10 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-from chainer_fp8pipe.block_formats import FORMATS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
+from chainer_fp8pipe.formats import FORMATS
 
 import numpy
 import pytest
@@ -12,18 +12,16 @@ import pytest
 from benchmarks.codec_updates import begin
 
 from . import fake_cupy
-from .helpers import encode, random_tensors
+from .helpers import random_tensors
 
 SIZES = [5, 0, 3000, 1]
 CODECS = {
-    'float32': lambda: Cast('float32'), 'float16': lambda: Cast('float16'),
-    **{rounding: lambda rounding=rounding: Fp8Ratio(
-        rounding=rounding, period=2)
+    'float32': Cast('float32'), 'float16': Cast('float16'),
+    **{rounding: Fp8Ratio(rounding=rounding, period=2)
        for rounding in ('nearest', 'truncate', 'stochastic')},
-    'without feedback': lambda: Fp8Ratio(error_feedback=False),
-    'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
-    'int5': lambda: BlockScaled('int5'),
-    'int5 without': lambda: BlockScaled('int5', error_feedback=False)}
+    'without feedback': Fp8Ratio(error_feedback=False),
+    **{name: BlockScaled(name) for name in FORMATS},
+    'int5 without': BlockScaled('int5', error_feedback=False)}
 STATEFUL = {name: CODECS[name] for name in ('nearest', *FORMATS)}
 
 
@@ -40,52 +38,42 @@ def on_device(tensors):
     return tensors
 
 
-@pytest.mark.parametrize('codec', CODECS)
-def test_nothing_is_compiled_for_gradients_on_a_device(cupy, codec):
-    made = CODECS[codec]()
-    tensors = random_tensors(SIZES, grain=made.grain)
-    encode(made, tensors)
-    compiled = made.compiled(tensors, 1.0)
-    assert (compiled is None) == (codec == 'stochastic')
-    assert made.compiled(on_device(tensors), 1.0) is None
-
-
 def host(array):
     get = getattr(array, 'get', None)       # CuPy's, and the stand-in's
     return get() if get else array
 
 
-def updates(codec, place, steps=4, bad=None):
+def updates(state, place, steps=4, bad=None):
     """What a rank of three computes: own wire, mean, decoded gradients."""
-    results = []
+    results, grain = [], state.codec.grain
     for step in range(steps):
-        tensors = random_tensors(SIZES, seed=step, grain=codec.grain)
+        tensors = random_tensors(SIZES, seed=step, grain=grain)
         if bad is not None:
             tensors.gradients[2][7] = bad
         tensors = place(tensors)
-        wire = empty_wire(tensors.xp, tensors.size, codec.wire_dtype)
+        wire = empty_wire(tensors.xp, tensors.size, state.codec.wire_dtype)
         assert isinstance(wire, numpy.ndarray)
-        begin(codec, tensors)
-        codec.encode(tensors, wire)
+        coding = begin(state, tensors)
+        coding.encode(wire)
         results.append(wire.copy())
         piece = wire[2:2500]
-        total = tensors.xp.zeros(piece.size * codec.grain, numpy.float32)
-        for _ in range(3):
-            codec.accumulate(piece, total)
-        codec.encode_mean(tensors, total, 3, piece, 2, 'all',
-                          (2, 2 + piece.size))
-        results.append(wire.copy())
-        results.append(codec.decode(tensors, wire))
+        owned = 2, 2 + piece.size
+        coding.mean(
+            numpy.random.default_rng(step).normal(
+                0, 1e3, piece.size * grain).astype('f4'), 3, piece, 2,
+            coding.means([('all', owned), ('other', (1, 4))])[0])
+        results += [wire.copy(), coding.decode(wire)]
         results += [host(gradient) for gradient in tensors.gradients]
-        results.append(list(codec.nonfinite))
+        coding.conclude()
+        results.append(list(state.nonfinite))
     return results
 
 
 @pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf])
 @pytest.mark.parametrize('name', CODECS)
 def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
-    expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
-    found = updates(CODECS[name](), on_device, bad=bad)
+    expected = updates(CODECS[name].init(), lambda tensors: tensors, bad=bad)
+    found = updates(CODECS[name].init(), on_device, bad=bad)
     for wanted, got in zip(expected, found, strict=True):
         numpy.testing.assert_array_equal(got, wanted)
 
@@ -103,8 +91,8 @@ def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
                        list(map(cupy.asarray, tensors.gradients)),
                        list(map(cupy.asarray, tensors.parameters)),
                        grain=tensors.grain)
-    expected = updates(CODECS[name](), lambda tensors: tensors, bad=bad)
-    found = updates(CODECS[name](), on_gpu, bad=bad)
+    expected = updates(CODECS[name].init(), lambda tensors: tensors, bad=bad)
+    found = updates(CODECS[name].init(), on_gpu, bad=bad)
     for wanted, got in zip(expected, found, strict=True):
         numpy.testing.assert_array_equal(got, wanted)
 
@@ -123,24 +111,23 @@ def same(found, expected):
     (on_device, on_device), (on_device, on_host), (on_host, on_device)])
 def test_a_saved_codec_goes_on_wherever_it_is(cupy, name, first, second):
     made = STATEFUL[name]
-    whole, begun = made(), made()
+    whole, begun = made.init(), made.init()
     same(updates(begun, first, steps=3), updates(whole, on_host, steps=3))
-    state = begun.state()
-    assert all(isinstance(value, numpy.ndarray) for value in state.values())
-    again = made()
-    again.load_state(state)
+    saved = begun.save()
+    assert all(isinstance(value, numpy.ndarray) for value in saved.values())
+    again = made.load(saved)
     same(updates(again, second, steps=2), updates(whole, on_host, steps=2))
 
 
 @pytest.mark.parametrize('name', STATEFUL)
 def test_what_is_left_out_stays_on_the_device(cupy, name):
-    codec = STATEFUL[name]()
-    updates(codec, on_device, steps=1)
-    kept = codec.residual(cupy, 'gradient', '/l2/W', 0, 3000)
+    state = STATEFUL[name].init()
+    updates(state, on_device, steps=1)
+    kept = state.residual(cupy, 'gradient', '/l2/W', 0, 3000)
     assert isinstance(kept, fake_cupy.ndarray)
     assert host(kept).any()
     before = host(kept)
-    codec.start(3.0)        # residuals are multiplied as gradients are
-    there = codec.residual(cupy, 'gradient', '/l2/W', 0, 3000)
+    state.codec.begin(state, 3.0)   # residuals are multiplied as gradients
+    there = state.residual(cupy, 'gradient', '/l2/W', 0, 3000)
     assert there is kept
     assert (host(there) != before).any()

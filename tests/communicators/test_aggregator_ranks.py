@@ -304,8 +304,10 @@ def test_a_program_that_ends_in_the_middle_of_an_exchange_is_an_error(run):
         from chainer_fp8pipe.allreduce.bucket import Bucket
         from chainer_fp8pipe.codecs import Cast, Tensors
         big = numpy.zeros(10 ** 7, 'f')
-        aggregated._working[0].submit(Bucket(Cast('float32'), Tensors(
-            ['a'], [big], [big]), big, 0, big.size))
+        state, tensors = Cast('float32').init(), Tensors(
+            ['a'], [big], [big])
+        aggregated._working[0].submit(Bucket(
+            state, tensors, big, coding=state.codec.step(state, tensors)))
         sys.exit(0)""")
     assert done.returncode != 0
     assert 'rank 0 of 3 left in the middle of an all-reduce' in done.stderr

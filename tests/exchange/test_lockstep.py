@@ -6,7 +6,7 @@ import threading
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
 from chainer_fp8pipe.allreduce.executor import PlanExecutor
-from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.codecs import Coding, Fp8Ratio
 from chainer_fp8pipe.exchange import drift, lockstep, reducer
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
@@ -29,21 +29,15 @@ from ..overlap.test_exchange_thread import update, warm
 ALWAYS = {
     'gradients are looked up': (Gradients, '__init__'),
     'replicas are compared': (drift, 'digest'),
-    'the codec starts': (Fp8Ratio, 'start'),
+    'the codec starts': (Fp8Ratio, 'begin'),
     'memory for a wire': (ModelState, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),
-    'maxima are there': (Fp8Ratio, 'settle'),
+    'maxima are there': (Fp8Ratio, 'step'),
     'a bucket is submitted': (PlanExecutor, 'submit'),
-    'residuals are looked up': (Fp8Ratio, 'residuals_of_means'),
-    'a frame is encoded': (Fp8Ratio, 'encode'),
-    'a sum is begun': (Fp8Ratio, 'accumulate'),
-    'a mean is encoded': (Fp8Ratio, 'encode_mean'),
-    'a mean is decoded': (Fp8Ratio, 'decode'),
-    'a bucket is finished': (Fp8Ratio, 'conclude'),
+    'residuals are looked up': (Coding, 'means'),
+    'a bucket is finished': (Coding, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
-#: Those that codecs in Python never come to.
-COMPILED = 'residuals are looked up', 'a bucket is finished'
 PLACES = [(mode, place) for mode in (False, True, 'next_forward')
           for place in ALWAYS] + [
     (False, 'gradients are written back'),
@@ -81,9 +75,8 @@ def fail(*_, **__):
 @on_ranks(2, timeout=60)
 @pytest.mark.parametrize(('overlap', 'place'), PLACES, ids=str)
 def test_every_rank_raises_where_one_fails(comm, overlap, place):
-    options = {} if place in COMPILED else {'rounding': 'stochastic'}
     communicator, model, optimizer = warm(
-        comm, overlap, 6, warmup=0, check_every=1, **options)
+        comm, overlap, 6, warmup=0, check_every=1)
     with soon() as patch:
         if comm.rank == 1:
             owner, name = {**ALWAYS, **OTHERS}[place]
@@ -150,15 +143,15 @@ def test_a_second_thread_is_an_error_on_its_rank(comm):
                 f'two threads .* on rank {comm.rank}; call')) as raised:
             communicator.multi_node_mean_grad(Model())
         found.append(raised.value)
-    original = Fp8Ratio.start
+    original = Fp8Ratio.begin
 
-    def start(self, scale):
+    def start(self, state, scale):
         thread = threading.Thread(target=another)
         thread.start()
         thread.join()
-        original(self, scale)
+        original(self, state, scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fp8Ratio, 'start', start)
+        patch.setattr(Fp8Ratio, 'begin', start)
         set_gradients(model, comm.rank)
         communicator.multi_node_mean_grad(model)
     assert len(found) == 1

@@ -13,15 +13,15 @@ def test_the_first_updates_are_float32_and_then_the_codecs():
     state = ModelState(codec, 2)
     seen = []
     for _ in range(4):
-        seen.append(state.current.wire_dtype.name)
+        seen.append(state.current.codec.wire_dtype.name)
         state.updates += 1
     assert seen == ['float32', 'float32', 'uint8', 'uint8']
-    assert state.current is codec
+    assert state.current.codec is codec
 
 
 def test_without_warm_up_the_codec_comes_at_once():
     codec = Cast('float16')
-    assert ModelState(codec).current is codec
+    assert ModelState(codec).current.codec is codec
 
 
 def test_state_brings_back_where_the_warm_up_was():
@@ -30,7 +30,7 @@ def test_state_brings_back_where_the_warm_up_was():
     second = ModelState(Fp8Ratio(), 5)
     second.load_state(first.state())
     assert second.updates == 4
-    assert second.current.wire_dtype == numpy.float32
+    assert second.current.codec.wire_dtype == numpy.float32
 
 
 class Lender:
@@ -114,7 +114,7 @@ def test_a_state_that_is_none_changes_nothing():
     model = chainer.Link()
     states, (state,) = states_of(model)
     for damaged in {'codec|done': numpy.array(1)}, {
-            **state.state(), 'codec|what': numpy.array(1)}:
+            **state.state(), 'codec|codec': numpy.array(1)}:
         with pytest.raises(ValueError, match='no state of'):
             states.load(model, damaged)
         assert states.known(model) is state

@@ -14,7 +14,12 @@ from chainer_fp8pipe.launcher.launch_command import (
     main,
     split_arguments,
 )
-from chainer_fp8pipe.report.going_on import DONE, ENDED, LAUNCHED, UPDATED
+from chainer_fp8pipe.report.launch_protocol import (
+    DONE,
+    ENDED,
+    LAUNCHED,
+    UPDATED,
+)
 
 import pytest
 

@@ -271,17 +271,17 @@ static void take_python(Executor *self, uint64_t mode)
     self->is_used = 0;
 }
 
-/* share(job, lane, bounds, frame, chunks, residuals): what of a job goes
+/* share(job, lane, bounds, frame, chunks, means): what of a job goes
  * through a lane. */
 static PyObject *share(PyObject *object, PyObject *args)
 {
     Executor *self = (Executor *)object;
-    PyObject *bounds, *residuals;
+    PyObject *bounds, *means;
     Job *job;
     int lane;
     long long frame, chunks;
     if (!PyArg_ParseTuple(args, "O!iOLLO", job_type, &job, &lane, &bounds,
-                          &frame, &chunks, &residuals))
+                          &frame, &chunks, &means))
         return NULL;
     if (lane < 0 || lane >= self->lanes_count || lane >= job->shares_count) {
         PyErr_SetString(PyExc_IndexError, "there is no such lane");
@@ -291,10 +291,10 @@ static PyObject *share(PyObject *object, PyObject *args)
     if (table(bounds, &of->bounds_buffer, PyBUF_SIMPLE,
               (self->lanes[lane].blocks + 1)
                   * (Py_ssize_t)sizeof(int64_t)) < 0
-        || table(residuals, &of->residuals_buffer, PyBUF_SIMPLE, -1) < 0)
+        || table(means, &of->means_buffer, PyBUF_SIMPLE, -1) < 0)
         return NULL;
     of->bounds = of->bounds_buffer.buf;
-    of->residuals = of->residuals_buffer.buf;
+    of->means = of->means_buffer.buf;
     of->longest = 0;
     for (int i = 0; i < self->lanes[lane].blocks; ++i)
         if (of->bounds[i + 1] - of->bounds[i] > of->longest)

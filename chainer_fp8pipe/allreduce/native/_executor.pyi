@@ -4,12 +4,9 @@ from typing import Any
 class Job:
     unfinished: int
     def __init__(
-        self, *, python: Any, kept: Any, wire: Any, itemsize: int,
-        sum_size: int, grain: int, codec: int, rounding: int, format: int,
-        in_place: bool, keeps_wire: bool, shares_wire: bool,
-        encodes: bool, decodes: bool, prescale: float, epsilon: float,
-        shrink: float,
-        tensors: Any, scales: Any, findings: Any, shares: int,
+        self, *, tables: tuple[Any, ...], kept: Any, wire: Any,
+        sum_size: int, in_place: bool, keeps_wire: bool, shares_wire: bool,
+        encodes: bool, decodes: bool, shrink: float, shares: int,
     ) -> None: ...
     def decoded(self) -> bytes: ...
 
@@ -26,7 +23,7 @@ class Executor:
     ) -> None: ...
     def share(
         self, job: Job, lane: int, bounds: Any, frame: int, chunks: int,
-        residuals: Any, /,
+        means: Any, /,
     ) -> None: ...
     def let_in(self, job: Job, until: int, parts: int, /) -> None: ...
     def advance(self) -> bool: ...

@@ -13,7 +13,7 @@ static size_t wire_size(const Chunk *chunk)
 {
     return chunk->job->keeps_wire ? 0
         : (size_t)chunk->lane->blocks * frame_room(chunk->share)
-              * chunk->job->itemsize;
+              * chunk->job->coding.itemsize;
 }
 
 static int allocate(Shared *shared, Space *space, size_t size)
@@ -40,7 +40,7 @@ static int get_space(Shared *shared, Chunk *chunk)
             size += aligned(message_size(chunk, &lane->steps[i]));
     for (int i = 0; i < lane->held_count && makes_sums(chunk->job); ++i) {
         Range part = part_of(chunk, lane->held[i]);
-        sums += (size_t)((part.stop - part.start) * chunk->job->grain)
+        sums += (size_t)((part.stop - part.start) * chunk->job->coding.grain)
                 * sizeof(f32);
     }
     size += aligned(sums) + aligned(wire_size(chunk));
@@ -74,7 +74,7 @@ static void place_sums(Chunk *chunk)
     for (int i = 0; i < lane->held_count; ++i) {
         Range part = part_of(chunk, lane->held[i]);
         chunk->places[lane->held[i]] = place;
-        place += (part.stop - part.start) * chunk->job->grain;
+        place += (part.stop - part.start) * chunk->job->coding.grain;
     }
     chunk->taken += aligned((size_t)place * sizeof(f32));
 }
@@ -149,7 +149,6 @@ static int start_chunk(Shared *shared, Chunk *chunk)
     SET(chunk->position, 0);
     chunk->site = chunk->phase = 0;
     chunk->working = 0;
-    chunk->result = DONE;
     chunk->partials = chunk->results = 0;
     chunk->used[0] = chunk->used[1] = 0;
     chunk->next_receive = chunk->posted = 0;
@@ -167,7 +166,7 @@ static int begin(Shared *shared, Chunk *chunk, int task)
 {
     chunk->task = task;
     atomic_store_explicit(&chunk->working, 1, memory_order_relaxed);
-    if (shared->workers && chunk->job->codec != IN_PYTHON)
+    if (shared->workers)
         enqueue(shared->workers, chunk);
     else
         perform_here(shared, chunk);
@@ -196,8 +195,10 @@ static int send(Shared *shared, Chunk *chunk, const Step *step)
         return step->kind == SEND_RESULT || has_contributed(chunk, step)
             ? DONE : begin(shared, chunk, CONTRIBUTE);
     case 1:
-        return needs_space(chunk, step) ? begin(shared, chunk, WRITE_MESSAGE)
-                                        : write_message(shared, chunk, step);
+        if (needs_space(chunk, step))
+            return begin(shared, chunk, WRITE_MESSAGE);
+        chunk->message = message_of(chunk, step, size);
+        return DONE;
     }
     shared->bytes_sent += (int64_t)size;
     if (step->near) {
@@ -254,8 +255,7 @@ static int arrive(Shared *shared, Job *job, Range range, int is_decoded,
 {
     double since = now();
     if (job->decodes && !is_decoded) {
-        if (decode_part(shared, job, range, wire) < 0)
-            return FAILED;
+        decode_range(&job->coding, range, wire);
         shared->decoding += now() - since;
     }
     if (append(job->decodes ? &job->decoded : &job->undecoded, range) < 0) {
@@ -330,8 +330,6 @@ static int advance_chunk(Shared *shared, Chunk *chunk, int *moved)
     while (chunk->position <= chunk->lane->steps_count) {
         if (atomic_load_explicit(&chunk->working, memory_order_acquire))
             return BLOCKED;
-        if (chunk->result == FAILED)
-            return FAILED;
         int result = do_phase(shared, chunk);
         if (result == BLOCKED || result == FAILED)
             return result;
@@ -344,10 +342,6 @@ static int advance_chunk(Shared *shared, Chunk *chunk, int *moved)
     }
     if (!has_left(chunk, SEND_PARTIAL) || !has_left(chunk, SEND_RESULT))
         return BLOCKED;
-    if (chunk->job->codec == IN_PYTHON
-        && in_python(shared, chunk->job, "forget", "(iL)",
-                     chunk->lane->number, (long long)chunk->frame) < 0)
-        return FAILED;
     *moved = 1;
     SET(chunk->active, 0);
     give_space_back(chunk);

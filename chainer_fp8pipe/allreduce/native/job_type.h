@@ -20,55 +20,35 @@ static int table(PyObject *object, Py_buffer *buffer, int flags,
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "python", "kept", "wire", "itemsize", "sum_size", "grain", "codec",
-        "rounding", "format", "in_place", "keeps_wire",
-        "shares_wire", "encodes", "decodes", "prescale", "epsilon", "shrink",
-        "tensors", "scales", "findings", "shares", NULL};
-    PyObject *python, *kept, *wire, *tensors, *scales, *findings;
-    Py_ssize_t itemsize, sum_size, grain;
+        "tables", "kept", "wire", "sum_size", "in_place", "keeps_wire",
+        "shares_wire", "encodes", "decodes", "shrink", "shares", NULL};
+    PyObject *tables, *kept, *wire;
+    Py_ssize_t sum_size;
     int shares;
     Job *job = (Job *)type->tp_alloc(type, 0);
     if (job == NULL || !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOnnniiipppppfffOOOi", names, &python, &kept, &wire,
-            &itemsize, &sum_size, &grain, &job->codec, &job->rounding,
-            &job->format, &job->in_place, &job->keeps_wire,
-            &job->shares_wire, &job->encodes, &job->decodes,
-            &job->prescale, &job->epsilon, &job->shrink, &tensors, &scales,
-            &findings, &shares)
+            args, kwargs, "OOOnpppppfi", names, &tables, &kept, &wire,
+            &sum_size, &job->in_place, &job->keeps_wire, &job->shares_wire,
+            &job->encodes, &job->decodes, &job->shrink, &shares)
         || table(wire, &job->wire_buffer, PyBUF_WRITABLE, -1) < 0
-        || table(tensors, &job->tensors_buffer, PyBUF_SIMPLE, -1) < 0) {
+        || !coding_open(tables, &job->coding)) {
         Py_XDECREF(job);
         return NULL;
     }
-    job->tensors_count =
-        job->tensors_buffer.len / (Py_ssize_t)sizeof(Tensor);
     job->shares = calloc((size_t)shares, sizeof *job->shares);
     job->shares_count = job->shares ? shares : 0;
-    if (job->shares == NULL)
-        PyErr_NoMemory();
-    if (job->shares == NULL
-        || table(scales, &job->scales_buffer, PyBUF_SIMPLE,
-                 job->tensors_count * (Py_ssize_t)sizeof(Scales)) < 0
-        || table(findings, &job->findings_buffer, PyBUF_WRITABLE,
-                 job->tensors_count * (Py_ssize_t)sizeof(Findings)) < 0) {
+    if (job->shares == NULL) {
         Py_DECREF(job);
-        return NULL;
+        return PyErr_NoMemory();
     }
-    job->itemsize = (size_t)itemsize;
     job->sum_size = (size_t)sum_size;
-    job->grain = grain;
     job->wire = job->wire_buffer.buf;
-    job->tensors = job->tensors_buffer.buf;
-    job->scales = job->scales_buffer.buf;
-    job->findings = job->findings_buffer.buf;
-    job->python = Py_NewRef(python);
     job->kept = Py_NewRef(kept);
     return (PyObject *)job;
 }
 
 static int job_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Py_VISIT(((Job *)self)->python);
     Py_VISIT(((Job *)self)->kept);
     Py_VISIT(Py_TYPE(self));
     return 0;
@@ -76,7 +56,6 @@ static int job_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int job_clear(PyObject *self)
 {
-    Py_CLEAR(((Job *)self)->python);
     Py_CLEAR(((Job *)self)->kept);
     return 0;
 }
@@ -89,12 +68,10 @@ static void job_dealloc(PyObject *self)
     job_clear(self);
     /* Releasing one that was never filled does nothing. */
     PyBuffer_Release(&job->wire_buffer);
-    PyBuffer_Release(&job->tensors_buffer);
-    PyBuffer_Release(&job->scales_buffer);
-    PyBuffer_Release(&job->findings_buffer);
+    coding_close(&job->coding);
     for (int i = 0; i < job->shares_count; ++i) {
         PyBuffer_Release(&job->shares[i].bounds_buffer);
-        PyBuffer_Release(&job->shares[i].residuals_buffer);
+        PyBuffer_Release(&job->shares[i].means_buffer);
     }
     free(job->shares);
     free(job->undecoded.items);

@@ -45,7 +45,6 @@ typedef struct Chunk {
     int position, site;        /* what is to be done next */
     int phase;                 /* of the step */
     int task;                  /* the last one of the step, see tasks.h */
-    int result;                /* of the task */
     atomic_int working;        /* the task is to be done still */
     int decodes;               /* as the job did when the task began */
     char *message;             /* that is to be sent */
@@ -144,7 +143,7 @@ static char *wire_of(const Chunk *chunk, int block)
     if (job->keeps_wire)
         return kept_wire(job, part_of(chunk, block));
     return chunk->wire
-           + (size_t)block * frame_room(chunk->share) * job->itemsize;
+           + (size_t)block * frame_room(chunk->share) * job->coding.itemsize;
 }
 
 static int64_t length_of(const Chunk *chunk, const Step *step)

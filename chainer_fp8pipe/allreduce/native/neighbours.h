@@ -21,7 +21,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "../../fp8/long_loops.h"
+#include "../../formats/loops.h"
 
 /* In memory that two processes share; a line for each, or they would wait for
  * each other's. */

@@ -30,7 +30,7 @@ static size_t message_size(const Chunk *chunk, const Step *step)
     int is_sum = step->summed && (step->kind == RECEIVE_PARTIAL
                                   || step->kind == SEND_PARTIAL);
     return (size_t)length_of(chunk, step)
-           * (is_sum ? job->sum_size * (size_t)job->grain : job->itemsize);
+           * (is_sum ? job->sum_size * (size_t)job->coding.grain : job->coding.itemsize);
 }
 
 static char *take(Chunk *chunk, size_t size)
@@ -55,7 +55,7 @@ static int sends_sum(const Chunk *chunk, const Step *step)
 /* Sums are made here, in float32. */
 static int makes_sums(const Job *job)
 {
-    return job->codec != IN_PYTHON && !job->in_place;
+    return !job->in_place;
 }
 
 /* A sum that travels as it is need not be copied: nothing is added to it when
@@ -66,12 +66,10 @@ static int sends_total(const Chunk *chunk, const Step *step)
            && chunk->job->sum_size == sizeof(f32);
 }
 
-/* Neighbours read what is sent from the wire.  Where Python sums, it wants
- * messages in one piece. */
+/* Neighbours read what is sent from the wire. */
 static int lies_in_shared_wire(const Chunk *chunk, const Step *step)
 {
-    return chunk->job->shares_wire && !sends_sum(chunk, step)
-           && (has_one_block(step) || chunk->job->codec != IN_PYTHON);
+    return chunk->job->shares_wire && !sends_sum(chunk, step);
 }
 
 /* What neighbours read is not in one piece. */
@@ -95,16 +93,14 @@ static int needs_space(const Chunk *chunk, const Step *step)
 }
 
 /* Encodes this rank's contribution to blocks, unless that has been done. */
-static int encode_blocks(Shared *shared, Chunk *chunk, int start, int stop)
+static void encode_blocks(Chunk *chunk, int start, int stop)
 {
     for (int block = start; block < stop && chunk->job->encodes; ++block)
         if (!chunk->progress[block]) {
             chunk->progress[block] = CONTRIBUTED;
-            if (encode_part(shared, chunk->job, part_of(chunk, block),
-                            wire_of(chunk, block)) < 0)
-                return FAILED;
+            encode_range(&chunk->job->coding, part_of(chunk, block),
+                         wire_of(chunk, block));
         }
-    return DONE;
 }
 
 /* All neighbours read the same copy of a result. */
@@ -114,9 +110,8 @@ static int gets_the_same(const Step *before, const Step *step)
            && before->start == step->start && before->stop == step->stop;
 }
 
-/* What is sent of a step's blocks; NULL: Python has raised an exception. */
-static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
-                        size_t size)
+/* What is sent of a step's blocks. */
+static char *message_of(Chunk *chunk, const Step *step, size_t size)
 {
     char *total = sends_total(chunk, step)
         ? (char *)total_of(chunk, step->start) : NULL;
@@ -128,8 +123,7 @@ static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
     if (total)
         stream(message, total, size);
     else if (sends_sum(chunk, step))
-        return write_sums(shared, chunk, step, message, size) < 0 ? NULL
-                                                                  : message;
+        write_sums(chunk, step, message, size);
     else
         write_blocks(chunk, step, message);
     if (step->near && step->kind == SEND_RESULT) {
@@ -139,18 +133,12 @@ static char *message_of(Shared *shared, Chunk *chunk, const Step *step,
     return message;
 }
 
-static int write_message(Shared *shared, Chunk *chunk, const Step *step)
-{
-    chunk->message = message_of(shared, chunk, step,
-                                message_size(chunk, step));
-    return chunk->message == NULL ? FAILED : DONE;
-}
-
-static int make_mean(Shared *shared, Chunk *chunk, const Step *step)
+static void make_mean(Chunk *chunk, const Step *step)
 {
     if (step->fresh) /* one contribution only */
-        return encode_blocks(shared, chunk, step->start, step->stop);
-    return encode_sums(shared, chunk, step) < 0 ? FAILED : DONE;
+        encode_blocks(chunk, step->start, step->stop);
+    else
+        encode_sums(chunk, step);
 }
 
 /* A result in a neighbour's memory that nobody else is to get from here. */
@@ -160,43 +148,40 @@ static int decodes_where_it_lies(const Chunk *chunk, const Step *step)
            && !chunk->job->keeps_wire;
 }
 
-static int take_result(Shared *shared, Chunk *chunk, const Step *step)
+static void take_result(Chunk *chunk, const Step *step)
 {
     const Receive *receive = &chunk->receives[chunk->next_receive];
-    if (!decodes_where_it_lies(chunk, step)) {
+    if (!decodes_where_it_lies(chunk, step))
         take_blocks(chunk, step, receive);
-        return DONE;
-    }
-    return chunk->decodes
-        && decode_part(shared, chunk->job, part_of(chunk, step->start),
-                          receive->data) < 0 ? FAILED : DONE;
+    else if (chunk->decodes)
+        decode_range(&chunk->job->coding, part_of(chunk, step->start),
+                     receive->data);
 }
 
-static int decode_blocks(Shared *shared, Chunk *chunk)
+static void decode_blocks(Chunk *chunk)
 {
     for (int block = 0; block < chunk->lane->blocks; ++block)
-        if (chunk->progress[block] != DECODED
-            && decode_part(shared, chunk->job, part_of(chunk, block),
-                           wire_of(chunk, block)) < 0)
-            return FAILED;
-    return DONE;
+        if (chunk->progress[block] != DECODED)
+            decode_range(&chunk->job->coding, part_of(chunk, block),
+                         wire_of(chunk, block));
 }
 
 /* Does what chunk->task says. */
-static int perform(Shared *shared, Chunk *chunk)
+static void perform(Chunk *chunk)
 {
     const Step *step = &chunk->lane->steps[chunk->position];
-    const Receive *receive = &chunk->receives[chunk->next_receive];
     switch (chunk->task) {
-    case CONTRIBUTE:
-        return encode_blocks(shared, chunk, step->start, step->stop);
-    case WRITE_MESSAGE: return write_message(shared, chunk, step);
-    case BEGIN_SUMS: begin_sums(chunk, step); return DONE;
+    case CONTRIBUTE: encode_blocks(chunk, step->start, step->stop); break;
+    case WRITE_MESSAGE:
+        chunk->message = message_of(chunk, step, message_size(chunk, step));
+        break;
+    case BEGIN_SUMS: begin_sums(chunk, step); break;
     case ADD_MESSAGE:
-        return add_message(shared, chunk, step, receive) < 0 ? FAILED : DONE;
-    case MAKE_MEAN: return make_mean(shared, chunk, step);
-    case TAKE_RESULT: return take_result(shared, chunk, step);
-    default: return decode_blocks(shared, chunk);
+        add_message(chunk, step, &chunk->receives[chunk->next_receive]);
+        break;
+    case MAKE_MEAN: make_mean(chunk, step); break;
+    case TAKE_RESULT: take_result(chunk, step); break;
+    default: decode_blocks(chunk);
     }
 }
 
@@ -219,7 +204,7 @@ static double *seconds_of(Shared *shared, const Chunk *chunk)
 static void perform_here(Shared *shared, Chunk *chunk)
 {
     double since = now(), *seconds = seconds_of(shared, chunk);
-    chunk->result = perform(shared, chunk);
+    perform(chunk);
     if (seconds)
         *seconds += now() - since;
     atomic_store_explicit(&chunk->working, 0, memory_order_release);

@@ -124,7 +124,7 @@ static void *work(void *argument)
         Chunk *chunk = next_task(workers);
         if (chunk) {
             Shared *shared = chunk->lane->shared;
-            chunk->result = perform(shared, chunk);
+            perform(chunk);
             atomic_store_explicit(&chunk->working, 0, memory_order_release);
             atomic_fetch_sub(&shared->with_workers, 1);
         }

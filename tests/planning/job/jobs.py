@@ -64,5 +64,6 @@ def job(model, ranks, stages=(1,), element=0.0, fixed=0.0, processor=0.0,
                 ranks // number, fixed, each[codec], processor)
             for number in stages if number < ranks for codec in CODECS
             for algorithm in ('direct', 'ring', 'torus2d')},
-        'links': {number: link or LinkFigures() for number in range(2, ranks + 1)},
+        'links': {number: link or LinkFigures()
+                  for number in range(2, ranks + 1)},
         'overhead': 0.0, **profile})

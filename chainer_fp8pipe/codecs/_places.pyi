@@ -1,3 +1,0 @@
-from typing import Any
-
-def places(arrays: list[Any], writeable: bool, /) -> bytes | None: ...

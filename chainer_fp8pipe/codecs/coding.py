@@ -1,0 +1,434 @@
+"""Tensors of one update laid end to end, and what a codec does with them."""
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from .. import formats
+from ..formats import _formats
+from .codec import GRADIENT, Codec, Part, State
+from .staging import array_module, download, empty_wire, output, upload_now
+
+#: Numbers of codecs in compiled code; RELAY is fp8 without parameters.
+FLOAT32, FLOAT16, FP8, RELAY, RECORDS = range(5)
+
+# A tensor in compiled code: where it begins and ends in the fused vector,
+# addresses of its gradient, its parameter, what its mean is decoded into, and
+# its residual (0: none); its elements; the keys of its random numbers.
+_COLUMNS = 8
+_GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS, _KEYS = range(2, 8)
+
+# What compiled code finds: elements clipped, elements encoded, what is to
+# blame for a wire that is not finite (see _BLAMED), and more than 0 where
+# what was decoded is not finite.
+_CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
+_BLAMED = (('gradient', 1), ('value', 2))
+_BAD_WIRE = 4       # it was not finite when it was decoded
+
+_NOTHING = numpy.zeros(0, numpy.float32)
+
+
+class TensorRange(NamedTuple):
+    """The part of one tensor that lies inside a range of the fused vector."""
+
+    tensor: int         # which one
+    in_tensor: slice    # the part, counted from the tensor's first element
+    in_range: slice     # its entries, counted from the range's start
+
+
+class Tensors:
+    """Parameter tensors and their gradients, fused into one vector.
+
+    Nothing is copied: the fused vector is only a way of numbering elements
+    (tensor fusion), so that small tensors need no message of their own.  Its
+    entries are those of a wire: of ``grain`` elements each, of which a
+    tensor's last one may have fewer.
+
+    Args:
+        names: One name per tensor, unique, in the same order on all ranks.
+        gradients: Flat float32 arrays, all NumPy or all CuPy.
+        parameters: Flat float32 arrays of the same sizes.
+        loss_scale: Factor that the gradients carry (mixed precision).
+        grain: Elements of an entry, see :attr:`.Codec.grain`.
+
+    Attributes:
+        size: Number of entries of the fused vector.
+        offsets: Index of each tensor's first entry, and ``size``.
+        xp: ``numpy`` or ``cupy``.
+    """
+
+    def __init__(self, names: Sequence[str], gradients: Sequence[Any],
+                 parameters: Sequence[Any], loss_scale: float = 1.0,
+                 grain: int = 1) -> None:
+        self.names = tuple(names)
+        self.gradients = list(gradients)
+        self.parameters = list(parameters)
+        self.loss_scale = loss_scale
+        self.grain = grain
+        self.offsets = [0]
+        for gradient in self.gradients:
+            self.offsets.append(self.offsets[-1] - (-gradient.size // grain))
+        self.size = self.offsets[-1]
+        self.xp = array_module(*self.gradients)
+
+    def overlaps(self, start: int, stop: int) -> Iterator[TensorRange]:
+        """The non-empty parts of tensors inside ``[start, stop)``, entries."""
+        first = max(bisect.bisect_right(self.offsets, start) - 1, 0)
+        for index in range(first, len(self.names)):
+            offset, end = self.offsets[index:index + 2]
+            low, high = max(offset, start), min(end, stop)
+            if offset >= stop:
+                break
+            if low < high:
+                yield TensorRange(index, self.elements(index, low, high),
+                                  slice(low - start, high - start))
+
+    def elements(self, tensor: int, start: int, stop: int) -> slice:
+        """The tensor's elements in the entries ``[start, stop)``, if any."""
+        offset, size = self.offsets[tensor], self.gradients[tensor].size
+        return slice(max(start - offset, 0) * self.grain,
+                     min(max(stop - offset, 0) * self.grain, size))
+
+
+def named_parts(tensors: Tensors, start: int, stop: int
+                ) -> Iterator[tuple[int, slice, str]]:
+    """Tensors in a range, what of each, and a name of no other part."""
+    for index, part, _ in tensors.overlaps(start, stop):
+        whole = part.stop - part.start == tensors.gradients[index].size
+        yield index, part, tensors.names[index] + (
+            '' if whole else f'[{part.start}:{part.stop}]')
+
+
+def tensors_of(parts: Sequence[Part], grain: int) -> Tensors:
+    """Parts end to end, as tensors without values: they take no memory."""
+    nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
+               for part in parts]
+    return Tensors([part.name for part in parts], nothing, nothing,
+                   grain=grain)
+
+
+class Coding:
+    """A codec's part in one update of one fused vector; see ``codec.py``.
+
+    Args:
+        codec: The codec.
+        state: Of the model.
+        tensors: The fused vector.
+        number: Of the codec.
+        prescale: Factor of gradients when they are encoded, of floats.
+        rounding: Number of fp8's rounding.
+        format: Number of the records' format.
+        epsilon: Of fp8.
+        scales: float32 rows: the scale of encodings and its inverse, the same
+            for decoding and for means, and the largest residual, of fp8.
+        seed_of: Seed of the random numbers of a tensor (by name) at a site;
+            None: nothing is random.
+        units: By name of the parts, if this is a relay.
+
+    Attributes:
+        tables: For compiled code; ``formats/coding.h`` reads them.
+    """
+
+    def __init__(self, codec: Codec, state: State, tensors: Tensors,
+                 number: int, *, prescale: float = 1.0, rounding: int = 0,
+                 format: int = 0, epsilon: float = 0.0, scales: Any = None,
+                 seed_of: Callable[[str, str], int] | None = None,
+                 units: Mapping[str, float] | None = None) -> None:
+        self.codec, self.state, self.tensors = codec, state, tensors
+        self.prescale, self.epsilon = prescale, epsilon
+        self.seed_of = seed_of
+        count = len(tensors.names)
+        self.scales = numpy.asarray(
+            numpy.zeros((count, 5)) if scales is None else scales,
+            numpy.float32).reshape(count, 5)
+        self._units = units
+        self._number = number
+        self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
+        self._findings = numpy.zeros((count, 4), numpy.int64)
+        self._kept: list[Any] = []      # arrays whose addresses are in tables
+        self._rows[:, 0] = tensors.offsets[:-1]
+        self._rows[:, 1] = tensors.offsets[1:]
+        self._rows[:, _ELEMENTS] = [one.size for one in tensors.gradients]
+        if units is None and tensors.xp is numpy:
+            self._take_gradients()
+        self.tables = (number, rounding, format, codec.wire_dtype.itemsize,
+                       codec.grain, prescale, epsilon, self._rows,
+                       self.scales, self._findings)
+
+    def _take_gradients(self) -> None:
+        tensors, rows = self.tensors, self._rows
+        gradients = self._places(tensors.gradients)
+        parameters = self._places(tensors.parameters)
+        if (gradients[:, 1] != parameters[:, 1]).any():
+            raise ValueError('gradients and parameters differ in size')
+        rows[:, _GRADIENT] = gradients[:, 0]
+        rows[:, _PARAMETER] = parameters[:, 0]
+        if self.codec.error_feedback:
+            rows[:, _RESIDUAL] = self._places([
+                self.state.residual(numpy, GRADIENT, name, 0, one.size)
+                if one.size else _NOTHING for name, one
+                in zip(tensors.names, tensors.gradients, strict=True)],
+                writeable=True)[:, 0]
+        if self.seed_of:
+            rows[:, _KEYS] = [_keys(self.seed_of(GRADIENT, name))
+                              for name in tensors.names]
+
+    def _places(self, arrays: Sequence[Any], writeable: bool = False
+                ) -> numpy.ndarray:
+        """Addresses and sizes; the arrays are kept as long as this is."""
+        found = places(arrays, writeable)
+        if found is None:
+            raise ValueError('gradients and parameters must be float32, '
+                             'C-contiguous and, to be decoded into, writeable')
+        self._kept += arrays
+        return found
+
+    # --- gradients and their means ------------------------------------------
+
+    def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
+        """Writes gradients, times the prescale, into a piece of the wire.
+
+        Args:
+            wire: All of the wire, or, on the host, a piece; each element is
+                to be encoded once.
+            start: Where in the fused vector the piece begins.
+        """
+        if self.tensors.xp is numpy:
+            self._code('encode', start, wire)
+            return
+        there = self._on_device(wire)
+        out = output(self.tensors.xp, there)
+        for index, entries in self._whole_tensors():
+            clipped, nonfinite = self.codec.encode_on_device(
+                self, index, out[entries])
+            gradient = self.tensors.gradients[index]
+            self._findings[index, :2] += clipped, gradient.size
+            if nonfinite:
+                finite = bool(self.tensors.xp.isfinite(gradient).all())
+                self._findings[index, _BLAME] |= 2 if finite else 1
+        download(out, there)
+
+    def decode(self, wire: numpy.ndarray, start: int = 0) -> list[str]:
+        """Writes the values of a piece of the wire into the gradients.
+
+        Returns:
+            Names of tensors to which a NaN or an infinity was written so far.
+        """
+        if self.tensors.xp is numpy:
+            if not self._rows[:, _OUT].any():
+                self.decode_into(self.tensors.gradients)
+            self._code('decode', start, wire)
+        else:
+            there = upload_now(self.tensors.xp, self._on_device(wire))
+            for index, entries in self._whole_tensors():
+                self._findings[index, _NONFINITE] += (
+                    self.codec.decode_on_device(self, index, there[entries]))
+        return self.nonfinite
+
+    def decode_into(self, gradients: Sequence[Any]) -> None:
+        """Has means decoded into these arrays; raises as ``Codec.step``."""
+        if self.tensors.xp is numpy:
+            self._rows[:, _OUT] = self._places(gradients, writeable=True)[:, 0]
+        else:
+            self.tensors.gradients = list(gradients)
+
+    def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
+              ) -> numpy.ndarray:
+        """What compiled code needs to encode means; call it once.
+
+        Args:
+            sites: Places of the algorithm where this rank encodes means, each
+                with the range of the fused vector that it encodes there.
+
+        Returns:
+            int64[sites, tensors, 2]: the address of the tensor's residual
+            (of its first element, which may lie outside; 0: nothing is kept)
+            and the keys of its random numbers.
+        """
+        sites, tensors = list(sites), self.tensors
+        found = numpy.zeros((len(sites), len(tensors.names), 2), numpy.int64)
+        for row, (site, owned) in zip(found, sites, strict=True):
+            if self.seed_of:
+                row[:, 1] = [_keys(self.seed_of(site, name))
+                             for name in tensors.names]
+            if not self.codec.error_feedback:
+                continue
+            kept = list(tensors.overlaps(*owned))
+            residuals = [self._residual_of_mean(
+                site, tensors.names[index], part) for index, part, _ in kept]
+            addresses = self._places(residuals, writeable=True)[:, 0].tolist()
+            for (index, part, _), address in zip(kept, addresses,
+                                                 strict=True):
+                row[index, 0] = address - part.start * _NOTHING.itemsize
+        if tensors.xp is not numpy and self._number == FP8:
+            self._fetch_parameters([owned for _, owned in sites])
+        return found
+
+    def mean(self, total: numpy.ndarray, count: int, wire: numpy.ndarray,
+             start: int, means: numpy.ndarray) -> None:
+        """Writes ``total / count`` into a piece of the wire, on the host.
+
+        Args:
+            total: float32[n * grain], sums of wires; overwritten.
+            count: How many were summed.
+            wire: The piece, of n entries.
+            start: Where in the fused vector it begins.
+            means: What :meth:`means` found for the site.
+        """
+        self._code('mean', start, wire, total, count,
+                   numpy.ascontiguousarray(means))
+
+    # --- wires --------------------------------------------------------------
+
+    def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
+        """``total += wire``, both in the wire's own format.
+
+        Raises:
+            NotImplementedError: The format has no sums: records.
+        """
+        self._must_have_sums()
+        self._code('+', 0, total, wire)
+
+    def rescale(self, wire: numpy.ndarray, factor: float) -> None:
+        """``wire *= factor``, in the wire's own format; raises as above."""
+        self._must_have_sums()
+        if wire.dtype.kind == 'f':
+            wire *= wire.dtype.type(factor)
+            return
+        values = numpy.empty(wire.size, numpy.float32)
+        formats.decode(wire, values)
+        values *= numpy.float32(factor)
+        formats.encode(
+            values, wire, rounding=formats.ROUNDINGS[self.tables[1]],
+            seed=self.seed_of('rescale', '') if self.seed_of else 0)
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        """See :meth:`.Codec.is_finite`."""
+        return self.codec.is_finite(wire)
+
+    # --- what was found -----------------------------------------------------
+
+    @property
+    def nonfinite(self) -> list[str]:
+        """Names of the tensors whose decoded mean is not finite."""
+        return [name for name, found in zip(
+            self.tensors.names, self._findings[:, _NONFINITE].tolist(),
+            strict=True) if found]
+
+    @property
+    def wire_is_finite(self) -> bool:
+        """Whether nothing that was decoded was a NaN or an infinity.
+
+        Only compiled code sees it: gradients on a GPU may be not finite
+        though the wire was.
+        """
+        return not (self._findings[:, _BLAME] & _BAD_WIRE).any()
+
+    def conclude(self) -> None:
+        """Adds what has been found since the last call to the state."""
+        found, names = self._findings, self.tensors.names
+        for kind, bit in _BLAMED:
+            for index in numpy.flatnonzero(found[:, _BLAME] & bit):
+                self.state.blame(f'the {kind} of {names[index]}')
+        if self._number == FP8:
+            clipped, encoded = (self.state.numbers.setdefault(kind, {})
+                                for kind in ('clipped', 'encoded'))
+            for name, size, counts in zip(
+                    names, self._rows[:, _ELEMENTS].tolist(),
+                    found[:, :2].tolist(), strict=True):
+                if size:
+                    clipped[name] = clipped.get(name, 0) + counts[_CLIPPED]
+                    encoded[name] = encoded.get(name, 0) + counts[_ENCODED]
+        found[:, :2] = 0
+
+    # --- details ------------------------------------------------------------
+
+    def _code(self, what: str, start: int, wire: Any, other: Any = None,
+              count: int = 0, means: Any = None) -> None:
+        _formats.code(what, self.tables, start, wire.view(numpy.uint8), other
+                      if other is None else other.view(numpy.uint8), count,
+                      means)
+
+    def _on_device(self, wire: numpy.ndarray) -> numpy.ndarray:
+        """A wire as it is on a GPU, where there are no records."""
+        return (wire if wire.dtype.kind != 'V' else
+                wire.view(numpy.uint8).reshape(-1, wire.itemsize))
+
+    def _whole_tensors(self) -> Iterator[tuple[int, slice]]:
+        offsets = self.tensors.offsets
+        return ((index, slice(*offsets[index:index + 2]))
+                for index, gradient in enumerate(self.tensors.gradients)
+                if gradient.size)
+
+    def _residual_of_mean(self, site: str, name: str, part: slice) -> Any:
+        array = self.state.residual(numpy, site, name, part.start, part.stop)
+        if self._units is not None:
+            # Beyond 1e38 the sum of a residual and a mean might be infinite.
+            bound = 1e38 if self._number == RECORDS else float(
+                self.scales[0, 4])
+            self.state.in_unit(site, name, self._units[name], array, bound)
+        return array
+
+    def _must_have_sums(self) -> None:
+        if self._number == RECORDS:
+            raise NotImplementedError(f'{self.codec.name} has no sums')
+
+    def _fetch_parameters(self, owned: Sequence[tuple[int, int]]) -> None:
+        """Copies parameters from a device to where compiled code reads them.
+
+        Only elements in these ranges are copied; the address in the table is
+        that of the tensor's first element all the same.
+        """
+        tensors = self.tensors
+        parts = [(index, part) for start, stop in _union(owned)
+                 for index, part, _ in tensors.overlaps(start, stop)]
+        if not parts:
+            return
+        bounds: dict[int, tuple[int, int]] = {}     # of what is there
+        for index, part in parts:
+            start, _ = bounds.setdefault(index, (part.start, part.stop))
+            bounds[index] = start, part.stop
+        host = empty_wire(tensors.xp, sum(
+            stop - start for start, stop in bounds.values()), numpy.float32)
+        first, place = {}, 0    # by tensor, where its first element would be
+        for index, (start, stop) in bounds.items():
+            first[index] = place - start
+            place += stop - start
+            self._rows[index, _PARAMETER] = (
+                host.ctypes.data + first[index] * host.itemsize)
+        for index, part in parts:
+            download(tensors.parameters[index][part], host[
+                first[index] + part.start:first[index] + part.stop])
+        self._kept.append(host)
+
+
+def _keys(seed: int) -> int:
+    """The two keys of random bits, as compiled code has them: low, high."""
+    key0, key1 = formats.random_keys(seed)
+    return key0 | (key1 - (key1 >> 31 << 32)) << 32
+
+
+def _union(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same numbers in ranges that do not overlap, in order."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def places(arrays: Sequence[Any], writeable: bool = False
+           ) -> numpy.ndarray | None:
+    """Address and number of elements of each array, int64 (n, 2).
+
+    None if compiled code cannot use one of them: it is not on the host, not
+    C-contiguous float32, or read-only where it is to be ``writeable``.
+    """
+    found = _formats.places(list(arrays), writeable)
+    return None if found is None else numpy.frombuffer(
+        found, numpy.int64).reshape(-1, 2)

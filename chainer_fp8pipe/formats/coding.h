@@ -1,0 +1,338 @@
+/* What a codec does with ranges of a fused vector: the one place where it is
+ * done for arrays on the host, by Python (_formats.c) and by an all-reduce.
+ *
+ * A Coding is a codec's part in one update of one bucket.  It is data: a table
+ * with a row for each tensor (addresses, scales, keys of random numbers) and
+ * one that is written (findings).  codecs/coding.py fills them in and says
+ * what is in them; the structs here have the same columns.  Nothing in it is
+ * changed while it works but findings, which several threads add to, and
+ * residuals, each element of which belongs to one range.
+ *
+ * A wire has one entry for `grain` elements of a tensor, whose last entry may
+ * have fewer; ranges count entries.  Random bits depend on the tensor's key
+ * and on the element's index in it, not on how ranges are cut.
+ */
+#ifndef CHAINER_FP8PIPE_CODING_H
+#define CHAINER_FP8PIPE_CODING_H
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+#include "loops.h"
+
+_Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
+
+/* Codecs.  RELAY is fp8 without parameters: means are encoded as they are. */
+enum { FLOAT32, FLOAT16, FP8, RELAY, RECORDS };
+
+typedef struct {
+    int64_t start, stop; /* entries of the fused vector */
+    const f32 *gradient, *parameter;
+    f32 *out, *residual;
+    int64_t elements;
+    uint32_t key0, key1;
+} Tensor;
+
+typedef struct {
+    float encode, encode_inverse, scale, inverse;
+    float bound; /* of fp8's residuals */
+} Scales;
+
+enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
+
+typedef struct {
+    int64_t clipped, encoded, blamed, nonfinite;
+} Findings;
+
+/* What the encoding of a tensor's mean keeps: at the tensor's first element,
+ * which may lie outside; NULL: nothing. */
+typedef struct {
+    f32 *residual;
+    uint32_t key0, key1;
+} Mean;
+
+typedef struct {
+    int64_t start, stop;
+} Range;
+
+typedef struct {
+    int codec, rounding, format;
+    size_t itemsize; /* bytes of a wire's entry */
+    int64_t grain;
+    float prescale, epsilon;
+    int64_t tensors_count;
+    const Tensor *tensors;
+    const Scales *scales;
+    Findings *findings;
+    Py_buffer buffers[3];
+} Coding;
+
+static void coding_close(Coding *coding)
+{
+    for (int i = 0; i < 3; ++i) /* releasing one never filled does nothing */
+        PyBuffer_Release(&coding->buffers[i]);
+}
+
+/* Fills a zeroed Coding from Coding.tables of codecs/coding.py, and holds the
+ * tables; 0 and an exception if they are not as they should be. */
+static int coding_open(PyObject *tables, Coding *coding)
+{
+    PyObject *parts[3];
+    Py_ssize_t itemsize;
+    long long grain;
+    const size_t sizes[3] = {sizeof(Tensor), sizeof(Scales),
+                             sizeof(Findings)};
+    if (!PyArg_ParseTuple(tables, "iiinLffOOO", &coding->codec,
+                          &coding->rounding, &coding->format, &itemsize,
+                          &grain, &coding->prescale, &coding->epsilon,
+                          &parts[0], &parts[1], &parts[2]))
+        return 0;
+    for (int i = 0; i < 3; ++i) {
+        if (PyObject_GetBuffer(parts[i], &coding->buffers[i],
+                               i == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+            coding_close(coding);
+            return 0;
+        }
+        if (i == 0)
+            coding->tensors_count =
+                coding->buffers[0].len / (Py_ssize_t)sizeof(Tensor);
+        if ((size_t)coding->buffers[i].len
+            != (size_t)coding->tensors_count * sizes[i]) {
+            PyErr_SetString(PyExc_ValueError, "tables differ in length");
+            coding_close(coding);
+            return 0;
+        }
+    }
+    coding->itemsize = (size_t)itemsize;
+    coding->grain = grain;
+    coding->tensors = coding->buffers[0].buf;
+    coding->scales = coding->buffers[1].buf;
+    coding->findings = coding->buffers[2].buf;
+    return 1;
+}
+
+static void tally(int64_t *finding, int64_t more)
+{
+    if (more)
+        __atomic_fetch_add(finding, more, __ATOMIC_RELAXED);
+}
+
+static void blame(Findings *findings, int64_t what)
+{
+    __atomic_fetch_or(&findings->blamed, what, __ATOMIC_RELAXED);
+}
+
+static const Tensor *first_tensor(const Coding *coding, int64_t start)
+{
+    int64_t low = 0, high = coding->tensors_count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (coding->tensors[middle].stop <= start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return coding->tensors + low;
+}
+
+/* A tensor's part of a range. */
+typedef struct {
+    int64_t tensor;
+    int64_t entry; /* counted from the range's start */
+    size_t at, n;  /* elements of the tensor */
+} Part;
+
+/* The next part; 0: there is none.  `t` begins as first_tensor(). */
+static int next_part(const Coding *coding, Range range, const Tensor **t,
+                     Part *part)
+{
+    for (; *t < coding->tensors + coding->tensors_count
+           && (*t)->start < range.stop; ++*t) {
+        int64_t start = (*t)->start > range.start ? (*t)->start : range.start;
+        int64_t stop = (*t)->stop < range.stop ? (*t)->stop : range.stop;
+        int64_t end = (stop - (*t)->start) * coding->grain;
+        if (start >= stop)
+            continue;
+        part->tensor = *t - coding->tensors;
+        part->entry = start - range.start;
+        part->at = (size_t)((start - (*t)->start) * coding->grain);
+        part->n = (size_t)(end < (*t)->elements ? end : (*t)->elements)
+                  - part->at;
+        ++*t;
+        return 1;
+    }
+    return 0;
+}
+
+#define FOR_EACH_PART(coding, range, part) \
+    for (const Tensor *next_ = first_tensor((coding), (range).start), \
+                      *once_ = next_; once_; once_ = NULL) \
+        for (Part part; next_part((coding), (range), &next_, &part);)
+
+/* Writes gradients, times the codec's factor, to where the range begins. */
+static void encode_range(const Coding *coding, Range range, char *wire)
+{
+    FOR_EACH_PART(coding, range, p) {
+        const Tensor *t = &coding->tensors[p.tensor];
+        const Scales *scales = &coding->scales[p.tensor];
+        Findings *findings = &coding->findings[p.tensor];
+        const f32 *gradient = t->gradient + p.at;
+        f32 *residual = t->residual ? t->residual + p.at : NULL;
+        char *to = wire + (size_t)p.entry * coding->itemsize;
+        int finite = 1;
+        if (coding->codec == FLOAT32)
+            finite = scale_floats(gradient, coding->prescale, (f32 *)(void *)to, p.n);
+        else if (coding->codec == FLOAT16)
+            finite = encode_halves(gradient, coding->prescale, (u16 *)(void *)to,
+                                   p.n);
+        else if (coding->codec == RECORDS)
+            finite = !encode_records(gradient, scales->encode, residual,
+                                     (u8 *)to, p.n, coding->format);
+        else {
+            Ratio q = {scales->encode, scales->encode_inverse,
+                       coding->epsilon, scales->bound};
+            Random random = {t->key0, t->key1, p.at};
+            Counts counts = encode_ratios(
+                gradient, t->parameter + p.at, residual, (u8 *)to, p.n, q,
+                coding->rounding, random);
+            tally(&findings->clipped, (int64_t)counts.clipped);
+            tally(&findings->encoded, (int64_t)p.n);
+            if (counts.nonfinite)
+                blame(findings, all_finite_floats(gradient, p.n)
+                                    ? BAD_VALUE : BAD_GRADIENT);
+        }
+        if (!finite)
+            blame(findings, BAD_GRADIENT);
+    }
+}
+
+/* Writes the values of a wire into gradients. */
+static void decode_range(const Coding *coding, Range range, const char *wire)
+{
+    FOR_EACH_PART(coding, range, p) {
+        const Tensor *t = &coding->tensors[p.tensor];
+        const Scales *scales = &coding->scales[p.tensor];
+        Findings *findings = &coding->findings[p.tensor];
+        f32 *out = t->out + p.at;
+        const char *from = wire + (size_t)p.entry * coding->itemsize;
+        uint64_t nonfinite;
+        int in_wire = 1;
+        if (coding->codec == FLOAT32)
+            nonfinite = !copy_floats((const f32 *)(const void *)from, out, p.n);
+        else if (coding->codec == FLOAT16)
+            nonfinite = !decode_halves((const u16 *)(const void *)from, out, p.n);
+        else if (coding->codec == RECORDS)
+            nonfinite = decode_records((const u8 *)from, scales->scale, out,
+                                       p.n, 0, coding->format);
+        else {
+            Ratio q = {0, scales->inverse, coding->epsilon, 0};
+            nonfinite = decode_ratios((const u8 *)from, t->parameter + p.at,
+                                      out, p.n, q);
+            /* Or a parameter is not finite. */
+            in_wire = nonfinite && !all_finite((const u8 *)from, p.n);
+        }
+        tally(&findings->nonfinite, (int64_t)nonfinite);
+        if (nonfinite && in_wire)
+            blame(findings, BAD_WIRE);
+    }
+}
+
+/* Adds n entries to sums. */
+static void accumulate_wire(const Coding *coding, const void *wire,
+                            f32 *total, size_t n)
+{
+    if (coding->codec == FLOAT32)
+        add_floats(wire, total, n);
+    else if (coding->codec == FLOAT16)
+        accumulate_halves(wire, 1.0f, total, n);
+    else if (coding->codec == RECORDS)
+        decode_records(wire, 1.0f, total, n * RECORD, 1, coding->format);
+    else
+        accumulate_codes(wire, total, n);
+}
+
+/* Makes sums of n entries of each of some wires, MOST_SUMMED at most. */
+static inline void sum_wires(const Coding *coding, const void *const *wires,
+                      int count, f32 *total, size_t n)
+{
+    if (coding->codec == FP8 || coding->codec == RELAY) {
+        sum_codes((const u8 *const *)wires, count, total, n);
+        return;
+    }
+    memset(total, 0, n * (size_t)coding->grain * sizeof *total);
+    for (int i = 0; i < count; ++i)
+        accumulate_wire(coding, wires[i], total, n);
+}
+
+/* Adds n entries to others, in the wire's own format.  Several ranks may make
+ * the same sum, each for itself: it is never rounded at random. */
+static void add_wires(const Coding *coding, const void *wire, void *total,
+                      size_t n)
+{
+    const Random none = {0};
+    if (coding->codec == FLOAT32)
+        add_floats(wire, total, n);
+    else if (coding->codec == FLOAT16)
+        add_halves(wire, total, n);
+    else
+        add_codes(wire, total, total, n,
+                  coding->rounding == E5M2_STOCHASTIC ? E5M2_NEAREST
+                                                      : coding->rounding,
+                  none);
+}
+
+/* Makes sums of a range their mean, in the wire's format; `total` is where
+ * the range begins, and may be overwritten.  `means`: one for each tensor, of
+ * which halves and floats know nothing here. */
+static void encode_mean(const Coding *coding, f32 *total, Range range,
+                        int count, const Mean *means, char *wire)
+{
+    const float ranks = (float)count;
+    const size_t entries = (size_t)(range.stop - range.start);
+    if (coding->codec == FLOAT16)
+        encode_half_means(total, ranks, (u16 *)(void *)wire, entries);
+    else if (coding->codec == FLOAT32) {
+        divide_floats(total, ranks, entries);
+        copy_floats(total, (f32 *)(void *)wire, entries);
+    }
+    else FOR_EACH_PART(coding, range, p) {
+        const Scales *scales = &coding->scales[p.tensor];
+        const Mean *mean = &means[p.tensor];
+        f32 *sum = total + p.entry * coding->grain;
+        f32 *residual = mean->residual ? mean->residual + p.at : NULL;
+        char *to = wire + (size_t)p.entry * coding->itemsize;
+        Random random = {mean->key0, mean->key1, p.at};
+        if (coding->codec == RECORDS)
+            encode_records(sum, 1.0f / ranks, residual, (u8 *)to, p.n,
+                           coding->format);
+        else if (coding->codec == FP8) {
+            const f32 *parameter = coding->tensors[p.tensor].parameter + p.at;
+            Ratio q = {scales->scale, scales->inverse, coding->epsilon,
+                       scales->bound};
+            Counts counts;
+            if (residual)
+                counts = encode_ratio_means(sum, ranks, parameter, residual,
+                                            (u8 *)to, p.n, q,
+                                            coding->rounding, random);
+            else {
+                divide_floats(sum, ranks, p.n);
+                decode_float_ratios(sum, parameter, sum, p.n, q);
+                counts = encode_ratios(sum, parameter, NULL, (u8 *)to, p.n, q,
+                                       coding->rounding, random);
+            }
+            tally(&coding->findings[p.tensor].clipped,
+                  (int64_t)counts.clipped);
+            if (counts.nonfinite && !all_finite_floats(parameter, p.n))
+                blame(&coding->findings[p.tensor], BAD_VALUE);
+        }
+        else if (residual)
+            encode_plain_means(sum, ranks, residual, (u8 *)to, p.n,
+                               scales->bound, coding->rounding, random);
+        else {
+            divide_floats(sum, ranks, p.n);
+            encode_codes(sum, (u8 *)to, p.n, coding->rounding, random);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,350 @@
+/* The E5M2 number format: one sign, five exponent and two mantissa bits.
+ *
+ * This is the only place that knows the format.  The C compiler includes it
+ * for the CPU loops, and its text is the preamble of the GPU kernels, so both
+ * give the same bits.  That holds as long as no a * b + c is contracted
+ * (-ffp-contract=off, --fmad=false).
+ *
+ * An E5M2 code is the upper byte of an IEEE half: bias 15, largest finite
+ * value 57344 (0x7B), infinity 0x7C, smallest positive value 2^-16 (0x01).
+ *
+ * Every function works on one element without branches and without tables, so
+ * that a compiler turns a loop over it into vector code.  A float32 subnormal
+ * is only ever added to a number that is far larger: encoding and decoding do
+ * not depend on flush-to-zero modes and take no slow path of the processor.
+ */
+#ifndef CHAINER_FP8PIPE_E5M2_H
+#define CHAINER_FP8PIPE_E5M2_H
+
+#define E5M2_NEAREST 0
+#define E5M2_TRUNCATE 1
+#define E5M2_STOCHASTIC 2
+
+/* Input and output of an INDEPENDENT loop are either the same buffer or do
+ * not overlap.  On the CPU a buffer may start at any address. */
+#ifdef __CUDACC__
+#define E5M2_FUNCTION static __device__ __forceinline__
+#define INDEPENDENT _Pragma("unroll")
+#define UNROLLED _Pragma("unroll")
+typedef float f32;
+#else
+#include <string.h>
+#define E5M2_FUNCTION static inline __attribute__((always_inline))
+#define UNROLLED
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+typedef float f32 __attribute__((aligned(1), may_alias));
+#endif
+typedef unsigned char u8;
+
+/* Bit patterns of float32 values; those of magnitudes are signed because
+ * vector units compare signed integers best. */
+#define E5M2_F32_SIGN 0x80000000u
+#define E5M2_F32_INFINITY 0x7F800000 /* also the mask of the exponent */
+#define E5M2_F32_NAN 0x7FC00000
+#define E5M2_F32_MAX 0x47600000      /* 57344 */
+#define E5M2_F32_NORMAL 0x38800000   /* 2^-14, the least with a normal code */
+
+E5M2_FUNCTION unsigned int e5m2_bits(float x)
+{
+#ifdef __CUDACC__
+    return __float_as_uint(x);
+#else
+    unsigned int bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+E5M2_FUNCTION float e5m2_float(unsigned int bits)
+{
+#ifdef __CUDACC__
+    return __uint_as_float(bits);
+#else
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+E5M2_FUNCTION int e5m2_max(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+E5M2_FUNCTION int e5m2_min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* The bits of |x|. */
+E5M2_FUNCTION int e5m2_magnitude(float x)
+{
+    return (int)(e5m2_bits(x) & ~E5M2_F32_SIGN);
+}
+
+E5M2_FUNCTION int e5m2_is_finite(float x)
+{
+    return e5m2_magnitude(x) < E5M2_F32_INFINITY;
+}
+
+/* Processors disagree about the sign and payload of a NaN that arithmetic
+ * makes; with one NaN for all of them results can be compared bit for bit. */
+E5M2_FUNCTION float e5m2_one_nan(float x)
+{
+    int magnitude = e5m2_magnitude(x);
+    return e5m2_float(magnitude > E5M2_F32_INFINITY ? E5M2_F32_NAN
+                                                    : e5m2_bits(x));
+}
+
+/* 32 random bits for element `low` + 2^32 `high` of the stream of two keys.
+ *
+ * Two keyed rounds of multiply and xor-shift.  A counter-based generator
+ * needs no state: every element can be computed alone, on any device, in any
+ * order. */
+E5M2_FUNCTION unsigned int e5m2_random(unsigned int low, unsigned int high,
+                                       unsigned int key0, unsigned int key1)
+{
+    unsigned int h = low ^ (key0 + high * 0x9E3779B9u);
+    h ^= h >> 16;
+    h *= 0x85EBCA6Bu;
+    h ^= h >> 15;
+    h += key1;
+    h *= 0xC2B2AE35u;
+    return h ^ (h >> 16);
+}
+
+/* The three roundings turn the bits of a magnitude of at most 57344 into its
+ * code.  They return it in the top byte of a word, the rest of which is
+ * below the last place and means nothing: so the loops stay in 32-bit lanes
+ * up to the last shift, and narrow once. */
+
+/* Rounds to `bits` mantissa bits, ties to even, in one step; `*value` is what
+ * that makes of the magnitude.
+ *
+ * Adding 2^(23 - bits) times its own power of two to a value leaves that many
+ * mantissa bits and lets the floating-point unit round.  Below 2^-14 the
+ * power stays that of 2^-14, which is how subnormal codes are spaced.  The low
+ * bits of the sum then count steps inside the binade, to which the code of
+ * the binade is added; its constant part already hides in the low bits of
+ * the large number. */
+E5M2_FUNCTION unsigned int e5m2_round_to(int magnitude, int bits,
+                                         float *value)
+{
+    int power = e5m2_max(magnitude & E5M2_F32_INFINITY, E5M2_F32_NORMAL);
+    int offset = -(113 << bits) & ((1 << (bits + 6)) - 1);
+    float large = e5m2_float(power + ((23 - bits) << 23) + offset);
+    float sum = e5m2_float(magnitude) + large;
+    *value = sum - large;
+    return (e5m2_bits(sum) << (26 - bits)) + ((unsigned int)power << 3);
+}
+
+E5M2_FUNCTION unsigned int e5m2_round(int magnitude, int bits)
+{
+    float value;
+    return e5m2_round_to(magnitude, bits, &value);
+}
+
+E5M2_FUNCTION unsigned int e5m2_nearest(int magnitude)
+{
+    return e5m2_round(magnitude, 2);
+}
+
+/* The nearest IEEE half, which has ten mantissa bits; its upper byte is the
+ * code, its lower byte is what truncation drops. */
+E5M2_FUNCTION unsigned int e5m2_truncate(int magnitude)
+{
+    return e5m2_round(magnitude, 10);
+}
+
+/* Up with the probability of the distance from below in steps.
+ *
+ * Takes the code as a number with 21 fraction bits: for normal codes these
+ * are the float's own bits with another bias, for subnormal ones what adding
+ * 2^-14 leaves in the mantissa.  Then 21 random bits carry into the code with
+ * the wanted probability (resolution 2^-21). */
+E5M2_FUNCTION unsigned int e5m2_stochastic(int magnitude,
+                                           unsigned int random)
+{
+    unsigned int subnormal =
+        e5m2_bits(e5m2_float(magnitude) + e5m2_float(E5M2_F32_NORMAL));
+    unsigned int normal = (unsigned int)magnitude + (1u << 23);
+    unsigned int code = magnitude < E5M2_F32_NORMAL ? subnormal : normal;
+    return (code - E5M2_F32_NORMAL + (random >> 11)) << 3;
+}
+
+/* As above, for any magnitude that is finite: it saturates.  `rounding` must
+ * be a constant. */
+E5M2_FUNCTION unsigned int e5m2_saturate(int magnitude, int rounding,
+                                         unsigned int random)
+{
+    int finite = e5m2_min(magnitude, E5M2_F32_MAX);
+    return rounding == E5M2_NEAREST    ? e5m2_nearest(finite)
+           : rounding == E5M2_TRUNCATE ? e5m2_truncate(finite)
+                                       : e5m2_stochastic(finite, random);
+}
+
+/* Codes are 32-bit numbers here, so that only storing them narrows. */
+
+/* The code of x, if x is finite. */
+E5M2_FUNCTION unsigned int e5m2_encode_finite(float x, int rounding,
+                                              unsigned int random)
+{
+    unsigned int word =
+        e5m2_saturate(e5m2_magnitude(x), rounding, random);
+    return (word | (e5m2_bits(x) & E5M2_F32_SIGN)) >> 24;
+}
+
+/* The code of x. */
+E5M2_FUNCTION unsigned int e5m2_encode(float x, int rounding,
+                                       unsigned int random)
+{
+    int magnitude = e5m2_magnitude(x);
+    unsigned int word = e5m2_saturate(magnitude, rounding, random);
+    /* Infinity is one more than the 0x7B it saturates at, the NaN three. */
+    word += magnitude >= E5M2_F32_INFINITY ? 1u << 24 : 0u;
+    word += magnitude > E5M2_F32_INFINITY ? 2u << 24 : 0u;
+    return (word | (e5m2_bits(x) & E5M2_F32_SIGN)) >> 24;
+}
+
+E5M2_FUNCTION int e5m2_is_finite_code(unsigned char code)
+{
+    return (code & 0x7F) < 0x7C;
+}
+
+/* The bits of a finite, positive value, given those of its code shifted to
+ * where a float has them. */
+E5M2_FUNCTION int e5m2_value_bits(int shifted)
+{
+    int normal = shifted + (112 << 23);
+    /* For a code without leading one: 2^-14 plus the value, less 2^-14. */
+    float sum = e5m2_float(shifted + E5M2_F32_NORMAL);
+    int subnormal = (int)e5m2_bits(sum - e5m2_float(E5M2_F32_NORMAL));
+    return shifted < (1 << 23) ? subnormal : normal;
+}
+
+/* The value of a code that is finite. */
+E5M2_FUNCTION float e5m2_decode_finite(unsigned int code)
+{
+    int bits = e5m2_value_bits((int)(code & 0x7F) << 21);
+    return e5m2_float((unsigned int)bits | (code & 0x80u) << 24);
+}
+
+/* The value of a code; every NaN code gives the quiet NaN of its sign. */
+E5M2_FUNCTION float e5m2_decode(unsigned int code)
+{
+    int shifted = (int)(code & 0x7F) << 21;
+    int bits = e5m2_value_bits(shifted);
+    bits = shifted < (31 << 23) ? bits : E5M2_F32_INFINITY;
+    bits = shifted > (31 << 23) ? E5M2_F32_NAN : bits;
+    return e5m2_float((unsigned int)bits | (code & 0x80u) << 24);
+}
+
+/* The code of x, if x is finite, and its value: rounding to the nearest finds
+ * that on the way. */
+E5M2_FUNCTION unsigned int e5m2_encode_to(float x, int rounding,
+                                          unsigned int random, float *value)
+{
+    unsigned int sign = e5m2_bits(x) & E5M2_F32_SIGN, word, code;
+    float magnitude;
+    if (rounding == E5M2_NEAREST) {
+        word = e5m2_round_to(e5m2_min(e5m2_magnitude(x), E5M2_F32_MAX), 2,
+                             &magnitude);
+        *value = e5m2_float(e5m2_bits(magnitude) | sign);
+        return (word | sign) >> 24;
+    }
+    code = e5m2_encode_finite(x, rounding, random);
+    *value = e5m2_decode_finite(code);
+    return code;
+}
+
+/* The sum of two finite codes, rounded once: where float32 cannot hold the
+ * sum of two E5M2 values, it is far from a tie. */
+E5M2_FUNCTION unsigned int e5m2_add_finite(unsigned int a, unsigned int b,
+                                           int rounding, unsigned int random)
+{
+    return e5m2_encode_finite(e5m2_decode_finite(a) + e5m2_decode_finite(b),
+                              rounding, random);
+}
+
+/* The sum of two codes. */
+E5M2_FUNCTION unsigned int e5m2_add(unsigned int a, unsigned int b,
+                                    int rounding, unsigned int random)
+{
+    return e5m2_encode(e5m2_one_nan(e5m2_decode(a) + e5m2_decode(b)),
+                       rounding, random);
+}
+
+E5M2_FUNCTION float e5m2_accumulate(float total, unsigned int code)
+{
+    return e5m2_one_nan(total + e5m2_decode(code));
+}
+
+/* What the ratio of gradient and parameter is divided by: |w| + epsilon. */
+E5M2_FUNCTION float e5m2_weight(float parameter, float epsilon)
+{
+    return e5m2_float(e5m2_magnitude(parameter)) + epsilon;
+}
+
+/* The ratio of a gradient to its weight, times scale. */
+E5M2_FUNCTION float e5m2_ratio(float gradient, float weight, float scale)
+{
+    return gradient / weight * scale;
+}
+
+/* Whether a ratio is beyond 57344, infinite or NaN. */
+E5M2_FUNCTION int e5m2_is_large(float ratio)
+{
+    return e5m2_magnitude(ratio) > E5M2_F32_MAX;
+}
+
+/* Whether a ratio's code is an infinity or NaN: a finite gradient saturates
+ * even where its ratio overflows float32. */
+E5M2_FUNCTION int e5m2_is_nonfinite(float ratio, float gradient)
+{
+    return (e5m2_magnitude(ratio) > E5M2_F32_INFINITY)
+           | (e5m2_magnitude(gradient) == E5M2_F32_INFINITY);
+}
+
+/* The code of a gradient's ratio. */
+E5M2_FUNCTION unsigned int e5m2_encode_ratio(float ratio, float gradient,
+                                             int rounding,
+                                             unsigned int random)
+{
+    int magnitude = e5m2_magnitude(ratio);
+    unsigned int word = e5m2_saturate(magnitude, rounding, random);
+    word += e5m2_magnitude(gradient) == E5M2_F32_INFINITY ? 1u << 24 : 0u;
+    word |= e5m2_bits(ratio) & E5M2_F32_SIGN;
+    word = magnitude > E5M2_F32_INFINITY ? 0x7Eu << 24 : word;
+    return word >> 24;
+}
+
+/* The gradient of a ratio; `inverse` is that of the scale. */
+E5M2_FUNCTION float e5m2_from_ratio(float ratio, float weight, float inverse)
+{
+    return e5m2_one_nan(ratio * inverse * weight);
+}
+
+/* A finite x, or the nearest number of at most this magnitude. */
+E5M2_FUNCTION float e5m2_limited(float x, float limit)
+{
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+/* What `code` leaves out of the gradient, as far as it is worth keeping: of
+ * an outlier no more than `bound`, lest what saturation has cut off comes at
+ * all updates that follow; 0 where it is not finite.  If the code is not
+ * finite, neither is the gradient or the weight, so its value does not
+ * matter. */
+E5M2_FUNCTION float e5m2_residual(float gradient, unsigned int code,
+                                  float weight, float inverse, float bound)
+{
+    float left = gradient - e5m2_decode_finite(code) * inverse * weight;
+    return e5m2_is_finite(left) ? e5m2_limited(left, bound) : 0.0f;
+}
+
+#endif

@@ -1,0 +1,275 @@
+"""What all codecs have in common: pieces, states, what is not finite."""
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.formats import FORMATS
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.codec_updates import begin
+
+from .helpers import (
+    SITE,
+    encode,
+    fused,
+    mean_of,
+    random_tensors,
+    round_trip,
+    sum_of,
+)
+
+SIZES = [5, 1, 0, 300, 94]
+
+CODECS = {
+    'float32': Cast('float32'), 'float16': Cast('float16'),
+    'fp8': Fp8Ratio(period=2, headroom=1.0),
+    'truncate': Fp8Ratio(rounding='truncate'),
+    'stochastic': Fp8Ratio(rounding='stochastic', period=2, seed=5),
+    'without': Fp8Ratio(rounding='stochastic', error_feedback=False),
+    'int4': BlockScaled(), 'int5': BlockScaled('int5'),
+    'int5 without': BlockScaled('int5', error_feedback=False)}
+ALL = pytest.mark.parametrize('codec', CODECS.values(), ids=[*CODECS])
+
+
+def tensors_of(codec, seed=0, loss_scale=1.0, sizes=SIZES):
+    return random_tensors(sizes, seed, grain=codec.grain,
+                          loss_scale=loss_scale)
+
+
+# In any order, and some of them empty; in thousandths of a wire.
+pieces = st.lists(st.integers(0, 1000), max_size=6).map(
+    lambda cuts: sorted([0, *cuts, 1000])).map(
+        lambda cuts: [*zip(cuts[:-1], cuts[1:], strict=True)]).flatmap(
+            st.permutations)
+
+
+@ALL
+@given(cuts=pieces, prescale=st.sampled_from([1.0, 0.25]))
+@settings(max_examples=20)
+def test_pieces_have_the_bits_and_the_state_of_the_whole(codec, cuts,
+                                                         prescale):
+    whole, cut = codec.init(), codec.init()
+    for step in range(3):       # what is left out goes into the next
+        tensors = tensors_of(codec, step)
+        bounds = [(start * tensors.size // 1000, stop * tensors.size // 1000)
+                  for start, stop in cuts]
+        wire, coding = encode(whole, tensors, prescale)
+        parts = begin(cut, tensors, prescale=prescale)
+        found, mean = numpy.zeros_like(wire), numpy.zeros_like(wire)
+        owned = [(SITE, (0, tensors.size))]
+        total = sum_of([wire], codec.grain)
+        means = parts.means(owned)[0]
+        for start, stop in bounds:
+            parts.encode(found[start:stop], start)
+            parts.mean(total[start * codec.grain:stop * codec.grain].copy(),
+                       3, mean[start:stop], start, means)
+        parts.conclude()
+        numpy.testing.assert_array_equal(found, wire)
+        numpy.testing.assert_array_equal(mean_of(coding, total, 3), mean)
+        coding.conclude()
+        into = [[numpy.full_like(one, 7) for one in tensors.gradients]
+                for _ in range(2)]
+        coding.decode_into(into[0])
+        coding.decode(wire)
+        parts.decode_into(into[1])
+        for start, stop in bounds:
+            assert parts.decode(wire[start:stop], start) == []
+        for one, other in zip(*into, strict=True):
+            numpy.testing.assert_array_equal(one, other)
+    assert whole.save().keys() == cut.save().keys()
+    for key, value in whole.save().items():
+        numpy.testing.assert_array_equal(cut.save()[key], value)
+
+
+@ALL
+@given(before=st.integers(0, 4), after=st.integers(1, 3))
+@settings(max_examples=8)
+def test_a_saved_state_goes_on_bit_for_bit(codec, before, after):
+    def steps(state, first, last):
+        found = []
+        for step in range(first, last):
+            wire, coding = encode(state, tensors_of(
+                codec, step, [1.0, 1000.0][step % 2]))
+            piece = wire[1:3]
+            found += [wire.tobytes(), mean_of(
+                coding, sum_of([piece], codec.grain), 1, 1,
+                owned=(1, 3)).tobytes()]
+        return found
+    whole = steps(codec.init(), 0, before + after)
+    first = codec.init()
+    steps(first, 0, before)
+    again = codec.load(first.save())
+    assert steps(again, before, before + after) == whole[2 * before:]
+
+
+@ALL
+def test_the_state_of_another_codec_or_a_damaged_one_is_refused(codec):
+    message = f'no state of the {codec.name} codec'
+    for other in CODECS.values():
+        if other.name != codec.name:
+            with pytest.raises(ValueError, match=message):
+                codec.load(other.init().save())
+    for nonsense in ({}, {'nonsense': numpy.zeros(3)}):
+        with pytest.raises(ValueError, match=message):
+            codec.load(nonsense)
+    state = codec.init()
+    encode(state, tensors_of(codec))
+    saved = state.save()
+    assert codec.error_feedback == any(
+        key.startswith('residual') for key in saved)
+    for key in saved:
+        if key.startswith('residual'):
+            for damaged in (saved[key][:-1], saved[key].astype('f8')):
+                with pytest.raises(ValueError, match='damaged'):
+                    codec.load({**saved, key: damaged})
+
+
+@ALL
+@pytest.mark.parametrize('bad', [numpy.nan, numpy.inf, -numpy.inf])
+def test_a_gradient_that_is_not_finite_is_named_once_and_by_its_piece(codec,
+                                                                      bad):
+    state, tensors = codec.init(), tensors_of(codec)
+    tensors.gradients[3][[10, 200]] = bad
+    coding = begin(state, tensors)
+    wire = numpy.zeros(tensors.size, codec.wire_dtype)
+    cut = tensors.offsets[3]
+    for part in (slice(cut, None), slice(0, cut)):
+        coding.encode(wire[part], part.start)
+    coding.conclude()
+    assert state.nonfinite == ['the gradient of /l3/W']
+    assert not coding.is_finite(wire)
+    assert coding.decode(wire[:cut]) == []
+    assert coding.wire_is_finite
+    assert coding.decode(wire[cut:], cut) == ['/l3/W']
+    assert not coding.wire_is_finite
+    record = numpy.arange(300) // 32
+    expected = (numpy.isin(record, [0, 6]) if codec.grain == 32
+                else numpy.isin(numpy.arange(300), [10, 200]))
+    numpy.testing.assert_array_equal(~numpy.isfinite(tensors.gradients[3]),
+                                     expected)
+    if codec.grain == 1:
+        numpy.testing.assert_array_equal(tensors.gradients[3][10],
+                                         numpy.float32(bad))
+    finite, _ = round_trip(state, tensors_of(codec))
+    assert finite               # it leaves no trace in residuals
+    assert state.nonfinite == []
+
+
+# --- casts -------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', ['float32', 'float16'])
+def test_a_cast_is_numpys(name):
+    codec, sizes = Cast(name), [5, 0, 1, 1000]
+    tensors = random_tensors(sizes, spread=1e4)
+    wire, coding = encode(codec.init(), tensors, 0.125)
+    numpy.testing.assert_array_equal(wire, (
+        numpy.concatenate(tensors.gradients) / 8).astype(name))
+    wires = [encode(codec.init(), random_tensors(sizes, seed))[0]
+             for seed in range(3)]
+    mean = mean_of(coding, sum_of(wires, 1), 3)
+    numpy.testing.assert_allclose(
+        mean.astype(float),
+        numpy.mean([wire.astype(float) for wire in wires], axis=0),
+        rtol=2 * numpy.finfo(name).eps, atol=1e-6)
+    finite, decoded = round_trip(codec.init(), random_tensors(sizes))
+    assert finite
+    for gradient, result in zip(random_tensors(sizes).gradients, decoded,
+                                strict=True):
+        numpy.testing.assert_array_equal(result, gradient.astype(name))
+
+
+@pytest.mark.parametrize(('name', 'value', 'finite'), [
+    ('float16', 1e6, False), ('float32', 3e38, True)])
+def test_what_is_too_large_for_float16_is_not_finite(name, value, finite):
+    tensors = random_tensors([4])
+    tensors.gradients[0][...] = value       # their sum overflows
+    state = Cast(name).init()
+    assert round_trip(state, tensors)[0] == finite
+    assert bool(state.nonfinite) != finite
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(ValueError, match='float64'):
+        Cast('float64')
+
+
+# --- records -----------------------------------------------------------------
+
+def mean_error(name, feedback=True, steps=60, loss_scales=(1.0,),
+               relayed=False):
+    """Of the mean over updates of two ranks' constant gradients."""
+    codec, sizes = BlockScaled(name, error_feedback=feedback), [31, 33, 1000]
+    states, aggregator = [codec.init(), codec.init()], codec.init()
+    sent = 0.0
+    for step in range(steps):
+        scale = loss_scales[step % len(loss_scales)]
+        ranks = [tensors_of(codec, seed, scale, sizes) for seed in range(2)]
+        wires, codings = zip(*(encode(state, tensors) for state, tensors
+                               in zip(states, ranks, strict=True)),
+                             strict=True)
+        coding = codec.relay(aggregator, codec.parts(
+            states[0], ranks[0], 0, ranks[0].size), 2) if relayed else (
+            codings[0])
+        total = numpy.zeros(ranks[0].size * 32, numpy.float32)
+        for wire in wires:
+            FORMATS[name].accumulate(wire, total)
+        assert codings[0].decode(mean_of(coding, total, 2)) == []
+        sent = sent + fused(ranks[0]) / scale
+    true = sum(fused(tensors_of(codec, seed, 1.0, sizes))
+               for seed in range(2)) / 2
+    return numpy.linalg.norm(sent / steps - true) / numpy.linalg.norm(true)
+
+
+@pytest.mark.parametrize('relayed', [False, True])
+@pytest.mark.parametrize('name', FORMATS)
+def test_means_over_updates_converge_to_the_true_mean(name, relayed):
+    without = mean_error(name, feedback=False, steps=1, relayed=relayed)
+    assert 0.02 < without < 0.2
+    assert mean_error(name, relayed=relayed) < without / 10
+
+
+@pytest.mark.parametrize('relayed', [False, True])
+@pytest.mark.parametrize('loss_scales', [
+    (2.0 ** 16,), (1000.0,), (1.0, 1000.0, 2.0 ** 20, 3.0), (1e-3, 1e6)])
+def test_so_they_do_whatever_the_loss_scale_is_and_becomes(loss_scales,
+                                                           relayed):
+    assert mean_error('int4', loss_scales=loss_scales,
+                      relayed=relayed) < 0.01
+
+
+def test_a_power_of_two_as_loss_scale_changes_no_bit_and_prescales_multiply():
+    codec = BlockScaled()
+    states = codec.init(), codec.init()
+    for step, scale in enumerate([1.0, 2.0 ** 10, 2.0 ** -4]):
+        plain, scaled = (
+            encode(state, tensors_of(codec, step, factor))[0]
+            for state, factor in zip(states, (1.0, scale), strict=True))
+        numpy.testing.assert_array_equal(plain, scaled)
+    quarter = random_tensors(SIZES, spread=0.25, grain=32)
+    numpy.testing.assert_array_equal(
+        encode(codec.init(), tensors_of(codec), 0.25)[0],
+        encode(codec.init(), quarter)[0])
+
+
+@pytest.mark.parametrize('name', FORMATS)
+def test_tensors_share_no_record(name):
+    """Each one's bytes are those that it has alone."""
+    codec = BlockScaled(name)
+    tensors = tensors_of(codec, sizes=[31, 0, 32, 33, 1, 1000, 64])
+    wire, _ = encode(codec.init(), tensors)
+    assert tensors.size == 1 + 0 + 1 + 2 + 1 + 32 + 2
+    for index, gradient in enumerate(tensors.gradients):
+        alone = Tensors(['/x'], [gradient], [gradient], grain=32)
+        numpy.testing.assert_array_equal(
+            encode(codec.init(), alone)[0],
+            wire[tensors.offsets[index]:tensors.offsets[index + 1]])
+
+
+def test_records_have_no_sums_in_their_format():
+    coding = begin(BlockScaled().init(), tensors_of(BlockScaled()))
+    wire = numpy.zeros(3, coding.codec.wire_dtype)
+    for call in (lambda: coding.add(wire, wire.copy()),
+                 lambda: coding.rescale(wire, .5)):
+        with pytest.raises(NotImplementedError, match='int4 has no sums'):
+            call()

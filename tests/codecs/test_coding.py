@@ -1,0 +1,124 @@
+"""Tensors laid end to end, and what compiled code is told of arrays."""
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs.coding import places
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .helpers import encode, random_tensors
+
+SIZES = [5, 0, 300]
+
+
+def make(sizes, grain=1):
+    arrays = [numpy.zeros(size, numpy.float32) for size in sizes]
+    return Tensors([f't{i}' for i in range(len(sizes))], arrays, arrays,
+                   grain=grain)
+
+
+@given(st.lists(st.integers(0, 70), max_size=6), st.sampled_from([1, 3, 32]),
+       st.data())
+def test_overlaps_visit_every_entry_of_a_range_once_in_order(sizes, grain,
+                                                             data):
+    tensors = make(sizes, grain)
+    entries = [(index, range(first, min(first + grain, size)))
+               for index, size in enumerate(sizes)
+               for first in range(0, size, grain)]
+    assert tensors.size == len(entries)
+    start = data.draw(st.integers(0, tensors.size))
+    stop = data.draw(st.integers(start, tensors.size))
+    found = []
+    for index, part, place in tensors.overlaps(start, stop):
+        assert place.start == len(found)
+        found += [(index, range(first, min(first + grain, part.stop)))
+                  for first in range(part.start, part.stop, grain)]
+        assert place.stop == len(found)
+    assert found == entries[start:stop]
+
+
+def test_a_fused_vector_without_tensors_is_empty_and_numpys():
+    tensors = make([])
+    assert (tensors.size, tensors.xp) == (0, numpy)
+    assert list(tensors.overlaps(0, 0)) == []
+
+
+def address(array):
+    return array.__array_interface__['data'][0]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=6))
+def test_places_are_where_numpy_says_that_arrays_are(shapes):
+    arrays = [numpy.zeros(shape, 'f4') for shape in shapes]
+    assert places(arrays, writeable=True).tolist() == [
+        [address(array), array.size] for array in arrays]
+
+
+@pytest.mark.parametrize('array', [
+    numpy.zeros(4), numpy.zeros(4, 'i4'), numpy.zeros(8, 'f4')[::2],
+    numpy.zeros((2, 2), 'f4', order='F'),
+    numpy.zeros(4, numpy.dtype('f4').newbyteorder()), numpy.float64(3),
+    numpy.frombuffer(b'0' * 17, 'f4', 4, 1), None, [0.0], 'f'])
+def test_other_things_have_no_place(array):
+    assert places([numpy.zeros(4, 'f4'), array]) is None
+
+
+def test_what_is_read_only_has_a_place_to_read():
+    array = numpy.broadcast_to(numpy.ones(3, 'f4'), (1, 3))
+    assert places([array]).tolist() == [[address(array), 3]]
+    assert places([array], writeable=True) is None
+
+
+@pytest.mark.parametrize('array', [
+    numpy.zeros(300), numpy.zeros(600, 'f4')[::2], numpy.zeros(299, 'f4'),
+    numpy.zeros(10, 'f4')])
+@pytest.mark.parametrize('kind', ['gradients', 'parameters'])
+@pytest.mark.parametrize('codec', [Cast('float32'), Fp8Ratio()])
+def test_other_arrays_than_float32_in_a_row_are_refused(codec, kind, array):
+    tensors = random_tensors(SIZES)
+    getattr(tensors, kind)[2] = array
+    with pytest.raises(ValueError, match='float32|differ in size'):
+        codec.step(codec.init(), tensors)
+
+
+def test_means_are_not_decoded_into_what_cannot_be_written():
+    codec, tensors = Cast('float32'), random_tensors(SIZES)
+    coding = codec.step(codec.init(), tensors)
+    coding.decode_into(tensors.gradients)
+    tensors.gradients[0].flags.writeable = False
+    with pytest.raises(ValueError, match='writeable'):
+        coding.decode_into(tensors.gradients)
+
+
+def test_arrays_live_as_long_as_their_addresses_are_known():
+    state, tensors = Fp8Ratio().init(), random_tensors(SIZES)
+    _, coding = encode(state, tensors)
+    mean = coding.means([('there', (3, 100))])[0, :, 0]
+    kept = {address(array) for array in coding._kept if array.size}
+    for column in (2, 3, 5):
+        assert {coding._rows[0, column], coding._rows[2, column]} <= kept
+    # Of the first element, which this rank does not look after.
+    assert mean[0] + 4 * 3 in kept
+    assert mean[1] == 0
+    assert mean[2] in kept
+
+
+@pytest.mark.parametrize(('tables', 'error'), [
+    ((), TypeError), ((2, 0, 0, 1, 1, 1.0, 1.0, b'', b'', b''), BufferError),
+    ((2, 0, 0, 1, 1, 1.0, 1.0, b'', b'x', bytearray()), ValueError)])
+def test_tables_that_do_not_go_together_are_refused(tables, error):
+    from chainer_fp8pipe.formats import _formats
+    with pytest.raises(error):
+        _formats.code('encode', tables, 0, bytearray(4), None, 0, None)
+
+
+def test_what_is_counted_grows_with_every_conclusion():
+    state = Fp8Ratio(headroom=1.0).init()
+    tensors = random_tensors([1000])
+    for count in (1, 2):
+        _, coding = encode(state, tensors)
+        coding.conclude()           # a second one adds nothing
+        report = state.codec.report(state)['/l0/W']
+        assert (report.clipped > 40 * count, report.encoded) == (
+            True, 1000 * count)
