@@ -30,7 +30,7 @@ _SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
 #: Intervals that are looked at, the newest.
 _RECENT = 8
 #: Of a step, what waiting for batches may take.
-_INPUT = 0.1
+INPUT_SHARE = 0.1
 
 SLOW_RANK, SLOW_STAGE, SLOW_LINK, INPUT = (
     'slow rank', 'slow stage', 'slow link', 'input')
@@ -152,7 +152,7 @@ def _slow_stages(start: RunStart, recent: list[dict[int, RankInterval]]
     longest = max(stages, key=lambda stage: work[stage])
     usual = float(numpy.mean([work[stage] for stage in stages
                               if stage != longest]))
-    if usual > 0 and work[longest] / usual > 1 / (1 - 2 * _INPUT):
+    if usual > 0 and work[longest] / usual > 1 / (1 - 2 * INPUT_SHARE):
         ranks = tuple(rank for rank, of in enumerate(start.stages)
                       if of == longest)
         yield Finding(
@@ -198,7 +198,7 @@ def _input(recent: list[dict[int, RankInterval]]) -> Iterator[Finding]:
     if not medians:
         return
     worst = max(medians, key=lambda rank: medians[rank])
-    if medians[worst] > _INPUT:
+    if medians[worst] > INPUT_SHARE:
         yield Finding(
             INPUT, (worst,), medians[worst],
             f'Rank {worst} waits for batches {100 * medians[worst]:.0f} % of '

@@ -47,7 +47,7 @@ class WriteSchedule:
         if per_update > 0:
             target = math.floor(epochs + _TINY) + between
             target += max(0, math.ceil(
-                epochs + (least * per_update) - target - _TINY))
+                epochs + (least - 1) * per_update - target + _TINY))
             found = min(found, iteration + _updates(
                 target - epochs, per_update))
         return max(iteration + 1, min(found, self.last(iteration, epochs)))
