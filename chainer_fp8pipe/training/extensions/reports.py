@@ -11,8 +11,8 @@ import numpy
 from chainer.training import extension
 
 from ...codecs.fp8_ratio import TensorReport
+from ...report.atomic_write import written_whole
 from ...report.stream import EventStream
-from ...report.whole_file import written_whole
 
 
 class CommunicationReport(extension.Extension):

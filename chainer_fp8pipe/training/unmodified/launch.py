@@ -25,7 +25,7 @@ from ...mpi.failure.abort import end_all_ranks, of_the_user, shown
 from ...mpi.failure.world import enter_world
 from ...mpi.grid import ProcessGrid
 from ...planning.script_file import check_script
-from ...report.going_on import say_done
+from ...report.launch_protocol import say_done
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
