@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from chainer_fp8pipe.allreduce.plan import aggregator
-from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.planning.allreduce.codec_costs import CodecCosts
 from chainer_fp8pipe.planning.allreduce.demand import (
     direct_demand,

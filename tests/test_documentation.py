@@ -25,7 +25,7 @@ from chainer_fp8pipe.communicators.options import (
 )
 from chainer_fp8pipe.compat import PATCHES
 from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     make_schedule,
 )

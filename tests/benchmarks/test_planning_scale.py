@@ -5,7 +5,7 @@ import re
 import sys
 
 from chainer_fp8pipe.allreduce.plan import direct
-from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.planning.allreduce.codec_costs import (
     CodecCosts,
     StepCosts,

@@ -1,6 +1,6 @@
 """Programs take the time that hand and closed forms say."""
 from chainer_fp8pipe.allreduce.plan import direct
-from chainer_fp8pipe.pipeline.schedules.schedule import forward_schedule
+from chainer_fp8pipe.pipeline.schedules import forward_schedule
 from chainer_fp8pipe.planning.allreduce.codec_costs import (
     CodecCosts,
     StepCosts,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...pipeline.schedules.schedule import make_schedule
+from ...pipeline.schedules import make_schedule
 from ..partition.partition_plan import PartitionPlan, load_plan
 from ..sizes import counted
 

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
+from ...pipeline.schedules import Action, Kind, Schedule, ScheduleError
 from ..deadlock import NO_MESSAGE, Deadlock, Effect, runnable_order
 from .simulator import UNIT, simulate, stuck
 

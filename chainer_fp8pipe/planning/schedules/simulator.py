@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
+from ...pipeline.schedules import Action, Kind, Schedule, ScheduleError
 from ...report.events import Event, idle_share
 from ..cluster import Cluster
 from ..deadlock import Deadlock

@@ -1,7 +1,7 @@
 """The checker finds what is wrong with a schedule."""
 from dataclasses import replace
 
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Action,
     Kind,

@@ -1,5 +1,5 @@
 """Ranks on common cores: as the simulator where nobody is disturbed."""
-from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.planning.cluster import Cluster
 from chainer_fp8pipe.planning.cores import Cores
 from chainer_fp8pipe.planning.engine import Engine

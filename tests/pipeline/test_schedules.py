@@ -6,8 +6,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from chainer_fp8pipe.pipeline.schedules import schedule as module
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Action,
     Kind,
@@ -15,6 +14,7 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
     forward_schedule,
     make_schedule,
 )
+from chainer_fp8pipe.pipeline import schedules as module
 from chainer_fp8pipe.planning.schedules.schedule_checker import check
 from chainer_fp8pipe.planning.schedules.simulator import UNIT, simulate
 
@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..graphs import is_sound, stream
+from .graphs import is_sound, stream
 
 STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
