@@ -50,8 +50,7 @@ _EXAMPLE = ('--device', '@cupy:0', '--root', str(WHEELS), '--epoch', '4')
 #: What is run, with its ranks; 0 is no job of ranks.
 STEPS = [
     ('bits and tests', 0, ['-m', 'pytest', '-q', '-m', 'gpu', 'tests']),
-    ('kernels', 0, ['benchmarks/gpu_kernels.py']),
-    ('memory that ranks read', 0, ['benchmarks/gpu_staging.py']),
+    ('kernels', 0, ['benchmarks/gpu.py']),
     *((f'digits, {ranks} ranks', ranks, [
         'examples/digits/train_digits.py', '--link', '0', *_EXAMPLE,
         '--out', f'result/gpu/digits-{ranks}', '--communicator', 'float32',

@@ -58,7 +58,7 @@ class BlockScaled(Codec):
         return FORMATS[self.name]
 
     @property
-    def wire_dtype(self) -> numpy.dtype:    # type: ignore[override]
+    def wire_dtype(self) -> numpy.dtype:
         """One record."""
         return self.format.dtype
 
@@ -72,7 +72,7 @@ class BlockScaled(Codec):
         unit = _unit(state.loss_scale)
         return Coding(self, state, tensors, RECORDS,
                       format=self.format.number, scales=numpy.tile(
-                          numpy.float32([prescale / unit, 0, unit, 0, 0]),
+                          [prescale / unit, 0.0, unit, 0.0, 0.0],
                           (len(tensors.names), 1)))
 
     def parts(self, state: State, tensors: Tensors, start: int, stop: int

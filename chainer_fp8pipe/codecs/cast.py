@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
@@ -24,7 +24,7 @@ class Cast(Codec):
 
     name: str
 
-    error_feedback: ClassVar[bool] = False
+    error_feedback = False
 
     def __post_init__(self) -> None:
         if self.name not in ('float32', 'float16'):
@@ -32,7 +32,7 @@ class Cast(Codec):
                              f'not {self.name!r}')
 
     @property
-    def wire_dtype(self) -> numpy.dtype:    # type: ignore[override]
+    def wire_dtype(self) -> numpy.dtype:
         """That of the name."""
         return numpy.dtype(self.name)
 

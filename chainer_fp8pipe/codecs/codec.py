@@ -189,10 +189,10 @@ class Codec(abc.ABC):
         error_feedback: Whether residuals are carried to the next update.
     """
 
-    name: ClassVar[str] | str
-    wire_dtype: ClassVar[numpy.dtype] | numpy.dtype
+    name: Any       # str; of the class or of the options
+    wire_dtype: Any     # numpy.dtype
+    error_feedback: Any     # bool
     grain: ClassVar[int] = 1
-    error_feedback: bool
 
     def init(self) -> State:
         """The state of a model that has not been seen."""

@@ -83,11 +83,14 @@ class Tensors:
             if offset >= stop:
                 break
             if low < high:
-                yield TensorRange(
-                    index, slice((low - offset) * self.grain,
-                                 min((high - offset) * self.grain,
-                                     self.gradients[index].size)),
-                    slice(low - start, high - start))
+                yield TensorRange(index, self.elements(index, low, high),
+                                  slice(low - start, high - start))
+
+    def elements(self, tensor: int, start: int, stop: int) -> slice:
+        """The tensor's elements in the entries ``[start, stop)``, if any."""
+        offset, size = self.offsets[tensor], self.gradients[tensor].size
+        return slice(max(start - offset, 0) * self.grain,
+                     min(max(stop - offset, 0) * self.grain, size))
 
 
 def named_parts(tensors: Tensors, start: int, stop: int
@@ -203,9 +206,10 @@ class Coding:
                 self, index, out[entries])
             gradient = self.tensors.gradients[index]
             self._findings[index, :2] += clipped, gradient.size
-            if nonfinite:
-                finite = bool(self.tensors.xp.isfinite(gradient).all())
-                self._findings[index, _BLAME] |= 2 if finite else 1
+            if nonfinite:       # of a ratio, the parameter may be to blame
+                is_value = self._number == FP8 and bool(
+                    self.tensors.xp.isfinite(gradient).all())
+                self._findings[index, _BLAME] |= 2 if is_value else 1
         download(out, there)
 
     def decode(self, wire: numpy.ndarray, start: int = 0) -> list[str]:

@@ -41,7 +41,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -95,8 +95,8 @@ class Fp8Ratio(Codec):
     seed: int = 0
     rank: int = 0
 
-    name: ClassVar[str] = 'fp8'
-    wire_dtype: ClassVar[numpy.dtype] = numpy.dtype('uint8')
+    name = 'fp8'
+    wire_dtype = numpy.dtype('uint8')
 
     # State.numbers, by tensor: 'q', 'bound' (of residuals), 'age' (updates
     # since q was chosen), 'clipped' and 'encoded'.

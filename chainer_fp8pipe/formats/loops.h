@@ -424,7 +424,7 @@ E5M2_FUNCTION void accumulate_strip(const float *values, float scale,
     }
 
 /* Adds their values, times a power of two, to sums. */
-#define ACCUMULATE_LOOP(V, KIND, TYPE) \
+#define ACCUMULATE_LOOP(V, KIND, TYPE, SCALE) \
     IN_##V static inline void accumulate_##KIND##_##V( \
         const TYPE *wire, float scale, f32 *total, size_t n) \
     { \
@@ -432,18 +432,19 @@ E5M2_FUNCTION void accumulate_strip(const float *values, float scale,
         TYPE last[STRIP] = {0}; \
         for (; n >= STRIP; n -= STRIP, wire += STRIP, total += STRIP) { \
             widen_##KIND##_##V(wire, strip); \
-            accumulate_strip(strip, scale, total, STRIP); \
+            accumulate_strip(strip, SCALE, total, STRIP); \
         } \
         memcpy(last, wire, n * sizeof *wire); \
         widen_##KIND##_##V(last, strip); \
-        accumulate_strip(strip, scale, total, n); \
+        (void)scale; \
+        accumulate_strip(strip, SCALE, total, n); \
     }
 
 #define WIDENING_LOOPS(V) \
     DECODE_LOOP(V, codes, u8) \
     DECODE_LOOP(V, halves, u16) \
-    ACCUMULATE_LOOP(V, codes, u8) \
-    ACCUMULATE_LOOP(V, halves, u16)
+    ACCUMULATE_LOOP(V, codes, u8, 1.0f) \
+    ACCUMULATE_LOOP(V, halves, u16, scale)
 VARIANTS(WIDENING_LOOPS)
 
 static inline int decode_codes(const u8 *codes, f32 *out, size_t n)

@@ -38,7 +38,6 @@
 
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
 
-#define HALF_INFINITY 0x7C00 /* also the mask of the exponent */
 #define HALF_NAN 0x7E00
 #define HALF_BEYOND 0x47800000 /* 65536, whose half would be infinite */
 

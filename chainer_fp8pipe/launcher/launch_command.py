@@ -13,7 +13,7 @@ from typing import Any
 from ..command_line import Parser
 from ..planning.script_file import check_script
 from ..planning.trigger_intervals import parse_interval
-from ..report.going_on import LAUNCHED
+from ..report.launch_protocol import LAUNCHED
 from .hosts import (
     Probe,
     Share,

@@ -18,7 +18,7 @@ from multiprocessing import connection
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..report.going_on import DONE, UPDATED
+from ..report.launch_protocol import DONE, UPDATED
 from .leftovers import end_job, is_running, kill_rest, remove_segments
 
 #: Exit code of a program that was called wrongly.

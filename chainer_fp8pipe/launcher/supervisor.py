@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..report.going_on import ENDED, LAUNCHED
+from ..report.launch_protocol import ENDED, LAUNCHED
 from .hosts import (
     HostWatch,
     Probe,

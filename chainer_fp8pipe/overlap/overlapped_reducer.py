@@ -399,7 +399,8 @@ class PendingMeans:
             nonlocal given
             ranges = bucket.decoded()
             if given == len(ranges) or (
-                    self._must_be_finite and bucket.nonfinite):
+                    self._must_be_finite and bucket.coding
+                    and bucket.coding.nonfinite):
                 return False        # there is none, or it will be an error
             with self._events.section('update'):
                 used = False

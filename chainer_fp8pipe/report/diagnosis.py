@@ -9,19 +9,20 @@ now and then busy with something else makes no rank slow.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy
 
+from .events import WAITING, Event, parted, sends_of
 from .quantities import number
 from .records.run_record import (
     COMMUNICATION,
+    LinkReading,
     RankInterval,
     RunRecord,
     RunStart,
 )
-from .slow_links import BOTH, IN, OUT, slow_links
 
 #: A rank is slow from so many times the others' work on, in the median of
 #: intervals; in four of five intervals a part of that is enough.
@@ -29,7 +30,7 @@ _SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
 #: Intervals that are looked at, the newest.
 _RECENT = 8
 #: Of a step, what waiting for batches may take.
-_INPUT = 0.1
+INPUT_SHARE = 0.1
 
 SLOW_RANK, SLOW_STAGE, SLOW_LINK, INPUT = (
     'slow rank', 'slow stage', 'slow link', 'input')
@@ -151,7 +152,7 @@ def _slow_stages(start: RunStart, recent: list[dict[int, RankInterval]]
     longest = max(stages, key=lambda stage: work[stage])
     usual = float(numpy.mean([work[stage] for stage in stages
                               if stage != longest]))
-    if usual > 0 and work[longest] / usual > 1 / (1 - 2 * _INPUT):
+    if usual > 0 and work[longest] / usual > 1 / (1 - 2 * INPUT_SHARE):
         ranks = tuple(rank for rank, of in enumerate(start.stages)
                       if of == longest)
         yield Finding(
@@ -197,7 +198,7 @@ def _input(recent: list[dict[int, RankInterval]]) -> Iterator[Finding]:
     if not medians:
         return
     worst = max(medians, key=lambda rank: medians[rank])
-    if medians[worst] > _INPUT:
+    if medians[worst] > INPUT_SHARE:
         yield Finding(
             INPUT, (worst,), medians[worst],
             f'Rank {worst} waits for batches {100 * medians[worst]:.0f} % of '
@@ -238,3 +239,218 @@ def _said(phase: str) -> str:
 
 def _ms(seconds: float) -> str:
     return f'{number(seconds * 1e3, 3)} ms'
+
+
+# --- which links are slow --------------------------------------------------
+
+#: Readings of a direction that are looked at, the newest.
+_READINGS = 8
+#: A link is slow from so much of others' bandwidth on; where most links of a
+#: host are, a part of that is enough for the others.
+_SLOW_LINK, _ALSO = 0.6, 0.75
+#: Or with so many times their latency, if that is so many seconds more: ranks
+#: that share cores answer up to 0.3 ms late, and no link is the cause.
+_LATE, _LATER = 3.0, 400e-6
+
+BOTH, OUT, IN = 'both', 'out', 'in'
+_Pair = tuple[int, int]
+
+
+class SlowLink(NamedTuple):
+    """A link, or all of a host's.
+
+    Attributes:
+        ranks: Of the host; of a link two, of one direction first the one
+            that sends.
+        way: ``'both'`` directions, or, seen from the first rank, ``'out'``
+            or ``'in'``.
+        figure: Of other links' speed.
+        bandwidth: Bytes per second, upper quartile, of the slower direction.
+        latency: Seconds, the least.
+    """
+
+    ranks: tuple[int, ...]
+    way: str
+    figure: float
+    bandwidth: float
+    latency: float
+
+
+def slow_links(readings: Iterable[LinkReading]) -> Iterator[SlowLink]:
+    """Hosts whose links are all slow, then single links, by their ranks.
+
+    Nothing if there are fewer than three links, of which none is usual.
+
+    Args:
+        readings: Of links between hosts, in one start, by time.
+    """
+    found: dict[_Pair, list[tuple[float, float]]] = defaultdict(list)
+    for link in readings:
+        found[link.source, link.target].append((link.bandwidth, link.latency))
+    speeds = {pair: _speed(some[-_READINGS:]) for pair, some in found.items()}
+    if len({frozenset(pair) for pair in speeds}) < 3:
+        return
+    figures = _of_others(speeds)
+    left = {pair for pair, figure in figures.items() if figure < _SLOW_LINK}
+    for rank in sorted({rank for pair in left for rank in pair}):
+        ways = {OUT: [pair for pair in speeds if pair[0] == rank],
+                IN: [pair for pair in speeds if pair[1] == rank]}
+        slow = [way for way, pairs in ways.items()
+                if _are_slow([figures[pair] for pair in pairs])]
+        if slow:
+            pairs = [pair for way in slow for pair in ways[way]]
+            left -= {*pairs}
+            yield _link((rank,), BOTH if len(slow) == 2 else slow[0], pairs,
+                        figures, speeds)
+    for one, other in sorted(left):
+        back = (other, one)
+        if back not in left:
+            yield _link((one, other), BOTH if back not in speeds else OUT,
+                        [(one, other)], figures, speeds)
+        elif one < other:
+            yield _link((one, other), BOTH, [(one, other), back], figures,
+                        speeds)
+
+
+def _speed(readings: Sequence[tuple[float, float]]) -> list[float]:
+    """Bandwidth and latency; what else ranks' machines do makes both worse."""
+    bandwidths, latencies = zip(*readings, strict=True)
+    return [float(numpy.quantile(bandwidths, 0.75)), min(latencies)]
+
+
+def _link(ranks: tuple[int, ...], way: str, pairs: Sequence[_Pair],
+          figures: dict[_Pair, float], speeds: dict[_Pair, list[float]]
+          ) -> SlowLink:
+    slowest = min(pairs, key=lambda pair: figures[pair])
+    return SlowLink(ranks, way, float(numpy.median(
+        [figures[pair] for pair in pairs])), *speeds[slowest])
+
+
+def _are_slow(figures: Sequence[float]) -> bool:
+    return (len(figures) > 1 and max(figures) < _ALSO
+            and float(numpy.median(figures)) < _SLOW_LINK)
+
+
+def _of_others(speeds: dict[_Pair, list[float]]) -> dict[_Pair, float]:
+    """The speed of each link, of that of the faster others."""
+    bandwidths, latencies = numpy.array([*speeds.values()]).T
+    return {pair: _link_figure(*speed) for pair, *speed in zip(
+        speeds, bandwidths.tolist(), latencies.tolist(),
+        _quantiles_of_others(bandwidths, 0.9),
+        _quantiles_of_others(latencies, 0.1), strict=True)}
+
+
+def _link_figure(bandwidth: float, latency: float, most: float, least: float
+            ) -> float:
+    """A link's speed beside a usual bandwidth and a usual latency."""
+    if (bandwidth >= _SLOW_LINK * most
+            and latency > max(_LATE * least, least + _LATER)):
+        return least / latency
+    return bandwidth / most
+
+
+def _quantiles_of_others(values: numpy.ndarray, share: float) -> list[float]:
+    """For each of at least two values a quantile of all the others.
+
+    It lies between two neighbours, by place, of those that are left.  So it
+    only matters whether the missing one was before, between or behind them,
+    and there are three quantiles at most.
+    """
+    order = numpy.argsort(values)
+    places = numpy.empty_like(order)
+    places[order] = numpy.arange(len(values))
+    before = int((len(values) - 2) * share)
+    places = places.clip(before, before + 2)
+    found = {place: float(numpy.quantile(
+        numpy.delete(values, order[place]), share))
+        for place in {*places.tolist()}}
+    return [found[place] for place in places.tolist()]
+
+
+# --- what ranks waited for -------------------------------------------------
+
+_EXCHANGE = 'exchange'
+
+
+def explain_waits(events: Iterable[Event], stages: Sequence[int] = ()
+                  ) -> list[Event]:
+    """Parts waiting from work, and says what was waited for.
+
+    A ``'receive'`` becomes ``'wait'`` until its message was sent.  Of an
+    ``'exchange'`` the time until the last rank has come to it becomes
+    ``'wait'``: the ranks of a group come to their exchanges in one order, and
+    none can end before all have come.  Where that does not hold, as with
+    exchanges that updates need not wait for, they stay whole.
+
+    Args:
+        events: Of all ranks in one update, on one clock, in any order.
+        stages: The pipeline stage of each rank, the ranks of which exchange
+            with each other; () where all ranks do.
+
+    Returns:
+        The events by their start.  ``about`` of a wait says in words what
+        was waited for, such as ``'rank 2: backward'``, and ``values`` has the
+        rank's number as ``'rank'``.
+    """
+    events = sorted(events, key=lambda event: (event.start, event.end))
+    busy = _busy(events)
+    until: dict[Event, tuple[float, int]] = {
+        receive: (send.start, send.rank)
+        for receive, send in sends_of(events).items()}
+    until.update(_last_to_come(events, stages))
+
+    def waiting(event: Event, end: float) -> Event:
+        _, rank = until[event]
+        return event._replace(
+            name=WAITING, end=end, bytes=0,
+            about=_reason(busy.get(rank, []), rank, event.start, end),
+            values=(('rank', float(rank)),))
+    return parted(events, {event: time for event, (time, _)
+                           in until.items()}, waiting)
+
+
+def _busy(events: list[Event]) -> dict[int, list[Event]]:
+    """By rank, what its main thread does that others may wait for."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        if not event.lane and event.end > event.start:
+            found.setdefault(event.rank, []).append(event)
+    return found
+
+
+def _last_to_come(events: list[Event], stages: Sequence[int]
+                  ) -> dict[Event, tuple[float, int]]:
+    """For each exchange, when the last rank came to it, and which one."""
+    groups: dict[int, dict[int, list[Event]]] = {}
+    for event in events:
+        if event.name == _EXCHANGE and not event.lane:
+            group = stages[event.rank] if event.rank < len(stages) else 0
+            groups.setdefault(group, {}).setdefault(event.rank, []
+                                                    ).append(event)
+    found = {}
+    for ranks in groups.values():
+        if len({len(exchanges) for exchanges in ranks.values()}) != 1:
+            continue
+        for same in zip(*ranks.values(), strict=True):
+            last = max(same, key=lambda event: event.start)
+            if last.start <= min(event.end for event in same):
+                found.update({event: (last.start, last.rank)
+                              for event in same})
+    return found
+
+
+def _reason(busy: list[Event], rank: int, start: float, end: float) -> str:
+    """What a rank did most from ``start`` to ``end``."""
+    seconds: dict[str, float] = {}
+    for event in busy:
+        shared = min(event.end, end) - max(event.start, start)
+        if shared > 0:
+            name = event.name + (
+                '' if event.micro_batch is None
+                else f' of micro-batch {event.micro_batch}')
+            seconds[name] = seconds.get(name, 0.0) + shared
+    passed = end - start
+    idle = passed - sum(seconds.values())
+    if not seconds or idle > max(seconds.values()):
+        return f'rank {rank}: nothing that was recorded'
+    return f'rank {rank}: {max(seconds, key=lambda name: seconds[name])}'

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy
 
 from .events import Event
-from .recording import MakesEvent, Recording
 from .records.run_record import (
     COMMUNICATION,
     FIRST,
@@ -19,7 +18,7 @@ from .records.run_record import (
     RecordedUpdate,
     Spread,
 )
-from .stream import EventStream
+from .stream import EventStream, MakesEvent, Recording
 
 #: Updates that a rank offers as slow ones, and how many are kept of those.
 _OFFERED, _KEPT = 6, 2

@@ -1,8 +1,11 @@
 """Arguments that are refused, and how the message names them."""
 from chainer_fp8pipe import formats
+from chainer_fp8pipe.formats import FORMATS
 
 import numpy as np
 import pytest
+
+INT4 = FORMATS['int4']
 
 
 def floats(n=4):
@@ -13,93 +16,104 @@ def codes(n=4):
     return np.zeros(n, np.uint8)
 
 
-def test_a_list_is_not_an_array():
-    with pytest.raises(TypeError, match='values must be .* not list'):
-        formats.encode([1.0], codes(1))
+def records(n=2, dtype='V17'):
+    return np.zeros(n, dtype)
 
 
-@pytest.mark.parametrize('dtype', [np.float16, np.float64, np.int32, '>f4'])
-def test_another_dtype_is_named(dtype):
-    values = np.zeros(4, dtype)
-    message = f'values has dtype {values.dtype}, expected float32'
-    with pytest.raises(TypeError, match=message):
-        formats.encode(values, codes())
+def frozen(array):
+    array.flags.writeable = False
+    return array
 
 
-def test_codes_must_be_uint8():
-    with pytest.raises(TypeError, match='out has dtype int8, expected uint8'):
-        formats.encode(floats(), np.zeros(4, np.int8))
+def refused(error, match, operation, *arrays, **options):
+    return pytest.param(operation, arrays, options, error, match, id=match)
 
 
-def test_a_wire_may_be_of_two_dtypes_only():
-    with pytest.raises(TypeError, match='float16, expected uint8 or float32'):
-        formats.ratio_decode(
-            np.zeros(4, np.float16), floats(), floats(), scale=1.0)
-    with pytest.raises(TypeError, match='wire must be .* not list'):
-        formats.ratio_decode([1], floats(1), floats(1), scale=1.0)
+ROOM, CODES = floats(64), codes(8)
+INSIDE = ROOM.view(np.uint8)[:34].view('V17')
+SCALE = {'scale': 1.0}
 
 
-def test_sizes_that_differ_are_listed():
-    with pytest.raises(ValueError, match='values has 4, out has 5'):
-        formats.encode(floats(4), codes(5))
-
-
-@pytest.mark.parametrize(
-    'values', [floats(8)[::2], np.zeros((2, 3), 'f', 'F')])
-def test_an_array_with_gaps_or_in_fortran_order_is_refused(values):
-    with pytest.raises(ValueError, match='values .* must be C-contiguous'):
-        formats.encode(values, codes(values.size))
-
-
-def test_an_output_must_be_writeable():
-    out = codes()
-    out.flags.writeable = False
-    with pytest.raises(ValueError, match='out is written, but .* read-only'):
-        formats.encode(floats(), out)
+@pytest.mark.parametrize(('operation', 'arrays', 'options', 'error',
+                          'match'), [
+    refused(TypeError, 'values must be .* not list', formats.encode, [1.0],
+            codes(1)),
+    *(refused(TypeError, f'values has dtype {np.dtype(dtype)}, expected float',
+              formats.encode, np.zeros(4, dtype), codes())
+      for dtype in (np.float16, np.float64, np.int32, '>f4')),
+    refused(TypeError, 'out has dtype int8, expected uint8', formats.encode,
+            floats(), np.zeros(4, np.int8)),
+    refused(TypeError, 'float16, expected uint8 or float32',
+            formats.ratio_decode, np.zeros(4, 'f2'), floats(), floats(),
+            **SCALE),
+    refused(TypeError, 'wire must be .* not list', formats.ratio_decode, [1],
+            floats(1), floats(1), **SCALE),
+    refused(ValueError, 'values has 4, out has 5', formats.encode, floats(4),
+            codes(5)),
+    *(refused(ValueError, 'values .* must be C-contiguous', formats.encode,
+              values, codes(values.size))
+      for values in (floats(8)[::2], np.zeros((2, 3), 'f', 'F'))),
+    refused(ValueError, 'out is written, but .* read-only', formats.encode,
+            floats(), frozen(codes())),
+    refused(ValueError, 'out shares memory with values', formats.encode,
+            ROOM[:4], ROOM.view(np.uint8)[:4]),
+    refused(ValueError, 'out shares memory with a', formats.add, CODES[:4],
+            codes(), CODES[1:5]),
+    refused(ValueError, 'residual shares memory with grad',
+            formats.ratio_encode, ROOM, floats(64), codes(64), residual=ROOM,
+            **SCALE),
+    refused(ValueError, r"'up', expected one of \('nearest'", formats.encode,
+            floats(), codes(), rounding='up'),
+    refused(TypeError, 'float', formats.encode, floats(), codes(), seed=1.5),
+    *(refused(ValueError, 'scale is', operation, *arrays, scale=scale)
+      for scale in (0.0, -1.0, np.inf, np.nan, 1e40, 1e-40)
+      for operation, arrays in (
+          (formats.ratio_encode, (floats(), floats(), codes())),
+          (formats.ratio_decode, (codes(), floats(), floats())))),
+    *(refused(ValueError, 'epsilon is', formats.ratio_encode, floats(),
+              floats(), codes(), epsilon=epsilon, **SCALE)
+      for epsilon in (0.0, -1.0, np.inf, np.nan, 1e-60)),
+    # Records.
+    refused(TypeError, 'values must be a NumPy or CuPy array, not',
+            INT4.encode, [0.0] * 64, records()),
+    refused(TypeError, 'values has dtype float64', INT4.encode, np.zeros(64),
+            records()),
+    refused(ValueError, 'values has shape .2, 32.', INT4.encode,
+            np.zeros((2, 32), 'f4'), records()),
+    refused(ValueError, 'values .*contiguous', INT4.encode, floats(128)[::2],
+            records()),
+    refused(ValueError, '65 .*need 3 records, not 2', INT4.encode, floats(65),
+            records()),
+    refused(ValueError, 'need 1 records, not 2', INT4.encode, floats(32),
+            records()),
+    refused(TypeError, 'residual has dtype', INT4.encode, floats(64),
+            records(), residual=np.zeros(64, 'f2')),
+    *(refused(ValueError, f'residual has {n}', INT4.encode, floats(64),
+              records(), residual=floats(n)) for n in (32, 63)),
+    refused(TypeError, 'records has dtype uint8', INT4.encode, floats(64),
+            codes(34)),
+    refused(TypeError, r'expected \|V', INT4.encode, floats(64),
+            records(2, 'V16')),
+    refused(ValueError, 'records .*contiguous', INT4.encode, floats(64),
+            records(3)[::2]),
+    refused(ValueError, 'residual shares memory with values', INT4.encode,
+            ROOM, records(), residual=ROOM),
+    refused(ValueError, 'records shares memory with values', INT4.encode,
+            ROOM, INSIDE),
+    *(refused(error, match, operation, given, array)
+      for operation in (INT4.decode, INT4.accumulate)
+      for given, array, error, match in (
+          (INSIDE, ROOM, ValueError, 'shares memory with records'),
+          (records(), np.zeros(64, 'f2'), TypeError, 'has dtype float16'),
+          (records(), floats(65), ValueError, 'need 3 records'),
+          (records(), frozen(floats(64)), ValueError, 'read-only'))),
+])
+def test_other_arguments_are_refused(operation, arrays, options, error,
+                                     match):
+    with pytest.raises(error, match=match):
+        operation(*arrays, **options)
 
 
 def test_an_input_may_be_read_only():
-    values = floats()
-    values.flags.writeable = False
-    formats.encode(values, codes())
-
-
-def test_an_output_may_not_share_memory_with_an_input():
-    room = floats(4)
-    with pytest.raises(ValueError, match='out shares memory with values'):
-        formats.encode(room, room.view(np.uint8)[:4])
-    a = codes(8)
-    with pytest.raises(ValueError, match='out shares memory with a'):
-        formats.add(a[:4], codes(4), a[1:5])
-
-
-def test_the_residual_may_not_be_the_gradient():
-    gradient = floats()
-    with pytest.raises(ValueError, match='residual shares memory with grad'):
-        formats.ratio_encode(
-            gradient, floats(), codes(), scale=1.0, residual=gradient)
-
-
-def test_a_rounding_that_does_not_exist_is_refused_with_the_list():
-    with pytest.raises(ValueError, match=r"'up', expected one of \('nearest'"):
-        formats.encode(floats(), codes(), rounding='up')
-
-
-def test_a_seed_must_be_an_integer():
-    with pytest.raises(TypeError, match='float'):
-        formats.encode(floats(), codes(), seed=1.5)
-
-
-@pytest.mark.parametrize('scale', [0.0, -1.0, np.inf, np.nan, 1e40, 1e-40])
-def test_a_scale_must_be_positive_and_invertible(scale):
-    with pytest.raises(ValueError, match='scale is'):
-        formats.ratio_encode(floats(), floats(), codes(), scale=scale)
-    with pytest.raises(ValueError, match='scale is'):
-        formats.ratio_decode(codes(), floats(), floats(), scale=scale)
-
-
-@pytest.mark.parametrize('epsilon', [0.0, -1.0, np.inf, np.nan, 1e-60])
-def test_epsilon_must_be_positive(epsilon):
-    with pytest.raises(ValueError, match='epsilon is'):
-        formats.ratio_encode(
-            floats(), floats(), codes(), scale=1.0, epsilon=epsilon)
+    formats.encode(frozen(floats()), codes())
+    INT4.decode(frozen(records()), floats(64))

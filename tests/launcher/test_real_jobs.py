@@ -11,7 +11,7 @@ import sys
 import time
 
 from chainer_fp8pipe.launcher.leftovers import marked
-from chainer_fp8pipe.report.going_on import LAUNCHED
+from chainer_fp8pipe.report.launch_protocol import LAUNCHED
 from chainer_fp8pipe.training.snapshots.snapshot_file import opened
 
 import pytest

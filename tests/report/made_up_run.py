@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.records.measured_parts import measured_parts
 from chainer_fp8pipe.report.records.run_record import (
     COMMUNICATION,
     FIRST,
@@ -29,6 +28,7 @@ from chainer_fp8pipe.report.records.run_record import (
     SentBytes,
     Spread,
     TensorHealth,
+    measured_parts,
 )
 
 import numpy

@@ -2,8 +2,7 @@ import threading
 
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.recording import Recording
-from chainer_fp8pipe.report.stream import EventStream
+from chainer_fp8pipe.report.stream import EventStream, Recording
 
 import pytest
 

@@ -1,8 +1,8 @@
 """What ranks waited for, where that is known from how events were made."""
 import random
 
+from chainer_fp8pipe.report.diagnosis import explain_waits
 from chainer_fp8pipe.report.events import EXCHANGE, Event
-from chainer_fp8pipe.report.wait_causes import explain_waits
 
 import pytest
 

@@ -10,8 +10,8 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from ..atomic_write import written_whole
 from ..records.run_record import RunRecord
-from ..whole_file import written_whole
 from .byte_bars import byte_section
 from .compression_health import compression_section
 from .curve_figures import curve_section

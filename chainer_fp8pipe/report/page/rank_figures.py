@@ -1,6 +1,7 @@
 """Which rank waits for data, and how much memory each one takes."""
 from __future__ import annotations
 
+from ..diagnosis import INPUT_SHARE
 from ..quantities import seconds, share, size
 from ..records.run_record import RunRecord
 from .line_bundle import Points, line_bundle
@@ -29,14 +30,16 @@ def input_section(runs: dict[str, RunRecord]) -> PageSection:
                             1e3 * item.phases.get('input', 0.0))
                            for item in mine]
             rows.append((name, seconds(waited), share(
-                waited / step['step']) if step['step'] else '-', waited))
+                waited / step['step']) if step['step'] else '-', waited,
+                step['step']))
     if not lines:
         section.sentences.append('No times of reading batches were recorded.')
         return section
     worst = max(rows, key=lambda row: row[3])
+    part = worst[3] / worst[4] if worst[4] else 0.0
     section.sentences.append(
-        f'The longest on average: {worst[0]}, {worst[1]} of an update '
-        f'({worst[2]}).')
+        f'{"Yes" if part > INPUT_SHARE else "No"}. The longest on average: '
+        f'{worst[0]}, {worst[1]} of an update ({worst[2]}).')
     section.drawings.append(line_bundle(
         'input', 'Mean time for a batch', lines, unit='ms', choice='rank'))
     section.tables.append(('Mean of all updates', Table(

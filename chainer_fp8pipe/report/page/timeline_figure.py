@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..diagnosis import explain_waits
 from ..records.run_record import FIRST, SLOW, RecordedUpdate, RunRecord
-from ..wait_causes import explain_waits
 from .base_figure import base_figure
 from .packed_events import PackedEvents
 from .sections import Choice, Drawing, PageSection, Table, label

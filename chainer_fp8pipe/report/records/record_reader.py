@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from .clock_line import clock_lines
-from .measured_parts import measured_parts
 from .record_lines import (
     EVENTS,
     FOLDER,
@@ -15,7 +14,13 @@ from .record_lines import (
     update_from,
     whole_lines,
 )
-from .run_record import CurvePoint, RankInterval, RunRecord, Spread
+from .run_record import (
+    CurvePoint,
+    RankInterval,
+    RunRecord,
+    Spread,
+    measured_parts,
+)
 
 
 def is_record(folder: str) -> bool:

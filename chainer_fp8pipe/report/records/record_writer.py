@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..whole_file import written_whole
+from ..atomic_write import written_whole
 from .record_lines import (
     EVENTS,
     FOLDER,
@@ -17,7 +17,6 @@ from .record_lines import (
     update_line,
     whole_lines,
 )
-from .record_shortening import shortened
 from .run_record import REGULAR, RecordedUpdate
 
 _NAMES = {kind: name for name, (kind, _) in KINDS.items()}
@@ -31,10 +30,6 @@ class RecordWriter:
         most_events: In the whole record.  Where there are more, every second
             update that was kept as a regular one is dropped, then every
             second one of those that are left, and so on.
-        most_bytes: Of the file of all else.  Where there are more, older
-            parts become coarser until there are half as many; see
-            :func:`.shortened`.  Where too few may become coarser for that,
-            the file may become twice as long as it is then.
 
     Raises:
         OSError: The folder cannot be written.
@@ -44,13 +39,11 @@ class RecordWriter:
         starts: How many starts the record had.
     """
 
-    def __init__(self, folder: str, most_events: int = 100_000,
-                 most_bytes: int = 32_000_000) -> None:
+    def __init__(self, folder: str, most_events: int = 100_000) -> None:
         self.folder = folder
         self._directory = os.path.join(folder, FOLDER)
         os.makedirs(self._directory, exist_ok=True)
         self._most_events = most_events
-        self._most_bytes = self._room = most_bytes
         self._kept: list[_Kept] = []
         self._left_out, self.starts = 0, 0
         for name in RECORD, EVENTS:
@@ -61,14 +54,6 @@ class RecordWriter:
         lines = [json_line(_NAMES[type(part)], part._asdict())
                  for part in parts]
         self._append(RECORD, [*lines, json_line('seen', {'time': now})])
-        path = os.path.join(self._directory, RECORD)
-        if os.path.getsize(path) > self._room:
-            with written_whole(path) as file:
-                file.write(header())
-                file.writelines(shortened(whole_lines(path),
-                                          self._most_bytes // 2))
-            # Were it nearly as long as before, each write would do this.
-            self._room = max(self._most_bytes, 2 * os.path.getsize(path))
 
     def write_updates(self, updates: Sequence[RecordedUpdate],
                       left_out: int = 0) -> None:

@@ -11,7 +11,7 @@ import numpy
 from chainer.training import extension
 
 from ...codecs.fp8_ratio import TensorReport
-from ...report.whole_file import written_whole
+from ...report.atomic_write import written_whole
 from .clipped_shares import ClippedShares
 
 _MOST_IN_LEGEND = 24

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from ...report.records.measured_parts import PHASES_OF_PARTS
+from ...report.records.run_record import PHASES_OF_PARTS
 from ...report.stream import EventStream
 from .update_marks import CallMark, mark_update
 

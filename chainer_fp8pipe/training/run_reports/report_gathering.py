@@ -15,10 +15,10 @@ from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
 from ...mpi.once import once
 from ...report.process_memory import bytes_in
 from ...report.records.run_record import RankInterval
-from ...report.records.thinning import Thinning
 from ...report.update_times import KeptEvents, UpdateTimes
 
-#: Readings of links and of tensors before every second one is left out.
+#: Links and tensors are read at so many writes; from then on, as they are
+#: many, at every so manieth.
 _READINGS = 32
 
 
@@ -64,7 +64,6 @@ class Gathered(NamedTuple):
     Attributes:
         iteration: Updates done.
         seconds: Since the start.
-        cost: Seconds that gathering took.
         ranks: What each has said.
         clocks: Offset and error of each rank's clock, in seconds.
         pairs: Speeds between hosts; None: not measured this time.
@@ -73,7 +72,6 @@ class Gathered(NamedTuple):
 
     iteration: int
     seconds: float
-    cost: float
     ranks: list[FromRank]
     clocks: list[tuple[float, float]]
     pairs: list[PairSpeed] | None
@@ -106,7 +104,7 @@ class ReportGathering:
         self._clock_names = [name for _, name, _ in everyone]
         stages = tuple(stage for *_, stage in everyone)
         self._stages = () if None in stages else stages
-        self._pairs, self._tensors = Thinning(_READINGS), Thinning(_READINGS)
+        self._gathered = 0
         self._start = 0
         self._codec = _traffic(trainer.updater).codec
 
@@ -126,12 +124,12 @@ class ReportGathering:
 
     def gather(self) -> Gathered | None:
         """What all ranks have had since the last call, on rank 0."""
-        begin = time.monotonic()
         clocks = measure_offsets(self.comm, self._clock_names)
-        pairs = (measure_pairs(self.comm, list(self.hosts))
-                 if self._pairs.keep() else None)
-        tensors = (_tensors(self._trainer.updater)
-                   if self._tensors.keep() else None)
+        self._gathered += 1
+        reads = self._gathered <= _READINGS or not self._gathered % _READINGS
+        pairs = (measure_pairs(self.comm, list(self.hosts)) if reads
+                 else None)
+        tensors = _tensors(self._trainer.updater) if reads else None
         interval, kept = self._times.summary(self._start)
         ranks = self.comm.gather(FromRank(
             interval, kept, int(bytes_in('VmRSS') or 0),
@@ -139,9 +137,9 @@ class ReportGathering:
             _gpu_memory(), self._traffic()))
         if ranks is None:
             return None
-        now = time.monotonic()
-        return Gathered(self._trainer.updater.iteration, now - self._origin,
-                        now - begin, ranks, clocks, pairs, tensors)
+        return Gathered(self._trainer.updater.iteration,
+                        time.monotonic() - self._origin, ranks, clocks, pairs,
+                        tensors)
 
     def _traffic(self) -> Traffics:
         """Where a warm-up has ended in the interval, both codecs count."""

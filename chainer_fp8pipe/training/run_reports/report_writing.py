@@ -25,10 +25,10 @@ from ..extensions.clipped_shares import ClippedShares
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start
-from .write_schedule import SHARE, WriteSchedule, epochs_done, training_length
+from .write_schedule import WriteSchedule, epochs_done, training_length
 
-#: Seconds that the first page is guessed to take.
-_FIRST_PAGE = 0.3
+#: Seconds from one page to the next, and to the first: it takes about one.
+_PAGES = 60.0
 
 
 class ReportWriting:
@@ -51,9 +51,8 @@ class ReportWriting:
         self._out, self._plan, self._filename = trainer.out, plan, filename
         self._most_events, self._ranks = most_events, ranks
         self._warned = False
-        self._cost, self._step = 0.0, 0.0
-        # The first page also imports Bokeh, which takes a while.
-        self._page_at = time.monotonic() + _FIRST_PAGE / SHARE
+        self._step = 0.0
+        self._page_at = time.monotonic() + _PAGES
         self._readings: dict[int, list[ClockReading]] = {}
         self._clipped = ClippedShares()
         self._schedule = WriteSchedule(
@@ -100,23 +99,18 @@ class ReportWriting:
         done, epochs = trainer.updater.iteration, epochs_done(trainer.updater)
         step = self._step or (
             time.monotonic() - self._origin) / max(done, 1)
-        return (self._schedule.next(done, epochs, step, self._cost),
+        return (self._schedule.next(done, epochs, step),
                 self._schedule.last(done, epochs))
 
     def write(self, gathered: Gathered, page: bool) -> None:
         """Writes what was gathered, and the page if it is wanted."""
-        begin = time.monotonic()
         steps = [one.interval.step.mean for one in gathered.ranks
                  if one.interval is not None]
         self._step = max(steps, default=self._step)
         self._attempt(lambda: self._write(gathered))
-        # What the last one took is a guess at what the next one will.
-        self._cost = time.monotonic() - begin + gathered.cost
-        if page and begin > self._page_at:
-            begin = time.monotonic()
+        if page and time.monotonic() >= self._page_at:
             self._attempt(self._page)
-            now = time.monotonic()
-            self._page_at = now + (now - begin) / SHARE
+            self._page_at = time.monotonic() + _PAGES
 
     def end(self, trainer: Any, error: str) -> None:
         """Writes that the start has ended, and the last page."""

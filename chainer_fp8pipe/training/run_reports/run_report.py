@@ -44,8 +44,8 @@ class RunReport(extension.Extension):
     a job that is started again goes on with it, and
     ``python -m chainer_fp8pipe report`` makes pages of it later.
 
-    It is written at the ends of epochs, within long epochs every 10 minutes,
-    and at the end; seldom enough to take a hundredth of the time at most.
+    It is written at the ends of epochs, but 10 seconds apart at least, within
+    long epochs every 10 minutes, and at the end; the page once a minute.
     Where only rank 0 has the extension the record has rank 0's data alone,
     and says so.  A report that cannot be written is a warning.
 

@@ -13,7 +13,7 @@ import chainer
 from mpi4py import MPI
 
 from ..._version import __version__
-from ...report.going_on import ENDED, is_launched
+from ...report.launch_protocol import ENDED, is_launched
 from ...report.records.run_record import RunStart
 
 _PACKAGES = 'chainer', 'numpy', 'mpi4py', 'cupy', 'scipy', 'Pillow'

@@ -4,11 +4,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-#: Of the time, what writing may take.
-SHARE = 0.01
-#: Seconds and updates after which a report is written within an epoch, too.
-_LONGEST, _MOST = 600.0, 10_000
-#: Writes after which there are two epochs from one to the next, then four, ...
+#: Seconds from one write to the next: epochs that are shorter are written
+#: together, those that are longer also in between.
+SHORTEST, _LONGEST = 10.0, 600.0
+#: Updates after which a report is written within an epoch, too.
+_MOST = 10_000
+#: Writes after which all distances double, and double again: that bounds the
+#: record of a long run.
 _OFTEN = 256
 
 
@@ -27,26 +29,25 @@ class WriteSchedule:
         self._begin, self._length = (iteration, epochs), length
         self._writes = 0
 
-    def next(self, iteration: int, epochs: float, step: float, cost: float
-             ) -> int:
+    def next(self, iteration: int, epochs: float, step: float) -> int:
         """The number of the update after which to write.
 
         Args:
             iteration: Updates done.
             epochs: Epochs done, with the part of one.
             step: Seconds of an update.
-            cost: Seconds that the last write has taken.
         """
         self._writes += 1
         per_update = self._epochs_of_an_update(iteration, epochs)
-        least = max(1, math.ceil(cost / SHARE / max(step, 1e-9)))
-        most = max(least, min(_MOST, int(_LONGEST / max(step, 1e-9))))
+        between = 1 << (self._writes - 1) // _OFTEN
+        step = max(step, 1e-9) / between
+        least = max(1, math.ceil(SHORTEST / step - _TINY))
+        most = max(least, min(_MOST * between, int(_LONGEST / step)))
         found = iteration + most
         if per_update > 0:
-            between = 1 << (self._writes - 1) // _OFTEN
             target = math.floor(epochs + _TINY) + between
             target += max(0, math.ceil(
-                epochs + (least * per_update) - target - _TINY))
+                epochs + (least - 1) * per_update - target + _TINY))
             found = min(found, iteration + _updates(
                 target - epochs, per_update))
         return max(iteration + 1, min(found, self.last(iteration, epochs)))

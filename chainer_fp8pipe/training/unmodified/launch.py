@@ -18,7 +18,7 @@ from ...intercept.training_objects import creating_communicators, substituting
 from ...mpi.failure.abort import end_all_ranks, shown
 from ...mpi.failure.world import enter_world
 from ...planning.script_file import check_script
-from ...report.going_on import say_done
+from ...report.launch_protocol import say_done
 from .refusal import Refusal, refuse_all
 
 #: Seconds in which rank 0 makes a directory.

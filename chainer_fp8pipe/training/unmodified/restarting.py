@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from ...intercept.training_objects import Originals
 from ...planning.trigger_intervals import Interval
-from ...report.going_on import LauncherLine, is_launched
+from ...report.launch_protocol import LauncherLine, is_launched
 from ..extensions.snapshot import Snapshot, find_snapshots, resume
 from .extensions import Followed
 from .refusal import Refusal

@@ -225,3 +225,10 @@ def test_a_page_is_there_whole_or_not_at_all(read, tmp_path, monkeypatch):
     assert path.read_text() == 'the page before'
     write_page([RunRecord('a')], path)
     assert path.read_text(encoding='utf-8').rstrip().endswith('</html>')
+
+
+@pytest.mark.parametrize(('seconds', 'answer'), [(1e-4, 'No'), (0.1, 'Yes')])
+def test_whether_ranks_wait_for_data_is_answered(read, seconds, answer):
+    texts = read(MadeUpRun(epochs=1, input_seconds=seconds).record()).texts
+    assert any(text.startswith(f'{answer}. The longest on average: rank ')
+               for text in texts)

@@ -1,6 +1,7 @@
 """A page in a real browser: what it shows, and what a click or a key does."""
 import time
 
+from chainer_fp8pipe.report.diagnosis import explain_waits
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.records.run_record import (
@@ -9,7 +10,6 @@ from chainer_fp8pipe.report.records.run_record import (
     RunRecord,
     TensorHealth,
 )
-from chainer_fp8pipe.report.wait_causes import explain_waits
 
 import numpy
 import pytest

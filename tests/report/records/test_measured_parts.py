@@ -1,8 +1,8 @@
-from chainer_fp8pipe.report.records.measured_parts import measured_parts
 from chainer_fp8pipe.report.records.run_record import (
     PHASES,
     RankInterval,
     Spread,
+    measured_parts,
 )
 
 

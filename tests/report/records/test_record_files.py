@@ -19,7 +19,6 @@ from chainer_fp8pipe.report.records.run_record import (
     RunRecord,
     RunStart,
 )
-from chainer_fp8pipe.report.records.thinning import Thinning
 
 import pytest
 
@@ -175,13 +174,6 @@ def test_an_update_larger_than_the_limit_is_kept_alone(tmp_path):
     written(RunRecord('', [START], updates=[update(1), update(2, SLOW, 300)]),
             tmp_path, most_events=100)
     assert kept(str(tmp_path)) == [(2, SLOW)]
-
-
-def test_readings_become_rarer_as_they_become_many():
-    thinning = Thinning(4)
-    found = [number for number in range(1, 100) if thinning.keep()]
-    assert found == [1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56,
-                     64, 80, 96]
 
 
 # --- what is no record -------------------------------------------------------

@@ -5,11 +5,10 @@ import warnings
 from unittest import mock
 
 from chainer_fp8pipe import RunReport, create_communicator
-from chainer_fp8pipe.report.diagnosis import SLOW_RANK, diagnose
+from chainer_fp8pipe.report.diagnosis import SLOW_RANK, diagnose, explain_waits
 from chainer_fp8pipe.report.records.record_reader import read_record
 from chainer_fp8pipe.report.records.record_writer import RecordWriter
 from chainer_fp8pipe.report.records.run_record import FIRST, PHASES, REGULAR
-from chainer_fp8pipe.report.wait_causes import explain_waits
 from chainer_fp8pipe.training.extensions import (
     PipelineTimeline,
     Snapshot,
@@ -408,11 +407,10 @@ def test_the_page_is_written_at_ends_of_epochs_and_at_the_end(
         seen.append((path, record.curves[-1].iteration,
                      'validation/main/loss' in record.curves[-1].values,
                      len(record.ends)))
-    # In place of a hundredth of the time.
     where = 'chainer_fp8pipe.training.run_reports'
     with mock.patch('chainer_fp8pipe.report.page.write_page', note), (
-            mock.patch(f'{where}.write_schedule.SHARE', 1e9)), (
-            mock.patch(f'{where}.report_writing.SHARE', 1e9)):
+            mock.patch(f'{where}.write_schedule.SHORTEST', 0.0)), (
+            mock.patch(f'{where}.report_writing._PAGES', 0.0)):
         trainer.run()
     communicator.finalize()
     path = str(tmp_path / 'page.html')
