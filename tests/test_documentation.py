@@ -33,7 +33,7 @@ from chainer_fp8pipe.pipeline.schedules import (
 import numpy
 import pytest
 
-from tests.pipeline.schedules.schedule_checker import check
+from tests.pipeline.schedule_checker import check
 from tests.ranks import on_ranks, run_script
 
 ROOT = Path(__file__).parent.parent
