@@ -1,7 +1,7 @@
 """The state of one rank, complete for an exact continuation.
 
 A trainer's own serialization is not enough: Chainer leaves out much of the
-optimizers (:mod:`.optimizer_state`), the generators of random numbers, and a
+optimizers (:mod:`.optimizers`), the generators of random numbers, and a
 communicator's residuals.
 
 A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ..snapshots.json_values import object_array
-from .optimizer_state import (
+from .json_values import object_array
+from .optimizers import (
     Restoring,
     State,
     below,

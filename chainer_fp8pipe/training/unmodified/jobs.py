@@ -1,17 +1,31 @@
-"""Runs an unmodified script on all ranks, as a pipeline."""
+"""Turns an unmodified script into a pipeline, or into replicas.
+
+Every refusal names, in one line, the obstacle in the script and the remedy.
+"""
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
 import chainermn
 import numpy
 from chainer.dataset import convert
+from chainer.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+)
+from chainer.optimizer_hooks import GradientNoise
 from chainer.training.updaters import StandardUpdater
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
 from mpi4py import MPI
 
 from ...chains import nested
@@ -22,13 +36,18 @@ from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition.partition_plan import PartitionPlan
+from ...planning.sizes import counted
 from ..updaters.pipeline_updater import PipelineUpdater
-from ..updaters.replica_updater import ReplicaUpdater
-from . import checks, files
-from .copying import obstacle
-from .dividing import DividingIterator, ReceivingIterator, check_examples
-from .extensions import adapted, follow_rank_0
-from .refusal import Refusal, quietly, refuse_together, refusing
+from ..updaters.replica_updater import ReplicaUpdater, arguments_of
+from . import files
+from .dividing import (
+    DividingIterator,
+    ReceivingIterator,
+    check_examples,
+    obstacle,
+)
+from .files import adapted, follow_rank_0
+from .launch import Refusal, quietly, refuse_together, refusing
 from .undrawn import Undrawn
 
 #: About a script that trains before it has made its updater.
@@ -150,7 +169,7 @@ class PipelineJob(Originals):
                        **kwargs: Any) -> None:
         original(evaluator, *args, **kwargs)
         target = evaluator.get_all_targets().get('main')
-        if evaluator.eval_func is not None and not checks.is_model(
+        if evaluator.eval_func is not None and not is_model(
                 evaluator.eval_func, target):
             raise Refusal(
                 'the Evaluator has an eval_func of its own; a pipeline '
@@ -219,10 +238,10 @@ class PipelineJob(Originals):
         replicas = self.comm.size // options.pipeline
 
         def check() -> tuple[Any, Any, int]:
-            iterator = checks.the_iterator(given['iterator'])
-            optimizer = checks.the_optimizer(given['optimizer'], replicas)
-            checks.check_loss(given['loss_func'], optimizer.target)
-            return iterator, optimizer, checks.samples_of(
+            iterator = the_iterator(given['iterator'])
+            optimizer = the_optimizer(given['optimizer'], replicas)
+            check_loss(given['loss_func'], optimizer.target)
+            return iterator, optimizer, samples_of(
                 iterator.batch_size, options.micro_batches, replicas)
         return refuse_together(self.comm, check)
 
@@ -280,6 +299,89 @@ class PipelineJob(Originals):
         return evaluate
 
 
+class ReplicaJob(PipelineJob):
+    """Turns a script's ``StandardUpdater`` into a :class:`.ReplicaUpdater`.
+
+    As :class:`.PipelineJob` else: rank 0's initial values, order of the data
+    and validation set count, and rank 0 alone prints and writes.  Each rank
+    trains the model by plain Chainer, whatever its ``forward`` does.
+    """
+
+    title = 'a replica'
+    divides = False
+
+    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
+                       **kwargs: Any) -> None:
+        original(evaluator, *args, **kwargs)
+        if self.comm.rank:
+            evaluator._progress_bar = False
+
+    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        if isinstance(obj, chainer.training.Trainer):
+            files.load(self, original, file, obj, *args, **kwargs)
+        else:
+            files.load_everywhere(self.comm, original, file, obj, *args,
+                                  **kwargs)
+
+    def _build(self, updater: Any, given: dict[str, Any]) -> None:
+        iterator, optimizer, samples = self._checked(given)
+        model = optimizer.target
+        _, input_device = self._devices(given, model)
+        self._check_model(model)
+        self.grid = ProcessGrid(self.comm, pipeline=1)
+        if not all(one.is_initialized for one in model.params()):
+            initialise(model, self._example(
+                iterator, samples, given['converter'], input_device))
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, self._make_communicator(self.comm))
+        self._as_on_rank_0(optimizer)
+        updater.__class__ = ReplicaUpdater
+        ReplicaUpdater.__init__(updater, **{
+            **given, 'iterator': self._divided(iterator),
+            'optimizer': optimizer, 'comm': self.comm})
+        self.updater = updater
+
+    def _as_on_rank_0(self, optimizer: Any) -> None:
+        """Gives all ranks rank 0's values, and random numbers of their own.
+
+        The optimizer would spend its first update on it.
+        """
+        model = optimizer.target
+        optimizer.is_changed(model)         # not from now on
+        optimizer.communicator.bcast_data(model)
+        for link in model.links():
+            for name in sorted(link._persistent):
+                value = vars(link)[name]
+                if isinstance(value, chainer.get_array_types()):
+                    value[...] = link.xp.asarray(self.comm.bcast(
+                        chainer.backends.cuda.to_cpu(value)))
+        seed = self._seed()
+        if self.comm.rank:      # the first one's are those of a serial run
+            numpy.random.seed([seed, self.comm.rank])
+
+
+def initialise(model: chainer.Link, example: Any) -> None:
+    """Initialises parameters that get their shape in a forward pass.
+
+    They are drawn as in the first forward pass of a training; nothing else
+    of the model changes.
+
+    Args:
+        model: Returns its loss.
+        example: A batch as the converter gives it.
+    """
+    clone = copy.deepcopy(model)
+    args, kwargs = arguments_of(example)
+    with chainer.using_config('train', True), chainer.no_backprop_mode():
+        clone(*args, **kwargs)
+    drawn = dict(clone.namedparams())
+    with preserved():
+        for name, parameter in model.namedparams():
+            if not parameter.is_initialized:
+                parameter.copydata(drawn[name])
+
+
 def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
                 device: Any) -> Any:
     """Rank 0's examples as its converter gives them, on all ranks.
@@ -335,3 +437,86 @@ def _arrays_of(optimizer: Any) -> int:
     rule._init_states(parameter)
     return sum(isinstance(value, numpy.ndarray) and value.shape == (1,)
                for value in rule.state.values())
+
+
+# --- checks ------------------------------------------------------------------
+
+_ITERATORS = SerialIterator, MultiprocessIterator, MultithreadIterator
+
+
+def the_iterator(given: Any) -> Any:
+    """The only iterator of an updater."""
+    iterator = _only(given, 'iterators')
+    if not isinstance(iterator, _ITERATORS):
+        names = ', '.join(kind.__name__ for kind in _ITERATORS)
+        raise ValueError(
+            f'the training data come from a {type(iterator).__name__}; '
+            f'unmodified scripts are trained with {names}')
+    return iterator
+
+
+def the_optimizer(given: Any, replicas: int) -> Any:
+    """The only optimizer of an updater."""
+    optimizer = _only(given, 'optimizers')
+    if isinstance(optimizer, (_MultiNodeOptimizer,
+                              _DoubleBufferingOptimizer)):
+        raise ValueError(
+            "the script's optimizer is ChainerMN's multi-node optimizer; run "
+            'it without --pipeline and --plan, or leave '
+            'create_multi_node_optimizer out and give --communicator')
+    if not isinstance(optimizer, chainer.GradientMethod):
+        raise ValueError(
+            f'the optimizer is a {type(optimizer).__name__}; several ranks '
+            'can train with optimizers of one gradient only '
+            '(chainer.GradientMethod)')
+    if optimizer.target is None:
+        raise ValueError('the optimizer has no model; call '
+                         'optimizer.setup(model) before making the updater')
+    for hook in optimizer._hookable._pre_update_hooks.values():
+        if replicas > 1 and isinstance(hook, GradientNoise):
+            raise ValueError(
+                'GradientNoise would be another one on each replica; leave '
+                'it out, or start as many ranks as there are stages')
+    return optimizer
+
+
+def check_loss(loss_func: Any, model: chainer.Link) -> None:
+    """Raises ValueError if the loss is not inside of the model."""
+    if loss_func is not None and not is_model(loss_func, model):
+        name = getattr(loss_func, '__name__', type(loss_func).__name__)
+        raise ValueError(
+            f'the updater has a loss function of its own, {name}; put it '
+            'into the model (a Chain that returns the loss, such as '
+            'L.Classifier(net, lossfun=...)) and leave loss_func out')
+
+
+def is_model(function: Any, model: Any) -> bool:
+    """Whether a function is the model, or its ``forward``."""
+    return function is model or (
+        getattr(function, '__self__', None) is model
+        and function.__name__ in ('__call__', 'forward'))
+
+
+def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
+    """Number of samples of a micro-batch."""
+    found = batch_size // (micro_batches * replicas)
+    if not found:
+        raise ValueError(
+            f'a batch of {counted(batch_size, "sample")} cannot be cut into '
+            + counted(micro_batches, 'micro-batch')
+            + f' for each of {replicas} replicas' * (replicas > 1)
+            + '; lower '
+            '--micro-batches (or make a plan for this batch size), or raise '
+            'the batch size')
+    return found
+
+
+def _only(given: Any, what: str) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    if list(given) != ['main']:
+        raise ValueError(
+            f'the updater has {len(given)} {what} ({", ".join(given)}); '
+            'what is trained over ranks is one model, with one optimizer and '
+            'one iterator')
+    return given['main']

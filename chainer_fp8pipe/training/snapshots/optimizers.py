@@ -27,8 +27,8 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ..snapshots.json_values import object_array, to_json
-from .update_marks import EveryUpdate, SteppingTrigger
+from ..extensions.update_marks import EveryUpdate, SteppingTrigger
+from .json_values import object_array, to_json
 
 State = dict[str, numpy.ndarray]
 

@@ -1,4 +1,4 @@
-"""q and clipped share of every tensor over time (the paper's figure 12)."""
+"""What the gradient exchange costs, and what fp8 does to each tensor."""
 from __future__ import annotations
 
 import json
@@ -12,7 +12,56 @@ from chainer.training import extension
 
 from ...codecs.fp8_ratio import TensorReport
 from ...report.atomic_write import written_whole
-from .clipped_shares import ClippedShares
+from ...report.stream import EventStream
+
+
+class CommunicationReport(extension.Extension):
+    """Reports what an update's exchange cost this rank.
+
+    Values, means per update since the last call: ``comm/bytes`` (sent),
+    ``comm/encode``, ``comm/exchange`` and ``comm/decode`` (milliseconds;
+    the exchange includes waiting for slower ranks).  With the rest of an
+    iteration they make the breakdown of the fp8 paper's figure 5.  Add it
+    before or after ``LogReport``, which then writes the means::
+
+        trainer.extend(CommunicationReport(comm))
+        trainer.extend(PrintReport(['iteration', 'main/loss', 'comm/bytes']))
+
+    Args:
+        comm: A communicator of this package.
+
+    Raises:
+        TypeError: The communicator is ChainerMN's.
+    """
+
+    trigger = 1, 'iteration'
+    priority = extension.PRIORITY_EDITOR
+    default_name = 'CommunicationReport'
+
+    def __init__(self, comm: Any) -> None:
+        if not isinstance(getattr(comm, 'events', None), EventStream):
+            raise TypeError(
+                'CommunicationReport needs a communicator made by '
+                f'chainer_fp8pipe.create_communicator, not {comm!r}')
+        self._events = comm.events
+        self._last = self._now()
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        now = self._now()
+        updates = now['updates'] - self._last['updates']
+        if updates:
+            chainer.report({
+                name: (now[name] - self._last[name]) / updates
+                for name in now if name != 'updates'})
+        self._last = now
+
+    def _now(self) -> dict[str, float]:
+        events = self._events
+        milliseconds = {f'comm/{name}': 1000 * events.seconds[name]
+                        for name in ('encode', 'exchange', 'decode')}
+        return {'updates': events.updates,
+                'comm/bytes': events.bytes_sent, **milliseconds}
+
 
 _MOST_IN_LEGEND = 24
 
@@ -159,3 +208,23 @@ def plot_compression(record: list[dict[str, Any]], path: str) -> None:
 
 def _layer(name: str) -> str:
     return name.rpartition('/')[0]
+
+
+class ClippedShares:
+    """Makes shares of a codec's counters, which only grow.
+
+    Attributes:
+        last: By tensor, the clipped and the encoded elements at the last
+            look.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[float, float]] = {}
+
+    def since_last(self, name: str, clipped: float, encoded: float
+                   ) -> float | None:
+        """The share since the last look; None: nothing was encoded."""
+        before, seen = self.last.get(name, (0, 0))
+        self.last[name] = clipped, encoded
+        return (clipped - before) / (encoded - seen) if encoded > seen else (
+            None)

@@ -6,8 +6,7 @@ import json
 import re
 import sys
 
-from chainer_fp8pipe.report.page import write_page
-from chainer_fp8pipe.report.page.html_page import page_text
+from chainer_fp8pipe.report.page import page_text, write_page
 from chainer_fp8pipe.report.records.run_record import (
     RunEnd,
     RunRecord,
@@ -17,7 +16,7 @@ from chainer_fp8pipe.report.records.run_record import (
 
 import pytest
 
-from ..made_up_run import MadeUpRun
+from .made_up_run import MadeUpRun
 
 EVIL = '</script><img src=x onerror="hit()">\'&$$x$$'
 
@@ -143,8 +142,7 @@ def test_lost_updates_of_a_start_that_died_are_counted(read):
     record = MadeUpRun(dies_at=(100,)).record()
     record.starts[1] = record.starts[1]._replace(iteration=40)
     texts = read(record).texts
-    assert ('did not end in an orderly way; updates 41 to 60 were done '
-            'again') in texts
+    assert 'crashed or was killed; updates 41 to 60 were done again' in texts
     assert '2 starts: 1 crashed or was killed.' in texts
 
 
@@ -230,5 +228,17 @@ def test_a_page_is_there_whole_or_not_at_all(read, tmp_path, monkeypatch):
 @pytest.mark.parametrize(('seconds', 'answer'), [(1e-4, 'No'), (0.1, 'Yes')])
 def test_whether_ranks_wait_for_data_is_answered(read, seconds, answer):
     texts = read(MadeUpRun(epochs=1, input_seconds=seconds).record()).texts
-    assert any(text.startswith(f'{answer}. The longest on average: rank ')
+    assert any(text.startswith(f'{answer} (') and 'rank' in text
                for text in texts)
+
+
+def test_what_came_out_stands_first(read):
+    record = MadeUpRun(epochs=2, noise=0.0).record()
+    for point in record.curves:
+        point.values['main/loss'] = 12345.0
+    texts = read(record).texts
+    assert texts.index('What came out?') < texts.index('Is it learning?')
+    assert texts[texts.index('main/loss, at the end') + 1] == '12340'
+    assert texts[texts.index('an update (median, slowest rank)') + 1] == (
+        '24.5 ms')
+    assert '2025-06-15' in texts[texts.index('began (UTC)') + 1]

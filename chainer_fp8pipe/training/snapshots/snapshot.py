@@ -10,10 +10,13 @@ or replicas.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import re
+import sys
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chainer
@@ -22,14 +25,21 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree, raise_together
+from ...mpi.grid import ProcessGrid
 from ...mpi.ranks import all_ranks
-from ..snapshots import snapshot_file, snapshot_transfer
-from ..snapshots.snapshot_file import (
-    Content,
-    DamagedSnapshot,
-    SnapshotIndex,
+from ...mpi.waiting import wait_until
+from ..extensions.update_marks import SteppingTrigger
+from . import gather
+from .file import Content, DamagedSnapshot, SnapshotIndex, remove_unfinished
+from .gather import SnapshotWriting, prepared
+from .optimizers import (
+    Restoring,
+    State,
+    lost_rules,
+    note_first_values,
+    owners,
 )
-from .job_state import (
+from .state import (
     MODEL,
     RANDOM,
     StateBefore,
@@ -44,8 +54,6 @@ from .job_state import (
     restore,
     with_iterators,
 )
-from .optimizer_state import Restoring, State, lost_rules, owners
-from .saving_beside import SavingBeside, remove_older
 
 _FILENAME = 'snapshot_iter_{}.npz'
 _DAMAGED = 'error', 'aside'
@@ -98,7 +106,7 @@ class Snapshot(extension.Extension):
         self._comm = comm
         self._retain = retain
         self._directory = directory
-        self._beside = SavingBeside(comm, failures, find_snapshots)
+        self._beside = BackgroundSaver(comm, failures, find_snapshots)
 
     def directory(self, trainer: chainer.training.Trainer) -> str:
         """Where the snapshots of a trainer are."""
@@ -149,10 +157,160 @@ def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
         RuntimeError: Rank 0 could not write, or a value cannot be saved; on
             all ranks.  A file that was at ``path`` before is still there.
     """
+    writing = _begin(trainer, comm, path)
+    wait_until(writing.step)
+    writing.free()
+    if writing.problem:
+        raise RuntimeError(writing.problem)
+
+
+def _begin(trainer: chainer.training.Trainer, comm: Any, path: str,
+           after: Callable[[], None] = lambda: None,
+           copies: State | None = None) -> SnapshotWriting:
+    """Begins a file with the state of all ranks, as it is now."""
     ranks = all_ranks(comm)
-    state = raise_together(ranks, lambda: collect(trainer, comm))
-    snapshot_transfer.write(ranks, path, state,
-                            names_of_communicators(trainer, comm))
+    values = raise_together(ranks, lambda: prepared(
+        collect(trainer, comm), copies))
+    return SnapshotWriting(ranks, path, values,
+                           names_of_communicators(trainer, comm), after)
+
+
+class BackgroundSaver:
+    """Saves the state of all ranks, one file at a time, beside the training.
+
+    It belongs to an extension that is on all ranks, and whose ``initialize``,
+    ``__call__`` and ``finalize`` call :meth:`begin`, :meth:`save` and
+    :meth:`end`.
+
+    Args:
+        comm: The ranks, as for :class:`~.snapshot.Snapshot`.
+        failures: How many files in a row may fail before that is an error;
+            None: any number.
+        older: The paths of older snapshots in a directory, the newest last.
+    """
+
+    def __init__(self, comm: Any, failures: int | None,
+                 older: Callable[[str], list[str]]) -> None:
+        self._comm, self._failures, self._older = comm, failures, older
+        self._failed = 0            # in a row
+        self._warned: list[Warning] = []    # that are errors here
+        self._writing: SnapshotWriting | None = None
+        self._copies: dict[str, numpy.ndarray] = {}
+        self._is_stepped = False    # whether a trigger steps it
+        self._restore_trigger: Callable[[], None] = lambda: None
+
+    def begin(self, trainer: chainer.training.Trainer, extension: Any,
+              directory: str) -> None:
+        """Begins to save beside the training.
+
+        Removes what killed runs have left in the directory.
+        """
+        note_first_values(trainer)
+        if all_ranks(self._comm).rank == 0:
+            remove_unfinished(directory)
+        for entry in trainer._extensions.values():
+            if entry.extension is extension and not self._is_stepped:
+                own = entry.trigger
+                entry.trigger = SteppingTrigger(own, self._step)
+                self._is_stepped = True
+                self._restore_trigger = functools.partial(
+                    setattr, entry, 'trigger', own)
+
+    def save(self, trainer: chainer.training.Trainer, path: str,
+             after: Callable[[], None] = lambda: None) -> None:
+        """Begins a file when the last one is written; on all ranks.
+
+        Waits for it, too, outside of a Trainer's loop.
+
+        Args:
+            trainer: Whose state is saved, as it is now.
+            path: The file.
+            after: What rank 0 does, in a thread, when the file is whole.
+
+        Raises:
+            RuntimeError: On all ranks: a value cannot be saved, or too many
+                files in a row were not written.
+        """
+        self._complete()
+        self._writing = _begin(trainer, self._comm, path, after,
+                               self._copies if self._is_stepped else None)
+        if not self._is_stepped:        # outside of a Trainer's loop
+            self._complete()
+
+    def end(self) -> None:
+        """Completes the last file, at the end of the training.
+
+        At an end by an error only if the other ranks end by one, too.
+
+        Raises:
+            RuntimeError: On all ranks: too many files in a row were not
+                written.
+        """
+        self._restore_trigger()
+        self._is_stepped = False
+        if sys.exc_info()[0] is None:
+            self._complete()
+        elif (writing := self._writing) is not None:
+            was_done = writing.is_done
+            wait_until(writing.step_at_an_error)
+            if not was_done:
+                self._report(writing)
+            self._writing = None
+        self._copies = {}
+
+    def _step(self) -> None:
+        """Goes on with a file that is being written; waits for nothing."""
+        if self._writing and not self._writing.is_done and (
+                self._writing.step()):
+            self._report(self._writing)
+
+    def _complete(self) -> None:
+        """Waits until the file is written; on all ranks.
+
+        Raises RuntimeError on all if too many in a row were not.
+        """
+        if self._writing is None:
+            return
+        wait_until(self._stepped)
+        writing, self._writing = self._writing, None
+        writing.free()
+
+        def raise_warning() -> None:
+            if self._warned:
+                raise self._warned.pop()
+        raise_together(all_ranks(self._comm), raise_warning)
+        self._failed = self._failed + 1 if writing.problem else 0
+        if self._failed and self._failed == self._failures:
+            raise RuntimeError(
+                f'{self._failed} snapshots in a row could not be written, '
+                f'the last with {writing.problem}. Make room, or choose '
+                "another directory (the trainer's out), and resume; "
+                'Snapshot(comm, failures=None) never ends a run')
+
+    def _stepped(self) -> bool:
+        self._step()
+        return self._writing is None or self._writing.is_done
+
+    def _report(self, writing: SnapshotWriting) -> None:
+        if writing.problem and all_ranks(self._comm).rank == 0:
+            older = self._older(os.path.dirname(writing.path))
+            try:
+                warnings.warn(
+                    f'{writing.path} could not be written '
+                    f'({writing.problem}); training goes on, and ' + (
+                        f'{older[-1]} is still there' if older else
+                        'there is no older snapshot'), stacklevel=2)
+            except Warning as error:    # the others raise at the next one
+                self._warned = [error]
+
+
+def remove_older(paths: Iterable[str]) -> None:
+    """Removes snapshots; warns of those that cannot be removed."""
+    for path in paths:
+        try:
+            os.remove(path)
+        except OSError as error:
+            warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
 
 
 def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
@@ -224,7 +382,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
         unclaimed = _unclaimed(ranks, index, wishes)
         agree(ranks, Signature({}),
               missing(wanted, current, exact) or unclaimed)
-        saved = snapshot_transfer.read(
+        saved = gather.read(
             ranks, content, index, wishes,
             lambda key: exact or is_of_rank(key))
 
@@ -343,7 +501,7 @@ def _whole(path: str, stack: contextlib.ExitStack, damaged: str
 def _checked(path: str, stack: contextlib.ExitStack) -> Content:
     """Opens a snapshot after all of it was read and found whole."""
     with contextlib.ExitStack() as trial:
-        content = trial.enter_context(snapshot_file.opened(path))
+        content = trial.enter_context(Content(path))
         content.check()
         stack.push(trial.pop_all())
     return content
@@ -371,3 +529,32 @@ def _after(trainer: chainer.training.Trainer) -> None:
             optimizer.is_changed(optimizer.target)
     if hasattr(trainer.updater, 'resumed'):
         trainer.updater.resumed()
+
+
+# --- a model alone ----------------------------------------------------------
+
+def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
+    """Writes the layers of all stages to one file; call it on all ranks.
+
+    ``chainer.serializers.load_npz`` loads it into the whole model, ``Net()``,
+    or into any part of it, ``Net().stage(comm)``.
+
+    Args:
+        path: The file, as for ``numpy.savez_compressed``.  The first
+            replica's first stage writes it.
+        model: This rank's stage, ``Net().stage(grid)``.
+        grid: The ranks; a :class:`PipelineUpdater` has them as ``grid``.
+
+    Raises:
+        RuntimeError: It could not be written; on all ranks.
+    """
+    own = raise_together(grid.comm,
+                         lambda: chainer.serializers.npz.serialize(model))
+    stages = grid.pipeline.gather(own) if grid.replica_index == 0 else None
+
+    def write() -> None:
+        if stages:
+            numpy.savez_compressed(path, **{
+                key: value for stage in stages
+                for key, value in stage.items()})
+    raise_together(grid.comm, write)
