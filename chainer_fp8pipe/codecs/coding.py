@@ -206,9 +206,10 @@ class Coding:
                 self, index, out[entries])
             gradient = self.tensors.gradients[index]
             self._findings[index, :2] += clipped, gradient.size
-            if nonfinite:
-                finite = bool(self.tensors.xp.isfinite(gradient).all())
-                self._findings[index, _BLAME] |= 2 if finite else 1
+            if nonfinite:       # of a ratio, the parameter may be to blame
+                is_value = self._number == FP8 and bool(
+                    self.tensors.xp.isfinite(gradient).all())
+                self._findings[index, _BLAME] |= 2 if is_value else 1
         download(out, there)
 
     def decode(self, wire: numpy.ndarray, start: int = 0) -> list[str]:
