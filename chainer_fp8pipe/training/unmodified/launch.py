@@ -24,7 +24,7 @@ from ...intercept.training_objects import (
 from ...mpi.failure.abort import end_all_ranks, of_the_user, shown
 from ...mpi.failure.world import enter_world
 from ...mpi.grid import ProcessGrid
-from ...planning.script_file import check_script
+from ...command_line import check_script
 from ...report.launch_protocol import say_done
 
 #: Seconds in which the other ranks find the same fault, if they do.

@@ -14,7 +14,7 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...intercept.training_objects import Originals
-from ...planning.trigger_intervals import Interval
+from ...command_line import Interval
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
 from .files import Followed
