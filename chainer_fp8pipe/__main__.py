@@ -18,9 +18,9 @@ _COMMANDS = {
     'bench': ('bench.command', 'add_bench'),
     'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
-    'plan': ('planner.scripts.plan_command', 'add_plan'),
+    'plan': ('planner.plan_script', 'add_plan'),
     'report': ('report.report_command', 'add_report'),
-    'run': ('planner.scripts.run_command', 'add_run'),
+    'run': ('planner.run_script', 'add_run'),
 }
 
 

@@ -29,11 +29,11 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
     SCHEDULES,
     make_schedule,
 )
-from chainer_fp8pipe.planning.schedules.schedule_checker import check
 
 import numpy
 import pytest
 
+from tests.pipeline.schedules.schedule_checker import check
 from tests.ranks import on_ranks, run_script
 
 ROOT = Path(__file__).parent.parent

@@ -16,10 +16,9 @@ from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules.schedule import make_schedule
-from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire
+from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire, search
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of
-from ..planning.partition.search import search
 from ..planning.sizes import parse_bytes
 from .ghost import is_ghost
 from .names import Names, parameters_of

@@ -1,11 +1,19 @@
-"""The batch with which a model is measured, and how a model gets it."""
+"""The data with which a model is measured and tried."""
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import chainer
+from chainer.dataset import convert
+from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
 
 from ..chains import nested
+from ..mpi.grid import ProcessGrid
+from ..mpi.once import once
+from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
+from ..training.updaters.replica_updater import ReplicaUpdater
 
 #: The smaller batch has this part of the larger one's samples, unless a
 #: micro-batch is smaller than the larger one anyway.
@@ -34,12 +42,6 @@ class Example:
         self.samples: int = sizes.pop()[0]
         if not self.samples:
             raise ValueError('the example has no sample')
-
-    @property
-    def sample_bytes(self) -> float:
-        """Of a sample."""
-        return sum(nested.array_of(leaf).nbytes
-                   for leaf in self._leaves) / self.samples
 
     def sizes(self, micro_batch: int) -> tuple[int, int]:
         """Samples of the two batches with which a model is measured.
@@ -90,3 +92,71 @@ class Repeating(chainer.dataset.Iterator):
 def as_it_is(batch: Any, device: Any) -> Any:
     """A converter for batches of :class:`Repeating`."""
     return batch
+
+
+class ScriptData:
+    """What a script reads its batches with.
+
+    Args:
+        updater: The script's ``StandardUpdater``.
+        is_shared: Whether the first rank reads for all of them, as for
+            scripts without ChainerMN; if not, each rank reads its own part.
+    """
+
+    def __init__(self, updater: Any, is_shared: bool) -> None:
+        self._updater, self.is_shared = updater, is_shared
+        self.iterator = Endless(updater.get_iterator('main'))
+
+    def given(self) -> dict[str, Any]:
+        """Arguments of an updater beside iterator and optimizer."""
+        return {'converter': self._updater.converter}
+
+    def divided(self, grid: Any) -> Any:
+        """The iterator of this rank, of a grid of stages and replicas."""
+        if grid.stage_index or grid.replicas == 1 or not self.is_shared:
+            return self.iterator
+        if grid.replica_index:
+            return ReceivingIterator(grid.data)
+        return DividingIterator(self.iterator, grid.data)
+
+    def replicas(self, optimizer: Any, comm: MPI.Comm) -> Any:
+        """The updater of replicas, which is made on all ranks."""
+        if not self.is_shared or comm.size == 1:
+            return StandardUpdater(self.iterator, optimizer, **self.given())
+        grid = once(comm, 'replicas', lambda: ProcessGrid(comm, pipeline=1))
+        return ReplicaUpdater(self.divided(grid), optimizer, comm,
+                              **self.given())
+
+    def seconds(self) -> float:
+        """In which a batch is read and converted, the fastest of some.
+
+        The first batches of an iterator that reads ahead come at once.
+        """
+        found = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            convert._call_converter(self._updater.converter,
+                                    self.iterator.next(), None)
+            found.append(time.perf_counter() - begin)
+        return min(found[1:])
+
+
+class Endless(chainer.dataset.Iterator):
+    """A script's iterator, begun anew where it ends."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        try:
+            return self._iterator.next()
+        except StopIteration:
+            self._iterator.reset()
+            return self._iterator.next()
+    next = __next__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def finalize(self) -> None:
+        """Leaves the script's iterator open."""

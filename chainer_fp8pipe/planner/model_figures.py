@@ -1,173 +1,140 @@
-"""Measures a model: its calls at two sizes of a batch, and its optimizer.
-
-Seconds are those of training.  Where there is no memory for a copy of the
-model, or parameters have no values yet, the times of single calls must do.
+"""Measures a model in training: its calls, its optimizer, all ranks at once.
 """
+# A call that is timed alone misses Python, the graph and caches, so single
+# calls only say how a pass is divided; how long a pass takes is measured on a
+# copy of the model that is trained by plain Chainer, at two sizes of a batch.
+# A machine that others use can be twice as slow some seconds later: both sizes
+# are timed in turns, and medians count.
+#
+# Then all ranks train such a copy at once.  By how much longer a pass takes
+# than on the first rank alone has in it all that ranks do to each other:
+# shared cores and memory, hyperthreads, slow hosts, stragglers.  Nothing of
+# this is modelled.
+#
+# Where there is no memory for a copy, or parameters have no values yet, the
+# times of single calls must do, and ranks that share cores take turns.
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import chainer
+import numpy
 from mpi4py import MPI
 
 from ..chains import nested
 from ..chains.ghost import is_ghost
 from ..chains.names import Names, parameters_of
+from ..chains.partition import partition
+from ..chains.partitioned import check_result
 from ..chains.tracing.trace import Tracer
-from ..exchange.buckets import divide
 from ..mpi.agreement import Signature, agree, raise_together
-from ..planning.job.job_profile import USUAL_HEAP, Figure, ModelFigures
-from ..planning.job.model_costs import ModelCosts
-from ..planning.partition.calls import Call
+from ..mpi.processors import own_cores, pools_of
+from ..mpi.waiting import wait_until
+from ..pipeline.randomness import preserved
+from ..planning.job.model_costs import ModelCosts, ModelFigures
+from ..planning.partition.calls import Call, Parameter
 from ..planning.partition.positions import order_of
-from . import own_memory
-from .core_sharing import CoreSharing
-from .example import Example, call_with
-from .optimizer_figures import measure_optimizer
-from .training_passes import (
-    InSitu,
-    InTraining,
-    measured_in_training,
-    plain_pass,
-)
+from ..report.process_memory import bytes_in
+from ..training.updaters.pipeline_updater import PipelineUpdater
+from .example import Example, Repeating, as_it_is, call_with
 
-#: Elements of a bucket of gradients, in bytes of float32; the default of
-#: communicators.
-_BUCKET = 1 << 22
-#: Bytes of a pass beside which some of Python's own do not matter.
-_LARGE = 1 << 24
-#: A share of the heap that is larger than any seen comes from something else.
-_MOST_HEAP = 0.3
+#: Rounds of what is timed in turns, and seconds after which there are no more.
+_FEWEST, _MOST, _ENOUGH = 3, 20, 3.0
+#: A rank that takes so many times as long as the first one is slow; others
+#: differ by chance.
+_SLOW = 1.5
+#: Elements of parameters with which an optimizer is timed, and the bytes that
+#: empty caches before that, as a pass does.
+_ELEMENTS, _CACHES = 1 << 22, 1 << 26
+#: Bytes of a pass beside which some of Python's own do not matter, and the
+#: share of the heap that is not held by arrays: where nothing was measured,
+#: and at most, as more comes from something else.
+_LARGE, _HEAP, _MOST_HEAP = 1 << 24, 0.1, 0.3
+#: Bytes of a rank beside arrays, where the system does not say.
+_OVERHEAD = 16e6
+
+
+class RankFigures(NamedTuple):
+    """How fast ranks are where all compute at once.
+
+    Attributes:
+        pools: For each rank, the number of the pool of cores it runs on.
+        slowdown: For each rank, how many times as long a pass takes as on
+            the first rank alone.
+        speeds: The same by the processor's time, of ranks that are slow;
+            others have 1.0.
+        spare: Whether each rank has a core for a second thread.
+    """
+
+    pools: tuple[int, ...]
+    slowdown: tuple[float, ...]
+    speeds: tuple[float, ...]
+    spare: bool
 
 
 def measure_model(comm: MPI.Comm, model: Any, example: Example,
                   optimizer: Any, micro_batch: int, copies: bool
-                  ) -> tuple[ModelFigures, CoreSharing]:
+                  ) -> tuple[ModelFigures, RankFigures]:
     """Times a model; call it on all ranks, which must have equal ones.
-
-    The first rank takes times while the others wait; then all train at once,
-    to see how much they slow each other down.
 
     Args:
         comm: All ranks.
         model: The whole model; it stays as it is.
         example: Samples of one rank.
-        optimizer: That will train the model; its class and hyperparameters
-            count.
+        optimizer: That will train the model; it stays as it is.
         micro_batch: Samples of a small micro-batch.
-        copies: Whether there is memory for a copy of the model.
+        copies: Whether there is memory for copies of the model.
 
-    Returns:
-        The figures, of which the update is that of all ranks at once; and
-        how much ranks slow each other down, after a first visit.
+    Raises:
+        ValueError: The model is not the same on all ranks, or it can neither
+            be cut nor copied; on all ranks.
     """
     names = Names(model)
     samples, few = sizes = example.sizes(micro_batch)
-    in_situ = copies and not any(
-        parameter._data[0] is None or is_ghost(parameter._data[0])
-        for parameter in names.parameters.values())
-    undivided = ''
+    in_training = copies and not any(
+        one._data[0] is None or is_ghost(one._data[0])
+        for one in names.parameters.values())
+    parameters, undivided = parameters_of(names), ''
     try:
         calls = _traced_calls(comm, model, names, example, sizes)
     except ValueError as error:     # the same on all ranks
-        if not in_situ:
+        if not in_training:
             raise
-        undivided, calls = str(error), []
-    found = InTraining([])
-    if in_situ:
-        first = comm.rank == 0
-        found = comm.bcast(raise_together(
-            comm, lambda: measured_in_training(
-                model, example, sizes, not undivided) if first else None,
-            error=ValueError))
-        calls = [_with(of, times) for of, times
-                 in zip(calls, found.laps, strict=False)]
-        work = plain_pass(copy.deepcopy(model), example.of(samples))
-    else:
-        def work() -> Any:
-            return Tracer(model, names).trace(nested.Fresh(
-                functools.partial(call_with, model), (example.of(few),),
-                {}))
-    parameters = parameters_of(names)
-    calls = calls or [_made_up(names, parameters)] * 2
-    return with_ranks(comm, ModelFigures(
-        samples, calls[0], few, calls[1],
-        order_of(calls[0], list(names.parameters)), parameters, (),
-        Figure(0.0), **of_passes(calls, found.plain), step=found.step,
-        micro_batch=found.micro_batch, sample_bytes=example.sample_bytes,
-        undivided=undivided), work, in_situ, optimizer, model.device)
-
-
-def of_passes(calls: Sequence[Sequence[Call]], plain: Sequence[InSitu]
-              ) -> dict[str, Any]:
-    """Fields of :class:`.ModelFigures` about plain passes of both sizes.
-
-    Args:
-        calls: Of both sizes.
-        plain: What was measured; none: the sums of calls must do.
-    """
-    found = [one[:2] for one in plain] or [
-        (sum(call.forward for call in of), sum(call.backward for call in of))
-        for of in calls]
-    return {'plain': found[0], 'plain_few': found[1],
-            'spread': plain[0].spread if plain else 0.1}
-
-
-def with_ranks(comm: MPI.Comm, figures: ModelFigures,
-               work: Callable[[], Any], is_pass: bool, optimizer: Any,
-               device: Any) -> tuple[ModelFigures, CoreSharing]:
-    """Has all ranks work for the first time, and adds what an optimizer takes.
-
-    Args:
-        comm: All ranks; call it on all.
-        figures: Without buckets and optimizer.
-        work: What a rank does.
-        is_pass: Whether this is a plain pass of ``figures.samples``.
-        optimizer: That will train the model.
-        device: Chainer's, on which ranks compute.
-
-    Returns:
-        As :func:`measure_model`.
-    """
-    sharing = CoreSharing(comm, device, work)
-    with own_memory.Peak() as peak:
-        sharing.visit()
-    parameters = figures.parameters
-    # All at once: updates wait for memory, which ranks of a host share.
+        undivided, calls = str(error), [_made_up(names, parameters)] * 2
+    micro, heap = 0.0, _HEAP
+    ranks = _taking_turns(comm)
+    if in_training:
+        def alone() -> tuple | None:
+            return None if comm.rank else _in_training(
+                model, example, sizes, not undivided)
+        passes, micro = comm.bcast(raise_together(comm, alone,
+                                                  error=ValueError))
+        calls = [_scaled(of, seconds) for of, seconds
+                 in zip(calls, passes, strict=True)]
+        ranks, nbytes = _all_at_once(comm, model, example.of(samples))
+        heap = comm.allreduce(_heap(calls, names, parameters, nbytes),
+                              MPI.MAX)
     update, arrays, temporary = comm.bcast(raise_together(
-        comm, lambda: measure_optimizer(optimizer, parameters, device),
+        comm, lambda: measure_optimizer(optimizer, parameters, model.device),
         error=ValueError))
-    buckets = divide({name: one.nbytes // one.dtype.itemsize
-                      for name, one in parameters.items() if one.nbytes},
-                     _BUCKET)
-    heap = comm.allreduce(_heap(
-        figures, peak.nbytes if is_pass else None), MPI.MAX)
-    return comm.bcast(dataclasses.replace(
-        figures, buckets=buckets, update=update, optimizer_arrays=arrays,
-        update_temporary=temporary, heap=heap)), sharing
+    figures = ModelFigures(
+        samples, calls[0], few, calls[1],
+        order_of(calls[0], list(names.parameters)), parameters,
+        update, micro, arrays, temporary, heap, undivided)
+    return comm.bcast(figures), ranks
 
 
-def _heap(figures: ModelFigures, nbytes: float | None) -> float:
-    """What the heap takes beyond the arrays of a pass, as a share of these.
-
-    Args:
-        figures: Without it.
-        nbytes: By which the process has grown in plain passes; None: nobody
-            knows.
-    """
-    intervals = ModelCosts(dataclasses.replace(figures, heap=0.0)).intervals(
-        figures.samples)
-    last = intervals.count
-    arrays = float(intervals.kept[0, last] + intervals.plain)
-    if nbytes is None or arrays < _LARGE:
-        return USUAL_HEAP
-    gradients = float(intervals.parameters[0, last])
-    return min(max((nbytes - gradients) / arrays - 1, 0.0), _MOST_HEAP)
-
+# --- calls ------------------------------------------------------------------
 
 def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
                   sizes: Sequence[int]) -> list[tuple[Call, ...]]:
@@ -194,16 +161,14 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         for size, found in zip(sizes, traces, strict=True)}),
         remedy='Build the same model on all ranks, and give plan() examples '
         'of the same shapes.')
-    return [tuple(map(_plain_call, found.calls)) for found in traces]
+    return [tuple(Call(**{  # what planning needs of them, which can be sent
+        field.name: getattr(call, field.name)
+        for field in dataclasses.fields(Call)}) for call in found.calls)
+        for found in traces]
 
 
-def _plain_call(call: Any) -> Call:
-    """What planning needs of a traced call, which can be sent."""
-    return Call(**{field.name: getattr(call, field.name)
-                   for field in dataclasses.fields(Call)})
-
-
-def _made_up(names: Names, parameters: Any) -> tuple[Call, ...]:
+def _made_up(names: Names, parameters: Mapping[str, Parameter]
+             ) -> tuple[Call, ...]:
     """A call for each layer that has parameters, as long as it is large.
 
     For models that cannot be traced: tells roughly when gradients are final.
@@ -218,10 +183,283 @@ def _made_up(names: Names, parameters: Any) -> tuple[Call, ...]:
         if (size := sum(parameters[name].nbytes for name in of)))
 
 
-def _with(calls: Sequence[Call], times: dict[int, tuple[float, float]]
-          ) -> tuple[Call, ...]:
-    """The calls with their seconds in training."""
-    return tuple(
-        dataclasses.replace(call, forward=times[number][0],
-                            backward=times[number][1])
-        if number in times else call for number, call in enumerate(calls))
+def _scaled(calls: Sequence[Call], seconds: tuple[float, float]
+            ) -> tuple[Call, ...]:
+    """The calls, which together take these seconds forward and backward."""
+    totals = [max(sum(getattr(call, name) for call in calls), 1e-12)
+              for name in ('forward', 'backward')]
+    return tuple(dataclasses.replace(
+        call, forward=call.forward * seconds[0] / totals[0],
+        backward=call.backward * seconds[1] / totals[1]) for call in calls)
+
+
+# --- passes -----------------------------------------------------------------
+
+def _in_training(model: Any, example: Example, sizes: Sequence[int],
+                 divisible: bool) -> tuple[list[tuple[float, float]], float]:
+    """Seconds of plain passes of both sizes, and what a micro-batch adds.
+
+    The latter is what a pipeline of one stage takes for a micro-batch of the
+    smaller size beyond a plain pass.
+    """
+    clone = copy.deepcopy(model)
+    works = [plain_pass(clone, example.of(size)) for size in sizes]
+    if not divisible:
+        return _in_turns(works), 0.0
+    alone = MPI.COMM_SELF.Dup()
+    try:
+        works.append(_pipeline_step(copy.deepcopy(model), example.of(
+            sizes[1]), alone))
+        large, small, step = _in_turns(works)
+    finally:
+        alone.Free()
+    return [large, small], max(sum(step) - sum(small), 0.0)
+
+
+def _in_turns(works: Sequence[Callable[[], tuple[float, float]]]
+              ) -> list[tuple[float, float]]:
+    """Medians of the seconds that each kind of work returns."""
+    for work in works:              # gets memory, and imports
+        work()
+    found: list[list[tuple[float, float]]] = [[] for _ in works]
+    begin = time.perf_counter()
+    while len(found[0]) < _FEWEST or (
+            len(found[0]) < _MOST
+            and time.perf_counter() - begin < _ENOUGH):
+        for work, of in zip(works, found, strict=True):
+            of.append(work())
+    medians = [numpy.median(of, axis=0).tolist() for of in found]
+    return [(forward, backward) for forward, backward in medians]
+
+
+def plain_pass(model: Any, batch: Any) -> Callable[[], tuple[float, float]]:
+    """A pass as an optimizer's ``update(lossfun, ...)`` makes it, timed."""
+    now = clock_of(model.device)
+
+    def work() -> tuple[float, float]:
+        with preserved():
+            start = now()
+            loss = call_with(model, batch)
+            middle = now()
+            check_result(loss)
+            model.cleargrads()
+            loss.backward()
+            return middle - start, now() - middle
+    return work
+
+
+def _pipeline_step(model: Any, batch: Any, comm: MPI.Comm
+                   ) -> Callable[[], tuple[float, float]]:
+    """A micro-batch of a pipeline of one stage, timed."""
+    staged = partition(model, batch, comm, micro_batches=1)
+    updater = PipelineUpdater(
+        Repeating(batch), chainer.optimizers.SGD(0.0).setup(staged), comm,
+        micro_batches=1, converter=as_it_is, device=model.device)
+    now = clock_of(model.device)
+
+    def work() -> tuple[float, float]:
+        start = now()
+        updater.update()
+        return now() - start, 0.0
+    return work
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """Seconds of what is computed on a device.
+
+    On a processor, what other processes compute on the same core does not
+    count; a GPU is waited for.
+    """
+    gpu: Any = getattr(device, 'device', None)
+    if not isinstance(device, chainer.backend.GpuDevice):
+        return time.thread_time
+
+    def now() -> float:
+        gpu.synchronize()
+        return time.perf_counter()
+    return now
+
+
+# --- ranks ------------------------------------------------------------------
+
+def _taking_turns(comm: MPI.Comm) -> RankFigures:
+    """Ranks as they would be if cores were all they shared."""
+    every = comm.allgather(own_cores())
+    pools = tuple(pools_of(every))
+    cores = {pool: len(set().union(*(
+        mine for mine, other in zip(every, pools, strict=True)
+        if other == pool))) for pool in pools}
+    return RankFigures(
+        pools, tuple(max(pools.count(pool) / cores[pool], 1.0)
+                     for pool in pools), (1.0,) * comm.size,
+        all(2 * pools.count(pool) <= cores[pool] for pool in pools))
+
+
+def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
+                 ) -> tuple[RankFigures, float | None]:
+    """All ranks train copies; the figures, and bytes that a pass takes."""
+    clone: Any = raise_together(comm, lambda: copy.deepcopy(model))
+    work = plain_pass(clone, batch)
+
+    def timed() -> tuple[float, float]:
+        begin = time.perf_counter()
+        spent = sum(work())
+        return time.perf_counter() - begin, spent
+    alone = comm.bcast(raise_together(comm, lambda: None if comm.rank else [
+        timed() for _ in range(_FEWEST)]))
+    before = resident()
+    measures = forget_peak()
+    found: list[tuple[float, float]] = []
+    begin = time.perf_counter()
+    while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
+            time.perf_counter() - begin < _ENOUGH / 2):
+        wait_until(comm.Ibarrier().Test)
+        found.append(raise_together(comm, timed))
+    most = bytes_in('VmHWM')
+    walls, spent = zip(*comm.allgather(
+        numpy.median(found[1:], axis=0).tolist()), strict=True)
+    _, processor = numpy.median(alone, axis=0).tolist()
+    figures = _taking_turns(comm)._replace(
+        # Predictions start from processor time of the first rank.
+        slowdown=tuple(max(one / max(processor, 1e-9), 1.0)
+                       for one in walls),
+        speeds=speeds_of(spent))
+    return figures, (max(most - before, 0.0) if measures
+                     and before is not None and most is not None else None)
+
+
+def speeds_of(seconds: Sequence[float]) -> tuple[float, ...]:
+    """How many times as long as the first rank slow ones take."""
+    usual = statistics.median_low(seconds)      # of two, the faster
+    return tuple(one / seconds[0] if max(one, seconds[0]) > _SLOW * usual
+                 else 1.0 for one in seconds)
+
+
+# --- the optimizer ----------------------------------------------------------
+
+def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
+                      device: Any) -> tuple[float, int, float]:
+    """Seconds of an update of all parameters, and what it keeps.
+
+    A copy of the optimizer updates parameters of the same shapes, as many as
+    there is room for; the rest is reckoned.  They come from memory, as after
+    a pass and an exchange.
+
+    Args:
+        optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
+        parameters: By path, an object with ``shape`` and ``dtype``.
+        device: Chainer's.
+
+    Returns:
+        Seconds, arrays of a parameter's size that the optimizer keeps, and
+        bytes of temporary arrays as a multiple of the largest parameter's.
+    """
+    frozen = {name for name, one in (
+        optimizer.target.namedparams() if optimizer.target else ())
+        if one.update_rule is not None and not one.update_rule.enabled}
+    shapes = [(one.shape, one.dtype) for name, one in parameters.items()
+              if one.shape is not None and name not in frozen]
+    link, done = chainer.Link(), 0
+    total = sum(int(numpy.prod(shape)) for shape, _ in shapes)
+    with link.init_scope():
+        for number, (shape, dtype) in enumerate(shapes):
+            if done and done + int(numpy.prod(shape)) > _ELEMENTS:
+                continue
+            setattr(link, f'p{number}', chainer.Parameter(
+                numpy.full(shape, .5, dtype)))
+            done += int(numpy.prod(shape))
+    if not done:
+        return 0.0, 0, 0.0
+    link.to_device(device)
+    clone = copy.copy(optimizer)
+    clone.hyperparam = copy.copy(optimizer.hyperparam)
+    clone.setup(link)
+    for parameter in link.params():
+        parameter.grad = parameter.array * 1e-3
+    now, caches = clock_of(device), numpy.zeros(_CACHES // 4, numpy.float32)
+    found = []
+    for _ in range(_FEWEST + 1):
+        caches += 1
+        start = now()
+        clone.update()
+        found.append((now() - start) * total / done)
+    arrays = max(sum(getattr(value, 'shape', ()) == parameter.shape
+                     for value in (parameter.update_rule.state or {}
+                                   ).values())
+                 for parameter in link.params())
+    largest = max(parameter.array.nbytes for parameter in link.params())
+    return (statistics.median(found[1:]), arrays,
+            _temporary_of(clone.update) / largest)
+
+
+def _temporary_of(work: Callable[[], object]) -> int:
+    """Bytes of arrays that live while some work is done."""
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        work()
+        return max(tracemalloc.get_traced_memory()[1] - before - (1 << 14), 0)
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
+
+
+# --- memory of the process --------------------------------------------------
+
+def _heap(calls: Sequence[Sequence[Call]], names: Names,
+          parameters: Mapping[str, Parameter], nbytes: float | None) -> float:
+    """What the heap takes beyond the arrays of a pass, as a share of these.
+
+    Args:
+        calls: Of both sizes.
+        names: Of the model.
+        parameters: By path.
+        nbytes: By which the process has grown in plain passes; None: nobody
+            knows.
+    """
+    intervals = ModelCosts(ModelFigures(
+        1, tuple(calls[0]), 1, tuple(calls[0]),
+        order_of(calls[0], list(names.parameters)), parameters, heap=0.0)
+    ).intervals(1)
+    last = intervals.count
+    arrays = float(intervals.kept[0, last] + intervals.plain)
+    if nbytes is None or arrays < _LARGE:
+        return _HEAP
+    gradients = float(intervals.parameters[0, last])
+    return min(max((nbytes - gradients) / arrays - 1, 0.0), _MOST_HEAP)
+
+
+def resident() -> float | None:
+    """Bytes of this process that are in memory; None: the system hides that.
+
+    What was freed is first given back to the system.
+    """
+    gc.collect()
+    # Only glibc has the function.
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    return bytes_in('VmRSS')
+
+
+def growth(before: float | None) -> float:
+    """Bytes that this process has grown by: buffers of BLAS, MPI, Python.
+
+    Args:
+        before: What :func:`resident` returned.
+    """
+    after = resident()
+    if before is None or after is None:
+        return _OVERHEAD
+    return max(after - before, 0.0)
+
+
+def forget_peak() -> bool:
+    """Makes what is in memory now the peak; whether the system allows that."""
+    with contextlib.suppress(OSError), open(
+            '/proc/self/clear_refs', 'w') as file:
+        file.write('5')
+        return True
+    return False

@@ -1,60 +1,55 @@
 """``plan``: measures a job, chooses how to run it, and sets that up."""
+# What becomes of a model and a batch:
+#   model_figures   seconds and bytes of its calls; how ranks slow each other
+#   exchange_times  means of gradients and links of every layout
+#   Choices         all ways, ranked by the formula of planning.job.step
+#   trials          the first five, naive and one process, for some updates
+#   JobPlan         the fastest of what was run, with all of this as reasons
+# The first rank ranks and chooses; all measure and try.
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
-import chainer.functions as F
 from mpi4py import MPI
 
 from ..chains.names import Names
 from ..chains.partition import partition
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
-from ..links.divisible.divisible import Divisible
+from ..communicators.options import make_options
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
+from ..mpi.groups import nodes_of
 from ..mpi.once import once
+from ..mpi.placement import divisors
 from ..planning.job.choices import Choices, Wanted
-from ..planning.job.configuration import (
+from ..planning.job.job_plan import (
     CODECS,
     USUAL_CODECS,
     Configuration,
-)
-from ..planning.job.job_plan import (
     JobPlan,
     Trial,
     load_job_plan,
-    plan_of,
 )
-from ..planning.job.job_profile import (
-    CodecFigures,
-    JobProfile,
-    ModelFigures,
-    NetworkFigures,
-)
+from ..planning.job.memory import rank_memory
+from ..planning.job.step import JobProfile
 from ..planning.sizes import parse_bytes
-from . import own_memory
-from .codec.codec_rates import measure_codecs
-from .codec.message_costs import measure_local_messages
-from .core_sharing import CoreSharing
+from . import trials
 from .example import Example
-from .layers.layer_figures import check_whole, measure_layers
-from .layers.layer_shapes import layer_counts, layer_shapes
-from .model_figures import measure_model
-from .network.links import measure_network
-from .scripts.plan_file import read_plan
-from .trials import preferred, promising, try_one_process, try_way
+from .exchange_times import measure_layouts
+from .model_figures import growth, measure_model, resident
 
-#: Parts of the time for measuring; the rest is for codecs.
-_OF_LINKS, _OF_MESSAGES = 0.55, 0.05
-#: What each trial takes besides, as a part of that time.
-_OF_A_TRIAL = 0.1
+#: Parts of the time: for exchanges, and for each trial.
+_OF_EXCHANGES, _OF_A_TRIAL = 0.3, 0.08
+#: Copies of the parameters that must fit beside a model for it to be tried.
+_COPIES = 7
+_REMEDY = ('correct it, or make the plan again: '
+           'python -m chainer_fp8pipe plan -o FILE SCRIPT')
 
 
 class PlannedJob:
@@ -74,8 +69,7 @@ class PlannedJob:
     """
 
     def __init__(self, plan: Any, example: Any = None) -> None:
-        self.plan: JobPlan = (read_plan(plan) if isinstance(plan, str)
-                              else load_job_plan(plan))
+        self.plan: JobPlan = read_plan(plan)
         self._example = example
 
     def __str__(self) -> str:
@@ -91,9 +85,8 @@ class PlannedJob:
         Raises:
             ValueError: It is for another one; on all ranks.
         """
-        planned = self.plan.model
         agree(comm, Signature({}), self.plan.problem(
-            planned if model is None else shapes_of(model, planned),
+            self.plan.model if model is None else shapes_of(model),
             comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
@@ -133,22 +126,19 @@ class PlannedJob:
         Args:
             model: The one that the plan was made with.
             example: One micro-batch; None: of the example of :func:`plan`.
-                A ``Divisible`` needs none.
             comm: All ranks; None: ``MPI.COMM_WORLD``.
             options: Of :func:`chainer_fp8pipe.partition`, beside the plan's.
 
         Returns:
-            The model; of a ``Divisible`` this rank's stage.
+            The model.
 
         Raises:
             ValueError: The plan is for another model; on all ranks.
         """
         choice, comm = self.plan.choice, _mpi(comm)
         self.check(comm, model)
-        if choice.stages == 1:
+        if choice.cut is None:
             return model
-        if isinstance(model, Divisible):
-            return self._staged(model, comm)
         if example is None:
             if self._example is None:
                 raise ValueError('a plan from a file has no example; pass '
@@ -158,40 +148,29 @@ class PlannedJob:
         return partition(model, example, self.grid(comm), **{
             'micro_batches': choice.micro_batches,
             'schedule': choice.schedule, 'plan': choice.cut,
-            'chunks': choice.cut.chunks if choice.cut else 1, **options})
-
-    def _staged(self, model: Divisible, comm: MPI.Comm) -> Any:
-        cut = self.plan.choice.cut
-        assert cut is not None
-        counts = raise_together(
-            comm, lambda: layer_counts(cut, model.total), error=ValueError)
-        part = model.stage(self.grid(comm), counts, cut.chunks)
-        part.plan = cut         # for PipelineUpdater
-        return part
+            'chunks': choice.cut.chunks, **options})
 
 
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
          codecs: Sequence[str] = USUAL_CODECS,
          stages: Sequence[int] = (), ranks: int | None = None,
-         torus: tuple[int, int] | None = None, budget: float = 16.0,
-         loss_fun: Callable = F.softmax_cross_entropy,
-         show: bool = False) -> PlannedJob:
+         budget: float = 16.0, show: bool = False, data: Any = None
+         ) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
-    Measures links, codecs and the model (some 20 seconds), predicts a step of
-    every way to run the job, and takes the fastest that fits into memory.
-    Call it on all ranks; the model stays as it is.  A model that
+    Measures the model, and exchanges and links of the ranks (some 10
+    seconds), ranks every way to run the job, and runs the first five that
+    fit into memory for some updates on copies of the model, beside
+    ChainerMN's ``naive`` and one process.  The plan is the fastest of what
+    was run.  Call it on all ranks; the model stays as it is.  A model that
     :func:`chainer_fp8pipe.partition` cannot cut is planned with replicas
     only.
 
     Args:
-        model: The whole model, as it is written; it returns its loss.  Or a
-            ``Divisible``, which is planned layer by layer and need not be
-            built.
+        model: The whole model, as it is written; it returns its loss.
         example: A batch of one rank, as the converter gives it: an array, a
-            tuple of arrays or a dictionary.  For a ``Divisible`` a tuple, the
-            target last.
+            tuple of arrays or a dictionary.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's; None:
             ``MPI.COMM_WORLD``.
         batch: Samples of an update, of all ranks together; None: those of
@@ -204,15 +183,13 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         stages: Numbers of stages that may be chosen; (): all that divide
             the ranks.
         ranks: Plan for so many ranks, as if they were added to these in the
-            same way; None: for these.
-        torus: Rows and columns, if the hosts are wired as a torus and
-            numbered row by row; None: around a switch.
-        budget: Seconds in which links and codecs are measured, about; with
-            less time, figures are less certain.
-        loss_fun: Of a ``Divisible``, as for ``PipelineUpdater``:
-            ``loss_fun(*outputs, target)``.
+            same way; None: for these.  Nothing is tried then.
+        budget: Seconds in which exchanges are measured and ways are tried,
+            about; with less time, figures are less certain.
         show: Whether the first rank prints the plan and, on the standard
             error stream, what is being measured.
+        data: What ways are tried with in place of the example, a
+            :class:`~.example.ScriptData`; None: the example.
 
     Returns:
         The plan, the same on all ranks.
@@ -221,171 +198,216 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         DoesNotFit: No way fits into the memory; on all ranks.
         ValueError: An argument is wrong, or ranks have other models; on all
             ranks.
-        RuntimeError: A link between two ranks does not answer.
     """
     enter_world()
     comm = _mpi(comm)
     samples, wanted = _checked(comm, model, example, batch, memory, optimizer,
-                               codecs, stages, ranks, (torus, budget))
+                               codecs, stages, ranks, budget)
+    trained = trials.Trained(model, optimizer or chainer.optimizers.Adam(),
+                             samples, wanted.batch, data)
 
     def say(what: str) -> None:
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(model, samples, comm, wanted, optimizer, say, torus,
-                      budget, loss_fun)
+    profile = measure(comm, trained, wanted, budget, say)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
         wanted = wanted._replace(stages=(1,))
     if ranks is not None:
         profile = profile.for_ranks(ranks)
-
-    choices: list[Choices] = []         # the first rank's
-
-    def choose() -> tuple[JobPlan, list[Configuration]] | None:
-        if comm.rank:
-            return None
-        choices.append(Choices(profile, wanted))
-        return plan_of(choices[0]), promising(choices[0].candidates)
-    chosen, ways = _fitting(comm, choose)
-    if (comm.size == profile.ranks and not isinstance(model, Divisible)
-            and _has_room(model, wanted)):
-        chosen = _tried(choices, chosen, ways, model,
-                        optimizer or _usual_optimizer(), samples, comm, say,
-                        budget * _OF_A_TRIAL)
-    made = PlannedJob(chosen.as_dict(), samples)
+    choices: Choices | None = _of_first_rank(
+        comm, lambda: Choices(profile, wanted))
+    ways = comm.bcast(choices and _ways(choices))
+    found: list[tuple[Configuration, Trial]] = []
+    remarks = ['no way was tried, as the plan is for other ranks']
+    if not _has_room(model, wanted):
+        remarks = ['no way was tried, as copies of the model do not fit into '
+                   'the memory beside it']
+    elif comm.size == profile.ranks:
+        found, remarks = _tried(ways, trained, comm, say,
+                                budget * _OF_A_TRIAL)
+    made = comm.bcast(choices and _chosen(choices, ways, found, remarks))
+    job = PlannedJob(made.as_dict(), samples)
     if show and comm.rank == 0:
-        print(made, flush=True)
-    return made
+        print(job, flush=True)
+    return job
 
 
 @without_shapes(always=True)
-def measure(model: Any, example: Example, comm: MPI.Comm, wanted: Wanted,
-            optimizer: Any = None,
-            say: Callable[[str], None] = lambda what: None,
-            torus: tuple[int, int] | None = None, budget: float = 16.0,
-            loss_fun: Callable = F.softmax_cross_entropy) -> JobProfile:
+def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
+            budget: float = 16.0,
+            say: Callable[[str], None] = lambda what: None) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
-        model: The whole model.
-        example: Samples of one rank.
         comm: All ranks.
+        trained: Model, optimizer and data.
         wanted: What the user asks for.
-        optimizer: That will train the model; None: Adam.
+        budget: As for :func:`plan`.
         say: Is told what is being measured.
-        torus, budget, loss_fun: As for :func:`plan`.
     """
-    optimizer = optimizer or _usual_optimizer()
-    copies = _has_room(model, wanted)
-    before = own_memory.resident()
-    say(f'measuring the model with a batch of {example.samples}')
-    few = max(1, wanted.batch // comm.size // 4)
-    figures, sharing = (
-        measure_layers(comm, model, example, loss_fun, optimizer, few, copies)
-        if isinstance(model, Divisible) else
-        measure_model(comm, model, example, optimizer, few, copies))
-    say('measuring the links between the ranks')
-    network = measure_network(comm, budget * _OF_LINKS, torus)
-    if not network.between_hosts:
-        # Messages of compiled code, which keep a rank busy for less time.
-        local = measure_local_messages(comm, budget * _OF_MESSAGES)
-        if local is not None:
-            network = dataclasses.replace(
-                network, message_cost=local.message, byte_cost=local.byte)
-    sharing.visit()
-    say(f'measuring {", ".join(wanted.codecs)} exchanges')
-    codecs = measure_codecs(comm, wanted.codecs, budget * (
-        1 - _OF_LINKS - _OF_MESSAGES))
-    sharing.visit()
-    sharing.forget_work()
-    profile = profile_of(network, codecs, figures, sharing)
-    return dataclasses.replace(
-        profile, overhead=comm.allreduce(own_memory.growth(before), MPI.MAX))
+    before, model = resident(), trained.model
+    say(f'measuring the model with a batch of {trained.example.samples}')
+    figures, ranks = measure_model(
+        comm, model, trained.example, trained.optimizer,
+        max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
+    say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
+    stages = [number for number in divisors(comm.size)
+              if (not wanted.stages or number in wanted.stages)
+              and (number == 1 or not figures.undivided)] or [1]
+    exchanges, links = measure_layouts(
+        comm, stages, wanted.codecs, figures.elements,
+        budget * _OF_EXCHANGES)
+    reading = comm.bcast(raise_together(
+        comm, trained.data.seconds) if trained.data else 0.0)
+    return JobProfile(
+        figures, tuple(nodes_of(comm)), ranks.pools,
+        ranks.slowdown, ranks.speeds, exchanges, links, ranks.spare, reading,
+        comm.allreduce(growth(before), MPI.MAX), (
+            'no pipeline, as the model cannot be cut: ' + figures.undivided,)
+        if figures.undivided else ())
 
 
-def profile_of(network: NetworkFigures, codecs: Mapping[str, CodecFigures],
-               figures: ModelFigures, sharing: CoreSharing) -> JobProfile:
-    """A profile of figures that were found one after the other.
+def read_plan(source: Any) -> JobPlan:
+    """Reads a plan and checks all that can be checked without its model.
 
     Args:
-        network: Of the links.
-        codecs: By name, measured while all ranks work.
-        figures: Of a rank alone, but for the update, of all ranks at once.
-        sharing: After its last visit.
+        source: As for :class:`PlannedJob`.
+
+    Raises:
+        ValueError: There is no such file, or it is damaged, or no plan, or
+            one that cannot be carried out; the message names file, field
+            and remedy.
     """
-    crowded = sharing.crowding      # which the engine puts back
-    return JobProfile(
-        network, sharing.cores, {
-            name: dataclasses.replace(one, rates={
-                operation: rate._replace(value=rate.value * crowded)
-                for operation, rate in one.rates.items()})
-            for name, one in codecs.items()},
-        figures.slower(sharing.drift, 1 / crowded), sharing.speeds,
-        straggling=sharing.straggling,
-        remarks=('no pipeline, as the model cannot be cut: '
-                 + figures.undivided,) if figures.undivided else ())
+    name = source if isinstance(source, str) else 'the plan'
+    try:
+        found = load_job_plan(source, _REMEDY)
+    except OSError as error:
+        raise ValueError(f'{name} cannot be read ({error.strerror}); '
+                         f'{_REMEDY}') from None
+    try:
+        _check_options(found.choice)
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}; {_REMEDY}') from None
+    return found
+
+
+def read_together(comm: MPI.Comm, path: str) -> JobPlan:
+    """What the first rank reads with :func:`read_plan`; call it on all.
+
+    Raises:
+        ValueError: As there, or the plan is for another number of ranks; on
+            all ranks.
+    """
+    found: JobPlan | str = ''
+    if comm.rank == 0:
+        try:
+            found = read_plan(path)
+            if problem := found.problem(found.model, comm.size):
+                found = f'{path}: {problem}'
+        except ValueError as error:
+            found = str(error)
+    found = comm.bcast(found)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def shapes_of(model: Any) -> dict[str, Any]:
+    """Of all parameters, by path; None: unknown yet."""
+    return {name: None if one._data[0] is None else tuple(one._data[0].shape)
+            for name, one in Names(model).parameters.items()}
+
+
+def _check_options(choice: Configuration) -> None:
+    """Raises ValueError if a communicator cannot be made."""
+    for name in 'algorithm', 'overlap':
+        if name in choice.options:
+            raise ValueError(f'choice.options has {name!r}, which is '
+                             f'choice.{name}')
+    try:
+        if choice.codec != 'naive':
+            make_options(choice.codec, choice.communicator_options())
+        elif choice.options or choice.overlap:
+            raise ValueError("ChainerMN's naive has none")
+    except ValueError as error:
+        raise ValueError('choice.algorithm, overlap and options: '
+                         f'{error}') from None
+    rows, columns = choice.options.get('shape', (0, 0))
+    if (rows, columns) != (0, 0) and rows * columns != choice.replicas:
+        raise ValueError(f'choice.options.shape is {rows} x {columns}, but '
+                         f'there are {choice.replicas} replicas')
+
+
+# --- choosing ---------------------------------------------------------------
+
+def _ways(choices: Choices) -> list[Configuration]:
+    """Those to try, if ways are tried."""
+    found = [one.way for one in choices.promising()]
+    ranks, limit = choices.profile.ranks, choices.wanted.memory
+    naive = Configuration(ranks, codec='naive')
+    if ranks > 1 and any(way.stages == 1 for way in found) and (
+            limit is None or max(rank_memory(choices.model, naive)) <= limit):
+        found.append(naive)
+    return found
+
+
+def _tried(ways: Sequence[Configuration], trained: trials.Trained,
+           comm: MPI.Comm, say: Callable[[str], None], seconds: float
+           ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
+    """Tries all ways, and one process."""
+    def run(way: Configuration) -> trials.Blocks:
+        return trials.try_way(way, PlannedJob(JobPlan(
+            way, comm.size, trained.batch, shapes_of(trained.model)),
+            trained.example), trained, comm, seconds)
+    found, remarks = trials.try_all(ways, run, say)
+    if comm.size > 1:
+        say('trying one process')
+        alone = trials.try_one_process(trained, comm, seconds)
+        if not isinstance(alone, str):
+            found.append((Configuration(),
+                          trials.trial_of('one process', alone)))
+    return comm.bcast(found), remarks
+
+
+def _chosen(choices: Choices, ways: Sequence[Configuration],
+            found: Sequence[tuple[Configuration, Trial]],
+            remarks: Sequence[str]) -> JobPlan:
+    """The plan of the fastest way that was tried, or that is predicted."""
+    count, tried = choices.profile.ranks, [trial for _, trial in found]
+    possible = [one for one in found
+                if one[0].stages * one[0].replicas == count]
+    taken = trials.preferred(possible) if possible else ways[0]
+    said = list(remarks)
+    for alone in tried:
+        if alone.way == 'one process' and possible:
+            measured = min(one.seconds for _, one in possible)
+            if alone.seconds * (1 + alone.spread) < measured:
+                said.append(
+                    f'one process is faster than any way on these {count} '
+                    f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
+                    'without mpiexec')
+    if taken.replicas > 1 and not taken.is_exact and possible and (
+            warmup := getattr(make_options(taken.codec, {}), 'warmup', 0)):
+        said.append(f'the first {warmup} updates of {taken.codec} travel in '
+                    'float32 (warmup); what was tried is what follows')
+    return choices.plan(taken, tried, said)
 
 
 def _has_room(model: Any, wanted: Wanted) -> bool:
-    """Whether two copies with gradients and activations fit beside it."""
+    """Whether copies with gradients and activations fit beside a model."""
     size = 4.0 * sum(math.prod(shape) for shape in shapes_of(model).values()
                      if shape is not None)
-    return wanted.memory is None or 7 * size < wanted.memory
+    return wanted.memory is None or _COPIES * size < wanted.memory
 
 
-def _usual_optimizer() -> chainer.Optimizer:
-    return chainer.optimizers.Adam()
-
-
-def _tried(choices: Sequence[Choices], chosen: JobPlan,
-           ways: Sequence[Configuration], model: Any, optimizer: Any,
-           example: Example, comm: MPI.Comm, say: Callable[[str], None],
-           seconds: float) -> JobPlan:
-    """The plan of the way that is the fastest where it was tried."""
-    naive = Configuration(comm.size, codec='naive')
-    if comm.size > 1 and any(way.stages == 1 for way in ways):
-        ways = [*ways, naive]
-    found, remarks = [], list(chosen.remarks)
-    for way in ways:
-        say(f'trying {way}')
-        job = PlannedJob(dataclasses.replace(chosen, choice=way), example)
-        trial = try_way(way, job, model, optimizer, example, chosen.batch,
-                        comm, seconds)
-        if isinstance(trial, str):
-            remarks.append(f'{way} was not tried: {trial}')
-        else:
-            found.append((way, trial))
-    if not found:
-        return dataclasses.replace(chosen, remarks=tuple(remarks))
-    taken, measured = found[preferred(found)]
-    if taken == naive:          # of which nothing is predicted
-        chosen = dataclasses.replace(
-            chosen, choice=taken, seconds=measured.seconds,
-            spread=measured.spread, parts={}, memory=())
-    else:
-        chosen = comm.bcast(plan_of(choices[0], taken) if choices else None)
-    trials = [trial for _, trial in found]
-    if comm.size > 1 and chosen.memory_limit is None:
-        say('trying one process')
-        alone = try_one_process(model, optimizer, example, chosen.batch, comm,
-                                seconds)
-        if isinstance(alone, Trial):
-            trials.append(alone)
-            if alone.seconds * (1 + alone.spread) < measured.seconds:
-                remarks.append(
-                    'one process is faster than any way on these '
-                    f'{comm.size} ranks ({1e3 * alone.seconds:.4g} ms): run '
-                    'the script without mpiexec')
-    return dataclasses.replace(
-        chosen, remarks=tuple(remarks), trials=tuple(
-            sorted(trials, key=lambda one: one.seconds)))
-
+# --- arguments --------------------------------------------------------------
 
 def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
              memory: Any, optimizer: Any, codecs: Any, stages: Any,
-             ranks: Any, measuring: tuple[Any, Any]) -> tuple[Example, Wanted]:
+             ranks: Any, budget: Any) -> tuple[Example, Wanted]:
     """Checks the arguments, and that they are the same on all ranks."""
     def check() -> tuple[Example, Wanted]:
         if not isinstance(model, chainer.Link):
@@ -393,20 +415,13 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
                             f'{type(model).__name__}')
         if getattr(model, 'partition', None) is not None:
             raise ValueError('this model was cut already; build it anew')
-        if isinstance(model, Divisible):
-            check_whole(model, example)
         if optimizer is not None and not isinstance(
                 optimizer, chainer.Optimizer):
             raise TypeError('optimizer must be a chainer.Optimizer, not '
                             f'{type(optimizer).__name__}')
         samples = Example(example)
         count = comm.size if ranks is None else ranks
-        for name, value in ('ranks', count), ('batch', batch):
-            if value is not None and (not isinstance(value, int)
-                                      or value < 1):
-                raise ValueError(f'{name} must be a number of at least 1, '
-                                 f'not {value!r}')
-        _check_measuring(comm.size, count, *measuring)
+        _check_numbers(comm.size, count, batch, budget)
         unknown = sorted(set(codecs) - set(CODECS))
         if unknown or not codecs:
             raise ValueError(
@@ -423,55 +438,39 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, batch: Any,
     found = raise_together(comm, check, error=ValueError)
     agree(comm, Signature({
         'what is asked for': repr(found[1]), 'ranks': repr(ranks),
-        'torus and budget': repr(measuring),
-        'the model': repr(shapes_of(model)),
+        'budget': repr(budget), 'the model': repr(shapes_of(model)),
         'the samples of the example': str(found[0].samples)}),
         remedy='Pass the same to plan() on all ranks.')
     return found
 
 
-def _check_measuring(here: int, ranks: int, torus: Any, budget: Any) -> None:
+def _check_numbers(here: int, ranks: Any, batch: Any, budget: Any) -> None:
+    for name, value in ('ranks', ranks), ('batch', batch):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f'{name} must be a number of at least 1, not '
+                             f'{value!r}')
     if ranks > 1 and here == 1:
         raise ValueError(
             f'ranks={ranks} cannot be planned on one rank, which has no link '
             'to measure: start the plan on 2 ranks or more')
-    if torus is not None and ranks != here:
-        raise ValueError(
-            f'torus={torus} is for the {here} ranks that measure, not for '
-            f'ranks={ranks}: leave one of them out')
     if not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise ValueError('budget must be seconds, more than 0, not '
-                         f'{budget!r}')
-    if torus is not None and len(torus) != 2:
-        raise ValueError(f'torus must be rows and columns, not {torus!r}')
+        raise ValueError(f'budget must be seconds, more than 0, not {budget!r}'
+                         )
 
 
-def _fitting(comm: MPI.Comm, choose: Any) -> Any:
-    """What the first rank finds; its error, of its class, on all ranks."""
-    found: Any = None
-    try:
-        found = choose()
-    except Exception as error:
-        found = error
-    found = comm.bcast(found)
-    if isinstance(found, Exception):
-        raise found
+def _of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
+    """What the first rank finds, None on others; its error on all ranks."""
+    found = problem = None
+    if comm.rank == 0:
+        try:
+            found = choose()
+        except Exception as error:
+            problem = error
+    problem = comm.bcast(problem)
+    if problem is not None:
+        raise problem
     return found
 
 
 def _mpi(comm: Any) -> MPI.Comm:
     return MPI.COMM_WORLD if comm is None else getattr(comm, 'mpi_comm', comm)
-
-
-def shapes_of(model: Any, planned: Mapping[str, Any] | None = None
-              ) -> dict[str, Any]:
-    """Of all parameters, by path; None: unknown yet.
-
-    Args:
-        model: A Chain, or a ``Divisible``, of which nothing is built.
-        planned: What a plan says; of layers that are not built this counts.
-    """
-    if isinstance(model, Divisible):
-        return layer_shapes(model, planned or {})
-    return {name: None if one._data[0] is None else one._data[0].shape
-            for name, one in Names(model).parameters.items()}

@@ -1,78 +1,129 @@
-"""Runs the most promising ways for some updates, and takes the fastest.
-
-A prediction does not see everything that makes a real update slow: a thread
-that competes for the interpreter, other load, caches, what MPI does.  So the
-ways that are predicted to be the fastest are tried on copies of the model, by
-the same calls that train it: ChainerMN's optimizer or a
-:class:`.PipelineUpdater`.  ChainerMN's own ``naive`` and one process alone are
-tried beside them, as nobody should take more machinery than pays.
-
-Two ways that differ by less than their spread are equally fast.  Of those the
-exact codec is taken before others, and then the simplest way.
-"""
+"""Runs the most promising ways for some updates, and takes the fastest."""
+# A formula does not see everything that makes a real update slow: reading the
+# data, a thread that competes for the interpreter, other load, caches, what
+# MPI does.  So the ways that it puts first are tried on copies of model and
+# optimizer, hooks and frozen parameters included, with the updaters that would
+# train them, and with the script's own iterator and converter where there is a
+# script.  ChainerMN's own naive and one process alone are tried beside them,
+# as nobody should take more machinery than pays.  Codecs are tried without
+# their warm-up, in which they would be float32.
+#
+# A machine that others use changes its pace: ways that came close to the
+# fastest are tried once more, and all blocks of both turns count.  Two ways
+# that differ by less than their spread are equally fast.  Of those the exact
+# codec is taken before others, and then the simplest way.
 from __future__ import annotations
 
 import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainermn
 import numpy
+from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from ..communicators.options import without_warmup
+from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job.choices import Candidate
-from ..planning.job.configuration import Configuration, simplicity
-from ..planning.job.job_plan import Trial
+from ..planning.job.job_plan import Configuration, Trial
 from ..training.updaters.pipeline_updater import PipelineUpdater
-from .example import Example, Repeating, as_it_is, call_with
+from .example import Example, Repeating, as_it_is
 
-#: Ways that are tried, beside ``naive`` and one process.
-MOST = 5
-#: Of a way: updates that are not timed (the first one sends parameters only),
-#: and blocks of those that are.
-_WARM_UP, _BLOCKS = 3, 5
-#: Medians that differ by less are equal, whatever their spread was.
-_EQUAL = 0.05
+#: Updates that are not timed (the first one sends parameters only), blocks of
+#: those that are, and updates of a block at most.
+_WARM_UP, _BLOCKS, _MOST = 3, 5, 20
+#: Seconds of an update from which on fewer are made.
+_LONG = 0.3
+#: Medians that differ by less are equal, whatever their spread was; those
+#: that differ by more than the other are not tried again.
+_EQUAL, _NEAR = 0.03, 0.2
 
 
-def promising(candidates: Sequence[Candidate]) -> list[Configuration]:
-    """The ways to try, of all that fit.
+class Trained(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        model: The whole model; it stays as it is.
+        optimizer: Set up with it, or not yet; it stays as it is.
+        example: Samples of the data.
+        batch: Samples of an update, of all ranks together.
+        data: A script's; None: the example again and again.
+    """
+
+    model: Any
+    optimizer: Any
+    example: Example
+    batch: int
+    data: Any = None
+
+    def copied(self) -> Any:
+        """A copy of the optimizer, set up with a copy of the model."""
+        if self.optimizer.target is self.model:
+            return copy.deepcopy(self.optimizer)
+        clone = copy.copy(self.optimizer)
+        clone.hyperparam = copy.copy(self.optimizer.hyperparam)
+        return clone.setup(copy.deepcopy(self.model))
+
+
+#: Seconds of blocks of updates, or, the same on all ranks, why there are none.
+Blocks = list[float] | str
+
+
+def try_all(ways: Sequence[Configuration], run: Callable[
+        [Configuration], Blocks], say: Callable[[str], None]
+        ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
+    """Tries ways, and those that come close to the fastest once more.
 
     Args:
-        candidates: The fastest first.
+        ways: In any order.
+        run: Tries one, on all ranks; the same on all of them.
+        say: Is told what is being tried.
 
     Returns:
-        The fastest, each with another layout, codec or overlap; and the
-        simplest one, plain replicas in float32, where it is possible.
+        Ways with what they took, and why others could not be tried.
     """
-    kinds: dict[tuple, Configuration] = {}
-    for one in candidates:
-        way = one.configuration
-        if one.step is not None:
-            kinds.setdefault((way.stages, way.codec if way.replicas > 1
-                              else '', way.overlap), way)
-    found = list(kinds.values())
-    plain = [way for way in found if simplicity(way)[:2] == (False, 0)]
-    tried = found[:MOST]
-    return tried + [way for way in plain[:1] if way not in tried]
+    found: dict[int, list[float]] = {}
+    problems = []
+    for number, way in enumerate(ways):
+        say(f'trying {way}')
+        blocks = run(way)
+        if isinstance(blocks, str):
+            problems.append(f'{way} was not tried: {blocks}')
+        else:
+            found[number] = blocks
+    fastest = min(map(numpy.median, found.values()), default=0.0)
+    near = [number for number, blocks in found.items()
+            if numpy.median(blocks) <= fastest * (1 + _NEAR)]
+    for number in near * (len(near) > 1):
+        say(f'trying {ways[number]} again')
+        blocks = run(ways[number])
+        if not isinstance(blocks, str):
+            found[number] = found[number] + blocks
+    return [(ways[number], trial_of(str(ways[number]), blocks))
+            for number, blocks in found.items()], problems
 
 
-def preferred(trials: Sequence[tuple[Configuration, Trial]]) -> int:
-    """The index of the way to take: the simplest of the fastest."""
+def trial_of(way: str, blocks: Sequence[float]) -> Trial:
+    """Median and spread of blocks."""
+    low, median, high = numpy.percentile(blocks, (25, 50, 75))
+    return Trial(way, float(median), float((high - low) / 2 / median))
+
+
+def preferred(trials: Sequence[tuple[Configuration, Trial]]
+              ) -> Configuration:
+    """The way to take: the simplest of the fastest."""
     best = min((trial for _, trial in trials), key=lambda one: one.seconds)
-    equal = [number for number, (_, trial) in enumerate(trials)
-             if trial.seconds <= best.seconds * (
-                 1 + max(_EQUAL, best.spread, trial.spread))]
-    return min(equal, key=lambda number: simplicity(trials[number][0]))
+    return min((way for way, trial in trials if trial.seconds <= (
+        best.seconds * (1 + max(_EQUAL, best.spread, trial.spread)))),
+        key=Configuration.simplicity)
 
 
-def try_way(way: Configuration, job: Any, model: Any, optimizer: Any,
-            example: Example, batch: int, comm: MPI.Comm,
-            seconds: float = 1.5) -> Trial | str:
+def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
+            seconds: float = 1.5) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
     Call it on all ranks.
@@ -80,48 +131,44 @@ def try_way(way: Configuration, job: Any, model: Any, optimizer: Any,
     Args:
         way: To run the job.
         job: The :class:`.PlannedJob` of it.
-        model: The whole model; it stays as it is.
-        optimizer: It stays as it is.
-        example: Samples of the data.
-        batch: Samples of an update, of all ranks together.
+        trained: Model, optimizer and data.
         comm: All ranks.
         seconds: That the timed updates may take.
-
-    Returns:
-        What it took; or, the same on all ranks, why it cannot be tried.
     """
-    found: Any = None
-    problem, done = '', None
+    found: Blocks = []
+    problem, done = '', list[Callable[[], Any]]()
     try:
         with preserved():
-            update, done = (_pipeline if way.stages > 1 else _replicas)(
-                way, job, model, optimizer, example, batch, comm)
-            found = _timed(update, comm, seconds)
+            updater = _updater(way, job, trained, comm, done)
+            found = blocks_of(updater.update, comm, seconds)
     except Exception as error:
         problem = f'{type(error).__name__}: {error}'
     problem = next(filter(None, comm.allgather(problem)), '')
-    if done is not None and not problem:
-        done()
-    return problem or Trial(str(way), *found)
+    if not problem:
+        for finish in done:
+            finish()
+    return problem or found
 
 
-def try_one_process(model: Any, optimizer: Any, example: Example,
-                    batch: int, comm: MPI.Comm, seconds: float = 1.5
-                    ) -> Trial | str:
+def try_one_process(trained: Trained, comm: MPI.Comm, seconds: float = 1.5
+                    ) -> Blocks:
     """Trains a copy of the model on rank 0 with the whole batch.
 
     Call it on all ranks; the others wait without taking a core.
     """
-    found: Any = None
+    found: Blocks = []
     if comm.rank == 0:
         try:
             with preserved():
-                clone = _set_up(optimizer, copy.deepcopy(model))
-                arrays = example.of(batch)
-                found = Trial('one process', *_timed(
-                    lambda: clone.update(
-                        lambda: call_with(clone.target, arrays)),
-                    MPI.COMM_SELF, seconds))
+                data = trained.data
+                iterator, given = ((data.iterator, data.given())
+                                   if data and data.is_shared else
+                                   (Repeating(trained.example.of(
+                                       trained.batch)),
+                                    {'converter': as_it_is}))
+                found = blocks_of(StandardUpdater(
+                    iterator, trained.copied(), **given).update,
+                    MPI.COMM_SELF, seconds)
         except Exception as error:
             found = f'{type(error).__name__}: {error}'
     # The others must not ask for messages while rank 0 computes.
@@ -129,59 +176,64 @@ def try_one_process(model: Any, optimizer: Any, example: Example,
     return comm.bcast(found)
 
 
-def _replicas(way: Configuration, job: Any, model: Any, optimizer: Any,
-              example: Example, batch: int, comm: MPI.Comm
-              ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    communicator = job.communicator(comm)
-    clone = chainermn.create_multi_node_optimizer(
-        _set_up(optimizer, copy.deepcopy(model)), communicator)
-    share = batch // comm.size + (comm.rank < batch % comm.size)
-    arrays = example.of(max(1, share))
-    return (lambda: clone.update(lambda: call_with(clone.target, arrays)),
-            communicator.finalize)
-
-
-def _pipeline(way: Configuration, job: Any, model: Any, optimizer: Any,
-              example: Example, batch: int, comm: MPI.Comm
-              ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    grid = job.grid(comm)
-    part = job.partition(copy.deepcopy(model), comm=comm)
-    clone = _set_up(optimizer, part)
+def _updater(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
+             done: list[Callable[[], Any]]) -> Any:
+    """What would train the model; adds what is to be done afterwards."""
+    def copied() -> Any:
+        clone = trained.copied()
+        return clone, clone.target
+    optimizer, model = raise_together(comm, copied)
+    if way.stages > 1:
+        part = job.partition(model, comm=comm)
+        if optimizer.target is not part:
+            optimizer.setup(part)
     communicator = None
     if way.replicas > 1:
-        communicator = job.communicator(comm)
-        clone = chainermn.create_multi_node_optimizer(clone, communicator)
-    samples = max(way.micro_batches, batch // way.replicas)
-    updater = PipelineUpdater(
-        Repeating(example.of(samples)), clone, grid, converter=as_it_is,
-        micro_batches=way.micro_batches, schedule=way.schedule)
-    return (updater.update,
-            communicator.finalize if communicator else lambda: None)
+        communicator = job.communicator(comm, **(
+            {} if way.codec == 'naive' else without_warmup(way.codec)))
+        done.append(communicator.finalize)
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, communicator)
+    data, example = trained.data, trained.example
+    if way.stages == 1:
+        if data is not None:
+            return data.replicas(optimizer, comm)
+        share = trained.batch // comm.size + (
+            comm.rank < trained.batch % comm.size)
+        return StandardUpdater(Repeating(example.of(max(1, share))),
+                               optimizer, converter=as_it_is)
+    grid, given = job.grid(comm), {'converter': as_it_is}
+    iterator: Any = Repeating(example.of(max(
+        way.micro_batches, trained.batch // way.replicas)))
+    if data is not None:
+        iterator, given = data.divided(grid), data.given()
+    return PipelineUpdater(iterator, optimizer, grid, schedule=way.schedule,
+                           micro_batches=way.micro_batches, **given)
 
 
-def _set_up(optimizer: Any, model: Any) -> Any:
-    clone = copy.copy(optimizer)
-    clone.hyperparam = copy.copy(optimizer.hyperparam)
-    return clone.setup(model)
+def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
+              clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Seconds of an update, of the slowest rank, in each of some blocks.
 
-
-def _timed(update: Callable[[], Any], comm: MPI.Comm, seconds: float
-           ) -> tuple[float, float]:
-    """Median and spread of an update's seconds, the slowest rank's."""
-    for _ in range(_WARM_UP):
-        update()
-    begin = time.perf_counter()
-    update()
-    # All ranks make equally many updates.
-    one = comm.allreduce(time.perf_counter() - begin, MPI.MAX)
-    each = max(1, min(20, math.floor(seconds / _BLOCKS / max(one, 1e-4))))
-    blocks = []
-    for _ in range(_BLOCKS):
+    Args:
+        update: Makes one, on all ranks.
+        comm: All ranks; they make equally many updates.
+        seconds: That all blocks may take.
+        clock: Gives seconds.
+    """
+    def measured(count: int) -> float:
         comm.Barrier()
-        begin = time.perf_counter()
-        for _ in range(each):
+        begin = clock()
+        for _ in range(count):
             update()
-        blocks.append(comm.allreduce(
-            (time.perf_counter() - begin) / each, MPI.MAX))
-    low, median, high = numpy.percentile(blocks, (25, 50, 75))
-    return float(median), float((high - low) / 2 / median)
+        return comm.allreduce((clock() - begin) / count, MPI.MAX)
+    update()                # sends parameters, gets memory
+    one = measured(1)
+    if one < _LONG:
+        for _ in range(_WARM_UP - 2):
+            update()
+        one = measured(1)
+    each = max(1, min(_MOST, math.floor(
+        seconds / _BLOCKS / max(one, 1e-4))))
+    return [measured(each) for _ in range(
+        _BLOCKS if one < _LONG else 2)]

@@ -1,11 +1,9 @@
 """What decides how a model is run: pure data and arithmetic, no MPI.
 
 ``partition`` has the calls of a traced model with their costs, and the search
-for the cut whose step is shortest under a memory limit.  One engine
-(:mod:`.engine`) simulates pipelines (``schedules``) and all-reduces
-(``allreduce``) on the links and cores of a cluster; one proof
-(:mod:`.deadlock`) shows that their ranks do not wait for each other forever.
-The names below are loaded when first asked for.
+for the cut whose step is shortest under a memory limit; ``job`` has the ways
+to run a whole job, ranked by a formula.  The names below are loaded when first
+asked for.
 """
 from .._on_demand import on_demand
 

@@ -1,9 +1,13 @@
 """What an update would take if each rank had a host of its own."""
-from chainer_fp8pipe.planner.forecast import Forecast
-from chainer_fp8pipe.planning.job.configuration import CODECS
+from chainer_fp8pipe.planner.example import Example
+from chainer_fp8pipe.planner.planned_job import measure
+from chainer_fp8pipe.planner.trials import Trained
+from chainer_fp8pipe.planning.job.choices import Wanted
+from chainer_fp8pipe.planning.job.job_plan import CODECS, Configuration
+from chainer_fp8pipe.planning.job.step import StepModel
 
-# Elements and parameters of ResNet-50.
-_LARGE = 25_500_000, 161
+# Elements of ResNet-50's parameters.
+_LARGE = 25_500_000
 # Of a link's bits, those that TCP leaves for messages.
 _USED = 0.95
 
@@ -25,15 +29,29 @@ def predict(comm, communicators, model, batch, optimizer, gbit):
         ResNet-50.
     """
     if comm.rank == 0:
-        print(f'Measuring the model and the codecs (some 5 s), to predict '
+        print(f'Measuring the model and the codecs (some 10 s), to predict '
               f'updates on {comm.size} hosts with {gbit:g} Gbit/s', flush=True)
-    codecs = {'float32', 'fp8'} | {
-        name for name, _ in communicators.values()} & set(CODECS)
-    forecast = Forecast(comm, model, batch, rate=gbit * 1e9 / 8 * _USED,
-                        optimizer=optimizer, codecs=sorted(codecs))
-    steps = {run: forecast.step(name, **options)
-             for run, (name, options) in communicators.items()}
-    return ({run: step and 1000 * step.seconds.value
-             for run, step in steps.items()},
-            {name: 1000 * forecast.exchange(name, *_LARGE)
-             for name in ('float32', 'fp8')})
+    ways = {run: _way(name, options, comm.size)
+            for run, (name, options) in communicators.items()}
+    codecs = sorted({'float32', 'fp8'} | {
+        way.codec for way in ways.values() if way})
+    example = Example(batch)
+    wanted = Wanted(example.samples * comm.size, None, tuple(codecs), (1,))
+    measured = measure(comm, Trained(model, optimizer, example, wanted.batch),
+                       wanted, 8.0)
+    profile = measured.on_hosts(comm.size, gbit * 1e9 / 8 * _USED)
+    step = StepModel(profile, wanted.batch)
+    alone = {name: profile.exchange(Configuration(comm.size, codec=name)).of(
+        _LARGE) if comm.size > 1 else 0.0 for name in ('float32', 'fp8')}
+    return ({run: way and 1000 * step.predict(way).seconds
+             for run, way in ways.items()},
+            {name: 1000 * seconds for name, seconds in alone.items()})
+
+
+def _way(name, options, replicas):
+    """The communicator as plans have it; None: they do not."""
+    algorithm = options.get('algorithm', 'direct')
+    if name not in CODECS or algorithm not in ('direct', 'ring', 'torus2d'):
+        return None
+    return Configuration(replicas, codec=name, algorithm=algorithm,
+                         overlap=options.get('overlap', False))

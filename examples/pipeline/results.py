@@ -4,8 +4,7 @@ import os
 from collections import defaultdict
 from statistics import fmean, median
 
-from chainer_fp8pipe.planning.schedules.schedule_checker import check
-from chainer_fp8pipe.planning.schedules.simulator import Costs, simulate
+from chainer_fp8pipe.planning.schedule_time import UNIT, Costs, simulate
 from chainer_fp8pipe.report.events import Event, idle_share
 
 _ACCURACY = 'validation/main/accuracy'
@@ -70,7 +69,8 @@ def idle_shares(timeline, schedule):
     shares = {
         'update': idle_share(events),
         'passes': idle_share(passes),
-        'equal_stages': check(schedule).idle_share,
+        'equal_stages': simulate(
+            schedule, [UNIT] * (schedule.last_chunk + 1)).idle_share,
         'measured_stages': simulate(schedule, _costs(passes)).idle_share}
     return {name: 100 * share for name, share in shares.items()}
 

@@ -11,14 +11,13 @@ from chainer_fp8pipe.allreduce.plan import (
     torus2d,
     two_level,
 )
-from chainer_fp8pipe.planning.allreduce.plan_checker import check
-from chainer_fp8pipe.planning.allreduce.traffic import MessageForm
 
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .plan_checker import MessageForm, check
 from .plans import interpret, plans
 
 quick = settings(max_examples=100)

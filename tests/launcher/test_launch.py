@@ -100,7 +100,7 @@ def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
         [sys.executable, '-c', '''
 import argparse
 from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
-from chainer_fp8pipe.planner.scripts.run_command import add_run
+from chainer_fp8pipe.planner.run_script import add_run
 own = _flags(_parser({}))
 commands = argparse.ArgumentParser().add_subparsers()
 add_run(commands)

@@ -1,6 +1,5 @@
 """Plans as they are measured nowhere, for tests of what becomes of them."""
-from chainer_fp8pipe.planning.job.configuration import Configuration
-from chainer_fp8pipe.planning.job.job_plan import JobPlan
+from chainer_fp8pipe.planning.job.job_plan import Configuration, JobPlan
 from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
 from chainer_fp8pipe.planning.partition.positions import Position
 

@@ -1,9 +1,14 @@
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner.example import Example
-from chainer_fp8pipe.planner.model_figures import measure_model
+from chainer_fp8pipe.planner.model_figures import (
+    measure_model,
+    measure_optimizer,
+    speeds_of,
+)
 
 import chainer
 import numpy
+import pytest
 
 from tests.planner.nets import Net, batch, content
 from tests.ranks import on_ranks
@@ -14,7 +19,7 @@ def test_a_measured_model_stays_as_it_was(comm):
     numpy.random.seed(7)
     model = Net()
     before, state = content(model), numpy.random.get_state()[1].copy()
-    figures, sharing = measure_model(
+    figures, ranks = measure_model(
         comm, model, Example(batch()), chainer.optimizers.Adam(), 2, True)
     numpy.testing.assert_array_equal(numpy.random.get_state()[1], state)
     for name, value in content(model).items():
@@ -23,10 +28,10 @@ def test_a_measured_model_stays_as_it_was(comm):
     assert figures.elements == model.count_params()
     assert (figures.samples, figures.few) == (8, 2)
     assert len(figures.calls) == len(figures.calls_few) > 5
-    assert sorted(sum(figures.buckets, ())) == sorted(figures.parameters)
-    assert min(*figures.plain, *figures.plain_few) > 0
-    assert all(call.forward >= 0 for call in figures.calls)
-    assert len(sharing.cores.pools) == len(sharing.speeds) == comm.size
+    assert sum(call.forward + call.backward for call in figures.calls) > 0
+    assert figures.micro_batch >= 0
+    assert len(ranks.pools) == len(ranks.speeds) == comm.size
+    assert all(one >= 1 for one in ranks.slowdown)
 
 
 @on_ranks(2)
@@ -43,7 +48,24 @@ def test_a_model_that_reads_values_is_measured_as_a_whole(comm):
 def test_without_room_for_a_copy_single_calls_are_timed(comm):
     figures, _ = measure_model(
         comm, Net(), Example(batch()), chainer.optimizers.SGD(), 2, False)
-    assert figures.plain == (
-        sum(call.forward for call in figures.calls),
-        sum(call.backward for call in figures.calls))
-    assert figures.plain[0] > 0
+    assert sum(call.forward for call in figures.calls) > 0
+
+
+@pytest.mark.parametrize(('seconds', 'expected'), [
+    ((1.0, 1.1), (1, 1)), ((1.0, 2.0), (1, 2)), ((2.0, 1.0), (1, .5)),
+    ((1.0, 1.2, 3.0, .9), (1, 1, 3, 1))])
+def test_only_ranks_that_are_much_slower_count(seconds, expected):
+    assert speeds_of(seconds) == pytest.approx(expected)
+
+
+def test_frozen_parameters_are_not_updated():
+    model = chainer.Sequential(chainer.links.Linear(400, 400),
+                               chainer.links.Linear(400, 2))
+    optimizer = chainer.optimizers.Adam().setup(model)
+    shapes = dict(model.namedparams())
+    whole = measure_optimizer(optimizer, shapes, model.device)
+    assert whole[1] == 2
+    model[0].disable_update()
+    assert measure_optimizer(optimizer, shapes, model.device)[0] < whole[0]
+    model.disable_update()
+    assert measure_optimizer(optimizer, shapes, model.device) == (0, 0, 0)

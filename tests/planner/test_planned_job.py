@@ -108,7 +108,6 @@ def test_all_ranks_get_one_plan_which_survives_its_file(comm):
     again = PlannedJob(json.loads(text))
     assert again.plan == planned.plan
     assert str(again) == str(planned)
-    assert 'why not' in str(planned)
 
 
 @on_ranks(2)
@@ -147,8 +146,6 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
     refused(comm, 'batch must be a number', batch=0)
     refused(comm, 'budget must be seconds', budget=0)
     refused(comm, 'budget must be seconds', budget=float('inf'))
-    refused(comm, 'leave one of them out', ranks=4, torus=(1, 2))
-    refused(comm, 'torus=.* is no torus of 1 hosts', torus=(2, 2))
     refused(comm, 'is no size', memory='much')
     refused(comm, 'takes a chainer.Link', model=3)
     refused(comm, 'must be a chainer.Optimizer', optimizer='Adam')

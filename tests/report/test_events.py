@@ -6,7 +6,7 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
     SCHEDULES,
     make_schedule,
 )
-from chainer_fp8pipe.planning.schedules.simulator import Costs, Link, simulate
+from chainer_fp8pipe.planning.schedule_time import Costs, Link, simulate
 from chainer_fp8pipe.report.events import (
     BUCKETS,
     EXCHANGE,

@@ -1,42 +1,42 @@
-"""Searches all ways to run a job for the fastest that fits.
+"""All ways to run a job, ranked by the formula, and the plan that is made.
 
-Every factorisation of the ranks is tried, and for each of them every number
-of micro-batches, schedule, recomputation, codec, algorithm and overlap.  A
-lower bound that takes no simulation (the busiest rank computes, the busiest
-link carries) comes first: what cannot beat the best of its kind is not
-simulated.  The order is fixed, so that the same profile gives the same
-choice.
+Every factorisation of the ranks is looked at, and for each of them every
+number of micro-batches, schedule, codec, algorithm and overlap.  The order is
+fixed, so that the same profile gives the same ranking.
 """
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...mpi.placement import divisors
-from ..partition.cuts import Cut, CutProblem, DoesNotFit, Wire, best_cut
+from ..partition.cuts import CutProblem, DoesNotFit, Wire, best_cut
 from ..partition.partition_plan import PartitionPlan
 from ..sizes import said_bytes
-from .configuration import USUAL_CODECS, Configuration, simplicity
-from .job_profile import JobProfile
-from .rank_memory import MemoryModel
-from .step import StepModel, StepPrediction
+from .job_plan import (
+    USUAL_CODECS,
+    Alternative,
+    Configuration,
+    JobPlan,
+    Trial,
+)
+from .memory import exchange_bytes, rank_memory
+from .step import JobProfile, LinkFigures, StepModel, StepPrediction
 
 _SCHEDULES = '1f1b', 'gpipe', 'zero_bubble', 'interleaved'
 _CHUNKS = {'interleaved': 2}
-_ALGORITHMS = 'direct', 'ring', 'torus2d'
-_OVERLAPS: tuple[bool | str, ...] = False, True, 'next_forward'
-#: Cuts of a factorisation that are tried with replicas' exchanges.
+_OVERLAPS: tuple[Any, ...] = False, True, 'next_forward'
+#: Cuts of a factorisation that are looked at with replicas' exchanges.
 _CUTS = 3
-#: What may be faster than the best of its kind by less than this share is not
-#: simulated, unless it may be the fastest of all.
-_NEAR = 0.02
 #: Micro-batches of a pipeline, as multiples of its stages, and with how many a
 #: cut is searched for.
 _MULTIPLES, _ENOUGH = (1, 2, 4, 8), 2
+#: Ways that are tried, and others that are shown.
+TRIED, _SHOWN = 5, 6
+_PACKING = 5e-5
 
 
 class Wanted(NamedTuple):
@@ -52,303 +52,258 @@ class Wanted(NamedTuple):
 
     batch: int
     memory: float | None = None
-    codecs: tuple[str, ...] = USUAL_CODECS
+    codecs: tuple[Any, ...] = USUAL_CODECS
     stages: tuple[int, ...] = ()
 
 
 class Candidate(NamedTuple):
-    """A configuration with its prediction.
+    """A way to run the job with its prediction.
 
     Attributes:
-        configuration: The way to run the job.
+        way: The way.
         step: Seconds, and what they consist of.
         memory: Bytes of each stage's ranks.
-        reason: Why the configuration is impossible; '': it is not.
     """
 
-    configuration: Configuration
-    step: StepPrediction | None
-    memory: tuple[float, ...] = ()
-    reason: str = ''
+    way: Configuration
+    step: StepPrediction
+    memory: tuple[float, ...]
 
     @property
-    def seconds(self) -> float:
-        """Predicted seconds of a step; infinity: impossible."""
-        return self.step.seconds.value if self.step else math.inf
+    def kind(self) -> tuple:
+        """What tells this way from others that are worth a trial."""
+        way = self.way
+        return (way.stages, way.codec if way.replicas > 1 else '',
+                way.overlap)
+
+
+def algorithms(replicas: int) -> tuple[Any, ...]:
+    """Those that differ for so many replicas.
+
+    Two ranks send the same in a ring and directly; a prime number makes no
+    torus.
+    """
+    return ('direct', *['ring'] * (replicas > 2),
+            *['torus2d'] * (len(divisors(replicas)) > 2))
 
 
 class Choices:
-    """All configurations of a job that were looked at.
+    """All ways to run a job.
 
     Args:
         profile: What was measured.
         wanted: What the user asks for.
 
     Attributes:
-        candidates: The fastest first; of each kind at least one that is not
-            slower than the best by more than a small share.
-        looked_at: How many configurations there are.
-        simulated: How many of these were simulated.
+        candidates: All that fit, the fastest first.
+
+    Raises:
+        DoesNotFit: None fits; the message says why, and by how much.
     """
 
     def __init__(self, profile: JobProfile, wanted: Wanted) -> None:
         self.profile, self.wanted = profile, wanted
         self.model = StepModel(profile, wanted.batch)
-        self.memory = MemoryModel(profile, self.model.costs)
-        self.looked_at = self.simulated = 0
-        self._known: dict[str, float] = {}  # the fewest seconds of each kind
+        # By stages, of the way that needs least: its bytes, and what is wrong.
+        self._impossible: dict[int, tuple[float, str]] = {}
         found: list[Candidate] = []
         for stages in divisors(profile.ranks):
             if not wanted.stages or stages in wanted.stages:
                 found += (self._pipelines(stages) if stages > 1
-                          else self._replicas_only())
-        self.candidates = sorted(found, key=lambda one: one.seconds)
+                          else self._replicas())
+        self.candidates = sorted(found, key=lambda one: one.step.seconds)
+        if not found:
+            raise DoesNotFit('no way to run this job fits: ' + '; '.join(
+                f'{self._layout(stages)}: {reason}'
+                for stages, (_, reason) in self._impossible.items()))
 
-    @property
-    def best(self) -> Candidate:
-        """The fastest; of those that are no faster within the spread, the
-        simplest.
+    def promising(self) -> list[Candidate]:
+        """The ways to try.
 
-        Raises:
-            DoesNotFit: None is possible; the message says why.
+        The fastest, each with another layout, codec or overlap; and the
+        simplest one, plain replicas in float32, where it is possible.
         """
-        if self.candidates and self.candidates[0].step:
-            return min(self.equal_to(self.candidates[0]),
-                       key=lambda one: simplicity(one.configuration))
-        # Of each layout, that which needs least.
-        least: dict[int, Candidate] = {}
-        for one in sorted(self.candidates, key=lambda one: max(
-                one.memory, default=0.0)):
-            least.setdefault(one.configuration.stages, one)
-        raise DoesNotFit('no way to run this job fits: ' + '; '.join(
-            f'{one.configuration}: {one.reason}' for one in least.values()))
+        found = self._of_kinds()
+        plain = [one for one in found
+                 if one.way.stages == 1 and one.way.is_exact
+                 and not one.way.overlap]
+        tried = found[:TRIED]
+        return tried + [one for one in plain[:1] if one not in tried]
 
-    def equal_to(self, best: Candidate) -> list[Candidate]:
-        """The candidates that a candidate is not known to be faster than."""
-        assert best.step is not None
-        return [one for one in self.candidates
-                if one.step and one.seconds <= best.seconds * (1 + max(
-                    best.step.seconds.spread, one.step.seconds.spread))]
+    def plan(self, way: Configuration, trials: Sequence[Trial] = (),
+             remarks: Sequence[str] = ()) -> JobPlan:
+        """The plan of a way.
 
-    # --- replicas only -------------------------------------------------------
+        Args:
+            way: One of the candidates', or one that was tried.
+            trials: What ways took; if this one is among them, the plan's
+                seconds are those of its trial.
+            remarks: For the user.
+        """
+        profile, wanted = self.profile, self.wanted
+        step, memory = next((
+            (one.step, one.memory) for one in self.candidates
+            if one.way == way), (None, ()))
+        parts = dict(step.parts) if step else {}
+        seconds, spread = step.seconds if step else 0.0, 0.0
+        for trial in trials:
+            if trial.way == str(way):
+                parts = {name: part * trial.seconds / max(seconds, 1e-12)
+                         for name, part in parts.items()}
+                seconds, spread = trial.seconds, trial.spread
+        return JobPlan(
+            way, profile.ranks, wanted.batch,
+            {name: one.shape
+             for name, one in profile.model.parameters.items()},
+            wanted.memory, seconds, spread, parts, memory,
+            tuple(self._others([str(way), *(one.way for one in trials)])),
+            (*profile.remarks, *self._slow_ranks(), *remarks),
+            len(self.candidates), tuple(sorted(
+                trials, key=lambda one: one.seconds)))
 
-    def _replicas_only(self) -> list[Candidate]:
+    def _others(self, known: Sequence[str]) -> Iterator[Alternative]:
+        """The fastest of other kinds, and one impossible of each layout."""
+        others = [one for one in self._of_kinds()
+                  if str(one.way) not in known]
+        for one in others[:_SHOWN]:
+            yield Alternative(str(one.way), one.step.seconds)
+        possible = {one.way.stages for one in self.candidates}
+        for stages, (_, reason) in self._impossible.items():
+            if stages not in possible:
+                yield Alternative(self._layout(stages), None, reason)
+
+    def _of_kinds(self) -> list[Candidate]:
+        found: dict[tuple, Candidate] = {}
+        for one in self.candidates:
+            found.setdefault(one.kind, one)
+        return list(found.values())
+
+    def _refuse(self, stages: int, reason: str, needed: float = 0.0) -> None:
+        """Notes why there is no way with so many stages."""
+        if needed <= self._impossible.get(stages, (math.inf,))[0]:
+            self._impossible[stages] = needed, reason
+
+    def _layout(self, stages: int) -> str:
+        replicas = self.profile.ranks // stages
+        if stages == 1:
+            return f'{replicas} replicas'
+        return f'{stages} stages' + f', {replicas} replicas each' * (
+            replicas > 1)
+
+    def _slow_ranks(self) -> list[str]:
+        return [f'rank {rank} takes {speed:.1f} times as long as the first '
+                'one for the same computation; every step waits for it'
+                for rank, speed in enumerate(self.profile.speeds)
+                if speed > 1.0]
+
+    # --- ways ----------------------------------------------------------------
+
+    def _replicas(self) -> Iterator[Candidate]:
         count, batch = self.profile.ranks, self.wanted.batch
         if batch < count:
-            return [_impossible(Configuration(count), f'a batch of {batch} '
-                                f'has no sample for each of {count} ranks')]
-        found = self._tried([
-            Configuration(count, codec=codec, algorithm=algorithm)
-            for codec, algorithm in self._ways(count)])
-        possible = [one for one in found if one.step]
-        if count == 1 or not possible:
-            return found
-        # Overlap hides the same share of an exchange whatever its codec is:
-        # of each codec, the fastest algorithms are tried with overlap.
-        for codec in dict.fromkeys(one.configuration.codec
-                                   for one in possible):
-            best = min((one for one in possible
-                        if one.configuration.codec == codec),
-                       key=lambda one: one.seconds)
-            found += self._tried([
-                dataclasses.replace(best.configuration, overlap=overlap)
-                for overlap in _OVERLAPS[1:]])
-        return found
-
-    def _ways(self, replicas: int) -> Iterator[tuple[str, str]]:
-        """Codecs with the algorithms that differ for so many replicas."""
-        if replicas == 1:
-            yield self.wanted.codecs[0], 'direct'
+            self._refuse(1, f'a batch of {batch} has no sample for each of '
+                         f'{count} ranks')
             return
-        for codec, algorithm in itertools.product(self.wanted.codecs,
-                                                  _ALGORITHMS):
-            # Two ranks send the same in a ring and directly; a prime number
-            # makes no torus.
-            if algorithm == 'direct' or (
-                    algorithm == 'ring' and replicas > 2) or (
-                    algorithm == 'torus2d' and len(divisors(replicas)) > 2):
-                yield codec, algorithm
+        for way in self._exchanged(Configuration(count)):
+            for overlap in _OVERLAPS if count > 1 else (False,):
+                yield from self._predicted(dataclasses.replace(
+                    way, overlap=overlap))
 
-    # --- pipelines -----------------------------------------------------------
-
-    def _pipelines(self, stages: int) -> list[Candidate]:
+    def _pipelines(self, stages: int) -> Iterator[Candidate]:
         """The candidates with so many stages."""
         replicas = self.profile.ranks // stages
-        cuts, reasons = self._cuts(stages, replicas)
-        if not cuts:
-            return [_impossible(Configuration(replicas, stages, stages),
-                                reasons[0] if reasons else 'no cut')]
-        plain = Configuration(replicas, stages, cuts[0].micro_batches,
-                              cuts[0])
-        found = self._tried([
-            dataclasses.replace(plain, codec=codec, algorithm=algorithm)
-            for codec, algorithm in self._ways(replicas)])
-        best = min(found, key=lambda one: one.seconds, default=None)
-        return found + self._tried([
-            dataclasses.replace(best.configuration if best else plain,
-                                cut=cut, micro_batches=cut.micro_batches)
-            for cut in cuts[1:]])
-
-    def _cuts(self, stages: int, replicas: int
-              ) -> tuple[list[PartitionPlan], list[str]]:
-        """The cuts with the shortest steps, without exchanges."""
-        found: list[tuple[float, int, PartitionPlan]] = []
-        reasons: list[str] = []
         share = self.wanted.batch // replicas
-        ways = [
-            (self.model.pipelines.least_of_passes(
-                stages, replicas, stages * multiple,
-                _CHUNKS.get(schedule, 1)), stages * multiple, schedule)
-            for multiple, schedule in itertools.product(
-                _MULTIPLES, _SCHEDULES)
-            if stages * multiple <= share and (
-                schedule != 'gpipe' or multiple <= 2)]
-        # Without replicas, the seconds of passes say which cut is best.
-        enough = _CUTS if replicas > 1 else 1
-        for least, micro_batches, schedule in sorted(ways):
-            if len(found) >= enough and least > sorted(found)[enough - 1][0]:
-                self.looked_at += 1
+        if share < 1:
+            self._refuse(stages, f'a batch of {self.wanted.batch} has no '
+                         f'sample for each of {replicas} pipelines')
+            return
+        numbers = [stages * multiple for multiple in _MULTIPLES
+                   if stages * multiple <= share] or [share]
+        found: list[tuple[float, Configuration]] = []
+        for micro_batches, schedule in itertools.product(numbers,
+                                                         _SCHEDULES):
+            if schedule == 'gpipe' and micro_batches > _ENOUGH * stages:
                 continue
             try:
-                plan, seconds = self.cut(stages, replicas, micro_batches,
-                                          schedule)
+                way = Configuration(replicas, stages, micro_batches, self.cut(
+                    stages, replicas, micro_batches, schedule))
+                found.append((self.model.predict(way).seconds
+                              if replicas == 1 else
+                              self._of_passes(way), way))
             except ValueError as error:
-                reasons.append(self._why_no_cut(error, replicas))
-            else:
-                found.append((seconds, len(found), plan))
-        if not found and not reasons:
-            reasons.append(f'{share} samples of a pipeline make no '
-                           f'{stages} micro-batches')
-        found.sort()
-        return [plan for _, _, plan in found[:_CUTS]], reasons
+                if stages not in self._impossible:
+                    self._refuse(stages, self._why_no_cut(error, replicas))
+        found.sort(key=lambda one: one[0])
+        for _, way in found[:_CUTS]:
+            for exchanged in self._exchanged(way):
+                yield from self._predicted(exchanged)
+
+    def _of_passes(self, way: Configuration) -> float:
+        parts = self.model.predict(dataclasses.replace(
+            way, codec=self.wanted.codecs[0])).parts
+        return parts['forward and backward'] + parts['waiting for stages']
+
+    def _exchanged(self, way: Configuration) -> Iterator[Configuration]:
+        """A way with all codecs and algorithms."""
+        if way.replicas == 1:
+            yield way
+            return
+        for codec, algorithm in itertools.product(
+                self.wanted.codecs, algorithms(way.replicas)):
+            yield dataclasses.replace(way, codec=codec, algorithm=algorithm)
 
     def cut(self, stages: int, replicas: int, micro_batches: int,
-             schedule: str) -> tuple[PartitionPlan, float]:
-        """The best cut, and the seconds of its step as it is simulated."""
-        self.looked_at += 1
-        samples = self.wanted.batch / replicas / micro_batches
-        intervals = self.model.costs.intervals(samples)
+            schedule: str) -> PartitionPlan:
+        """The best cut into so many stages.
+
+        Raises:
+            DoesNotFit: There is none under the memory limit.
+            ValueError: The model cannot be cut so often.
+        """
+        intervals = self.model.costs.intervals(
+            self.wanted.batch / replicas / micro_batches)
+        link = self.profile.links.get(stages, LinkFigures())
+        limit = self.wanted.memory
+        if limit is not None:
+            limit -= self._least_exchange(replicas)
+            if limit <= 0:
+                raise DoesNotFit('no byte is left for the model')
         # More micro-batches change neither which cut is best nor how many are
         # live, except with gpipe, which has no more.
         task = CutProblem(
             stages, min(micro_batches, _ENOUGH * stages), schedule,
-            _CHUNKS.get(schedule, 1), self._limit(replicas),
+            _CHUNKS.get(schedule, 1), limit,
             2.0 + self.profile.model.optimizer_arrays, 'auto',
-            self._wire(stages), self.profile.overhead)
-        cut: Cut = best_cut(intervals, task)
-        plan = PartitionPlan(
+            Wire(link.latency + _PACKING, link.rate), self.profile.overhead)
+        cut = best_cut(intervals, task)
+        return PartitionPlan(
             self.profile.model.order,
             tuple(intervals.starts[end] for end in cut.ends[:-1]), stages,
             cut.recompute, micro_batches, schedule, cut.predicted)
-        self.simulated += 1
-        seconds = self.model.pipelines.seconds_of_passes(
-            Configuration(replicas, stages, micro_batches, plan))
-        return dataclasses.replace(plan, predicted=dataclasses.replace(
-            cut.predicted, seconds=seconds)), seconds
 
-    def _limit(self, replicas: int) -> float | None:
-        """Bytes for the model; what an exchange needs is not there.
-
-        Raises:
-            DoesNotFit: Nothing is left.
-        """
-        if self.wanted.memory is None:
-            return None
-        limit = self.wanted.memory - self._of_exchange(replicas)
-        if limit <= 0:
-            raise DoesNotFit('no byte is left for the model')
-        return limit
-
-    def _of_exchange(self, replicas: int) -> float:
+    def _least_exchange(self, replicas: int) -> float:
         """Bytes that the exchange of a stage's replicas takes at least."""
-        return 0.0 if replicas == 1 else self.memory.least_exchange(
-            self.wanted.codecs, replicas)
+        stages = self.profile.ranks // replicas
+        return min(exchange_bytes(
+            Configuration(replicas, codec=codec),
+            self.profile.model.elements / stages)
+            for codec in self.wanted.codecs)
 
     def _why_no_cut(self, error: ValueError, replicas: int) -> str:
         said = str(error).partition('. What')[0]
         if replicas == 1 or not isinstance(error, DoesNotFit):
             return said
         return (f'{said}, beside '
-                f'{said_bytes(self._of_exchange(replicas), up=True)} that '
+                f'{said_bytes(self._least_exchange(replicas), up=True)} that '
                 'the exchange of replicas takes')
 
-    def _wire(self, stages: int) -> Wire:
-        network = self.profile.network
-        inside = all(count % stages == 0
-                     for count in Counter(network.hosts).values())
-        if network.between_hosts and not inside:
-            return Wire(network.latency.value + 5e-5, network.rate.value)
-        return Wire(network.local_latency.value + 5e-5,
-                    network.local_rate.value)
-
-    # --- one candidate -------------------------------------------------------
-
-    def _tried(self, configurations: Sequence[Configuration]
-               ) -> list[Candidate]:
-        """Those of the configurations that may be the best of a kind."""
-        found = []
-        for one in configurations:
-            self.looked_at += 1
-            candidate = self._checked(one)
-            if candidate is not None:
-                found.append(candidate)
-        return found
-
-    def _checked(self, configuration: Configuration) -> Candidate | None:
-        """Predicts memory first, and the step only where it fits.
-
-        None: the step is known to be too slow.
-        """
-        memory = self.memory.bytes_of(configuration, self.wanted.batch)
-        limit = self.wanted.memory
+    def _predicted(self, way: Configuration) -> Iterator[Candidate]:
+        """The way with its prediction, if it fits."""
+        memory, limit = rank_memory(self.model, way), self.wanted.memory
         if limit is not None and max(memory) > limit:
-            return Candidate(configuration, None, memory, (
+            self._refuse(way.stages, (
                 f'needs {said_bytes(max(memory), up=True)} on the fullest '
-                f'rank, {said_bytes(max(memory) - limit, up=True)} too much'))
-        try:
-            if self._is_too_slow(configuration):
-                return None
-            self.simulated += 1
-            found = Candidate(configuration,
-                              self.model.predict(configuration), memory)
-        except ValueError as error:
-            return Candidate(configuration, None, memory, str(error))
-        for kind in ('', *kinds_of(configuration)):
-            self._known[kind] = min(self._known.get(kind, math.inf),
-                                    found.seconds)
-        return found
-
-    def _is_too_slow(self, configuration: Configuration) -> bool:
-        """Whether a configuration is known not to be the best of a kind.
-
-        That is, neither the fastest of all nor faster by more than a small
-        share than what is known of its kinds.
-        """
-        least = self.model.least_seconds(configuration)
-        return least >= self._known.get('', math.inf) and all(
-            least >= (1 - _NEAR) * self._known.get(kind, math.inf)
-            for kind in kinds_of(configuration))
-
-
-def _impossible(configuration: Configuration, reason: str) -> Candidate:
-    return Candidate(configuration, None, (), reason)
-
-
-def kinds_of(way: Configuration) -> list[str]:
-    """What a configuration is: layout, codec, algorithm, schedule."""
-    names = [f'{way.stages} x {way.replicas}']
-    if way.replicas > 1:
-        names += [way.codec, way.algorithm, f'overlap={way.overlap!r}']
-    if way.cut is not None:
-        names += [way.cut.schedule, f'{way.micro_batches} micro-batches']
-    return names
-
-
-def kinds(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-    """The best of each kind, see :func:`kinds_of`."""
-    found: dict[str, Candidate] = {}
-    for one in candidates:
-        for name in kinds_of(one.configuration):
-            if name not in found or one.seconds < found[name].seconds:
-                found[name] = one
-    return found
+                f'rank, {said_bytes(max(memory) - limit, up=True)} too much'),
+                max(memory))
+        else:
+            yield Candidate(way, self.model.predict(way), memory)

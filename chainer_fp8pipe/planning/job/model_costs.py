@@ -8,15 +8,69 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
 
+from ..partition.calls import Call, Parameter
 from ..partition.intervals import Intervals
-from .job_profile import ModelFigures
 
 _SUMS = 'forward', 'backward', 'weights'
 _BYTES = 'kept', 'deferred', 'temporary', 'plain', 'crossing'
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The model's calls for two sizes of a batch, and what else takes time.
+
+    Seconds are those of the processor of the first rank, which computes
+    alone, in training.
+
+    Attributes:
+        samples: Of the larger batch.
+        calls: Of a trace with so many samples.
+        few: Samples of the smaller batch; equal to ``samples`` if only one
+            was measured.
+        calls_few: Of a trace with these.
+        order: The model's parameters in groups, in the order of first use.
+        parameters: By path.
+        update: Seconds in which the optimizer updates all parameters.
+        micro_batch: Seconds that each micro-batch of a pipeline takes beside
+            its calls.
+        optimizer_arrays: Arrays of a parameter's size that the optimizer
+            keeps.
+        update_temporary: Bytes that an update of a parameter takes for a
+            while, as a multiple of the parameter's.
+        heap: Bytes that the heap takes between the arrays of a pass, as a
+            share of these.
+        undivided: Why the model cannot be cut, so that ``calls`` are made
+            up, one for each layer; '': it can.
+    """
+
+    samples: int
+    calls: tuple[Call, ...]
+    few: int
+    calls_few: tuple[Call, ...]
+    order: tuple[tuple[str, ...], ...]
+    parameters: Mapping[str, Parameter]
+    update: float = 0.0
+    micro_batch: float = 0.0
+    optimizer_arrays: int = 2
+    update_temporary: float = 0.0
+    heap: float = 0.1
+    undivided: str = ''
+
+    def elements_of(self, names: Iterable[str]) -> int:
+        """Elements of these parameters, as far as shapes are known."""
+        return sum(self.parameters[name].nbytes
+                   // self.parameters[name].dtype.itemsize for name in names)
+
+    @property
+    def elements(self) -> int:
+        """Elements of all parameters."""
+        return self.elements_of(self.parameters)
 
 
 class Pass(NamedTuple):
@@ -46,16 +100,16 @@ class ModelCosts:
     def _plain(self, samples: float) -> Pass:
         """Seconds of the calls by plain Chainer, with so many samples."""
         one = self.figures
-        forward, backward = (
-            max(self._line(large, small, samples), 0.5 * large * min(
-                samples / one.samples, 1.0))
-            for large, small in zip(one.plain, one.plain_few, strict=True))
-        # Which call takes which share of them.
-        laps = numpy.array([(call.forward, call.backward)
-                            for call in one.calls]).T
-        sums = numpy.maximum(laps.sum(axis=1), 1e-12)
-        return Pass(*(laps * numpy.array([[forward], [backward]])
-                      / sums[:, None]))
+        large, small = (numpy.array([
+            [getattr(call, name) for call in calls]
+            for name in ('forward', 'backward')])
+            for calls in (one.calls, one.calls_few))
+        # Few and short samples are measured badly.
+        least = 0.5 * large.sum(axis=1) * min(samples / one.samples, 1.0)
+        seconds = numpy.maximum(
+            self._line(large.sum(axis=1), small.sum(axis=1), samples), least)
+        shares = large / numpy.maximum(large.sum(axis=1), 1e-12)[:, None]
+        return Pass(*(shares * seconds[:, None]))
 
     def _intervals(self, samples: float) -> Intervals:
         """All intervals of the calls, with so many samples."""

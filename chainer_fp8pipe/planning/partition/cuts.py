@@ -12,17 +12,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
 
 from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
-from ..schedules.simulator import Costs, Link, step_time
+from ..schedule_time import Costs, Link, step_time
 from ..sizes import counted, said_bytes
+from .calls import Call, Parameter
 from .intervals import Intervals
-from .partition_plan import Predicted
+from .partition_plan import PartitionPlan, Predicted
+from .positions import Order
 
 #: By how much the slowest stage may be slower if fewer bytes cross then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -127,6 +129,23 @@ class Cut:
     predicted: Predicted
 
 
+def search(calls: Sequence[Call], order: Order,
+           parameters: Mapping[str, Parameter], task: CutProblem
+           ) -> PartitionPlan:
+    """The plan with the shortest step for the calls of a trace.
+
+    Raises:
+        DoesNotFit: There is none under the memory limit.
+        ValueError: The model cannot be cut into so many parts.
+    """
+    intervals = Intervals(calls, order, parameters)
+    cut = best_cut(intervals, task)
+    return PartitionPlan(
+        order, tuple(intervals.starts[end] for end in cut.ends[:-1]),
+        task.stages, cut.recompute, task.micro_batches, task.schedule,
+        cut.predicted)
+
+
 def best_cut(intervals: Intervals, task: CutProblem) -> Cut:
     """The cut with the shortest step.
 
@@ -184,7 +203,7 @@ def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
                 task.recompute is True or (
                     task.recompute == 'auto' and task.memory is not None
                     and _most(intervals, plain) > _share(task))))
-        again.append(repeat)
+        again.append(bool(repeat))
         parts[chunk % task.stages].append(short if repeat else plain)
     return tuple(again), tuple(task.overhead + _of_rank(intervals, chunks)
                                for chunks in parts)

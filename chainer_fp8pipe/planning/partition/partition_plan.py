@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-from ..json_file import read_json
+from ..stored import made, read_json, write_json
 from .positions import Order, Position
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class PartitionPlan:
     recompute: tuple[bool, ...]
     micro_batches: int
     schedule: str
-    predicted: Predicted = field(default_factory=Predicted)
+    predicted: Predicted = Predicted()
 
     @property
     def chunks(self) -> int:
@@ -67,30 +64,44 @@ class PartitionPlan:
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
-        with open(path, 'w') as file:
-            json.dump(self.as_dict(), file, indent=1)
-            file.write('\n')
+        write_json(path, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
         return {
-            'format': _FORMAT, 'stages': self.stages,
-            'schedule': self.schedule, 'micro_batches': self.micro_batches,
+            **vars(self), 'predicted': asdict(self.predicted),
             'cuts': [{'before': self.order[cut.place][0],
-                      'calls_later': cut.depth} for cut in self.cuts],
-            'recompute': list(self.recompute),
-            'order': [list(group) for group in self.order],
-            'predicted': asdict(self.predicted)}
+                      'calls_later': cut.depth} for cut in self.cuts]}
 
 
-def load_plan(source: str | Mapping[str, Any] | PartitionPlan
-             ) -> PartitionPlan:
+class _StoredCut(NamedTuple):
+    """A cut in a file, where people see names of parameters."""
+
+    before: str
+    calls_later: int = 0
+
+
+class _Stored(NamedTuple):
+    """The fields of a file; see :class:`PartitionPlan`."""
+
+    order: tuple[tuple[str, ...], ...]
+    cuts: tuple[_StoredCut, ...]
+    stages: int
+    recompute: tuple[bool, ...]
+    micro_batches: int
+    schedule: str
+    predicted: Predicted = Predicted()
+
+
+def load_plan(source: str | Mapping[str, Any] | PartitionPlan,
+              where: str = '') -> PartitionPlan:
     """Reads a plan, and checks that its parts agree with each other.
 
     Args:
         source: The path of a file that :meth:`PartitionPlan.save` has written,
             the dictionary in such a file, or a :class:`PartitionPlan`, which
             is returned as it is.
+        where: Before names of fields in messages.
 
     Raises:
         OSError: The file cannot be read.
@@ -99,47 +110,35 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
     """
     if isinstance(source, PartitionPlan):
         return source
-    name = 'the plan'
     if isinstance(source, str):
-        name, source = source, read_json(source)
+        data, said = read_json(source), f'{source} is no plan: '
+    else:
+        data, said = source, '' if where else 'this is no plan: '
     try:
-        return _checked(source)     # type: ignore[arg-type]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f'{name} is no plan: {error!r} is missing or of '
-                         'another kind') from None
-
-
-def _checked(data: Mapping[str, Any]) -> PartitionPlan:
-    if data['format'] != _FORMAT:
-        raise ValueError(f'a plan of format {data["format"]!r}; this version '
-                         f'reads format {_FORMAT}')
-    order = tuple(tuple(group) for group in data['order'])
-    place_of = {name: place for place, group in enumerate(order)
+        stored = made(_Stored, data, where)
+    except ValueError as error:
+        raise ValueError(f'{said}{error}') from None
+    if any(not group for group in stored.order):
+        raise ValueError('the order of parameters has an empty group')
+    place_of = {name: place for place, group in enumerate(stored.order)
                 for name in group}
-    cuts = []
-    for cut in data['cuts']:
-        if cut['before'] not in place_of:
-            raise ValueError(f'the plan cuts before {cut["before"]}, which '
-                             'is not in its order of parameters')
-        cuts.append(Position(place_of[cut['before']],
-                             int(cut['calls_later'])))
+    for before, _ in stored.cuts:
+        if before not in place_of:
+            raise ValueError(f'the plan cuts before {before}, which is not '
+                             'in its order of parameters')
+    cuts = tuple(Position(place_of[before], later)
+                 for before, later in stored.cuts)
     if any(left >= right for left, right in itertools.pairwise(cuts)):
         raise ValueError('the cuts of a plan must be in the order of '
                          'parameters')
-    chunks, stages = len(cuts) + 1, int(data['stages'])
-    if stages < 1 or chunks % stages:
-        raise ValueError(f'{chunks} chunks cannot be on {stages} stages '
-                         'equally')
-    recompute = tuple(map(bool, data['recompute']))
-    if len(recompute) != chunks:
-        raise ValueError(f'recompute has {len(recompute)} entries for '
+    chunks = len(cuts) + 1
+    if stored.stages < 1 or chunks % stored.stages:
+        raise ValueError(f'{chunks} chunks cannot be on {stored.stages} '
+                         'stages equally')
+    if len(stored.recompute) != chunks:
+        raise ValueError(f'recompute has {len(stored.recompute)} entries for '
                          f'{chunks} chunks')
-    predicted: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in data.get('predicted', {}).items()}
-    return PartitionPlan(order, tuple(cuts), stages, recompute,
-                         int(data['micro_batches']), str(data['schedule']),
-                         Predicted(**predicted))
+    return PartitionPlan(**{**stored._asdict(), 'cuts': cuts})
 
 
 def ends_of(cuts: Sequence[Position], starts: Sequence[Position]

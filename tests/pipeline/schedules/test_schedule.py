@@ -15,8 +15,7 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
     forward_schedule,
     make_schedule,
 )
-from chainer_fp8pipe.planning.schedules.schedule_checker import check
-from chainer_fp8pipe.planning.schedules.simulator import UNIT, simulate
+from chainer_fp8pipe.planning.schedule_time import UNIT, simulate
 
 import numpy
 import pytest
@@ -24,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..graphs import is_sound, stream
+from .schedule_checker import check
 
 STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
@@ -298,7 +298,7 @@ def test_evaluation_needs_positive_numbers_too(arguments, name):
 
 def test_schedules_need_neither_chainer_nor_mpi():
     code = ('import sys; '
-            'import chainer_fp8pipe.planning.schedules.schedule_checker; '
+            'import chainer_fp8pipe.planning.schedule_time; '
             'import chainer_fp8pipe.report.timeline_plot; '
             'print([name for name in '
             '("chainer", "mpi4py", "matplotlib") if name in sys.modules])')

@@ -1,152 +1,120 @@
-"""Predicted steps of made-up jobs take what arithmetic says."""
+"""Updates take what can be reckoned by hand."""
 import dataclasses
-import math
 
-from chainer_fp8pipe.planning.cores import Cores
-from chainer_fp8pipe.planning.job.configuration import Configuration
-from chainer_fp8pipe.planning.job.job_profile import Figure
-from chainer_fp8pipe.planning.job.step import StepModel
+from chainer_fp8pipe.planning.job import step as module
+from chainer_fp8pipe.planning.job.choices import Choices, Wanted
+from chainer_fp8pipe.planning.job.job_plan import Configuration
+from chainer_fp8pipe.planning.job.step import (
+    ExchangeFigures,
+    LinkFigures,
+    StepModel,
+)
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from .jobs import SAMPLES, codecs, job, jobs
-from .steps import BYTES, MODEL, PASSES, cut, seconds, step
+from tests.planning.job.jobs import figures, job
 
-some = settings(max_examples=max(settings.default.max_examples // 4, 1))
+#: Four layers of 10 ms and 1,000 elements.
+MODEL = figures(*[0.01] * 4, parameters=4000)
 
 
-# --- replicas ----------------------------------------------------------------
-
-@pytest.mark.parametrize('samples', [2, 4, 8, 24])
-def test_one_rank_takes_its_passes_and_its_update(samples):
-    found = step(job(MODEL), each=samples)
-    assert found.parts == {
-        'forward and backward': pytest.approx(PASSES * samples / SAMPLES),
-        'exchange': 0.0, 'update': .02, 'other': .003}
-    assert found.seconds.value == pytest.approx(sum(found.parts.values()))
+@pytest.fixture(autouse=True)
+def no_constants(monkeypatch):
+    monkeypatch.setattr(module, '_PACKING', 0.0)
+    monkeypatch.setattr(module, '_GHOST', 0.0)
+    monkeypatch.setattr(module, '_THREAD', dict.fromkeys(
+        (False, True, 'next_forward'), 0.0))
 
 
-@pytest.mark.parametrize('algorithm', ['direct', 'ring', 'torus2d'])
-@pytest.mark.parametrize('codec', ['float32', 'float16', 'fp8'])
-def test_without_wires_an_exchange_is_what_comes_beside(algorithm, codec):
-    profile = job(MODEL, range(4), codec=codecs(update=.001, tensor=.0001))
-    found = step(profile, codec=codec, algorithm=algorithm)
-    assert found.parts['exchange'] == pytest.approx(.001 + 3 * .0001)
+def seconds_of(profile, batch, way):
+    found = StepModel(profile, batch).predict(way)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    return found.seconds
 
 
-@pytest.mark.parametrize('algorithm', ['direct', 'ring'])
-@pytest.mark.parametrize(('codec', 'size'), [
-    ('float32', 4), ('float16', 2), ('fp8', 1)])
-@pytest.mark.parametrize('ranks', [2, 3, 4])
-def test_a_slow_wire_takes_the_bytes_of_an_all_reduce(
-        algorithm, codec, size, ranks):
-    """2 (P - 1) / P of the vector leaves each host.
-
-    Directly, contributions and means; in a ring, sums of more bytes as well.
-    """
-    found = step(job(MODEL, range(ranks), rate=1e7), codec=codec,
-                 algorithm=algorithm)
-    elements = BYTES / 4
-    sums = {'float32': 4, 'float16': 4, 'fp8': 2}[codec]
-    first, others = (1, ranks - 2) if algorithm == 'ring' else (ranks - 1, 0)
-    sent = first * size + others * sums + (ranks - 1) * size
-    assert found.parts['exchange'] == pytest.approx(
-        sent * elements / ranks / 1e7, rel=.03)
-
-
-def test_the_spread_is_of_what_takes_long():
-    links = {'local_rate': Figure(1e7, .3), 'local_latency': Figure(0.0)}
-    model = dataclasses.replace(MODEL, spread=.05)
-    slow = step(job(model, (0, 0), **links)).seconds
-    links['local_rate'] = Figure(1e12, .3)
-    fast = step(job(model, (0, 0), **links)).seconds
-    assert fast.spread == pytest.approx(.05 * .4 / .423, rel=.01)
-    assert .2 < slow.spread < .3
+@pytest.mark.parametrize(('profile', 'overlap', 'seconds'), [
+    # 8 samples on each rank: 40 ms; 4,000 elements.
+    (job(MODEL, 2), False, .04),
+    (job(MODEL, 2, element=1e-5, fixed=.001), False, .04 + .041),
+    (job(MODEL, 2, slowdown=(1.0, 3.0)), False, .12),
+    (job(MODEL, 2, reading=.5), False, .54),
+    (job(dataclasses.replace(MODEL, update=.006), 2), False, .046),
+    # Backward passes end at 25, 30, 35, 40 ms; the exchange of a layer takes
+    # 10 ms: the last one ends at 65 ms if they follow each other.
+    (job(MODEL, 2, element=1e-5), True, .065),
+    (job(MODEL, 2, element=1e-6), True, .041),
+    # The rank has the processor for passes and exchange.
+    (job(MODEL, 2, element=1e-6, processor=1e-6), True, .044),
+    (job(MODEL, 2, element=1e-6, processor=1e-6, spare=True), True, .041),
+    # On one host there is no wire.
+    (job(MODEL, 2, element=1e-6, hosts=(0, 0)), True, .044),
+    # Once around within a step: the first layer's 10 ms and its exchange.
+    (job(MODEL, 2, element=1e-5), 'next_forward', .05),
+    (job(MODEL, 2, element=5e-5), 'next_forward', .2),
+    (job(MODEL, 2, element=1e-7), 'next_forward', .0401)])
+def test_replicas(profile, overlap, seconds):
+    assert seconds_of(profile, 16, Configuration(2, overlap=overlap)
+                      ) == pytest.approx(seconds, rel=1e-6)
 
 
-def test_a_slow_rank_is_waited_for():
-    profile = job(MODEL, range(3), speeds=(1.0, 1.5, 1.0))
-    assert seconds(profile) == pytest.approx(1.5 * .423)
-
-
-def test_the_last_rank_of_each_pass_is_waited_for():
-    profile = dataclasses.replace(job(MODEL, range(3)), straggling=1.2)
-    assert seconds(profile) == pytest.approx(1.2 * .423)
-    assert seconds(profile, overlap=True) == pytest.approx(1.2 * .423)
-
-
-@pytest.mark.parametrize('overlap', [False, True, 'next_forward'])
-def test_twice_the_ranks_on_as_many_cores_take_twice_as_long(overlap):
-    two = job(MODEL, (0, 0), Cores((0, 0), 1.0, (1.0,)))
-    four = two.for_ranks(4)
-    assert seconds(four, overlap=overlap) == pytest.approx(
-        2 * seconds(two, overlap=overlap))
-
-
-def test_a_configuration_for_other_ranks_is_an_error():
-    with pytest.raises(ValueError, match='is for 3 ranks, the profile for 2'):
-        step(job(MODEL, range(2)), replicas=3)
-
-
-# --- of any job --------------------------------------------------------------
-
-def ways(profile, batch, draw):
-    """A configuration for these ranks, or None."""
-    stages = draw(st.sampled_from([
-        number for number in range(1, profile.ranks + 1)
-        if profile.ranks % number == 0]))
+def pipeline(profile, batch, stages, micro_batches, schedule='1f1b'):
+    """The way of the best cut."""
     replicas = profile.ranks // stages
-    way = Configuration(
-        replicas, codec=draw(st.sampled_from(['fp8', 'float16', 'float32'])),
-        algorithm=draw(st.sampled_from(['direct', 'ring', 'torus2d'])))
-    if stages == 1:
-        return dataclasses.replace(way, overlap=draw(st.sampled_from(
-            [False, True, 'next_forward'])))
-    try:
-        plain = cut(profile, stages, stages * draw(st.sampled_from([1, 2])),
-                    draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble',
-                                          'interleaved'])), batch)
-    except ValueError:              # fewer calls than stages
-        return None
-    return dataclasses.replace(plain, codec=way.codec,
-                               algorithm=way.algorithm)
+    return Configuration(replicas, stages, micro_batches, Choices(
+        profile, Wanted(batch)).cut(stages, replicas, micro_batches,
+                                    schedule))
 
 
-@some
-@given(jobs(), st.sampled_from([.5, .1, .01]), st.data())
-def test_slower_links_make_no_step_faster(profile, factor, data):
-    batch = SAMPLES * profile.ranks
-    way = ways(profile, batch, data.draw)
-    if way is None:
-        return
-    network = profile.network
-    slower = dataclasses.replace(profile, network=dataclasses.replace(
-        network, rate=Figure(network.rate.value * factor),
-        local_rate=Figure(network.local_rate.value * factor),
-        latency=Figure(network.latency.value / factor),
-        local_latency=Figure(network.local_latency.value / factor)))
-    before, after = (StepModel(one, batch).predict(way).seconds.value
-                     for one in (profile, slower))
-    assert after >= before * (1 - .01)
+@pytest.mark.parametrize(('profile', 'stages', 'seconds'), [
+    # 16 samples take 80 ms; 2 stages with 4 micro-batches: 5/4 of a half.
+    (job(MODEL, 2), 2, .05),
+    (job(MODEL, 2, speeds=(1.0, 2.0), slowdown=(1.0, 2.0)), 2, .09),
+    # Both on one core: all the work, and half of what they would wait.
+    (job(MODEL, 2, pools=(0, 0), slowdown=(2.0, 2.0)), 2, .08 + .005),
+    # A gradient is back after 35 and 75 ms, the last one after 85.
+    (job(MODEL, 2, link=LinkFigures(.01, float('inf'))), 2, .09),
+    (job(dataclasses.replace(MODEL, update=.006), 2), 2, .053),
+    (job(dataclasses.replace(MODEL, micro_batch=.001), 2), 2, .055),
+    # Two replicas: half as long, and an exchange of 2,000 elements.
+    (job(MODEL, 4, (1, 2), element=1e-6), 2, .025 + .002)])
+def test_pipelines(profile, stages, seconds):
+    way = pipeline(profile, 16, stages, 4)
+    assert seconds_of(profile, 16, way) == pytest.approx(seconds, rel=1e-6)
 
 
-@some
-@given(jobs(), st.data())
-def test_no_step_takes_less_than_is_known_at_once(profile, data):
-    """What a search leaves out by that is no loss."""
-    batch = SAMPLES * profile.ranks
-    way = ways(profile, batch, data.draw)
-    if way is None:
-        return
-    model = StepModel(profile, batch)
-    found = model.predict(way)
-    # The first of two steps stands for those before it.
-    assert model.least_seconds(way) <= found.seconds.value * (1 + 1e-5)
-    assert all(part >= -1e-9 for part in found.parts.values())
-    assert math.isfinite(found.seconds.value)
-    if way.cut is not None:
-        assert model.pipelines.least_of_passes(
-            way.stages, way.replicas, way.micro_batches, way.cut.chunks
-        ) <= model.pipelines.seconds_of_passes(way) * (1 + 1e-9)
+def test_a_way_for_other_ranks_is_refused():
+    with pytest.raises(ValueError, match='is for 4 ranks, the profile for 2'):
+        StepModel(job(MODEL, 2), 16).predict(Configuration(4))
+
+
+@pytest.mark.parametrize(('replicas', 'rate', 'element'), [
+    (2, None, 3e-8), (4, None, 1e-8 + 3e-8), (8, None, 1e-8 + 3.5e-8),
+    # 2 (r - 1) / r elements of 4 bytes.
+    (2, 4e7, 1e-8 + 1e-7), (4, 4e7, 1e-8 + 1.5e-7)])
+def test_an_exchange_on_paper(replicas, rate, element):
+    found = ExchangeFigures(2, .001, 3e-8, 1e-8).on_paper(
+        'float32', replicas, rate)
+    assert found.element == pytest.approx(element)
+    assert found.fixed == pytest.approx(.001 * (1, 2, 3)[
+        (2, 4, 8).index(replicas)])
+    assert found.replicas == replicas
+
+
+@pytest.mark.parametrize(('hosts', 'count', 'expected'), [
+    ((0, 1), 4, (0, 1, 2, 3)), ((0, 0, 1, 1), 6, (0, 0, 1, 1, 2, 2)),
+    ((0, 0), 4, (0, 0, 0, 0)), ((0, 1), 2, (0, 1))])
+def test_more_ranks_are_added_as_the_others_began(hosts, count, expected):
+    profile = job(MODEL, len(hosts), hosts=hosts, pools=hosts).for_ranks(count)
+    assert (profile.ranks, profile.hosts) == (count, expected)
+    # Those of one host have the cores that they had.
+    assert profile.slowest == (count / len(hosts) if set(hosts) == {0}
+                               else 1.0)
+    StepModel(profile, 16).predict(Configuration(count))
+
+
+def test_ranks_on_hosts_of_their_own_lose_nothing_by_each_other():
+    profile = job(MODEL, 2, element=1e-8, slowdown=(2.0, 2.0)).on_hosts(
+        4, 4e7)
+    assert profile.slowest == 1.0
+    assert profile.exchange(Configuration(4)).element == pytest.approx(
+        1.5 * 4 / 4e7)

@@ -50,7 +50,6 @@ def test_what_was_predicted_may_be_left_out():
 
 
 @pytest.mark.parametrize(('changes', 'message'), [
-    ({'format': 2}, 'a plan of format 2; this version reads format 1'),
     ({'cuts': [{'before': '/x', 'calls_later': 0}]},
      'cuts before /x, which is not in its order of parameters'),
     ({'cuts': PLAN.as_dict()['cuts'][::-1]}, 'in the order of parameters'),
@@ -58,9 +57,13 @@ def test_what_was_predicted_may_be_left_out():
     ({'stages': 3}, '4 chunks cannot be on 3 stages equally'),
     ({'stages': 0}, '4 chunks cannot be on 0 stages equally'),
     ({'recompute': [True]}, 'recompute has 1 entries for 4 chunks'),
-    ({'cuts': [{'before': '/c'}]}, "plan is no plan: KeyError.*'calls_later'"),
-    ({'cuts': 3}, 'the plan is no plan: TypeError'),
-    ({'predicted': {'colour': 1}}, 'the plan is no plan: TypeError.*colour'),
+    ({'cuts': [{'calls_later': 0}]}, 'no plan: cuts.0.before is missing'),
+    ({'cuts': 3}, 'this is no plan: cuts must be a list, not 3'),
+    ({'stages': -1}, 'stages must be 0 or more, and finite'),
+    ({'stages': True}, 'stages must be a whole number, not True'),
+    ({'recompute': [0] * 4}, 'recompute.0 must be true or false, not 0'),
+    ({'order': [[], ['/a/W']]}, 'has an empty group'),
+    ({'predicted': {'colour': 1}}, 'predicted.colour is no field of a plan'),
 ])
 def test_a_plan_that_contradicts_itself_says_how(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -71,7 +74,7 @@ def test_a_plan_that_contradicts_itself_says_how(changes, message):
 def test_a_missing_entry_is_named(name):
     data = PLAN.as_dict()
     del data[name]
-    with pytest.raises(ValueError, match=f'no plan: KeyError.*{name}'):
+    with pytest.raises(ValueError, match=f'no plan: {name} is missing'):
         load_plan(data)
 
 

@@ -1,6 +1,5 @@
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.micro_batches import bounds
-from chainer_fp8pipe.planning.schedules.schedule_checker import check
 from chainer_fp8pipe.training.updaters import PipelineUpdater
 
 import chainer
@@ -9,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from tests.pipeline.schedules.schedule_checker import check
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import (
     NETWORKS,

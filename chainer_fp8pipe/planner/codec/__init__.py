@@ -1,1 +1,0 @@
-"""Measures codecs, and what an exchange takes beside the wire."""

@@ -1,1 +1,0 @@
-"""Measures a ``Divisible`` layer by layer."""

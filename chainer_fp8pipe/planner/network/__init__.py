@@ -1,1 +1,0 @@
-"""Measures the links between ranks."""

@@ -1,0 +1,343 @@
+"""``python -m chainer_fp8pipe plan``: plans the job of a script."""
+# All ranks run the script, whose Trainer and StandardUpdater are this module's
+# (see intercept), until it is about to train: then model, optimizer, data and
+# batch size are known.  The plan is made of them; the script is left there.
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
+from mpi4py import MPI
+
+from ..command_line import count
+from ..communicators import create_communicator
+from ..communicators.options import FAMILIES
+from ..intercept.training_objects import Originals
+from ..planning.job.job_plan import CODECS, USUAL_CODECS
+from ..training.unmodified.checks import check_loss
+from ..training.unmodified.copying import obstacle
+from ..training.unmodified.launch import (
+    as_one_process,
+    check_on_all_ranks,
+    launch,
+)
+from ..training.unmodified.refusal import (
+    Refusal,
+    refuse_together,
+    refusing,
+)
+from ..training.unmodified.replicas import initialise
+from ..training.unmodified.script_run import (
+    OWN_LOOP,
+    check_updater,
+    first_batch,
+)
+from .example import Example, ScriptData
+from .planned_job import PlannedJob, plan
+from .run_script import size
+
+_DESCRIPTION = """
+Finds the fastest way to run an unmodified Chainer or ChainerMN script:
+
+    mpiexec -n 8 python -m chainer_fp8pipe plan -o plan.json train.py -b 64
+    mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py -b 64
+
+Start it as you start your training: same hosts, same ranks, same arguments
+of the script.  Options of "plan" come before SCRIPT.
+
+All ranks run the script until it is about to train.  Then the script's model
+with a batch of the script's data, exchanges and links are measured, and every
+way to run the job is ranked: how many stages and replicas, where the model is
+cut, schedule, micro-batches, recomputation, codec, algorithm and overlap.  The
+first five that fit into memory, ChainerMN's naive and one process are run for
+some updates on copies, with the script's own data.  The fastest is printed,
+with what all of them took.  Some 30 seconds; the script trains nothing.
+
+The batch size of a script without ChainerMN is that of all ranks together; a
+ChainerMN script's is that of each rank, and its plan has replicas only.
+"""
+
+
+def add_plan(commands: Any) -> None:
+    """Adds the command to the parser's commands."""
+    parser = commands.add_parser(
+        'plan', help='find the fastest way to run a script on these ranks',
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        '-o', '--output', metavar='FILE',
+        help='save the plan there, as JSON, for "run --plan"')
+    parser.add_argument(
+        '--memory', metavar='SIZE', type=size, help='what a rank may use '
+        "beyond the interpreter, such as 2GiB or '300 MB' (default: no "
+        'limit)')
+    parser.add_argument(
+        '--batch', metavar='N', type=count, help='samples of an update, of '
+        "all ranks together (default: the script's)")
+    parser.add_argument(
+        '--codecs', metavar='NAME,...', type=_codecs,
+        default=USUAL_CODECS, help='what gradients may travel as: '
+        f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
+        'alone is exact)')
+    parser.add_argument(
+        '--ranks', metavar='N', type=count, help='plan for N ranks, as if '
+        'more were added in the same way (default: for these)')
+    parser.add_argument(
+        '--seconds', metavar='S', type=_seconds, default=16.0,
+        help='for measuring exchanges and trying ways, about (default: 16)')
+    parser.add_argument('script', metavar='SCRIPT')
+    parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
+                        help="the script's own arguments")
+    parser.set_defaults(call=_checked_plan, parser=parser)
+
+
+def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
+    """Checks the arguments; what it returns runs the script."""
+    try:
+        check_on_all_ranks(options.script)
+    except ValueError as error:
+        options.parser.error(str(error))
+    # Rank 0 writes; others may be on hosts where the folder is not.
+    comm = MPI.COMM_WORLD
+    if problem := comm.bcast(comm.rank == 0 and _unwritable(options.output)):
+        options.parser.error(f'-o: {problem}')
+    job = ScriptPlan(comm, options.script, Request(
+        options.batch, options.memory, options.codecs, options.ranks,
+        options.output, options.seconds))
+
+    def run() -> None:
+        # The script would say everything as often as there are ranks.
+        with as_one_process():
+            launch(options.script, options.arguments, 'plan', job.create, job)
+    return run
+
+
+def _unwritable(file: str | None) -> str:
+    """Why a file cannot be written; '' if it can."""
+    if file is None:
+        return ''
+    folder = os.path.dirname(os.path.abspath(file))
+    if not os.path.isdir(folder):
+        return f'there is no folder {folder}'
+    if os.path.isdir(file):
+        return f'{file} is a folder'
+    there = os.path.exists(file)
+    if not os.access(file if there else folder, os.W_OK):
+        return f'{file} cannot be written'
+    return ''
+
+
+def _codecs(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(','))
+    for name in names:
+        if name not in CODECS:
+            raise argparse.ArgumentTypeError(
+                f'{name!r} is none of {", ".join(CODECS)}')
+    return names
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text!r} is no number of seconds')
+    return found
+
+
+_TITLE = 'a plan'
+
+
+class Request(NamedTuple):
+    """What the user of the command line asks for; see :func:`.plan`."""
+
+    batch: int | None = None
+    memory: str | None = None
+    codecs: tuple[str, ...] = USUAL_CODECS
+    ranks: int | None = None
+    file: str | None = None     # to save the plan in
+    budget: float = 16.0
+
+
+class Planned(SystemExit):
+    """The plan is made; the script ends, with the exit code 0."""
+
+
+class ScriptPlan(Originals):
+    """Plans a script's job when the script is about to train.
+
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    ranks run the script until it calls ``run()`` of its Trainer or
+    ``update()`` of its ``StandardUpdater``; then model, optimizer, batch and
+    batch size are known.  The script writes no models, and does not go on.
+
+    Args:
+        comm: All ranks.
+        script: The script's name, for messages.
+        request: What is asked for.
+    """
+
+    def __init__(self, comm: MPI.Comm, script: str, request: Request) -> None:
+        self._comm, self._script, self._request = comm, script, request
+        self._updater: Any = None
+        self._is_chainermn = False
+        self._is_measuring = False      # which makes updaters, too
+
+    def create(self, communicator_name: str = 'pure_nccl',
+               mpi_comm: Any = None, **options: Any) -> Any:
+        """In place of ``chainermn.create_communicator``."""
+        self._is_chainermn = True
+        return create_communicator(
+            communicator_name if communicator_name in FAMILIES else 'float32',
+            mpi_comm)
+
+    def finish(self) -> None:
+        """Raises Refusal: the script has not trained."""
+        if self._updater is None:
+            raise Refusal('the script has made no chainer.training.'
+                          'StandardUpdater, so there is nothing to plan')
+        raise Refusal('the script has ended without training: it has called '
+                      'neither run() of a Trainer nor update() of its '
+                      'StandardUpdater')
+
+    # --- what the script makes ----------------------------------------------
+
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        if self._is_measuring:
+            original(updater, *args, **kwargs)
+            return
+        check_updater(updater, self._updater, _TITLE)
+        original(updater, *args, **kwargs)
+        self._updater = updater
+
+    def update(self, original: Callable, updater: Any) -> None:
+        if self._is_measuring:
+            original(updater)
+        else:
+            self._end()
+
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        if not self._is_measuring:
+            raise Refusal(OWN_LOOP.format(_TITLE))
+        original(optimizer, *args, **kwargs)
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        if trainer.updater is not self._updater:
+            raise Refusal(
+                f'the Trainer has a {type(trainer.updater).__name__}; '
+                f'{_TITLE} needs chainer.training.updaters.StandardUpdater')
+        self._end()
+
+    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        self._say(f'{file} is not written')
+
+    # --- the plan -----------------------------------------------------------
+
+    def _end(self) -> NoReturn:
+        request = self._request
+        made = self._planned()
+        if request.file is not None:
+            refuse_together(self._comm, lambda: self._save(made))
+        self._updater.finalize()
+        self._say(f'{self._script} was left at its first update: nothing is '
+                  'trained, evaluated or saved')
+        raise Planned(0)
+
+    def _planned(self) -> PlannedJob:
+        comm, request = self._comm, self._request
+        optimizer = refuse_together(comm, self._optimizer)
+        count = request.ranks or comm.size
+        example = self._example()
+        batch = request.batch or example.samples * (
+            count if self._is_chainermn else 1)
+        share = example.of(max(1, batch // count))
+        model = optimizer.target
+        if not all(one.is_initialized for one in model.params()):
+            initialise(model, share)
+        if self._is_chainermn:
+            self._say("the script is ChainerMN's, which keeps the whole "
+                      'model on each rank: no pipeline is looked at')
+        self._is_measuring = True
+        refuse_together(comm, lambda: _check_copies(model))
+        with refusing():
+            return plan(model, share, comm, batch=batch,
+                        memory=request.memory, optimizer=optimizer,
+                        codecs=request.codecs, ranks=request.ranks,
+                        stages=(1,) if self._is_chainermn else (),
+                        budget=request.budget, show=True, data=self._data(
+                            request, model))
+
+    def _optimizer(self) -> Any:
+        """The optimizer itself, which has a model that returns its loss."""
+        optimizers = self._updater.get_all_optimizers()
+        if list(optimizers) != ['main']:
+            raise ValueError(
+                f'the updater has {len(optimizers)} optimizers '
+                f'({", ".join(optimizers)}); {_TITLE} is of one model with '
+                'one optimizer')
+        found = optimizers['main']
+        if isinstance(found, (_MultiNodeOptimizer,
+                              _DoubleBufferingOptimizer)):
+            self._is_chainermn = True
+            found = found.actual_optimizer
+        if found.target is None:
+            raise ValueError('the optimizer has no model; call '
+                             'optimizer.setup(model) before training')
+        check_loss(self._updater.loss_func, found.target)
+        return found
+
+    def _example(self) -> Example:
+        """The first rank's next batch, as the converter gives it."""
+        updater = self._updater
+        # The iterator is asked on all ranks, as iterators may be each
+        # other's.
+        batch = first_batch(
+            self._comm, updater.get_iterator('main').next,
+            updater.converter, updater.input_device)
+        return refuse_together(self._comm, lambda: Example(batch))
+
+    def _data(self, request: Request, model: Any) -> ScriptData | None:
+        """The script's own data, unless the batch is another one."""
+        updater = self._updater
+        if (request.batch is not None or request.ranks is not None
+                or updater.loss_func not in (None, model)):
+            return None
+        return ScriptData(updater, not self._is_chainermn)
+
+    def _save(self, made: PlannedJob) -> None:
+        if self._comm.rank == 0:
+            assert self._request.file is not None
+            try:
+                made.save(self._request.file)
+            except OSError as error:
+                raise ValueError(f'-o: {error}') from error
+            self._say(f'the plan is in {self._request.file}')
+
+    def _say(self, text: str) -> None:
+        if self._comm.rank == 0:
+            print(f'chainer_fp8pipe plan: {text}', file=sys.stderr,
+                  flush=True)
+
+
+def _check_copies(model: Any) -> None:
+    """Raises ValueError about a model that cannot be measured on copies."""
+    parameters = {id(one): one for one in model.params()}
+    if problem := obstacle(model, 'model', lambda value: copy.deepcopy(
+            value, dict(parameters))):
+        raise ValueError(
+            f'copies of the model are measured, and it has what cannot be '
+            f'copied: {problem}; have forward() open it, or keep it outside '
+            'of the model')

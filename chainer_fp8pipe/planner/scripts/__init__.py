@@ -1,1 +1,0 @@
-"""Plans unmodified scripts, and runs them as planned: the command line."""

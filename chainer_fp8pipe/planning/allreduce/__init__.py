@@ -1,1 +1,0 @@
-"""Predicts all-reduces, and proves that their plans are right."""

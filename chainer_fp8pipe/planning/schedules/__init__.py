@@ -1,1 +1,0 @@
-"""Pipelines: predicted steps, and proofs that schedules end."""

@@ -1,0 +1,146 @@
+"""Data classes as JSON files, which people may edit."""
+# A plan is saved as what it is, field by field, and what may stand in a field
+# is what the class says in its annotations.  So there is one reader for all
+# classes, and none of them has a second list of its fields.  What fields mean
+# together (stages times replicas are the ranks) is checked by the classes
+# themselves when an object is made.
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+#: What a value of a type is called in messages.
+_NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
+          bool: 'true or false', type(None): 'null'}
+
+
+def read_json(path: str, remedy: str = '') -> Any:
+    """The content of a file.
+
+    Args:
+        path: Of the file.
+        remedy: What to do if the file is no JSON, for the message.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is no JSON; the message names path, place and
+            remedy.
+    """
+    with open(path, encoding='utf-8') as file:
+        try:
+            return json.load(file)
+        except (ValueError, RecursionError) as error:
+            reason = f' ({error}); {remedy}' if remedy else f': {error}'
+            raise ValueError(f'{path} is no JSON{reason}') from None
+
+
+def write_json(path: str, data: Any) -> None:
+    """Writes a file that people can read and edit."""
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(data, file, indent=1)
+        file.write('\n')
+
+
+def made(kind: Any, data: Any, where: str = '') -> Any:
+    """An object of a type, of what JSON has of it.
+
+    Args:
+        kind: A data class, a named tuple, ``tuple[...]``,
+            ``Mapping[str, ...]``, ``Literal``, a union, or one of JSON's
+            types.  Numbers are finite and not negative.
+        data: As from :func:`read_json`.
+        where: Path of fields, for messages.
+
+    Raises:
+        ValueError: The data is no such object; the message says where.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if dataclasses.is_dataclass(kind) or hasattr(kind, '_fields'):
+        return (data if isinstance(data, kind)
+                else _object(kind, data, where))
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(arguments, data, where)
+    if origin is typing.Literal:
+        if not any(data is one or type(data) is type(one) and data == one
+                   for one in arguments):
+            known = ', '.join(map(repr, arguments))
+            raise ValueError(f'{where} must be one of {known}, not {data!r}')
+        return data
+    if origin is tuple:
+        _check(isinstance(data, (list, tuple)), where, 'a list', data)
+        if arguments[1:] == (...,):
+            arguments = arguments[:1] * len(data)
+        _check(len(arguments) == len(data), where,
+               f'a list of {len(arguments)}', data)
+        return tuple(made(of, one, f'{where}.{number}') for number, (of, one)
+                     in enumerate(zip(arguments, data, strict=True)))
+    if origin is not None and issubclass(origin, Mapping):
+        _check(isinstance(data, Mapping), where, 'an object', data)
+        return {key: made(arguments[1], value, f'{where}.{key}')
+                for key, value in data.items()}
+    return _value(kind, data, where)
+
+
+def _object(kind: Any, data: Any, where: str) -> Any:
+    _check(isinstance(data, Mapping), where, 'an object', data)
+    types_, prefix = typing.get_type_hints(kind), where and f'{where}.'
+    if dataclasses.is_dataclass(kind):
+        names = {field.name: field.default is dataclasses.MISSING
+                 and field.default_factory is dataclasses.MISSING
+                 for field in dataclasses.fields(kind)}
+    else:
+        names = {name: name not in kind._field_defaults
+                 for name in kind._fields}
+    for name in data:
+        if name not in names:
+            raise ValueError(f'{prefix}{name} is no field of a plan')
+    for name, needed in names.items():
+        if needed and name not in data:
+            raise ValueError(f'{prefix}{name} is missing')
+    return kind(**{name: made(types_[name], value, f'{prefix}{name}')
+                   for name, value in data.items()})
+
+
+def _one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) == 1:
+        return made(others[0], data, where)
+    for kind in others:
+        try:
+            return made(kind, data, where)
+        except ValueError:
+            continue
+    raise ValueError(f'{where} must be ' + ' or '.join(
+        _NAMES.get(kind, 'a list') for kind in kinds) + f', not {data!r}')
+
+
+def _value(kind: Any, data: Any, where: str) -> Any:
+    if kind is float and type(data) is int:
+        data = _float_of(data)
+    _check(type(data) is kind, where, _NAMES[kind], data)
+    if kind in (int, float) and not 0 <= data < math.inf:
+        raise ValueError(f'{where} must be 0 or more, and finite, not '
+                         f'{data!r}')
+    return data
+
+
+def _float_of(data: int) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        return math.inf
+
+
+def _check(is_right: bool, where: str, wanted: str, data: Any) -> None:
+    if not is_right:
+        raise ValueError(f'{where or "the plan"} must be {wanted}, not '
+                         f'{data!r:.80}')
