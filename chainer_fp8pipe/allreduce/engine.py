@@ -428,7 +428,7 @@ class Algorithm(abc.ABC):
         the mean is there, :meth:`Bucket.conclude` is called.
         """
 
-    def begin_decoding(self, bucket: Bucket) -> None:
+    def begin_decoding(self, bucket: Bucket) -> None:   # noqa: B027
         """Lets means be decoded as they come from now on."""
 
     def run(self, seconds: float, brief: float = 0.0) -> bool:
@@ -669,7 +669,8 @@ class Engine(Algorithm):
     def _cut_piece(self, lane: int, start: int, stop: int, frame: int
                    ) -> _Cut:
         blocks = self.plans[lane].blocks
-        bounds, longest = cut(start, stop, blocks), -(-(stop - start) // blocks)
+        bounds = cut(start, stop, blocks)
+        longest = -(-(stop - start) // blocks)
         means = [step.action for step in self._steps[lane]
                  if step.action.kind is Opcode.ENCODE and not step.fresh]
         return _Cut(numpy.array(bounds, numpy.int64), min(frame, longest),

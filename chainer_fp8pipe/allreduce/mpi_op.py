@@ -7,9 +7,9 @@
 # that costs.  Use plan.direct unless you want to study just this.
 #
 # With nodes (lines 16 to 23) every local rank gets an equal piece of the
-# node's mean, exchanges it with the same local rank of the other nodes, and the
-# node gathers the pieces again: a node's network link carries the wire once,
-# however many ranks the node has.
+# node's mean, exchanges it with the same local rank of the other nodes, and
+# the node gathers the pieces again: a node's network link carries the wire
+# once, however many ranks the node has.
 #
 # Never with non-blocking collectives: MPI libraries are known to give wrong
 # results there with user-defined operations.

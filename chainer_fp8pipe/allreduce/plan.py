@@ -25,7 +25,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-
 #: Forms in which a partial sum may travel.
 FORMS = ('wire', 'float16', 'float32')
 

@@ -340,7 +340,7 @@ class PendingMeans:
                  events: EventStream, settle: Callable[[], None]) -> None:
         self._sender = sender
         self._thread = thread
-        self._algorithm = queue
+        self._queue = queue
         self._state = state
         self._sent = {name: one for one in sent for name in one.tensors.names}
         self._gradients = gradients
