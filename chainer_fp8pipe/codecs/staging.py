@@ -18,15 +18,11 @@ def empty_wire(xp: Any, size: int, dtype: Any) -> numpy.ndarray:
     return cupyx.empty_pinned(size, dtype)
 
 
-def upload(xp: Any, wire: numpy.ndarray) -> Any:
-    """``wire`` where ``xp`` can compute on it; itself if ``xp`` is NumPy."""
-    return wire if xp is numpy else xp.asarray(wire)
-
-
 def upload_now(xp: Any, wire: numpy.ndarray) -> Any:
-    """As :func:`upload`; ``wire`` may be given up when it returns.
+    """``wire`` where ``xp`` can compute on it; itself if ``xp`` is NumPy.
 
-    The device reads pinned memory where it lies, so the copy is waited for.
+    ``wire`` may be given up when it returns: the device reads pinned memory
+    where it lies, so the copy is waited for.
     """
     if xp is numpy:
         return wire

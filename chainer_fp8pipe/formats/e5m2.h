@@ -148,18 +148,6 @@ E5M2_FUNCTION unsigned int e5m2_round(int magnitude, int bits)
     return e5m2_round_to(magnitude, bits, &value);
 }
 
-E5M2_FUNCTION unsigned int e5m2_nearest(int magnitude)
-{
-    return e5m2_round(magnitude, 2);
-}
-
-/* The nearest IEEE half, which has ten mantissa bits; its upper byte is the
- * code, its lower byte is what truncation drops. */
-E5M2_FUNCTION unsigned int e5m2_truncate(int magnitude)
-{
-    return e5m2_round(magnitude, 10);
-}
-
 /* Up with the probability of the distance from below in steps.
  *
  * Takes the code as a number with 21 fraction bits: for normal codes these
@@ -177,13 +165,14 @@ E5M2_FUNCTION unsigned int e5m2_stochastic(int magnitude,
 }
 
 /* As above, for any magnitude that is finite: it saturates.  `rounding` must
- * be a constant. */
+ * be a constant.  Truncation takes the upper byte of the nearest IEEE half,
+ * which has ten mantissa bits. */
 E5M2_FUNCTION unsigned int e5m2_saturate(int magnitude, int rounding,
                                          unsigned int random)
 {
     int finite = e5m2_min(magnitude, E5M2_F32_MAX);
-    return rounding == E5M2_NEAREST    ? e5m2_nearest(finite)
-           : rounding == E5M2_TRUNCATE ? e5m2_truncate(finite)
+    return rounding == E5M2_NEAREST    ? e5m2_round(finite, 2)
+           : rounding == E5M2_TRUNCATE ? e5m2_round(finite, 10)
                                        : e5m2_stochastic(finite, random);
 }
 

@@ -69,7 +69,7 @@ def updates(state, place, steps=4, bad=None):
     return results
 
 
-@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf])
+@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf, 1e6])
 @pytest.mark.parametrize('name', CODECS)
 def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
     expected = updates(CODECS[name].init(), lambda tensors: tensors, bad=bad)
@@ -79,7 +79,7 @@ def test_every_codec_gives_the_cpus_bits(cupy, name, bad):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf])
+@pytest.mark.parametrize('bad', [None, numpy.nan, numpy.inf, 1e6])
 @pytest.mark.parametrize('name', CODECS)
 def test_every_codec_gives_the_cpus_bits_on_a_gpu(name, bad):
     cupy = pytest.importorskip('cupy', reason='CuPy is not installed')

@@ -21,7 +21,7 @@ from ...report.records.run_record import (
     TensorHealth,
 )
 from ...report.update_times import together
-from ..extensions.clipped_shares import ClippedShares
+from ..extensions.reports import ClippedShares
 from .curve_means import CurveMeans
 from .report_gathering import FromRank, Gathered
 from .run_start import describe_start

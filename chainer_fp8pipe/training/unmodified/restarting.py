@@ -16,9 +16,9 @@ from mpi4py import MPI
 from ...intercept.training_objects import Originals
 from ...planning.trigger_intervals import Interval
 from ...report.launch_protocol import LauncherLine, is_launched
-from ..extensions.snapshot import Snapshot, find_snapshots, resume
-from .extensions import Followed
-from .refusal import Refusal
+from ..snapshots.snapshot import Snapshot, find_snapshots, resume
+from .files import Followed
+from .launch import Refusal
 
 _RETAIN = 2
 _EVERY = Interval(300.0, 'second')

@@ -1,13 +1,13 @@
 import re
 
 from chainer_fp8pipe.training.extensions import resume
-from chainer_fp8pipe.training.extensions.job_state import (
+from chainer_fp8pipe.training.snapshots.snapshot import save
+from chainer_fp8pipe.training.snapshots.state import (
     collect,
     communicators,
     missing,
     movable,
 )
-from chainer_fp8pipe.training.extensions.snapshot import save
 
 import chainer
 import chainer.links as L

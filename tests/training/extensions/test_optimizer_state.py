@@ -2,8 +2,8 @@
 import warnings
 
 from chainer_fp8pipe.training.extensions import FollowEpochs, Snapshot, resume
-from chainer_fp8pipe.training.extensions.snapshot import save
 from chainer_fp8pipe.training.large_batch import large_batch
+from chainer_fp8pipe.training.snapshots.snapshot import save
 
 import chainer
 import chainer.links as L

@@ -5,7 +5,7 @@ from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
     CompressionReport,
 )
-from chainer_fp8pipe.training.extensions.compression_report import (
+from chainer_fp8pipe.training.extensions.reports import (
     plot_compression,
 )
 

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from chainer_fp8pipe.training.extensions import Snapshot, resume
-from chainer_fp8pipe.training.extensions.snapshot import find_snapshots
+from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 
 import chainer
 import numpy

@@ -6,8 +6,9 @@ import threading
 import warnings
 
 from chainer_fp8pipe.training.extensions import Snapshot, resume
-from chainer_fp8pipe.training.extensions.snapshot import find_snapshots, save
-from chainer_fp8pipe.training.snapshots import snapshot_file, snapshot_writing
+from chainer_fp8pipe.training.snapshots import file as snapshot_file
+from chainer_fp8pipe.training.snapshots import gather
+from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots, save
 
 import chainer
 import numpy
@@ -168,8 +169,8 @@ def test_an_error_on_one_rank_does_not_make_it_wait_for_the_others(
         comm, tmp_path):
     """Nor is half a file left, though rank 1 has sent nothing."""
     trainer, _ = make(comm, tmp_path, 9, every=4)
-    original = snapshot_writing._PATIENCE
-    snapshot_writing._PATIENCE = 0.1
+    original = gather._PATIENCE
+    gather._PATIENCE = 0.1
     try:
         if comm.rank == 0:
             at(trainer, 4, lambda: {}['rank 0 alone'])
@@ -185,7 +186,7 @@ def test_an_error_on_one_rank_does_not_make_it_wait_for_the_others(
         if comm.rank == 0:
             comm.Barrier()
     finally:
-        snapshot_writing._PATIENCE = original
+        gather._PATIENCE = original
 
 
 @on_ranks(2)
@@ -196,8 +197,8 @@ def test_an_error_on_rank_0_alone_does_not_wait_for_the_disk(comm, tmp_path):
     at(trainer, 3, snapshot._beside._complete)
     disk = Held()
     at(trainer, 5, disk.__enter__)
-    original = snapshot_writing._PATIENCE
-    snapshot_writing._PATIENCE = 0.1
+    original = gather._PATIENCE
+    gather._PATIENCE = 0.1
     try:
         if comm.rank == 0:
             at(trainer, 6, lambda: {}['rank 0 alone'])
@@ -215,7 +216,7 @@ def test_an_error_on_rank_0_alone_does_not_wait_for_the_disk(comm, tmp_path):
             snapshot.finalize = list
             trainer.run()
     finally:
-        snapshot_writing._PATIENCE = original
+        gather._PATIENCE = original
         disk.__exit__()
     trainer, communicator = make(comm, tmp_path, 9)
     assert resume(trainer, communicator, str(tmp_path)) == 3
@@ -481,10 +482,10 @@ def test_a_value_that_changes_on_its_way_is_an_error_on_all(comm, tmp_path):
             return getattr(ranks, name)
 
         def recv(self, *args, **kwargs):
-            name, value = ranks.recv(*args, **kwargs)
+            value = ranks.recv(*args, **kwargs)
             if value.dtype == 'f' and value.size:
                 value.reshape(-1)[0] += 1
-            return name, value
+            return value
     communicator.mpi_comm = Bad()
     with pytest.raises(ValueError, match=r'rank 1: .*came with other bits'):
         resume(trainer, communicator, str(tmp_path))

@@ -4,8 +4,8 @@ import warnings
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import resume
-from chainer_fp8pipe.training.extensions.job_state import collect
-from chainer_fp8pipe.training.extensions.snapshot import save
+from chainer_fp8pipe.training.snapshots.snapshot import save
+from chainer_fp8pipe.training.snapshots.state import collect
 
 import chainer
 import chainermn

@@ -37,7 +37,10 @@ def recorded(comm, tmp_path, *args, **options):
     """The record of a small run of 20 updates, on all ranks."""
     trainer, communicator = make_trainer(comm, tmp_path, *args, **options)
     trainer.extend(RunReport(communicator, **RECORD))
-    trainer.run()
+    # So that there are several intervals.
+    with mock.patch('chainer_fp8pipe.training.run_reports.write_schedule.'
+                    'SHORTEST', 0.0):
+        trainer.run()
     comm.Barrier()
     if hasattr(communicator, 'finalize'):
         communicator.finalize()
