@@ -9,9 +9,9 @@
 # their warm-up, in which they would be float32.
 #
 # A machine that others use changes its pace: ways that came close to the
-# fastest are tried again in further turns, and all blocks of all turns count.  Two ways
-# that differ by less than their spread are equally fast.  Of those the exact
-# codec is taken before others, and then the simplest way.
+# fastest are tried again in further turns, and all blocks of all turns count.
+# Two ways that differ by less than their spread are equally fast.  Of those
+# the exact codec is taken before others, and then the simplest way.
 from __future__ import annotations
 
 import copy
