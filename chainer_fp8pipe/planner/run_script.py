@@ -14,7 +14,7 @@ from ..command_line import count
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
-from ..pipeline.schedules.schedule import SCHEDULES
+from ..pipeline.schedules import SCHEDULES
 from ..planning.sizes import parse_bytes
 from ..planning.trigger_intervals import Interval, parse_interval
 from ..report.launch_protocol import is_launched

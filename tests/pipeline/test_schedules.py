@@ -6,8 +6,8 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from chainer_fp8pipe.pipeline.schedules import schedule as module
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline import schedules as module
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Action,
     Kind,
@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..graphs import is_sound, stream
+from .graphs import is_sound, stream
 from .schedule_checker import check
 
 STAGES = st.integers(1, 8)

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chainer_fp8pipe.pipeline.schedules.actions import (
+from chainer_fp8pipe.pipeline.schedules import (
     Action,
     Kind,
     Schedule,

@@ -1,27 +1,43 @@
-"""Memory of this process that the other processes of its node can read.
-
-It is a file without a name (``memfd_create``), far longer than what is used:
-what nobody has touched takes no memory.  Others open it where ``/proc`` shows
-this process's files, once and whole, so that what is allocated later is there
-for them, too.
-"""
+"""Memory that the other ranks of a node, and GPUs, read where it lies."""
+# A rank's part of the node's memory is a file without a name (memfd_create),
+# far longer than what is used: what nobody has touched takes no memory.
+# Neighbours open it where /proc shows this process's files, once and whole, so
+# that what is allocated later is there for them, too.  In it lie what chunks
+# send, and a Mail (messages.h) for each message to a neighbour.
+#
+# A GPU copies to and from such memory by itself where its pages are locked:
+# registered with CUDA, which else would copy through pages of its own first.
+# Then neighbours read what the GPU has written.  Only a rank's own memory is
+# registered, never a neighbour's as it is mapped here: a neighbour gives pages
+# back when it has done with them, and a GPU would go on reading the old ones.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import mmap
 import os
 import threading
+import warnings
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
 
 #: Bytes of addresses, not of memory.
 RESERVED = 1 << 36
+#: Bytes of a Mail in compiled code.
+MAIL = 64
 _PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 16
+# cudaHostRegisterPortable: for all devices that this process uses.
+_PORTABLE = 1
+_REMEDY = (
+    'CUDA cannot register memory that the ranks of this node share: {error}. '
+    'Gradients are copied through a buffer of their own, which is slower. '
+    'Raise the limit of locked memory (ulimit -l unlimited before mpiexec, '
+    'in a container --ulimit memlock=-1), or pass shared_memory=False.')
 
 
 class Name(NamedTuple):
@@ -39,6 +55,7 @@ class NodeMemory:
     Attributes:
         address: Of the first byte, in this process.
         name: What neighbours need to find it.
+        refused: CUDA has refused to register memory; it is not asked again.
 
     Raises:
         OSError: The system has no such memory.
@@ -51,6 +68,7 @@ class NodeMemory:
         os.ftruncate(self._file, RESERVED)
         self._mapped = mmap.mmap(self._file, RESERVED)
         self.address = _address(self._mapped)
+        self.refused = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._freed: collections.deque[tuple[int, int]] = collections.deque()
@@ -86,6 +104,33 @@ class NodeMemory:
         weakref.finalize(block, self._free, start, start + size
                          ).atexit = False
         return numpy.asarray(block)
+
+    def empty_locked(self, runtime: Any, nbytes: int) -> numpy.ndarray | None:
+        """As :meth:`empty`, with pages that a GPU copies to and from.
+
+        Args:
+            runtime: ``cupy.cuda.runtime``.
+            nbytes: At least 1.
+
+        Returns:
+            None where CUDA refuses; the first time with a warning.
+        """
+        if self.refused:
+            return None
+        array = self.empty(nbytes)
+        address = array.ctypes.data
+        try:
+            runtime.hostRegister(address, nbytes, _PORTABLE)
+        except runtime.CUDARuntimeError as error:
+            self.refused = True
+            warnings.warn(_REMEDY.format(error=error), RuntimeWarning,
+                          stacklevel=2)
+            return None
+        # The last callback of an object is called first: before its pages are
+        # given back.
+        weakref.finalize(array.base, _unlock, runtime, address, self._pid
+                         ).atexit = False
+        return array
 
     def holds(self, array: numpy.ndarray) -> bool:
         """Whether an array lies in this memory."""
@@ -127,55 +172,52 @@ class Neighbour(NamedTuple):
     Attributes:
         rank: Its number.
         address: Of its memory, in this process.
-        inbox: Address of the mailbox that it writes for this rank.
-        outbox: Address of the one that this rank writes for it.
-        slots: Of each mailbox.
+        inbox: Address of the Mails that it writes for this rank.
+        outbox: Address of those that this rank writes for it.
+        mails: How many there are of each.
     """
 
     rank: int
     address: int
     inbox: int
     outbox: int
-    slots: int
+    mails: int
 
 
-# A neighbour may look into its inbox when this rank has done with it.
-_mailboxes: list[numpy.ndarray] = []
+# A neighbour may look at its Mails when this rank has done with them.
+_outboxes: list[numpy.ndarray] = []
 
 
-def meet(comm: MPI.Comm, slots: int, slot_bytes: int
-         ) -> tuple[Neighbour, ...]:
-    """Finds the other ranks of this node, and makes mailboxes; on all ranks.
+def meet(comm: MPI.Comm, mails: int) -> tuple[Neighbour, ...]:
+    """Finds the other ranks of this node, and makes Mails; on all ranks.
 
-    Those are neighbours that can open each other's memory.  Mailboxes stay
-    until the process ends.
+    Neighbours are those that can open each other's memory.  Mails stay until
+    the process ends.
 
     Args:
         comm: The ranks.
-        slots: Of a mailbox; the most that any rank asks for.
-        slot_bytes: Of a slot.
+        mails: For each neighbour; the most that any rank asks for.
     """
     memory = node_memory()
-    found = comm.allgather((slots, memory and memory.name))
-    slots = max(slots for slots, _ in found)
+    found = comm.allgather((mails, memory and memory.name))
+    mails = max(mails for mails, _ in found)
     opened = {rank: address for rank, (_, name) in enumerate(found)
               if memory and name and rank != comm.rank
               for address in [_opened(memory.name, name)] if address}
     mine = dict.fromkeys(opened, 0)
-    box = slots * slot_bytes
     if memory and opened:
-        mailboxes = memory.empty(len(opened) * box)
-        mailboxes[...] = 0
-        _mailboxes.append(mailboxes)
-        mine = {rank: mailboxes.ctypes.data + place * box
+        outbox = memory.empty(len(opened) * mails * MAIL)
+        outbox[...] = 0
+        _outboxes.append(outbox)
+        mine = {rank: outbox.ctypes.data + place * mails * MAIL
                 for place, rank in enumerate(opened)}
-    # By rank, where in the writer's memory its reader finds a mailbox.
-    inboxes = comm.allgather(
+    # By rank, where in the writer's memory its reader finds its Mails.
+    offsets = comm.allgather(
         {rank: address - memory.address for rank, address in mine.items()}
         if memory else {})
     return tuple(Neighbour(
-        rank, address, address + inboxes[rank][comm.rank], mine[rank], slots)
-        for rank, address in opened.items() if comm.rank in inboxes[rank])
+        rank, address, address + offsets[rank][comm.rank], mine[rank], mails)
+        for rank, address in opened.items() if comm.rank in offsets[rank])
 
 
 @functools.cache
@@ -218,3 +260,11 @@ def _place() -> str:
     """The same where process ids mean the same processes."""
     with open('/proc/sys/kernel/random/boot_id') as file:
         return file.read().strip() + os.readlink('/proc/self/ns/pid')
+
+
+def _unlock(runtime: Any, address: int, owner: int) -> None:
+    if os.getpid() != owner:        # what was forked off has no GPU
+        return
+    # If this fails, CUDA refuses to register these pages again.
+    with contextlib.suppress(runtime.CUDARuntimeError):
+        runtime.hostUnregister(address)
