@@ -1,5 +1,5 @@
 """Intervals as people write them."""
-from chainer_fp8pipe.planning.trigger_intervals import Interval, parse_interval
+from chainer_fp8pipe.command_line import Interval, parse_interval
 
 import pytest
 
