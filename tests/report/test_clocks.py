@@ -2,13 +2,13 @@
 import math
 import random
 
-from chainer_fp8pipe.report.records.clock_line import (
+from chainer_fp8pipe.report.clocks import (
     ClockLine,
     RoundTrip,
     best_trip,
     clock_lines,
 )
-from chainer_fp8pipe.report.records.run_record import ClockReading
+from chainer_fp8pipe.report.record import ClockReading
 
 import pytest
 from hypothesis import given

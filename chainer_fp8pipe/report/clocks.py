@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .run_record import ClockReading
+from .record import ClockReading
 
 
 class RoundTrip(NamedTuple):

@@ -2,8 +2,8 @@
 
 A run is what has been written into one folder: one start of a job or, where
 ranks died and a launcher started the job again, several.
-:mod:`.record_writer` writes the parts of a record while the run goes on, and
-:mod:`.record_reader` reads them.
+:mod:`.record_file` writes the parts of a record while the run goes on, and
+reads them.
 
 Seconds of a start count from that start, on the clock of its rank 0; a
 reader has already put the events of other ranks on that clock.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..events import Event
+from .events import Event
 
 #: Into what the time of a step goes, in the order of a picture.  The exchange
 #: includes waiting for slower ranks; ``other`` is what no section of an update
