@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ...report.records.run_record import CurvePoint
+from ...report.record import CurvePoint
 from .write_schedule import epochs_done
 
 _NUMBERS = numpy.ndarray, numpy.number, float, int

@@ -14,7 +14,7 @@ from ...mpi.measured.clock_offsets import clock_name, measure_offsets
 from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
 from ...mpi.once import once
 from ...report.process_memory import bytes_in
-from ...report.records.run_record import RankInterval
+from ...report.record import RankInterval
 from ...report.update_times import KeptEvents, UpdateTimes
 
 #: Links and tensors are read at so many writes; from then on, as they are

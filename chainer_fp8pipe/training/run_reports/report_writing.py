@@ -7,11 +7,8 @@ import warnings
 from typing import Any
 
 from ...planning.job.job_plan import JobPlan, load_job_plan
-from ...report.records.clock_line import ClockLine
-from ...report.records.record_lines import Part
-from ...report.records.record_reader import read_record
-from ...report.records.record_writer import RecordWriter
-from ...report.records.run_record import (
+from ...report.clocks import ClockLine
+from ...report.record import (
     ClockReading,
     LinkReading,
     MemoryReading,
@@ -20,6 +17,7 @@ from ...report.records.run_record import (
     SentBytes,
     TensorHealth,
 )
+from ...report.record_file import Part, RecordWriter, read_record
 from ...report.update_times import together
 from ..extensions.reports import ClippedShares
 from .curve_means import CurveMeans

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..._version import __version__
 from ...report.launch_protocol import ENDED, is_launched
-from ...report.records.run_record import RunStart
+from ...report.record import RunStart
 
 _PACKAGES = 'chainer', 'numpy', 'mpi4py', 'cupy', 'scipy', 'Pillow'
 #: Beginnings of the names of variables that change how ranks run.

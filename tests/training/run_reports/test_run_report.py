@@ -6,9 +6,8 @@ from unittest import mock
 
 from chainer_fp8pipe import RunReport, create_communicator
 from chainer_fp8pipe.report.diagnosis import SLOW_RANK, diagnose, explain_waits
-from chainer_fp8pipe.report.records.record_reader import read_record
-from chainer_fp8pipe.report.records.record_writer import RecordWriter
-from chainer_fp8pipe.report.records.run_record import FIRST, PHASES, REGULAR
+from chainer_fp8pipe.report.record import FIRST, PHASES, REGULAR
+from chainer_fp8pipe.report.record_file import RecordWriter, read_record
 from chainer_fp8pipe.training.extensions import (
     PipelineTimeline,
     Snapshot,
@@ -37,7 +36,10 @@ def recorded(comm, tmp_path, *args, **options):
     """The record of a small run of 20 updates, on all ranks."""
     trainer, communicator = make_trainer(comm, tmp_path, *args, **options)
     trainer.extend(RunReport(communicator, **RECORD))
-    trainer.run()
+    # So that there are several intervals.
+    with mock.patch('chainer_fp8pipe.training.run_reports.write_schedule.'
+                    'SHORTEST', 0.0):
+        trainer.run()
     comm.Barrier()
     if hasattr(communicator, 'finalize'):
         communicator.finalize()
