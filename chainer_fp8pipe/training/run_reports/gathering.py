@@ -22,6 +22,22 @@ from ...report.update_times import KeptEvents, UpdateTimes
 _READINGS = 32
 
 
+class Traffic(NamedTuple):
+    """How a rank's gradients travel.
+
+    Attributes:
+        codec: In what.
+        levels: Shares of the bytes by level.
+        uncompressed: Bytes that an all-reduce in float32 would send.
+        known: Whether sent bytes are counted; inside MPI they are not.
+    """
+
+    codec: str
+    levels: dict[str, float]
+    uncompressed: int
+    known: bool
+
+
 class FromRank(NamedTuple):
     """What one rank has to say about an interval.
 
@@ -39,23 +55,7 @@ class FromRank(NamedTuple):
     resident: int
     peak: int
     gpu: tuple[int, int] | None
-    traffic: Traffics
-
-
-class Traffics(NamedTuple):
-    """How a rank's gradients travel.
-
-    Attributes:
-        codec: In what.
-        levels: Shares of the bytes by level.
-        uncompressed: Bytes that an all-reduce in float32 would send.
-        known: Whether sent bytes are counted; inside MPI they are not.
-    """
-
-    codec: str
-    levels: dict[str, float]
-    uncompressed: int
-    known: bool
+    traffic: Traffic
 
 
 class Gathered(NamedTuple):
@@ -91,21 +91,20 @@ class ReportGathering:
 
     Attributes:
         comm: The ranks.
-        hosts: Of each rank.
     """
 
     def __init__(self, ranks: MPI.Comm, trainer: Any, times: UpdateTimes,
                  origin: float) -> None:
         self.comm = once(ranks, 'RunReport', ranks.Dup)
-        self._trainer, self._times, self._origin = trainer, times, origin
-        everyone = self.comm.allgather(
-            (platform.node(), clock_name(), _stage(trainer.updater)))
-        self.hosts = tuple(host for host, *_ in everyone)
-        self._clock_names = [name for _, name, _ in everyone]
-        stages = tuple(stage for *_, stage in everyone)
+        self._updater, self._times, self._origin = (
+            trainer.updater, times, origin)
+        grid = getattr(trainer.updater, 'grid', None)
+        hosts, clocks, stages = zip(*self.comm.allgather((
+            platform.node(), clock_name(),
+            None if grid is None else grid.stage_index)), strict=True)
+        self._hosts, self._clocks = hosts, [*clocks]
         self._stages = () if None in stages else stages
-        self._gathered = 0
-        self._start = 0
+        self._start = self._gathered = 0
         self._codec = _traffic(trainer.updater).codec
 
     def begin(self, writing: Any, there: tuple[int, ...]) -> bool:
@@ -114,72 +113,63 @@ class ReportGathering:
         Raises:
             ValueError: As :meth:`.ReportWriting.begin`, on all ranks.
         """
-        clocks = measure_offsets(self.comm, self._clock_names)
+        clocks = measure_offsets(self.comm, self._clocks)
         start = self.comm.bcast(raise_together(
             self.comm, lambda: None if self.comm.rank else writing.begin(
-                self.hosts, self._stages, there, self._origin, clocks),
+                self._hosts, self._stages, there, self._origin, clocks),
             ValueError))
         self._start = start or 0
         return start is not None
 
     def gather(self) -> Gathered | None:
         """What all ranks have had since the last call, on rank 0."""
-        clocks = measure_offsets(self.comm, self._clock_names)
+        clocks = measure_offsets(self.comm, self._clocks)
         self._gathered += 1
         reads = self._gathered <= _READINGS or not self._gathered % _READINGS
-        pairs = (measure_pairs(self.comm, list(self.hosts)) if reads
-                 else None)
-        tensors = _tensors(self._trainer.updater) if reads else None
+        pairs = measure_pairs(self.comm, [*self._hosts]) if reads else None
+        tensors = _tensors(self._updater) if reads else None
         interval, kept = self._times.summary(self._start)
+        # Where a warm-up has ended in the interval, both codecs count.
+        traffic = _traffic(self._updater)
+        before, self._codec = self._codec, traffic.codec
+        if before != traffic.codec:
+            traffic = traffic._replace(codec=f'{before}, then {self._codec}')
         ranks = self.comm.gather(FromRank(
             interval, kept, int(bytes_in('VmRSS') or 0),
-            int(bytes_in('VmHWM') or 0),
-            _gpu_memory(), self._traffic()))
+            int(bytes_in('VmHWM') or 0), _gpu_memory(), traffic))
         if ranks is None:
             return None
-        return Gathered(self._trainer.updater.iteration,
+        return Gathered(self._updater.iteration,
                         time.monotonic() - self._origin, ranks, clocks, pairs,
                         tensors)
 
-    def _traffic(self) -> Traffics:
-        """Where a warm-up has ended in the interval, both codecs count."""
-        found = _traffic(self._trainer.updater)
-        before, self._codec = self._codec, found.codec
-        return found if before == found.codec else found._replace(
-            codec=f'{before}, then {found.codec}')
 
-
-def communicator_of(updater: Any) -> Any:
+def _communicator(updater: Any) -> Any:
     """The communicator of the main optimizer; None without one."""
     return getattr(updater.get_all_optimizers().get('main'), 'communicator',
                    None)
 
 
-def _stage(updater: Any) -> int | None:
-    grid = getattr(updater, 'grid', None)
-    return None if grid is None else grid.stage_index
-
-
-def _traffic(updater: Any) -> Traffics:
-    communicator = communicator_of(updater)
+def _traffic(updater: Any) -> Traffic:
+    communicator = _communicator(updater)
     if communicator is None:
-        return Traffics('none', {}, 0, True)
+        return Traffic('none', {}, 0, True)
     elements = sum(parameter.size for parameter
                    in updater.get_optimizer('main').target.params()
                    if parameter.array is not None)
     size = communicator.size
     uncompressed = 4 * elements * 2 * (size - 1) // size
     if not hasattr(communicator, 'sent_levels'):
-        return Traffics(type(communicator).__name__, {'inside MPI': 1.0},
-                        uncompressed, False)
-    return Traffics(
+        return Traffic(type(communicator).__name__, {'inside MPI': 1.0},
+                       uncompressed, False)
+    return Traffic(
         'float32' if communicator.is_warming_up else communicator.name,
         communicator.sent_levels(), uncompressed, True)
 
 
 def _tensors(updater: Any) -> dict[str, tuple[int, dict[str, float]]]:
     """Elements and values of each tensor that is compressed."""
-    communicator = communicator_of(updater)
+    communicator = _communicator(updater)
     if not hasattr(communicator, 'health'):
         return {}
     target = updater.get_optimizer('main').target
@@ -188,7 +178,9 @@ def _tensors(updater: Any) -> dict[str, tuple[int, dict[str, float]]]:
         if name in health and parameter.array is not None:
             values = dict(health[name])
             if parameter.grad is not None:
-                values['gradient'] = _norm(parameter.grad)
+                flat = chainer.backends.cuda.to_cpu(
+                    parameter.grad).reshape(-1)
+                values['gradient'] = float(numpy.sqrt(flat @ flat))
             found[name] = parameter.size, values
     return found
 
@@ -198,8 +190,3 @@ def _gpu_memory() -> tuple[int, int] | None:
         return None
     pool = chainer.backends.cuda.cupy.get_default_memory_pool()
     return pool.used_bytes(), pool.total_bytes()
-
-
-def _norm(array: Any) -> float:
-    flat = chainer.backends.cuda.to_cpu(array).reshape(-1)
-    return float(numpy.sqrt(numpy.dot(flat, flat)))
