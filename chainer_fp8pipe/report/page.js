@@ -25,8 +25,9 @@ function colourPlot(plot) {
 function choose(name, number) {
   const plot = plots.get(name), {columns, span} = choices.get(name)[number];
   plot.renderers[0].data_source.data = columns;
-  plot.x_range.setv({start: 0, end: span, bounds: [0, span],
-                     reset_start: 0, reset_end: span});
+  // Within the bounds of the update before, the range could not grow.
+  plot.x_range.bounds = [0, span];
+  plot.x_range.setv({start: 0, end: span, reset_start: 0, reset_end: span});
   for (const one of document.querySelectorAll(`[data-of="${name}"]`)) {
     one.hidden = one.dataset.number !== String(number);
   }
