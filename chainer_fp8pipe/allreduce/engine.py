@@ -55,6 +55,8 @@ PARTS = 64
 _LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
+# Bytes of a line of the processor's caches, where memory begins.
+_LINE = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
 # The numbers that compiled code has for them.
@@ -192,7 +194,8 @@ class Bucket(_engine.Job):
         """
         if self.decodes:
             pairs = numpy.frombuffer(self.taken(), numpy.int64)
-            self._means += map(tuple, pairs.reshape(-1, 2).tolist())
+            self._means += [(start, stop) for start, stop
+                            in pairs.reshape(-1, 2).tolist()]
         return self._means
 
     @property
@@ -662,7 +665,7 @@ class Engine(Algorithm):
             frame = max(1, min(self.framing.frame_bytes // itemsize,
                                _LARGEST // grain // self._most_blocks))
             found = self._cuts[key] = tuple(
-                self._cut_piece(lane, *pieces[lane:lane + 2], frame)
+                self._cut_piece(lane, pieces[lane], pieces[lane + 1], frame)
                 for lane in range(len(self.plans)))
         return found
 
@@ -693,4 +696,5 @@ class Engine(Algorithm):
 
 
 def _empty(nbytes: int) -> numpy.ndarray:
-    return numpy.empty(nbytes, numpy.uint8)
+    found = numpy.empty(nbytes + _LINE, numpy.uint8)
+    return found[-found.ctypes.data % _LINE:][:nbytes]
