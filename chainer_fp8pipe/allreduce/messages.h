@@ -135,8 +135,6 @@ typedef struct {
     int rank;
     char *memory; /* the other's, as it is mapped here */
     Mail *in, *out;
-    unsigned int slots; /* of each */
-    unsigned int sends, receives; /* slots that have been given to steps */
 } Neighbour;
 
 typedef struct {
