@@ -11,7 +11,7 @@ from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
 from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.allreduce.sums import FORMS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange.model_state import ModelState
+from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 from chainer_fp8pipe.mpi.memory.node_memory import node_memory
 from chainer_fp8pipe.mpi.memory.page_locked import PageLockedMemory
 from chainer_fp8pipe.report.stream import EventStream
@@ -73,15 +73,16 @@ class Job:
             comm, plans(name, comm.size), EventStream(),
             Framing(**{'frame_bytes': 300, 'form': form, **framing}))
         self.queue = BucketQueue(comm, self.algorithm, EventStream())
-        self.state = ModelState(codec)
+        self.state = ModelExchange(lambda: None, codec)
+        self.state.queue = self.queue
 
     def update(self, tensors):
         """Makes gradients their mean; returns the bucket."""
         kept = self.state.codec_state
         codec = kept.codec
         codec.begin(kept, 1.0)
-        bucket = Bucket(kept, tensors, self.state.wire(
-            0, codec, tensors.xp, tensors.size, self.algorithm), decodes=True)
+        bucket = Bucket(kept, tensors, self.state._wire(
+            0, tensors), decodes=True)
         self.queue.submit(bucket)
         self.queue.finish(bucket)
         self.found = bucket.decode(tensors)
@@ -196,7 +197,8 @@ def test_every_model_has_memory_of_its_own_until_it_is_gone_or_larger(comm):
     with stand_in() as (cupy, to):
         registered = cupy.cuda.runtime.registered
         job = Job(comm, 'direct', 'float32', Fp8Ratio())
-        first, second = job.state, ModelState(Fp8Ratio())
+        first, second = job.state, ModelExchange(lambda: None, Fp8Ratio())
+        second.queue = job.queue
         for seed, (state, sizes, expected) in enumerate([
                 (first, [5000], [5000]), (second, [9000], [5000, 9000]),
                 (first, [4000], [5000, 9000]), (first, [6000], [6000, 9000]),

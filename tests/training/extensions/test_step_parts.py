@@ -2,7 +2,7 @@
 import copy
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.overlap.deferred_update import deferred
+from chainer_fp8pipe.exchange.deferred_update import deferred
 from chainer_fp8pipe.report.stream import EventStream
 from chainer_fp8pipe.training.extensions.step_parts import (
     PARTS,
