@@ -2,6 +2,7 @@
 import contextlib
 import gc
 import os
+import threading
 import time
 from unittest import mock
 
@@ -483,16 +484,19 @@ def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working(comm):
 
 @on_ranks(2)
 def test_a_process_has_one_thread_for_all_communicators(comm):
-    """It is there from the first bucket sent early to the last finalize."""
+    others = set(exchange_thread._reducers)     # of tests before this one
     jobs = [warm(comm, overlap) for overlap in OVERLAPS * 2]
     for step in range(3):
         for _, model, optimizer in jobs:
             update(optimizer, model, step, comm.rank)
-    assert exchange_thread._thread.is_alive()
+    assert [thread.name for thread in threading.enumerate()].count(
+        exchange_thread._thread.name) == 1
     for number, (communicator, *_) in enumerate(jobs):
-        assert len(exchange_thread._reducers) == len(jobs) - number
+        assert len(exchange_thread._reducers) == (
+            len(others) + len(jobs) - number)
         communicator.finalize()
-    assert exchange_thread._thread is None
+    assert set(exchange_thread._reducers) == others
+    assert (exchange_thread._thread is None) == (not others)
 
 
 @on_ranks(1, 2)
