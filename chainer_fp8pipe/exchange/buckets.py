@@ -27,7 +27,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..allreduce.algorithm import PARTS
+from ..allreduce.engine import PARTS
 
 BucketNames = tuple[str, ...]        # names of parameters
 

@@ -11,7 +11,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..allreduce.bucket import Bucket, BucketQueue
+from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import Cast, Codec, State, Tensors
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
@@ -149,7 +149,7 @@ class ModelExchange:
         self.failure = ''
         self.deferred: DeferredUpdate | None = None
         self.seconds = 0.0
-        self.queue: BucketQueue | None = None
+        self.queue: Algorithm | None = None
         self.follow({}, 0)
 
     @property
@@ -256,13 +256,13 @@ class ModelExchange:
         if not defers or not self.buckets:
             self.slices = finished_first(self.buckets, times)
             return
-        codec, algorithm = self.codec, self.queue.algorithm
+        codec, queue = self.codec, self.queue
         sizes = [sum(self.sizes[name] for name in names)
                  for names in self.buckets]
         each = self.seconds / sum(sizes)
         self.slices = needed_first(
             self.buckets, times, [each * size for size in sizes],
-            [algorithm.chunks(-(-size // codec.grain), codec)
+            [queue.chunks(-(-size // codec.grain), codec)
              for size in sizes])
 
     @property
@@ -412,7 +412,7 @@ class ModelExchange:
             self.queue.resume(bucket, part.until)
             return
         bucket = update.sent[part.bucket] = Bucket(
-            state, tensors, self._wire(part.bucket, tensors),
+            state, tensors, self.wire(part.bucket, tensors.xp, tensors.size),
             contributes=contributes, decodes=decodes, number=part.bucket)
         self.queue.submit(bucket, part.until)
 
@@ -457,17 +457,21 @@ class ModelExchange:
         for bucket in sent.values():
             self.queue.finish(bucket)
 
-    def _wire(self, bucket: int, tensors: Tensors) -> numpy.ndarray:
-        """The wire of a bucket; the same memory at the next update."""
+    def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
+        """The wire of a bucket; the same memory at the next update.
+
+        Args:
+            bucket: Number of the bucket.
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+        """
         assert self.queue is not None
         dtype = self.codec.wire_dtype
         known, wire = self._wires.get(bucket, (None, _NO_WIRE))
-        if (known is not tensors.xp or wire.size < tensors.size
-                or wire.dtype != dtype):
-            wire = self.queue.algorithm.empty_wire(tensors.xp, tensors.size,
-                                                   dtype)
-            self._wires[bucket] = tensors.xp, wire
-        return wire[:tensors.size]
+        if known is not xp or wire.size < size or wire.dtype != dtype:
+            wire = self.queue.empty_wire(xp, size, dtype)
+            self._wires[bucket] = xp, wire
+        return wire[:size]
 
     # --- between backward passes ---------------------------------------------
 

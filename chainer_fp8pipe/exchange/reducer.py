@@ -40,8 +40,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.algorithm import Algorithm
-from ..allreduce.bucket import Bucket, BucketQueue
+from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import Codec, State, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, raised_by_all
@@ -110,7 +109,7 @@ class Reducer:
         # One for each model whose buckets are sent early, in the order in
         # which all ranks have made them: models are sent early in an order of
         # their own on each rank.
-        self._queues = [self._make_queue(algorithm)]
+        self._queues = [self._listening(algorithm)]
         self._unsettled: tuple[Agreement, ModelExchange] | None = None
         self._withdrawn: Agreement | None = None
         self._turn = threading.Lock()
@@ -168,7 +167,6 @@ class Reducer:
                 exchange.release()
             for queue in self._queues:
                 queue.free()
-                queue.algorithm.free()
             self._lockstep.free()
 
     # --- models --------------------------------------------------------------
@@ -323,7 +321,7 @@ class Reducer:
             exchange.averaged()
         return outcome
 
-    def _receive(self, queue: BucketQueue, sent: dict[Bucket, Tensors]
+    def _receive(self, queue: Algorithm, sent: dict[Bucket, Tensors]
                  ) -> tuple[list[str], bool]:
         """Waits for all buckets, and writes their means into gradients."""
         nonfinite: list[str] = []
@@ -430,11 +428,11 @@ class Reducer:
 
     # --- queues, and the order of buckets ------------------------------------
 
-    def _make_queue(self, algorithm: Algorithm) -> BucketQueue:
-        return BucketQueue(self._lockstep.comm, algorithm, self._events,
-                           self._lockstep.listen)
+    def _listening(self, algorithm: Algorithm) -> Algorithm:
+        algorithm.listen = self._lockstep.listen
+        return algorithm
 
-    def _unused_queue(self) -> BucketQueue:
+    def _unused_queue(self) -> Algorithm:
         """One of a model that is no more on any rank, or a new one."""
         if not self._overlap or self._algorithm.one_order:
             return self._queues[0]
@@ -445,7 +443,7 @@ class Reducer:
         self._lockstep.allreduce(used, MPI.LOR)
         place = int(numpy.flatnonzero(~used)[0])
         if place == len(self._queues):
-            self._queues.append(self._make_queue(self._algorithm.another()))
+            self._queues.append(self._listening(self._algorithm.another()))
         return self._queues[place]
 
     def _learn(self, exchange: ModelExchange, settle: Callable[[], None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ from .exchange_times import measure_layouts
 from .model_figures import growth, measure_model, resident
 
 #: Parts of the time: for exchanges, and for each trial.
-_OF_EXCHANGES, _OF_A_TRIAL = 0.3, 0.08
+_OF_EXCHANGES, _OF_A_TRIAL = 0.3, 0.06
 #: Copies of the parameters that must fit beside a model for it to be tried.
 _COPIES = 7
 _REMEDY = ('correct it, or make the plan again: '
@@ -226,8 +227,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         remarks = ['no way was tried, as copies of the model do not fit into '
                    'the memory beside it']
     elif comm.size == profile.ranks:
-        found, remarks = _tried(ways, trained, comm, say,
-                                budget * _OF_A_TRIAL)
+        found, remarks = _tried(ways, trained, comm, say, budget)
     made = comm.bcast(choices and _chosen(choices, ways, found, remarks))
     job = PlannedJob(made.as_dict(), samples)
     if show and comm.rank == 0:
@@ -355,14 +355,17 @@ def _ways(choices: Choices) -> list[Configuration]:
 
 
 def _tried(ways: Sequence[Configuration], trained: trials.Trained,
-           comm: MPI.Comm, say: Callable[[str], None], seconds: float
+           comm: MPI.Comm, say: Callable[[str], None], budget: float
            ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
     """Tries all ways, and one process."""
+    begin, seconds = time.perf_counter(), budget * _OF_A_TRIAL
+
     def run(way: Configuration) -> trials.Blocks:
         return trials.try_way(way, PlannedJob(JobPlan(
             way, comm.size, trained.batch, shapes_of(trained.model)),
             trained.example), trained, comm, seconds)
-    found, remarks = trials.try_all(ways, run, say)
+    found, remarks = trials.try_all(ways, run, say, lambda: comm.bcast(
+        time.perf_counter() - begin < budget))
     if comm.size > 1:
         say('trying one process')
         alone = trials.try_one_process(trained, comm, seconds)

@@ -16,7 +16,7 @@ import numpy
 
 from .events import WAITING, Event, parted, sends_of
 from .quantities import number
-from .records.run_record import (
+from .record import (
     COMMUNICATION,
     LinkReading,
     RankInterval,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy
 
 from .events import Event
-from .records.run_record import (
+from .record import (
     COMMUNICATION,
     FIRST,
     PHASES,

@@ -59,15 +59,14 @@ def test_a_wire_is_kept_while_it_fits():
         lent.append((xp, size, numpy.dtype(dtype).name))
         return numpy.empty(size, dtype)
     exchange = exchange_of(Cast('float16'))
-    exchange.queue = types.SimpleNamespace(
-        algorithm=types.SimpleNamespace(empty_wire=lend))
+    exchange.queue = types.SimpleNamespace(empty_wire=lend)
     half, fp8 = exchange.codec_state, Fp8Ratio().init()
     for bucket, state, xp, size in [
             (0, half, numpy, 100), (0, half, numpy, 60), (1, half, numpy, 9),
             (0, half, numpy, 101), (0, fp8, numpy, 50), (0, fp8, device, 50),
             (0, fp8, device, 50)]:
         exchange.codec_state = state
-        wire = exchange._wire(bucket, types.SimpleNamespace(xp=xp, size=size))
+        wire = exchange.wire(bucket, xp, size)
         assert wire.shape == (size,)
         assert wire.dtype == state.codec.wire_dtype
     assert lent == [

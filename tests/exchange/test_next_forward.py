@@ -2,7 +2,7 @@
 import time
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.bucket import Bucket
+from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.exchange import blockwise_update
 from chainer_fp8pipe.exchange.blockwise_update import BlockwiseUpdate
 from chainer_fp8pipe.exchange.deferred_update import deferred

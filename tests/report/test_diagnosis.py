@@ -9,7 +9,7 @@ from chainer_fp8pipe.report.diagnosis import (
     diagnose,
     link_share,
 )
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     LinkReading,
     RankInterval,
     RunRecord,

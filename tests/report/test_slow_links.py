@@ -1,6 +1,6 @@
 """Each link is compared with all others, each way by itself."""
 from chainer_fp8pipe.report.diagnosis import OUT, _of_others, slow_links
-from chainer_fp8pipe.report.records.run_record import LinkReading
+from chainer_fp8pipe.report.record import LinkReading
 
 import numpy
 import pytest

@@ -1,7 +1,7 @@
 """Updates become quartiles, phases and the events of some of them."""
 from chainer_fp8pipe.report import stream, update_times
 from chainer_fp8pipe.report.events import Event
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     FIRST,
     REGULAR,
     SLOW,
