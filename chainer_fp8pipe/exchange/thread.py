@@ -84,15 +84,21 @@ class ExchangeThread:
         while self._thread is own:
             self._work.wait()
             self._work.clear()      # first: it may be set again at any time
-            reducers = self._reducers
-            busy = [reducer for reducer in reducers if reducer.busy]
-            moved = False
-            for reducer in busy:
-                moved |= reducer.step(alone=len(busy) == 1)
-            if any(reducer.busy for reducer in busy):
-                self._work.set()
-            if not moved:
+            if not self._step():
                 time.sleep(_PAUSE)
+
+    def _step(self) -> bool:
+        """A step of each reducer; whether anything moved.
+
+        By itself, so that a thread that waits refers to no reducer.
+        """
+        busy = [reducer for reducer in self._reducers if reducer.busy]
+        moved = False
+        for reducer in busy:
+            moved |= reducer.step(alone=len(busy) == 1)
+        if any(reducer.busy for reducer in busy):
+            self._work.set()
+        return moved
 
 
 #: Of this process.
