@@ -29,10 +29,9 @@ from ...report.record import (
     TensorHealth,
 )
 from ...report.record_file import Part, RecordWriter, read_record
-from ...report.update_times import together
 from ..extensions.reports import clipped_share
 from .gathering import FromRank, Gathered
-from .watching import CurveMeans
+from .watching import CurveMeans, together
 
 #: Seconds from one page to the next, and to the first: it takes about one.
 _PAGES = 60.0

@@ -210,7 +210,7 @@ class Restoring:
             trainer._extensions.pop(f'values {name} extensions', None)
             trainer.extend(
                 training.make_extension(
-                    initializer=lambda _, act=act: act())(_nothing),
+                    initializer=lambda _, act=act: act())(lambda _: None),
                 f'values {name} extensions', EveryUpdate(), priority)
 
     def _before(self) -> None:
@@ -270,10 +270,6 @@ class _Restored:
             now.update(value)
         else:
             setattr(self.holder, _split(self.name)[1], value)
-
-
-def _nothing(trainer: chainer.training.Trainer) -> None:
-    pass
 
 
 def holders_of(owner: Any) -> dict[str, Any]:
