@@ -15,7 +15,7 @@ from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
 from ...mpi.once import once
 from ...report.process_memory import bytes_in
 from ...report.record import RankInterval
-from ...report.update_times import KeptEvents, UpdateTimes
+from .watching import KeptEvents, UpdateTimes
 
 #: Links and tensors are read at so many writes; from then on, as they are
 #: many, at every so manieth.

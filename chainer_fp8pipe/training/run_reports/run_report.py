@@ -29,10 +29,9 @@ from mpi4py import MPI
 from ...mpi.attendance import Attendance
 from ...mpi.ranks import all_ranks
 from ...report.stream import EventStream
-from ...report.update_times import UpdateTimes
 from ..extensions.update_marks import EveryUpdate
 from .gathering import ReportGathering
-from .watching import UpdateSections, epochs_done
+from .watching import UpdateSections, UpdateTimes, epochs_done
 from .writing import ReportWriting
 
 _NAME = 'RunReport'

@@ -1,5 +1,5 @@
 """Updates become quartiles, phases and the events of some of them."""
-from chainer_fp8pipe.report import stream, update_times
+from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.record import (
     FIRST,
@@ -8,7 +8,8 @@ from chainer_fp8pipe.report.record import (
     Spread,
 )
 from chainer_fp8pipe.report.stream import EventStream
-from chainer_fp8pipe.report.update_times import (
+from chainer_fp8pipe.training.run_reports import watching
+from chainer_fp8pipe.training.run_reports.watching import (
     KeptEvents,
     UpdateTimes,
     together,
@@ -121,7 +122,7 @@ def test_only_the_slowest_of_many_slow_updates_are_offered(rank):
     for number in range(1, 101):
         rank.update(forward=1 + number % 10)
     _, kept = rank.times.summary(0)
-    assert len(kept) == update_times._OFFERED
+    assert len(kept) == watching._OFFERED
     assert {one.iteration % 10 for one in kept} == {9}
 
 
