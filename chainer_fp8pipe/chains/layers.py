@@ -150,6 +150,7 @@ def _take_values(link: chainer.Link, names: Names) -> None:
         name = names.of(parameter) or ''
         form = getattr(parameter, 'form', None)
         if form is not None:
-            place_array(parameter, ghost(*form, name, link.xp))
+            place_array(parameter, ghost(form[0], form[1], name,
+                                         link.xp))
         elif is_ghost(parameter._data[0]):
             take_away(name, parameter)
