@@ -57,13 +57,11 @@ setup(
             extra_compile_args=OF_LOOPS,
         ),
         Extension(
-            'chainer_fp8pipe.allreduce.native._executor',
-            sources=['chainer_fp8pipe/allreduce/native/_executor.c'],
-            depends=LOOPS + [
-                f'chainer_fp8pipe/allreduce/native/{part}.h'
-                for part in ('messages', 'neighbours', 'job', 'job_type',
-                             'lane', 'work', 'tasks', 'workers', 'chunk',
-                             'running')],
+            'chainer_fp8pipe.allreduce._engine',
+            sources=['chainer_fp8pipe/allreduce/_engine.c'],
+            depends=LOOPS + ['chainer_fp8pipe/formats/coding.h',
+                             'chainer_fp8pipe/allreduce/messages.h',
+                             'chainer_fp8pipe/allreduce/chunk.h'],
             extra_compile_args=[*OF_LOOPS, '-pthread'],
             extra_link_args=['-pthread'],
         ),

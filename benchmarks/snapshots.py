@@ -33,7 +33,7 @@ import warnings
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import Snapshot
-from chainer_fp8pipe.training.extensions.snapshot import save
+from chainer_fp8pipe.training.snapshots.snapshot import save
 
 import chainer
 import chainer.functions as F

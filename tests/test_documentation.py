@@ -25,7 +25,7 @@ from chainer_fp8pipe.communicators.options import (
 )
 from chainer_fp8pipe.compat import PATCHES
 from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     make_schedule,
 )
@@ -33,7 +33,7 @@ from chainer_fp8pipe.pipeline.schedules.schedule import (
 import numpy
 import pytest
 
-from tests.pipeline.schedules.schedule_checker import check
+from tests.pipeline.schedule_checker import check
 from tests.ranks import on_ranks, run_script
 
 ROOT = Path(__file__).parent.parent

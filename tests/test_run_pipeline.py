@@ -150,7 +150,7 @@ def test_chainers_snapshot_of_the_trainer_is_written_beside_the_training(
     """An update after its trigger the disk still holds the file."""
     done = run_lines(tmp_path, '''
 import os, threading
-from chainer_fp8pipe.training.snapshots import snapshot_file
+from chainer_fp8pipe.training.snapshots import file as snapshot_file
 may_go, write = threading.Event(), snapshot_file.write
 def held(*given):
     may_go.wait(30)
@@ -252,8 +252,8 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
 ])
 def test_all_ranks_refuse_together(tmp_path, lines, message):
     check_refusal(run_lines(tmp_path, '''
-from chainer_fp8pipe.training.unmodified import refusal
-refusal._PATIENCE = 300     # ranks that share cores may be late
+from chainer_fp8pipe.training.unmodified import launch
+launch._PATIENCE = 300     # ranks that share cores may be late
 ''' + lines, 4), message)
 
 
@@ -268,9 +268,9 @@ def check_refusal(done, message):
 
 def test_a_refusal_on_one_rank_ends_all(tmp_path):
     done = run_lines(tmp_path, '''
-from chainer_fp8pipe.training.unmodified import refusal
+from chainer_fp8pipe.training.unmodified import launch
 from mpi4py import MPI
-refusal._PATIENCE = 1   # second, for those that will not refuse
+launch._PATIENCE = 1   # second, for those that will not refuse
 if MPI.COMM_WORLD.rank == 1:
     class Mine(training.StandardUpdater): pass
     Mine(iterator, optimizer)

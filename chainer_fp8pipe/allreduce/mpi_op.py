@@ -1,7 +1,21 @@
 """Sums in the wire's own format (the fp8 paper's way, ``'mpi_op'``)."""
+# Algorithm 1 of the fp8 paper, to be compared with: MPI_Allreduce with the
+# codec's sum as a user-defined operation (sections 3.2.2 and 3.2.4).
+# Gradients are divided by the number of ranks before they are encoded, so that
+# a sum of saturated values cannot saturate.  A value is rounded at every sum
+# it passes through, and small values vanish: the paper's figure 11 shows what
+# that costs.  Use plan.direct unless you want to study just this.
+#
+# With nodes (lines 16 to 23) every local rank gets an equal piece of the
+# node's mean, exchanges it with the same local rank of the other nodes, and
+# the node gathers the pieces again: a node's network link carries the wire
+# once, however many ranks the node has.
+#
+# Never with non-blocking collectives: MPI libraries are known to give wrong
+# results there with user-defined operations.
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -11,175 +25,133 @@ from ..codecs import Codec, Coding
 from ..mpi.forever import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
-from .algorithm import Algorithm
-from .frames import piece_bounds
+from .engine import Algorithm, Bucket
+from .plan import cut
 
 
 class MpiOp(Algorithm):
-    """``MPI_Allreduce`` with the codec's sum as a user-defined operation.
-
-    Sections 3.2.2 and 3.2.4 of the fp8 paper.  Gradients are divided by the
-    number of ranks before they are encoded, so that a sum of saturated
-    values cannot saturate.  A value is rounded at every sum it passes
-    through, and small values vanish: the paper's figure 11 shows what that
-    costs.  Use the plan :func:`.plan.direct` unless you want to
-    study just this.
-
-    An all-reduce is a reduce-scatter followed by an all-gather; the two
-    halves are public for :class:`TwoLevel` to put something between.
-
-    Never with non-blocking collectives: MPI libraries are known to give
-    wrong results there with user-defined operations.
-    """
-
-    def __init__(self, comm: MPI.Comm, events: EventStream) -> None:
-        super().__init__(comm, events)
-        self._received = numpy.empty(0, numpy.uint8)
-
-    def reduce_scatter(self, coding: Coding, wire: numpy.ndarray, start: int,
-                       stop: int) -> tuple[int, int]:
-        """Leaves the mean of this rank's piece in ``wire``.
-
-        Piece j belongs to rank j.
-
-        Args:
-            coding: Of the fused vector.
-            wire: Of all of the vector.
-            start: First element of the range.
-            stop: Last element plus one.
-
-        Returns:
-            The piece's range.
-        """
-        everyone = piece_bounds(start, stop, self.comm.size)
-        bounds = everyone[self.comm.rank], everyone[self.comm.rank + 1]
-        pieces = self._pieces(wire, start, stop)
-        total = next(pieces).copy()
-        for piece in pieces:
-            with self.events.section('decode'):
-                coding.add(piece, total)
-        wire[slice(*bounds)] = total
-        return bounds
-
-    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
-                  stop: int) -> None:
-        buffer = wire[start:stop]
-        if buffer.dtype == numpy.float32:
-            self.comm.Allreduce(MPI.IN_PLACE, [buffer, MPI.FLOAT])
-        else:
-            self._allreduce_with(coding, buffer)
-        # What MPI sends inside is not to be seen; this is what its
-        # reduce-scatter and all-gather need for long messages.
-        size = self.comm.size
-        self.events.sent(2 * buffer.nbytes * (size - 1) // size)
-
-    def allgather(self, wire: numpy.ndarray, start: int, stop: int) -> None:
-        """Brings every rank's piece to every rank."""
-        size, rank = self.comm.size, self.comm.rank
-        bounds = piece_bounds(start, stop, size)
-        others = [(rank + step) % size for step in range(1, size)]
-        requests = [HeldRequest(self.comm.Irecv(
-            _bytes(wire[bounds[peer]:bounds[peer + 1]]), peer), wire)
-            for peer in reversed(others)]
-        own = _bytes(wire[bounds[rank]:bounds[rank + 1]])
-        requests += [HeldRequest(self.comm.Isend(own, peer), wire)
-                     for peer in others]
-        for request in requests:
-            wait_until(request.test)
-        self.events.sent(own.nbytes * len(others))
-
-    def _pieces(self, wire: numpy.ndarray, start: int, stop: int
-               ) -> Iterator[numpy.ndarray]:
-        """All ranks' versions of this rank's piece, in the order of ranks.
-
-        Sends the others theirs meanwhile.  A piece is valid until the next
-        call of any method of this algorithm.
-        """
-        size, rank = self.comm.size, self.comm.rank
-        bounds = piece_bounds(start, stop, size)
-        own = wire[bounds[rank]:bounds[rank + 1]]
-        received = self._buffer(own, size)
-        others = [(rank + step) % size for step in range(1, size)]
-        # Receives are posted before sends, so that no message has to wait
-        # in a buffer of MPI's.
-        arrivals = {peer: HeldRequest(
-            self.comm.Irecv(_bytes(received[peer]), peer), received)
-            for peer in reversed(others)}
-        sends = []
-        for peer in others:
-            part = _bytes(wire[bounds[peer]:bounds[peer + 1]])
-            sends.append(HeldRequest(self.comm.Isend(part, peer), wire))
-            self.events.sent(part.nbytes)
-        for peer in range(size):
-            if peer == rank:
-                yield own
-            else:
-                wait_until(arrivals[peer].test)
-                yield received[peer]
-        for request in sends:
-            wait_until(request.test)
-
-    def _allreduce_with(self, coding: Coding, buffer: numpy.ndarray) -> None:
-        def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:
-            coding.add(numpy.frombuffer(wire, buffer.dtype),
-                       numpy.frombuffer(total, buffer.dtype))
-
-        # MPI may cut a message between any two elements of the datatype, so
-        # that an element must be one number.
-        unit = MPI.BYTE.Create_contiguous(buffer.itemsize).Commit()
-        operation = MPI.Op.Create(add, commute=True)
-        try:
-            self.comm.Allreduce(MPI.IN_PLACE, [buffer, buffer.size, unit],
-                                operation)
-        finally:
-            operation.Free()
-            unit.Free()
-
-    def _buffer(self, like: numpy.ndarray, count: int) -> numpy.ndarray:
-        """``count`` receive buffers like ``like``; kept for the next call."""
-        if self._received.nbytes < like.nbytes * count:
-            self._received = numpy.empty(like.nbytes * count, numpy.uint8)
-        used = self._received[:like.nbytes * count]
-        return used.view(like.dtype).reshape(count, like.size)
-
-
-class TwoLevel(Algorithm):
-    """In the node first, then between nodes (lines 16 to 23 of Algorithm 1).
-
-    Every local rank gets an equal piece of the node's mean, exchanges it
-    with the same local rank of the other nodes, and the node gathers the
-    pieces again: a node's network link carries the wire once, however many
-    ranks the node has.
+    """``MPI_Allreduce`` with the codec's sum; see the comment above.
 
     Args:
-        intra: Among the ranks of this node.
-        inter: Among the ranks that have this local rank, one per node.
+        comm: The ranks.
+        events: Where to write what happens.
+        nodes: The ranks of every node, equally many; None: one level.
     """
 
-    def __init__(self, intra: MpiOp, inter: MpiOp) -> None:
-        self.intra = intra
-        self.inter = inter
+    def __init__(self, comm: MPI.Comm, events: EventStream,
+                 nodes: Sequence[Sequence[int]] | None = None) -> None:
+        super().__init__(comm, events)
+        self._inside = self._between = None
+        if nodes is not None:
+            node, local = next(
+                (node, ranks.index(comm.rank))
+                for node, ranks in enumerate(nodes) if comm.rank in ranks)
+            self._inside = comm.Split(node, local)
+            self._between = comm.Split(local, node)
 
-    def allreduce(self, coding: Coding, wire: numpy.ndarray, start: int,
-                  stop: int) -> None:
-        low, high = self.intra.reduce_scatter(coding, wire, start, stop)
-        coding.rescale(wire[low:high], self.inter.prescale(coding.codec))
-        self.inter.allreduce(coding, wire, low, high)
-        self.intra.allgather(wire, start, stop)
+    def let_in(self, bucket: Bucket, until: int) -> None:
+        coding, wire = bucket.coding, bucket.wire
+        assert coding is not None
+        if bucket.finished:
+            return
+        if self._inside and self._between:
+            pieces = cut(bucket.start, bucket.stop, self._inside.size)
+            own = wire[slice(*pieces[self._inside.rank:][:2])]
+            self._reduce_scatter(self._inside, coding, wire, pieces)
+            coding.rescale(own, 1.0 / self._between.size)
+            self._allreduce(self._between, coding, own)
+            self._allgather(self._inside, wire, pieces)
+        else:
+            self._allreduce(self.comm, coding, wire[bucket.start:bucket.stop])
+        bucket.conclude()
 
     def prescale(self, codec: Codec) -> float:
-        return self.intra.prescale(codec)
+        return 1.0 / (self._inside or self.comm).size
 
     def share_inside(self, node: Collection[int]) -> float:
-        local, nodes = self.intra.comm.size, self.inter.comm.size
+        if not self._inside or not self._between:
+            return super().share_inside(node)
+        local, nodes = self._inside.size, self._between.size
         # Of the wire, twice each: pieces there and back, one piece between.
         inside = (local - 1) / local
         between = (nodes - 1) / nodes / local
         return inside / ((inside + between) or 1.0)
 
     def free(self) -> None:
-        self.intra.free()
-        self.inter.free()
+        super().free()
+        if self._inside and self._between:
+            self._inside.Free()
+            self._between.Free()
+
+    def _allreduce(self, comm: MPI.Comm, coding: Coding,
+                   buffer: numpy.ndarray) -> None:
+        def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:
+            coding.add(numpy.frombuffer(wire, buffer.dtype),
+                       numpy.frombuffer(total, buffer.dtype))
+
+        # What MPI sends inside is not to be seen; this is what its
+        # reduce-scatter and all-gather need for long messages.
+        self.events.sent(2 * buffer.nbytes * (comm.size - 1) // comm.size)
+        if buffer.dtype == numpy.float32:
+            comm.Allreduce(MPI.IN_PLACE, [buffer, MPI.FLOAT])
+            return
+        # MPI may cut a message between any two elements of the datatype, so
+        # that an element must be one number.
+        unit = MPI.BYTE.Create_contiguous(buffer.itemsize).Commit()
+        operation = MPI.Op.Create(add, commute=True)
+        try:
+            comm.Allreduce(MPI.IN_PLACE, [buffer, buffer.size, unit],
+                           operation)
+        finally:
+            operation.Free()
+            unit.Free()
+
+    def _reduce_scatter(self, comm: MPI.Comm, coding: Coding,
+                        wire: numpy.ndarray, pieces: list[int]) -> None:
+        """Makes this rank's piece the sum of all ranks', in their order."""
+        own = wire[slice(*pieces[comm.rank:][:2])]
+        received = {peer: numpy.empty_like(own) for peer in _others(comm)}
+        # Receives are posted before sends, so that no message has to wait in
+        # a buffer of MPI's.
+        arrivals = {peer: HeldRequest(comm.Irecv(_bytes(buffer), peer), buffer)
+                    for peer, buffer in received.items()}
+        sends = list(self._sends(comm, {
+            peer: wire[slice(*pieces[peer:][:2])] for peer in received}))
+        received[comm.rank] = own.copy()
+        total = None
+        for peer in range(comm.size):
+            if peer in arrivals:
+                wait_until(arrivals[peer].test)
+            with self.events.section('decode'):
+                if total is None:
+                    total = received[peer]
+                else:
+                    coding.add(received[peer], total)
+        own[...] = total
+        for request in sends:
+            wait_until(request.test)
+
+    def _allgather(self, comm: MPI.Comm, wire: numpy.ndarray,
+                   pieces: list[int]) -> None:
+        own = wire[slice(*pieces[comm.rank:][:2])]
+        requests = [HeldRequest(comm.Irecv(
+            _bytes(wire[slice(*pieces[peer:][:2])]), peer), wire)
+            for peer in _others(comm)]
+        requests += self._sends(comm, dict.fromkeys(_others(comm), own))
+        for request in requests:
+            wait_until(request.test)
+
+    def _sends(self, comm: MPI.Comm, parts: dict[int, numpy.ndarray]
+               ) -> Iterator[HeldRequest]:
+        for peer in reversed(list(parts)):
+            part = _bytes(parts[peer])
+            self.events.sent(part.nbytes)
+            yield HeldRequest(comm.Isend(part, peer), part)
+
+
+def _others(comm: MPI.Comm) -> list[int]:
+    """In the order in which they send to this rank; it sends the other way."""
+    return [(comm.rank - step) % comm.size for step in range(1, comm.size)]
 
 
 def _bytes(array: numpy.ndarray) -> numpy.ndarray:

@@ -1,22 +1,52 @@
-"""All-reduce algorithms as data: which rank sends which blocks where, when.
-
-The vector is cut into *blocks*.  A plan is one list of actions per rank: a
-reduce-scatter, after which every block's sum lies with its owner, and an
-all-gather that brings it back to everybody.  Nothing here knows MPI: a plan
-is run by :mod:`.executor`, proved by :mod:`.plan_checker`, and its cost is
-predicted by :mod:`.prediction`.
-
-Plans are put together: :func:`compose` runs one inside groups of ranks and
-another between them.  Two levels of a cluster are that, and so is each half
-of a 2D torus.
-"""
+"""All-reduce algorithms as data: which rank sends which blocks where, when."""
+# A bucket is a vector of entries of the wire.  It is cut like this:
+#
+#     bucket = pieces, one for each plan that is run (2 for a torus, else 1)
+#     piece  = blocks, as many as the plan has, in one rank's care each
+#     block  = frames of a fixed number of bytes; the last may be shorter
+#     chunk  = the frames of one number of all blocks: they go through the plan
+#              together, and several chunks are under way at a time
+#
+# A plan is one list of instructions per rank: a reduce-scatter, after which
+# every block's sum lies with its owner, and an all-gather that brings it back
+# to everybody.  Nothing here knows MPI or compiled code: _engine.c runs steps
+# of any plan.  So an algorithm is a function of ten lines, and plans can be
+# put together: `compose` runs one inside groups of ranks and another between
+# them.  Two levels of a cluster are that, and so is each half of a 2D torus.
+#
+# What a message holds follows from the order of instructions: a rank's own
+# contribution (in the wire's format), a sum (in the form that the framing
+# says), or a mean (in the wire's format again).  `steps_of` works it out.
 from __future__ import annotations
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+#: Forms in which a partial sum may travel.
+FORMS = ('wire', 'float16', 'float32')
+
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+    """How a vector is cut, and in which form it is summed.
+
+    Attributes:
+        frame_bytes: Bytes of a frame on the wire.
+        frames_in_flight: Chunks of a plan that are under way at a time.
+        form: What partial sums travel in, one of :data:`FORMS`.
+        shared_memory: Ranks of a node read each other's memory.
+        threads: That encode, sum and decode; the one that exchanges messages
+            is one of them.
+    """
+
+    frame_bytes: int = 3 << 14
+    frames_in_flight: int = 3
+    form: str = 'float32'
+    shared_memory: bool = True
+    threads: int = 1
 
 
 class Opcode(enum.Enum):
@@ -88,6 +118,61 @@ class Plan:
                 *(Instruction(Opcode.ENCODE, self.summed, start, stop)
                   for start, stop in self.owned[rank]))
 
+
+class Step(NamedTuple):
+    """An instruction, and what its message is.
+
+    Attributes:
+        summed: The message is a partial sum of several ranks.  If not, it is
+            one rank's contribution or a result.
+        fresh: Nothing has been added to these blocks on this rank before.
+    """
+
+    action: Instruction
+    summed: bool
+    fresh: bool
+
+
+@functools.lru_cache(1024)
+def steps_of(plan: Plan, rank: int) -> tuple[Step, ...]:
+    """All that ``rank`` does, in this order, with every chunk."""
+    steps = []
+    # By sender, whether each of its messages is a sum.
+    incoming = {peer: iter([
+        bool(added) for action, added in _with_sums(plan, peer)
+        if action.kind is Opcode.SEND_PARTIAL and action.peer == rank])
+        for peer in {action.peer for action in plan.actions(rank)
+                     if action.kind is Opcode.RECEIVE_PARTIAL}}
+    for action, added in _with_sums(plan, rank):
+        summed = (next(incoming[action.peer])
+                  if action.kind is Opcode.RECEIVE_PARTIAL else bool(added))
+        steps.append(Step(action, summed, not added))
+    return tuple(steps)
+
+
+def _with_sums(plan: Plan, rank: int
+               ) -> Iterator[tuple[Instruction, set[int]]]:
+    """A rank's actions, each with those of its blocks that hold a sum."""
+    sums: set[int] = set()
+    for action in plan.actions(rank):
+        blocks = range(action.start, action.stop)
+        yield action, sums.intersection(blocks)
+        if action.kind is Opcode.RECEIVE_PARTIAL:
+            sums.update(blocks)
+        elif action.kind is Opcode.ENCODE:
+            sums.difference_update(blocks)
+
+
+def cut(start: int, stop: int, parts: int) -> list[int]:
+    """Where ``[start, stop)`` is cut into parts, ends included.
+
+    Sizes differ by one at most.
+    """
+    return [start + (stop - start) * part // parts
+            for part in range(parts + 1)]
+
+
+# --- algorithms --------------------------------------------------------------
 
 def direct(ranks: int) -> Plan:
     """Everybody sends block j to rank j, which adds up and sends the mean.

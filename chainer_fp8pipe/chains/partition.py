@@ -15,7 +15,7 @@ from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
 from ..mpi.once import once
 from ..pipeline.randomness import Place, preserved
-from ..pipeline.schedules.schedule import make_schedule
+from ..pipeline.schedules import make_schedule
 from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire, search
 from ..planning.partition.partition_plan import PartitionPlan, load_plan
 from ..planning.partition.positions import order_of

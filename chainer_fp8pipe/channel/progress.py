@@ -16,7 +16,6 @@ import time
 import weakref
 from typing import Any
 
-import numpy
 from mpi4py import MPI
 
 from ..mpi.finalizing import before_finalize
@@ -50,13 +49,15 @@ class Progress:
             self._wanted.clear()
 
     def _run(self) -> None:
+        tag: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)      # nobody's
         while True:
             self._wanted.wait()
             time.sleep(_PERIOD)
             if self._thread is None:
                 return
-            # Finds nothing; that MPI looks at the network is what counts.
-            MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, 0)
+            # That MPI looks at the network is what counts; where it finds a
+            # message at once, it does not.
+            MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
 
     def _stop(self) -> None:
         thread, self._thread = self._thread, None
@@ -66,26 +67,3 @@ class Progress:
 
 
 progress = Progress()
-
-
-def _inherit(comm: MPI.Comm, key: int, far: frozenset[int]) -> frozenset[int]:
-    return far
-
-
-_FAR = MPI.Comm.Create_keyval(copy_fn=_inherit)
-
-
-def far_ranks(comm: MPI.Comm) -> frozenset[int]:
-    """The ranks of ``comm`` that run on other nodes than this one.
-
-    The first call for a communicator is collective; its duplicates know.
-    """
-    far: Any = comm.Get_attr(_FAR)
-    if far is None:
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        near = numpy.empty(node.size, numpy.int32)
-        node.Allgather(numpy.array([comm.rank], numpy.int32), near)
-        node.Free()
-        far = frozenset(range(comm.size)) - set(near.tolist())
-        comm.Set_attr(_FAR, far)
-    return far

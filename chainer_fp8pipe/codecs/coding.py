@@ -380,47 +380,26 @@ class Coding:
     def _fetch_parameters(self, owned: Sequence[tuple[int, int]]) -> None:
         """Copies parameters from a device to where compiled code reads them.
 
-        Only elements in these ranges are copied; the address in the table is
-        that of the tensor's first element all the same.
+        Of each only what lies from the first to the last of these ranges; the
+        address in the table is that of the first element all the same.
         """
-        tensors = self.tensors
-        parts = [(index, part) for start, stop in _union(owned)
-                 for index, part, _ in tensors.overlaps(start, stop)]
-        if not parts:
-            return
-        bounds: dict[int, tuple[int, int]] = {}     # of what is there
-        for index, part in parts:
-            start, _ = bounds.setdefault(index, (part.start, part.stop))
-            bounds[index] = start, part.stop
-        host = empty_wire(tensors.xp, sum(
-            stop - start for start, stop in bounds.values()), numpy.float32)
-        first, place = {}, 0    # by tensor, where its first element would be
-        for index, (start, stop) in bounds.items():
-            first[index] = place - start
-            place += stop - start
+        spans: dict[int, tuple[int, int]] = {}
+        for start, stop in owned:
+            for index, part, _ in self.tensors.overlaps(start, stop):
+                first, last = spans.get(index, (part.start, part.stop))
+                spans[index] = min(first, part.start), max(last, part.stop)
+        for index, (start, stop) in spans.items():
+            host = empty_wire(self.tensors.xp, stop - start, numpy.float32)
+            download(self.tensors.parameters[index][start:stop], host)
             self._rows[index, _PARAMETER] = (
-                host.ctypes.data + first[index] * host.itemsize)
-        for index, part in parts:
-            download(tensors.parameters[index][part], host[
-                first[index] + part.start:first[index] + part.stop])
-        self._kept.append(host)
+                host.ctypes.data - start * host.itemsize)
+            self._kept.append(host)
 
 
 def _keys(seed: int) -> int:
     """The two keys of random bits, as compiled code has them: low, high."""
     key0, key1 = formats.random_keys(seed)
     return key0 | (key1 - (key1 >> 31 << 32)) << 32
-
-
-def _union(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same numbers in ranges that do not overlap, in order."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined
 
 
 def places(arrays: Sequence[Any], writeable: bool = False

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 
 from mpi4py import MPI
 
-from ..allreduce.aggregated import WorkerComm, dismiss, has_aggregators
-from ..allreduce.serving import serve
+from ..allreduce.aggregator import (
+    WorkerComm,
+    dismiss,
+    has_aggregators,
+    serve,
+)
 from ..mpi.agreement import Signature, agree
 from .codec_communicator import CodecCommunicator
 from .options import ExchangeOptions

@@ -5,12 +5,12 @@ import sys
 
 from mpi4py import MPI
 
-from ..allreduce.aggregated import Aggregated, WorkerComm
-from ..allreduce.algorithm import Algorithm
-from ..allreduce.executor import Framing, PlanExecutor
-from ..allreduce.mpi_op import MpiOp, TwoLevel
+from ..allreduce.aggregator import Aggregated, WorkerComm
+from ..allreduce.engine import Algorithm, Engine
+from ..allreduce.mpi_op import MpiOp
 from ..allreduce.plan import (
     LEVELS,
+    Framing,
     Plan,
     aggregator,
     torus2d,
@@ -51,7 +51,8 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
         ValueError: The options do not fit the ranks; on all ranks.
     """
     if options.algorithm == 'mpi_op':
-        return _mpi_op(comm, options, nodes, events)
+        return MpiOp(comm, events,
+                     nodes if _two_levels(options, nodes) else None)
     form = options.partial_sums
     if form == 'auto':
         form = 'float16' if isinstance(options, Fp8Options) else 'float32'
@@ -60,8 +61,7 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
                       options.threads or min(cores_each(comm), _MOST_THREADS))
     if options.algorithm == 'aggregator':
         return _aggregated(comm, options, nodes, events, framing)
-    return PlanExecutor(comm, _plans(comm, options, nodes), events,
-                        framing)
+    return Engine(comm, _plans(comm, options, nodes), events, framing)
 
 
 def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
@@ -97,8 +97,7 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
 
 def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
                 events: EventStream, framing: Framing) -> Aggregated:
-    everyone = comm.everyone if isinstance(comm, WorkerComm) else None
-    if everyone is None:
+    if not isinstance(comm, WorkerComm) or comm.everyone is None:
         raise ValueError(
             f'these {comm.size} ranks have no aggregators; '
             "algorithm='aggregator' is for create_communicator only")
@@ -107,22 +106,7 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
             len(nodes), options.aggregators), nodes)
     else:
         plan = aggregator(comm.size, options.aggregators)
-    return Aggregated(everyone, (plan,), events, framing)
-
-
-def _mpi_op(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
-            events: EventStream) -> Algorithm:
-    if not _two_levels(options, nodes):
-        return MpiOp(comm, events)
-    node, local = next(
-        (node, ranks.index(comm.rank))
-        for node, ranks in enumerate(nodes) if comm.rank in ranks)
-    intra, inter = comm.Split(node, local), comm.Split(local, node)
-    try:
-        return TwoLevel(MpiOp(intra, events), MpiOp(inter, events))
-    finally:
-        intra.Free()
-        inter.Free()
+    return Aggregated(comm, (plan,), events, framing)
 
 
 def _two_levels(options: ExchangeOptions, nodes: Nodes) -> bool:

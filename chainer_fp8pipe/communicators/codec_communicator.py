@@ -12,7 +12,7 @@ import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..allreduce.algorithm import Algorithm
+from ..allreduce.engine import Algorithm
 from ..codecs import BlockScaled, Cast, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import (

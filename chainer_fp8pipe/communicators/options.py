@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from ..allreduce.sums import FORMS
+from ..allreduce.plan import FORMS
 
 NEXT_FORWARD = 'next_forward'
 

@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..allreduce.algorithm import Algorithm
+from ..allreduce.engine import Algorithm
 from ..codecs import Cast, Codec
 from ..codecs import State as CodecState
 from .buckets import BucketNames, divide

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import chainer
 from mpi4py import MPI
 
-from ..allreduce.algorithm import Algorithm
-from ..allreduce.bucket import Bucket, BucketQueue
+from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import State, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature
@@ -71,13 +70,12 @@ class Reducer:
                  bucket_bytes: int, nonfinite: str, check_every: int
                  ) -> None:
         self._lockstep = Lockstep(comm)
-        self._algorithm = algorithm
+        self._algorithm = self._listening(algorithm)
         self._models = models
         self._events = events
         self._bucket_bytes = bucket_bytes
         self._nonfinite = nonfinite
         self._check_every = check_every
-        self._queue = self._make_queue(algorithm)
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
@@ -92,7 +90,7 @@ class Reducer:
             if self._compares(state):
                 compare(model, state.updates, self._lockstep)
             state.see(gradients.loss_scale)
-            outcome = self._receive(state.current, self._queue,
+            outcome = self._receive(state.current, self._algorithm,
                                     self._send(state, gradients))
         self._finish(state, gradients, outcome)
 
@@ -114,16 +112,15 @@ class Reducer:
 
     def free(self) -> None:
         """Gives MPI's communicators, and the memory of wires, back."""
-        self._queue.free()
         self._algorithm.free()
         self._models.release()
         self._lockstep.free()
 
     # --- the parts of a mean -------------------------------------------------
 
-    def _make_queue(self, algorithm: Algorithm) -> BucketQueue:
-        return BucketQueue(self._lockstep.comm, algorithm, self._events,
-                           self._lockstep.listen)
+    def _listening(self, algorithm: Algorithm) -> Algorithm:
+        algorithm.listen = self._lockstep.listen
+        return algorithm
 
     def _agreement(self, state: ModelState, gradients: Gradients,
                    **more: str) -> Agreement:
@@ -154,12 +151,12 @@ class Reducer:
                 bucket = Bucket(kept, part, state.wire(
                     number, codec, part.xp, part.size, self._algorithm),
                     decodes=True, number=number)
-                self._queue.submit(bucket)
-                self._queue.advance()
+                self._algorithm.submit(bucket)
+                self._algorithm.advance()
                 sent.append(Sent(part, bucket))
         return sent
 
-    def _receive(self, state: State, queue: BucketQueue, sent: list[Sent]
+    def _receive(self, state: State, queue: Algorithm, sent: list[Sent]
                  ) -> ExchangeOutcome:
         """Waits for all buckets, and writes their means into gradients."""
         nonfinite: list[str] = []

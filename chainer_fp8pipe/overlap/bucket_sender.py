@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..allreduce.bucket import Bucket, BucketQueue
+from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import Codec, Tensors
 from ..exchange.gradients import (
     Gradients,
@@ -188,7 +188,7 @@ class BucketSender:
         self._wake = wake
         self._passes = LastBackward()
         self.order = SendOrder()
-        self.queue: BucketQueue | None = None
+        self.queue: Algorithm | None = None
         self.ready = False
         self.update = InFlight()
         self.failure = ''
@@ -331,7 +331,7 @@ class BucketSender:
         update.sent[part.bucket] = Bucket(
             self._state.current, tensors, self._state.wire(
                 part.bucket, codec, tensors.xp, tensors.size,
-                self.queue.algorithm),
+                self.queue),
             contributes=contributes, decodes=decodes, number=part.bucket)
         self.queue.submit(update.sent[part.bucket], part.until)
 
@@ -394,7 +394,7 @@ class BucketSender:
         queue, codec = self.queue, self.codec
         self.order.choose(
             usual, self.seconds if defers else None,
-            lambda size: queue.algorithm.chunks(-(-size // codec.grain),
+            lambda size: queue.chunks(-(-size // codec.grain),
                                                 codec))
 
     def defer(self, deferred: DeferredUpdate,

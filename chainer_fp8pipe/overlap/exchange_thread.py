@@ -13,7 +13,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.bucket import BucketQueue
+from ..allreduce.engine import Algorithm
 from ..exchange.model_state import ModelState
 from ..intercept import ready_gradients
 from ..mpi import finalizing
@@ -95,7 +95,7 @@ class ExchangeThread:
                     ready_gradients.unwatch(sender)
                     self._models.remove(sender)
 
-    def uses(self, queue: BucketQueue) -> bool:
+    def uses(self, queue: Algorithm) -> bool:
         """Whether a model, or what is left of one, goes through it."""
         return not queue.idle or any(
             sender.queue is queue for sender in self._models)

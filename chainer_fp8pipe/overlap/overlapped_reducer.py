@@ -12,8 +12,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.algorithm import Algorithm
-from ..allreduce.bucket import Bucket, BucketQueue
+from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import State, Tensors
 from ..exchange.drift import ReplicaDrift, compare
 from ..exchange.gradients import Gradients
@@ -63,7 +62,7 @@ class OverlappedReducer(Reducer):
         self._thread = ExchangeThread(events)
         # One for each model whose buckets are sent early, in the order in
         # which all ranks have made them.
-        self._queues: list[BucketQueue] = []
+        self._queues: list[Algorithm] = []
         self._unsettled: tuple[Agreement, BucketSender] | None = None
         self._withdrawn: Agreement | None = None
 
@@ -144,7 +143,6 @@ class OverlappedReducer(Reducer):
         finally:
             self._thread.close()
             for queue in self._queues:
-                queue.algorithm.free()
                 queue.free()
             super().free()
 
@@ -225,7 +223,7 @@ class OverlappedReducer(Reducer):
             if sender.failure:      # since the ranks have begun to agree
                 raise RuntimeError(
                     f'the exchange failed beside backward: {sender.failure}')
-            queue = self._queue
+            queue = self._algorithm
             if sender.ready and sender.queue:
                 queue = sender.queue
                 sent = self._send_rest(gradients, sender)
@@ -256,7 +254,7 @@ class OverlappedReducer(Reducer):
         return sent
 
     def _defer(self, state: ModelState, gradients: Gradients,
-               sender: BucketSender, queue: BucketQueue,
+               sender: BucketSender, queue: Algorithm,
                sent: Sequence[Sent], settle: Callable[[], None]) -> None:
         """Lets parameters be waited for when they are wanted."""
         means = PendingMeans(
@@ -284,7 +282,7 @@ class OverlappedReducer(Reducer):
         if sender.queue is None:
             # Models are sent early in an order of their own on each rank, so
             # each has an executor of its own.
-            sender.queue = (self._queue if self._algorithm.one_order
+            sender.queue = (self._algorithm if self._algorithm.one_order
                             else self._unused_queue())
         sender.ready = True
         if self._algorithm.one_order:
@@ -297,14 +295,14 @@ class OverlappedReducer(Reducer):
             return
         self._choose_order(sender, is_first)
 
-    def _unused_queue(self) -> BucketQueue:
+    def _unused_queue(self) -> Algorithm:
         """One of a model that is no more on any rank, or a new one."""
         used = numpy.array([self._thread.uses(queue)
                             for queue in self._queues] + [False])
         self._lockstep.allreduce(used, MPI.LOR)
         place = int(numpy.flatnonzero(~used)[0])
         if place == len(self._queues):
-            self._queues.append(self._make_queue(self._algorithm.another()))
+            self._queues.append(self._listening(self._algorithm.another()))
         return self._queues[place]
 
     def _choose_order(self, sender: BucketSender, is_first: bool) -> None:
@@ -337,7 +335,7 @@ class PendingMeans:
     """
 
     def __init__(self, sender: BucketSender, thread: ExchangeThread,
-                 queue: BucketQueue, state: State, sent: Sequence[Sent],
+                 queue: Algorithm, state: State, sent: Sequence[Sent],
                  gradients: Gradients, must_be_finite: bool,
                  events: EventStream, settle: Callable[[], None]) -> None:
         self._sender = sender

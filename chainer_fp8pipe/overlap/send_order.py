@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..allreduce.algorithm import PARTS
+from ..allreduce.engine import PARTS
 from ..exchange.buckets import BucketNames
 
 #: Updates with early buckets before their times are used for a new order; the
@@ -24,7 +24,7 @@ class Slice(NamedTuple):
     Attributes:
         bucket: The bucket's number.
         until: Where the part ends, in parts of
-            :data:`~chainer_fp8pipe.allreduce.algorithm.PARTS`; it begins
+            :data:`~chainer_fp8pipe.allreduce.engine.PARTS`; it begins
             where the bucket's last one ended.
     """
 

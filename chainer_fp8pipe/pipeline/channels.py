@@ -9,18 +9,23 @@ import numpy
 from mpi4py import MPI
 
 from ..channel.channel import Receiver, Sender
+from ..mpi.groups import nodes_of
 from ..mpi.once import once
 from .block import Arrays
-from .schedules.schedule import Kind
+from .schedules import Kind
 
 
 class _Shared:
     """The communicator that all pipelines on one communicator share."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.comm = comm
+        self.comm, self._nodes = comm, nodes_of(comm)
         self.tags = 0       # the next unused one
         self.spoilt = False
+
+    def is_far(self, rank: int) -> bool:
+        """Whether it is on another node than this rank."""
+        return self._nodes[rank] != self._nodes[self.comm.rank]
 
     def free(self) -> None:
         # MPI gives the numbers of freed communicators to new ones, which
@@ -77,12 +82,16 @@ class Channels:
         end = last % comm.size
         tag = self._tag + 1 + 2 * last
         if comm.rank == end:
-            self.targets = Receiver(comm, 0, self._tag, xp=xp)
-            self._outputs = [Sender(comm, rank, tag) for rank in range(end)]
+            self.targets = Receiver(comm, 0, self._tag, xp=xp,
+                                    far=shared.is_far(0))
+            self._outputs = [Sender(comm, rank, tag, far=shared.is_far(rank))
+                             for rank in range(end)]
         else:
-            self._output = Receiver(comm, end, tag, xp=xp)
+            self._output = Receiver(comm, end, tag, xp=xp,
+                                    far=shared.is_far(end))
         if comm.rank == 0:
-            self.targets = Sender(comm, end, self._tag)
+            self.targets = Sender(comm, end, self._tag,
+                                  far=shared.is_far(end))
 
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
@@ -95,9 +104,11 @@ class Channels:
         else:
             send, out = Kind.SEND_GRADIENT, gradients
             receive, into = Kind.RECEIVE_ACTIVATION, activations
-        self.senders[send, chunk] = Sender(comm, other, out, codec)
+        assert self._shared
+        far = self._shared.is_far(other)
+        self.senders[send, chunk] = Sender(comm, other, out, codec, far)
         self.receivers[receive, chunk] = Receiver(comm, other, into, codec,
-                                                  xp)
+                                                  xp, far)
 
     def expect(self, counts: Mapping[tuple[Kind, int], int]) -> None:
         """Gives each receiver the number of its messages in this step."""
@@ -124,7 +135,7 @@ class Channels:
     def fail(self, text: str) -> None:
         """Tells all neighbours that this rank cannot go on."""
         for receiver in self._all_receivers():
-            receiver.cancel(text)
+            receiver.cancel()
         for sender in self._all_senders():
             with contextlib.suppress(MPI.Exception):
                 sender.fail(text)

@@ -4,14 +4,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ..mpi.failure.waits import Wait, waiting
 from ..report.stream import EventStream
 from .block import Arrays
 from .channels import Channels
 from .chunk import Chunk
 from .loss import LossHead
 from .randomness import Place
-from .schedules.schedule import Action, Kind, Schedule
+from .schedules import Action, Kind, Schedule
 
 _RECEIVE = (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT)
 
@@ -169,13 +168,12 @@ class StageExecutor:
         with self._events.section('receive', action.micro_batch,
                                  action.chunk):
             receiver = self._channels.receivers[action.kind, action.chunk]
-            with waiting(lambda: [self._wait(action, receiver.world_peer)]):
-                arrays = receiver.receive()
             self._crossing[action.kind][
-                action.micro_batch, action.boundary] = arrays
+                action.micro_batch, action.boundary] = receiver.receive(
+                    lambda: self._said(action, receiver.world_peer))
 
-    def _wait(self, action: Action, rank: int) -> Wait:
+    def _said(self, action: Action, rank: int) -> str:
         what = ('its input' if action.kind is Kind.RECEIVE_ACTIVATION
                 else 'the gradient of its output')
-        return Wait(f'{what} from rank {rank}, in stage {self._stage}, '
-                    f'micro-batch {action.micro_batch}', (rank,))
+        return (f'{what} from rank {rank}, in stage {self._stage}, '
+                f'micro-batch {action.micro_batch}')

@@ -22,23 +22,21 @@ from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
 from ..planning.job.job_plan import CODECS, USUAL_CODECS
-from ..training.unmodified.checks import check_loss
-from ..training.unmodified.copying import obstacle
+from ..training.unmodified.dividing import obstacle
+from ..training.unmodified.jobs import (
+    OWN_LOOP,
+    check_loss,
+    check_updater,
+    first_batch,
+    initialise,
+)
 from ..training.unmodified.launch import (
+    Refusal,
     as_one_process,
     check_on_all_ranks,
     launch,
-)
-from ..training.unmodified.refusal import (
-    Refusal,
     refuse_together,
     refusing,
-)
-from ..training.unmodified.replicas import initialise
-from ..training.unmodified.script_run import (
-    OWN_LOOP,
-    check_updater,
-    first_batch,
 )
 from .example import Example, ScriptData
 from .planned_job import PlannedJob, plan

@@ -14,10 +14,8 @@ from mpi4py import MPI
 from ..communicators import create_communicator
 from ..intercept.training_objects import Originals
 from ..planning.job.job_plan import JobPlan
-from ..training.unmodified.launch import as_one_process, launch
-from ..training.unmodified.refusal import Refusal
-from ..training.unmodified.replicas import ReplicaJob
-from ..training.unmodified.script_run import Options, PipelineJob
+from ..training.unmodified.jobs import Options, PipelineJob, ReplicaJob
+from ..training.unmodified.launch import Refusal, as_one_process, launch
 from .planned_job import read_together, shapes_of
 
 #: Of ``run``'s options, what is none of the communicator's or pipeline's.

@@ -10,20 +10,19 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..command_line import count
+from ..command_line import Interval, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
-from ..pipeline.schedules.schedule import SCHEDULES
+from ..pipeline.schedules import SCHEDULES
 from ..planning.sizes import parse_bytes
-from ..planning.trigger_intervals import Interval, parse_interval
 from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
+    RankAware,
     as_one_process,
     check_on_all_ranks,
     launch,
 )
-from ..training.unmodified.rank_aware import RankAware
 
 _DESCRIPTION = """
 Runs an unmodified ChainerMN script:
@@ -193,7 +192,7 @@ def _pipeline_options(options: argparse.Namespace) -> Any:
         raise ValueError(
             f'--pipeline {options.pipeline} does not divide the {ranks} '
             f'{"ranks" if ranks > 1 else "rank"} that mpiexec has started')
-    from ..training.unmodified.script_run import Options
+    from ..training.unmodified.jobs import Options
     return Options(options.pipeline, options.micro_batches or 4,
                    options.memory, options.schedule or '1f1b')
 
@@ -216,7 +215,7 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         launch(script, arguments, 'run', create, restartable(
             RankAware(MPI.COMM_WORLD, script)))
         return
-    from ..training.unmodified.script_run import PipelineJob
+    from ..training.unmodified.jobs import PipelineJob
     job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
                       create_communicator(communicator or 'float32', comm,
                                           **given))

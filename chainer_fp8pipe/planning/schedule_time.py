@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError
+from ..pipeline.schedules import Action, Kind, Schedule, ScheduleError
 from ..report.events import Event, idle_share
 
 _SENDS = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)

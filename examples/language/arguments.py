@@ -3,7 +3,7 @@ import argparse
 import os
 import re
 
-from chainer_fp8pipe.pipeline.schedules.schedule import SCHEDULES
+from chainer_fp8pipe.pipeline.schedules import SCHEDULES
 
 from models import MODELS
 from mpi4py import MPI

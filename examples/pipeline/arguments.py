@@ -3,7 +3,7 @@ import argparse
 import os
 
 from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     make_schedule,
 )

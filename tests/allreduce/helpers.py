@@ -1,8 +1,13 @@
 """Gradients that every rank can compute for every other rank."""
-from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
-from chainer_fp8pipe.allreduce.mpi_op import MpiOp, TwoLevel
-from chainer_fp8pipe.allreduce.plan import LEVELS, torus2d, two_level
-from chainer_fp8pipe.allreduce.sums import FORMS
+from chainer_fp8pipe.allreduce.engine import Bucket, Engine
+from chainer_fp8pipe.allreduce.mpi_op import MpiOp
+from chainer_fp8pipe.allreduce.plan import (
+    FORMS,
+    LEVELS,
+    Framing,
+    torus2d,
+    two_level,
+)
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.mpi.placement import torus_shape
 from chainer_fp8pipe.report.stream import EventStream
@@ -15,11 +20,10 @@ from benchmarks.codec_updates import begin
 CODECS = {'float32': lambda: Cast('float32').init(),
           'float16': lambda: Cast('float16').init(),
           'fp8': lambda: Fp8Ratio(period=1).init()}
-ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
-              'torus', 'torus_float16', 'torus_wire',
-              'two_level_direct_direct',
-              'two_level_ring_direct_float16', 'two_level_direct_ring_wire',
-              'mpi_op', 'two_level_mpi_op')
+#: Half a step of a code, as a share of its value; and what values below the
+#: normal range of the wire lose (fp8: far below the quantile).
+UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'fp8': 2.0 ** -3}
+FLOOR = {'float32': 1e-6, 'float16': 2.0 ** -20 + 1e-6, 'fp8': 2e-3}
 
 
 def tensors_of(rank, sizes, seed=0, grain=1):
@@ -65,6 +69,21 @@ def mean_and_spread(size, sizes, seed=0):
     return numpy.mean(everyone, axis=0), numpy.mean(numpy.abs(everyone), 0)
 
 
+def check_mean(comm, result, codec, sizes, roundings, seed=0, sums=0.0):
+    """The mean within the format's bound, with the same bits on all ranks.
+
+    A rounding errs by u, half a step: u of each gradient and u of the mean of
+    those are u A + u (A + u A) of the mean magnitude A, for 2 roundings.
+    ``sums`` is the u of as many sums as there are ranks.
+    """
+    mean, magnitude = mean_and_spread(comm.size, sizes, seed)
+    bound = ((1 + UNIT[codec]) ** roundings
+             * (1 + sums) ** (comm.size + 3) - 1)
+    assert (abs(result - mean)
+            <= 1.001 * bound * magnitude + FLOOR[codec]).all()
+    assert set(comm.allgather(result.tobytes())) == {result.tobytes()}
+
+
 def nodes_of(size, node):
     """Ranks in nodes of so many, or each alone where that does not divide."""
     node = node if size % node == 0 else 1
@@ -82,24 +101,19 @@ def plans(name, size, node=2):
     return (LEVELS[name.partition('_')[0]](size),)
 
 
-def make(name, comm, node=2):
+def make(name, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
     """An algorithm; two-level ones pretend nodes of ``node`` ranks.
 
     Names end with the form of partial sums, where that is not float32.
     Frames are tiny, so that there are many.
     """
-    events = EventStream()
     if 'mpi_op' in name:
-        if name == 'mpi_op':
-            return MpiOp(comm, events)
-        node = len(nodes_of(comm.size, node)[0])
-        intra = comm.Split(comm.rank // node, comm.rank)
-        inter = comm.Split(comm.rank % node, comm.rank)
-        return TwoLevel(MpiOp(intra, events), MpiOp(inter, events))
+        return MpiOp(comm, EventStream(), nodes_of(comm.size, node)
+                     if name == 'two_level_mpi_op' else None)
     form = name.rpartition('_')[2]
-    return PlanExecutor(
-        comm, plans(name, comm.size, node), events,
-        Framing(512, 3, form if form in FORMS else 'float32'))
+    return Engine(comm, plans(name, comm.size, node), EventStream(), Framing(
+        frame_bytes, frames_in_flight, form if form in FORMS else 'float32',
+        **framing))
 
 
 def begin_on(comm, state, tensors, prescale=1.0):
@@ -108,12 +122,27 @@ def begin_on(comm, state, tensors, prescale=1.0):
         MPI.IN_PLACE, array, MPI.MAX), prescale)
 
 
+def bucket_of(codec, tensors, wire=None, start=0, stop=None, prescale=1.0,
+              **options):
+    """A bucket of one rank's own scales."""
+    coding = begin(codec.init(), tensors, prescale=prescale)
+    if wire is None:
+        wire = numpy.zeros(tensors.size, codec.wire_dtype)
+    return Bucket(coding.state, tensors, wire, start, stop, coding, **options)
+
+
+def average(algorithm, coding, wire, start=0, stop=None):
+    """Makes a wire, or a range of it, the mean of all ranks' wires."""
+    algorithm.finish(algorithm.submit(Bucket(
+        coding.state, coding.tensors, wire, start, stop, coding)))
+
+
 def exchange(algorithm, state, comm, tensors):
     """One exchange; returns the wire and the decoded means, fused."""
     wire = numpy.empty(tensors.size, state.codec.wire_dtype)
     coding = begin_on(comm, state, tensors, algorithm.prescale(state.codec))
     coding.encode(wire)
-    algorithm.allreduce(coding, wire, 0, tensors.size)
+    average(algorithm, coding, wire)
     coding.decode(wire)
     coding.conclude()
     return wire, numpy.concatenate(tensors.gradients or [numpy.zeros(0)])

@@ -2,7 +2,7 @@
 import contextlib
 import ctypes
 
-from chainer_fp8pipe.allreduce import executor
+from chainer_fp8pipe.allreduce import engine
 from chainer_fp8pipe.mpi import functions
 
 import pytest
@@ -15,17 +15,17 @@ _TESTSOME = ctypes.CFUNCTYPE(
         ctypes.c_int), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
 
 
-# Executors call them as long as they live.
+# Engines call them as long as they live.
 _kept = []
 
 
 @contextlib.contextmanager
 def unbuffered():
-    """No send of an executor ends before its receive is there."""
+    """No send of an engine ends before its receive is there."""
     # Not the fixture, which would patch another process.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, 'SEND', 'MPI_Issend')
-        patch.setattr(executor, 'meet', _nobody)
+        patch.setattr(engine, 'meet', _nobody)
         yield
 
 
@@ -49,7 +49,7 @@ def recorded(events):
 
 @contextlib.contextmanager
 def refused():
-    """Of executors that are made inside, MPI starts no message."""
+    """Of engines that are made inside, MPI starts no message."""
     @_TRANSMIT
     def transmit(*arguments):
         return 1        # an error, MPI_ERR_BUFFER
@@ -59,7 +59,7 @@ def refused():
         _kept.append(transmit)
         refusing = library._replace(functions=(
             address, address, library.functions[2]))
-        patch.setattr(executor, 'library', lambda: refusing)
+        patch.setattr(engine, 'library', lambda: refusing)
         yield
 
 
@@ -80,7 +80,7 @@ class Silence:
 
     @contextlib.contextmanager
     def used(self):
-        """By executors that are made inside."""
+        """By engines that are made inside."""
         with _instead(self._transmit('send'), self._transmit('receive'),
                       _TESTSOME(self._testsome)):
             yield
@@ -111,11 +111,11 @@ def _instead(*replacements):
         ctypes.cast(function, ctypes.c_void_p).value
         for function in replacements))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, 'library', lambda: library)
-        patch.setattr(executor, 'meet', _nobody)
+        patch.setattr(engine, 'library', lambda: library)
+        patch.setattr(engine, 'meet', _nobody)
         yield
 
 
-def _nobody(comm, slots, slot_bytes):
+def _nobody(comm, mails):
     """All messages are MPI's."""
     return ()

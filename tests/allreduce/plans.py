@@ -1,7 +1,14 @@
-"""Plans to test with, and an interpreter that carries them out on arrays."""
-import collections
+"""Plans to test with, and a proof that a plan is an all-reduce.
 
-from chainer_fp8pipe.allreduce.frames import piece_bounds
+Every rank's actions are carried out on symbols.  Contributions are never
+copied: a rank that has sent a sum has nothing left of it.  A result with every
+contribution is therefore the only one of its block, so that all ranks get the
+same bits; and a result that is received never takes the place of something
+that has still to be sent.
+"""
+import collections
+from fractions import Fraction
+
 from chainer_fp8pipe.allreduce.plan import (
     Opcode,
     aggregator,
@@ -11,72 +18,118 @@ from chainer_fp8pipe.allreduce.plan import (
     torus2d,
 )
 
-import numpy
 from hypothesis import strategies as st
 
-
-class Stuck(Exception):
-    """Ranks wait for each other, or for a message of another size."""
+_FORMS = {Opcode.SEND_PARTIAL: 'partial', Opcode.SEND_RESULT: 'result'}
 
 
-def interpret(plan, vectors):
-    """What every worker has in the end, given the workers' vectors (float64).
+class Wrong(Exception):
+    """A plan is no all-reduce."""
 
-    Blocks whose result a worker does not get are NaN.
+
+class Report:
+    """What a plan sends, if it is proved.
+
+    Attributes:
+        traffic: ``[source, target, form]`` -> [messages, share of the
+            vector]; the form is 'contribution' (of one rank, or of a group,
+            encoded), 'partial' or 'result'.
+        steps: Messages in the longest chain in which each one waits for the
+            one before: 2 for ``direct``, 2 (P - 1) for a ring.
     """
-    ranks = [_Rank(plan, rank, vectors) for rank in range(plan.ranks)]
-    messages = collections.defaultdict(collections.deque)
-    while any([rank.advance(messages) for rank in ranks]):
-        pass
-    if any(rank.actions for rank in ranks):
-        raise Stuck(ranks)
-    return [rank.result for rank in ranks[:plan.workers]]
 
+    def __init__(self, plan):
+        self.plan = plan
+        self.traffic = collections.defaultdict(lambda: [0, Fraction(0)])
+        self._messages = collections.defaultdict(collections.deque)
+        blocks = range(plan.blocks)
+        # By rank and block: by worker, the weight of its contribution;
+        # whether something was added to it; and its place in the chain.
+        self._parts = [{block: {rank: Fraction(1)} for block in blocks
+                        if rank < plan.workers} for rank in range(plan.ranks)]
+        self._results = [{} for _ in range(plan.ranks)]
+        self._summed = [set() for _ in range(plan.ranks)]
+        self._depth = [collections.Counter() for _ in range(plan.ranks)]
+        left = [collections.deque(
+            (action, place >= len(plan.reduce[rank])) for place, action
+            in enumerate(plan.actions(rank))) for rank in range(plan.ranks)]
+        going = True
+        while going:
+            going = False
+            for rank, actions in enumerate(left):
+                while actions and self._do(rank, *actions[0]):
+                    actions.popleft()
+                    going = True
+        if any(left):
+            raise Wrong('deadlock', left)
+        mean = dict.fromkeys(range(plan.workers), Fraction(1, plan.workers))
+        for rank in range(plan.workers):
+            for block in blocks:
+                if self._results[rank].get(block) != mean:
+                    raise Wrong(rank, block, self._results[rank].get(block))
+        self.steps = max((depth for of in self._depth
+                          for depth in of.values()), default=0)
 
-class _Rank:
-    def __init__(self, plan, rank, vectors):
-        size = len(vectors[0])
-        self.rank = rank
-        self.bounds = piece_bounds(0, size, plan.blocks)
-        self.total = (vectors[rank].copy() if rank < plan.workers
-                      else numpy.zeros(size))
-        self.result = numpy.full(size, numpy.nan)
-        self.actions = [
-            (action, index >= len(plan.reduce[rank]))
-            for index, action in enumerate(plan.actions(rank))]
+    def sent(self, rank, forms=('contribution', 'partial', 'result')):
+        return self._sum(lambda source, target, form: source == rank
+                         and form in forms)
 
-    def advance(self, messages):
-        """Whether anything could be done."""
-        before = len(self.actions)
-        while self.actions and self.step(*self.actions[0], messages):
-            del self.actions[0]
-        return len(self.actions) < before
+    def received(self, rank):
+        return self._sum(lambda source, target, form: target == rank)
 
-    def step(self, action, final, messages):
+    def pairs(self):
+        return {(source, target) for source, target, _ in self.traffic}
+
+    def _sum(self, counts):
+        found = [of for key, of in self.traffic.items() if counts(*key)]
+        return (sum(messages for messages, _ in found),
+                sum((share for _, share in found), Fraction(0)))
+
+    def _do(self, rank, action, is_last):
         kind, peer, start, stop = action
-        where = slice(self.bounds[start], self.bounds[stop])
+        blocks = range(start, stop)
+        parts, results = self._parts[rank], self._results[rank]
+        depth = self._depth[rank]
         if kind is Opcode.ENCODE:
-            self.total[where] /= peer
-            if final:
-                self.result[where] = self.total[where]
-        elif kind is Opcode.SEND_PARTIAL:
-            messages[self.rank, peer].append(self.total[where].copy())
-        elif kind is Opcode.SEND_RESULT:
-            messages[self.rank, peer].append(self.result[where].copy())
+            for block in blocks:
+                mean = {worker: weight / peer for worker, weight
+                        in parts.pop(block).items()}
+                (results if is_last else parts)[block] = mean
+            self._summed[rank].difference_update(blocks)
+        elif kind in _FORMS:
+            form = _FORMS[kind]
+            if form == 'partial' and not self._summed[rank] & set(blocks):
+                form = 'contribution'
+            self._messages[rank, peer].append((kind, blocks, [
+                parts.pop(block) if kind is Opcode.SEND_PARTIAL
+                else results[block] for block in blocks],
+                max((depth[block] for block in blocks), default=0) + 1))
+            of = self.traffic[rank, peer, form]
+            of[0] += 1
+            of[1] += Fraction(stop - start, self.plan.blocks)
         else:
-            return self.receive(kind, where, messages[peer, self.rank])
+            return self._receive(rank, kind, peer, blocks)
         return True
 
-    def receive(self, kind, where, queue):
-        if not queue:
+    def _receive(self, rank, kind, peer, blocks):
+        if not self._messages[peer, rank]:
             return False
-        message = queue.popleft()
-        if len(message) != where.stop - where.start:
-            raise Stuck(self.rank)
-        if kind is Opcode.RECEIVE_PARTIAL:
-            self.total[where] += message
-        else:
-            self.result[where] = message
+        sent, of, values, step = self._messages[peer, rank].popleft()
+        if of != blocks or (sent is Opcode.SEND_PARTIAL) != (
+                kind is Opcode.RECEIVE_PARTIAL):
+            raise Wrong(rank, peer, blocks, of)
+        for block, value in zip(blocks, values, strict=True):
+            self._depth[rank][block] = max(self._depth[rank][block], step)
+            if kind is Opcode.RECEIVE_PARTIAL:
+                mine = self._parts[rank].setdefault(block, {})
+                if mine.keys() & value.keys():
+                    raise Wrong('twice', rank, block)
+                mine.update(value)
+                self._summed[rank].add(block)
+            elif block in self._parts[rank] or block in self._results[rank]:
+                raise Wrong('still to be sent', rank, block)
+            else:
+                self._results[rank][block] = value
         return True
 
 

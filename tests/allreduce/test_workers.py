@@ -4,11 +4,8 @@ import os
 import threading
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.bucket import Bucket
-from chainer_fp8pipe.allreduce.executor import Framing, PlanExecutor
 from chainer_fp8pipe.codecs import Fp8Ratio
 from chainer_fp8pipe.communicators.options import without_warmup
-from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 import pytest
@@ -21,7 +18,7 @@ from tests.communicators.helpers import (
 )
 from tests.ranks import on_ranks
 
-from .helpers import begin_on, plans, tensors_of
+from .helpers import average, bucket_of, make, tensors_of
 from .library import refused
 
 SHAPES = (1,), (33,), (), (3, 5, 7), (90_000,)
@@ -44,13 +41,13 @@ def means(comm, name, threads, **options):
         **options), SHAPES)
 
 
-@pytest.mark.parametrize('shared_memory', [True, False])
 @pytest.mark.parametrize(('name', 'options'), CASES, ids=str)
 @on_ranks(4)
-def test_threads_do_not_change_a_bit(comm, name, options, shared_memory):
-    alone, several = (means(comm, name, threads, shared_memory=shared_memory,
-                            **options) for threads in (1, 3))
-    assert several == alone
+def test_threads_do_not_change_a_bit(comm, name, options):
+    alone = means(comm, name, 1, **options)
+    for shared_memory in (True, False):
+        several = means(comm, name, 3, shared_memory=shared_memory, **options)
+        assert several == alone
     assert len(set(comm.allgather(several[-1]))) == 1
 
 
@@ -86,10 +83,9 @@ def test_a_tensor_that_is_not_finite_is_named(comm):
         communicator.multi_node_mean_grad(model)
 
 
-def executor(comm, threads):
-    return PlanExecutor(comm, plans('direct', comm.size), EventStream(),
-                        Framing(256, 6, shared_memory=False,
-                                threads=threads))
+def engine(comm, threads):
+    return make('direct', comm, frame_bytes=256, frames_in_flight=6,
+                shared_memory=False, threads=threads)
 
 
 def threads_of_this_process():
@@ -99,33 +95,21 @@ def threads_of_this_process():
 @pytest.mark.skipif(not os.path.exists('/proc/self/task'),
                     reason='threads are counted in /proc')
 @on_ranks(1, 2)
-def test_threads_end_with_their_executor(comm):
+def test_engines_have_the_same_threads_which_end_with_the_last(comm):
+    """The first may have been freed, and one may want more than others."""
     before = threads_of_this_process()
-    made = executor(comm, 4)
+    made = [engine(comm, 3)]
+    made += [made[0].another(), engine(comm, 4), engine(comm, 1)]
     assert threads_of_this_process() == before + 3
-    made.free()
-    del made
-    gc.collect()
-    assert threads_of_this_process() == before
-
-
-@pytest.mark.skipif(not os.path.exists('/proc/self/task'),
-                    reason='threads are counted in /proc')
-@on_ranks(2)
-def test_executors_of_other_models_have_the_same_threads(comm):
-    before = threads_of_this_process()
-    first = executor(comm, 4)
-    state, others = Fp8Ratio().init(), [first.another() for _ in range(3)]
-    assert threads_of_this_process() == before + 3
-    first.free()
-    del first
+    made.pop(0).free()
     gc.collect()
     tensors = tensors_of(comm.rank, [50_000])
-    coding = begin_on(comm, state, tensors)
-    for made in others:
-        made.allreduce(coding, numpy.empty(50_000, numpy.uint8), 0, 50_000)
-        made.free()
-    del made, others
+    for one in made:
+        average(one, bucket_of(Fp8Ratio(), tensors).coding,
+                numpy.zeros(50_000, numpy.uint8))
+        one.free()
+    assert threads_of_this_process() == before + 3
+    del one, made
     gc.collect()
     assert threads_of_this_process() == before
 
@@ -133,14 +117,11 @@ def test_executors_of_other_models_have_the_same_threads(comm):
 @on_ranks(2)
 def test_after_an_error_no_thread_touches_what_it_was_given(comm):
     with refused():
-        made = executor(comm, 3)
-    state, tensors = Fp8Ratio().init(), tensors_of(comm.rank, [50_000])
-    bucket = Bucket(state, tensors, numpy.empty(50_000, numpy.uint8),
-                    coding=begin_on(comm, state, tensors), encodes=True,
-                    decodes=True)
-    made.submit(bucket)
+        made = engine(comm, 3)
+    bucket = made.submit(bucket_of(Fp8Ratio(), tensors_of(
+        comm.rank, [50_000]), encodes=True, decodes=True))
     with pytest.raises(MPI.Exception):
-        made.run()
+        made.finish_all()
     wire = bucket.wire.copy()
     threading.Event().wait(.05)
     numpy.testing.assert_array_equal(bucket.wire, wire)
@@ -150,7 +131,7 @@ def test_after_an_error_no_thread_touches_what_it_was_given(comm):
 
 @on_ranks(1)
 def test_a_fork_of_a_rank_ends_without_its_threads(comm):
-    made = executor(comm, 3)
+    made = engine(comm, 3)
     child = os.fork()
     if not child:
         del made

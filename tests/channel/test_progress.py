@@ -1,23 +1,22 @@
 """Messages between nodes, while their sender or receiver computes."""
-from chainer_fp8pipe.channel.progress import far_ranks
-
 import pytest
 
-from tests.ranks import on_ranks, run_script
+from tests.ranks import run_script
 
 # The rank that computes makes no call of MPI until it sees that the other
 # one is done.
 SCRIPT = '''
 import pathlib, sys, time
 from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.channel.progress import far_ranks
+from chainer_fp8pipe.mpi.groups import nodes_of
 import numpy
 from mpi4py import MPI
 
 comm, done = MPI.COMM_WORLD, pathlib.Path(sys.argv[2])
-if far_ranks(comm) != {1 - comm.rank}:
+if nodes_of(comm) != [0, 1]:
     sys.exit('this MPI does not take one node for two')
-sender, receiver = Sender(comm, 1, 0), Receiver(comm, 0, 0)
+sender, receiver = (Sender(comm, 1, 0, far=True),
+                    Receiver(comm, 0, 0, far=True))
 arrays = numpy.arange(2 ** 20), numpy.ones((3, 5))
 
 
@@ -64,31 +63,3 @@ def test_a_large_message_moves_while_one_side_computes(
         pytest.skip('needs MPICH')
     assert result.returncode == 0, result.stderr
     assert result.stdout.split('\n')[0] == 'in time'
-
-
-@on_ranks(1, 4)
-def test_ranks_of_one_node_are_not_far(comm):
-    assert far_ranks(comm) == frozenset()
-    # Its duplicates know, so that this is no collective call.
-    duplicate = comm.Dup()
-    if comm.rank == 0:
-        assert far_ranks(duplicate) == frozenset()
-    comm.Barrier()
-    duplicate.Free()
-
-
-def test_far_ranks_are_those_of_other_nodes(tmp_path, monkeypatch):
-    monkeypatch.setenv('MPIR_CVAR_ODD_EVEN_CLIQUES', '1')   # two nodes
-    script = tmp_path / 'script.py'
-    script.write_text('''
-from chainer_fp8pipe.channel.progress import far_ranks
-from mpi4py import MPI
-all_far = MPI.COMM_WORLD.gather(sorted(far_ranks(MPI.COMM_WORLD)))
-if MPI.COMM_WORLD.rank == 0:
-    print(all_far)
-''')
-    result = run_script(4, script)
-    assert result.returncode == 0, result.stderr
-    if '[[], [], [], []]' in result.stdout:
-        pytest.skip('needs MPICH')
-    assert '[[1, 3], [0, 2], [1, 3], [0, 2]]' in result.stdout

@@ -279,7 +279,7 @@ def test_a_worker_that_fails_ends_the_job_and_is_named(run):
 def test_an_aggregator_that_fails_ends_the_job_and_is_named(run):
     done = run(dying=0, how="""
         from chainer_fp8pipe.allreduce import aggregated
-        aggregated._working[0]._everyone.Send(b'no order', 2)""", steps=100)
+        aggregator._working[0]._everyone.Send(b'no order', 2)""", steps=100)
     assert done.returncode != 0
     assert 'rank 2 of 3 failed' in done.stderr
     assert 'serving.py' in done.stderr
@@ -300,13 +300,13 @@ def test_an_aggregator_that_is_killed_ends_the_job(run):
 
 def test_a_program_that_ends_in_the_middle_of_an_exchange_is_an_error(run):
     done = run(dying=0, steps=6, how="""
-        from chainer_fp8pipe.allreduce import aggregated
-        from chainer_fp8pipe.allreduce.bucket import Bucket
+        from chainer_fp8pipe.allreduce import aggregator
+        from chainer_fp8pipe.allreduce.engine import Bucket
         from chainer_fp8pipe.codecs import Cast, Tensors
         big = numpy.zeros(10 ** 7, 'f')
         state, tensors = Cast('float32').init(), Tensors(
             ['a'], [big], [big])
-        aggregated._working[0].submit(Bucket(
+        aggregator._working[0].submit(Bucket(
             state, tensors, big, coding=state.codec.step(state, tensors)))
         sys.exit(0)""")
     assert done.returncode != 0

@@ -3,7 +3,7 @@ import warnings
 import weakref
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.executor import PlanExecutor
+from chainer_fp8pipe.allreduce.engine import Engine
 
 import chainer
 import chainer.functions as F
@@ -494,14 +494,14 @@ def test_finalize_gives_mpis_communicators_back(comm):
 def test_finalize_gives_the_memory_of_wires_up(comm, overlap):
     """On a GPU's host it must be unregistered then."""
     lent = []
-    empty = PlanExecutor.empty_wire
+    empty = Engine.empty_wire
 
     def lend(*arguments):
         wire = empty(*arguments)
         lent.append(weakref.ref(wire))
         return wire
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PlanExecutor, 'empty_wire', lend)
+        patch.setattr(Engine, 'empty_wire', lend)
         communicator = make('fp8', comm, overlap=overlap)
         model = L.Classifier(L.Linear(4, 3))
         optimizer = chainermn.create_multi_node_optimizer(

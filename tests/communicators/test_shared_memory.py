@@ -1,7 +1,7 @@
 """Ranks that read each other's memory get the bits that messages bring."""
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce import memory
 from chainer_fp8pipe.communicators.options import without_warmup
-from chainer_fp8pipe.mpi.memory import node_memory
 
 import pytest
 
@@ -49,6 +49,6 @@ def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
 @on_ranks(2)
 def test_ranks_that_cannot_read_each_other_send_messages(comm):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_memory, '_opened', lambda *names: 0)
+        patch.setattr(memory, '_opened', lambda *names: 0)
         assert results(comm, 'fp8', True, {}) == results(
             comm, 'fp8', False, {})

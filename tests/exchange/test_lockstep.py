@@ -4,10 +4,9 @@ import re
 import threading
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.bucket import Bucket, BucketQueue
-from chainer_fp8pipe.allreduce.executor import PlanExecutor
+from chainer_fp8pipe.allreduce.engine import Algorithm, Bucket, Engine
 from chainer_fp8pipe.codecs import Coding, Fp8Ratio
-from chainer_fp8pipe.exchange import drift, lockstep, reducer
+from chainer_fp8pipe.exchange import drift, lockstep
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
 from chainer_fp8pipe.exchange.model_state import ModelState
@@ -33,7 +32,7 @@ ALWAYS = {
     'memory for a wire': (ModelState, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),
     'maxima are there': (Fp8Ratio, 'step'),
-    'a bucket is submitted': (PlanExecutor, 'submit'),
+    'a bucket is submitted': (Engine, 'submit'),
     'residuals are looked up': (Coding, 'means'),
     'a bucket is finished': (Coding, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
@@ -50,7 +49,7 @@ PLACES = [(mode, place) for mode in (False, True, 'next_forward')
 ]
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
-    'it waits': (BucketQueue, 'finish'),
+    'it waits': (Algorithm, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
     'an order is chosen': (SendOrder, 'choose'),
     'the rest is sent': (overlapped_reducer.OverlappedReducer, '_send_rest'),
@@ -108,7 +107,7 @@ def test_an_interrupt_of_one_rank_is_heard_by_the_others(comm):
         if comm.rank == 1:
             def interrupted(*_):
                 raise KeyboardInterrupt
-            patch.setattr(reducer.BucketQueue, 'finish', interrupted)
+            patch.setattr(Algorithm, 'finish', interrupted)
         set_gradients(model, comm.rank)
         with pytest.raises((KeyboardInterrupt, RuntimeError)) as raised:
             communicator.multi_node_mean_grad(model)

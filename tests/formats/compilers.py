@@ -135,42 +135,32 @@ def _compiler_for(generation):
     return [compiler, '-O3', *FLAGS[1:], f'-march={generation}', '-DCLONES=']
 
 
-def loops_for(machine, folder):
-    """The C loops, built for one generation of x86-64 alone.
+def loops_for(text, folder, generation=None):
+    """The module ``_formats`` and the C functions of a text, in one library.
 
-    Skips the test where this processor is not of that generation.
-    """
-    command = _compiler_for(machine)
-    source = pathlib.Path(formats.__file__).with_name('_formats.c')
-    library = pathlib.Path(folder, machine, '_formats.so')
-    library.parent.mkdir()
-    subprocess.run(
-        [*command, f'-I{sysconfig.get_path("include")}', str(source), '-o',
-         str(library)],
-        check=True)
-    spec = importlib.util.spec_from_file_location('_formats', library)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def c_library(text, folder, generation=None):
-    """C that includes headers of formats, built for one generation alone.
-
-    Without one, the loops choose at run time as the project's own do.
+    Built for one generation of x86-64 alone (skips the test where this
+    processor is not of it); without one, the loops choose at run time as the
+    project's own do.
     """
     command = _compiler_for(generation or 'x86-64')
     if generation is None:
         command.remove('-DCLONES=')
-    source = pathlib.Path(folder, 'source.c')
-    source.write_text(text)
+    source = pathlib.Path(folder, 'all.c')
+    source.write_text(f'#include "loops.h"\n{text}' if generation is None
+                      else f'#include "_formats.c"\n{text}')
     library = source.with_suffix('.so')
+    here = pathlib.Path(formats.__file__).parent
     subprocess.run(
-        [*command, '-Wno-unused-function',
-         f'-I{pathlib.Path(formats.__file__).parent}', str(source),
-         '-o', str(library)],
+        [*command, '-Wno-unused-function', f'-I{here}',
+         f'-I{sysconfig.get_path("include")}', str(source), '-o',
+         str(library)],
         check=True)
-    return ctypes.CDLL(str(library))
+    if generation is None:
+        return None, ctypes.CDLL(str(library))
+    spec = importlib.util.spec_from_file_location('_formats', library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, ctypes.CDLL(str(library))
 
 
 def control_register(folder):

@@ -12,7 +12,7 @@ import time
 
 from chainer_fp8pipe.launcher.leftovers import marked
 from chainer_fp8pipe.report.launch_protocol import LAUNCHED
-from chainer_fp8pipe.training.snapshots.snapshot_file import opened
+from chainer_fp8pipe.training.snapshots.file import Content
 
 import pytest
 
@@ -51,7 +51,7 @@ if comm.rank == 0:
 #: than their first member while there is a file ``hold``.
 HELD = '''
 import os, signal, time
-from chainer_fp8pipe.training.snapshots import snapshot_file
+from chainer_fp8pipe.training.snapshots import file as snapshot_file
 from mpi4py import MPI
 def fail(*_):
     raise RuntimeError('a rank that raises')
@@ -196,7 +196,7 @@ def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
 
 def check_older(job):
     """That the snapshot before the one that was being written is whole."""
-    with opened(str(job.folder / 'saved/snapshot_iter_7.npz')) as content:
+    with Content(str(job.folder / 'saved/snapshot_iter_7.npz')) as content:
         content.check()
 
 

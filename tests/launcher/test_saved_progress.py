@@ -4,8 +4,8 @@ from chainer_fp8pipe.launcher.hosts import (
     remove_unfinished,
     saved_progress,
 )
-from chainer_fp8pipe.training.extensions import snapshot
-from chainer_fp8pipe.training.snapshots.snapshot_file import _temporary_name
+from chainer_fp8pipe.training.snapshots import snapshot
+from chainer_fp8pipe.training.snapshots.file import _temporary_name
 
 
 def test_the_newest_snapshot_is_found_by_its_number(tmp_path):

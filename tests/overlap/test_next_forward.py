@@ -2,7 +2,7 @@
 import time
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.bucket import Bucket
+from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.overlap import blockwise_update
 from chainer_fp8pipe.overlap.blockwise_update import BlockwiseUpdate
 from chainer_fp8pipe.overlap.deferred_update import deferred

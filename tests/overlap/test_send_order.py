@@ -1,7 +1,7 @@
 import math
 from fractions import Fraction
 
-from chainer_fp8pipe.allreduce.algorithm import PARTS
+from chainer_fp8pipe.allreduce.engine import PARTS
 from chainer_fp8pipe.overlap.send_order import (
     Slice,
     finished_first,

@@ -2,7 +2,7 @@
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
-from chainer_fp8pipe.pipeline.schedules.schedule import Action, Kind
+from chainer_fp8pipe.pipeline.schedules import Action, Kind
 
 BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 

@@ -1,6 +1,6 @@
 from chainer_fp8pipe.pipeline.channels import Channels
 from chainer_fp8pipe.pipeline.randomness import Place
-from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.pipeline.stage_executor import StageExecutor
 from chainer_fp8pipe.report.stream import EventStream
 

@@ -2,10 +2,10 @@
 import dataclasses
 from fractions import Fraction
 
-from chainer_fp8pipe.pipeline.schedules.actions import ScheduleError
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Kind,
+    ScheduleError,
     forward_schedule,
     make_schedule,
 )

@@ -2,7 +2,7 @@
 import json
 from collections import Counter
 
-from chainer_fp8pipe.pipeline.schedules.schedule import (
+from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     make_schedule,
 )

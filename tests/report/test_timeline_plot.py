@@ -2,7 +2,7 @@
 import sys
 from itertools import pairwise
 
-from chainer_fp8pipe.pipeline.schedules.schedule import make_schedule
+from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.planning.schedule_time import Costs, Link, simulate
 from chainer_fp8pipe.report.events import Event, part_waits
 from chainer_fp8pipe.report.timeline_plot import plot_timeline

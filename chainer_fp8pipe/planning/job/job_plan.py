@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ...pipeline.schedules.schedule import make_schedule
+from ...pipeline.schedules import make_schedule
 from ..partition.partition_plan import PartitionPlan, load_plan
 from ..sizes import counted, said_bytes
 from ..stored import made, read_json, write_json

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from ...pipeline.schedules.schedule import Kind, Schedule, make_schedule
+from ...pipeline.schedules import Kind, Schedule, make_schedule
 from ..schedule_time import Costs, Link, step_time
 from ..sizes import counted, said_bytes
 from .calls import Call, Parameter

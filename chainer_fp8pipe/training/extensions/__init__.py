@@ -4,18 +4,18 @@ The names are loaded when they are first asked for.
 """
 from ..._on_demand import on_demand
 
-_HOMES = {name: f'chainer_fp8pipe.training.extensions.{module}'
+_HOMES = {name: f'chainer_fp8pipe.training.{module}'
           for name, module in (
-              ('CommunicationReport', 'communication_report'),
-              ('CompressionReport', 'compression_report'),
-              ('FollowEpochs', 'follow_epochs'),
-              ('MovingAverage', 'moving_average'),
-              ('PipelineTimeline', 'pipeline_timeline'),
-              ('PredictedTime', 'predicted_time'),
-              ('Snapshot', 'snapshot'),
-              ('find_snapshots', 'snapshot'),
-              ('resume', 'snapshot'),
-              ('save_whole_model', 'model_file'))}
+              ('CommunicationReport', 'extensions.reports'),
+              ('CompressionReport', 'extensions.reports'),
+              ('FollowEpochs', 'hooks'),
+              ('MovingAverage', 'extensions.moving_average'),
+              ('PipelineTimeline', 'extensions.timeline'),
+              ('PredictedTime', 'extensions.predicted_time'),
+              ('Snapshot', 'snapshots.snapshot'),
+              ('find_snapshots', 'snapshots.snapshot'),
+              ('resume', 'snapshots.snapshot'),
+              ('save_whole_model', 'snapshots.snapshot'))}
 
 __all__ = [*_HOMES]
 

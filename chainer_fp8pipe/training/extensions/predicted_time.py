@@ -9,16 +9,12 @@ from typing import Any
 import chainer
 import numpy
 from chainer.training import extension
-from chainermn.optimizers import _MultiNodeOptimizer
 from mpi4py import MPI
 
 from ...mpi.agreement import Signature, agree
 from ...mpi.ranks import all_ranks
 from ...mpi.waiting import wait_until
 from ...planning.job.job_plan import load_job_plan
-from ...report.stream import EventStream
-from .step_difference import explain
-from .step_parts import ReplicaParts, StepParts
 
 #: Updates that are not timed: at the start, and after fp8's in float32.  They
 #: allocate memory, and find out in which order buckets travel.
@@ -39,12 +35,7 @@ class PredictedTime(extension.Extension):
 
     The first interval begins after 5 updates, and after those of fp8 that
     travel in float32.  Where both times differ by more than ``tolerance``,
-    rank 0 warns, once: which part of a step takes longer than predicted, and
-    what can be done about that.  An interval costs one all-reduce of 8 bytes.
-
-    The updater is a :class:`~chainer_fp8pipe.PipelineUpdater`, or Chainer's
-    with ChainerMN's multi-node optimizer around a communicator of this
-    package.
+    rank 0 warns, once.  An interval costs one all-reduce of 8 bytes.
 
     Args:
         plan: What :func:`~chainer_fp8pipe.planner.planned_job.plan` gave, or
@@ -59,7 +50,7 @@ class PredictedTime(extension.Extension):
         OSError: The file cannot be read.
         ValueError: The plan is none, or an argument is out of range.  When
             the training begins, on all ranks: the plan is for another number
-            of ranks, or the training is of another kind.
+            of ranks, or predicts no time.
     """
 
     trigger = 1, 'iteration'
@@ -78,100 +69,58 @@ class PredictedTime(extension.Extension):
         self._comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         self._interval, self._tolerance = interval, tolerance
         self._clock = clock
-        self._parts: StepParts | None = None
-        self._iteration = 0
         self._unsettled = _UNSETTLED
-        self._laps: list[numpy.ndarray] = []
+        self._laps: list[float] = []
         self._seconds: float | None = None
         self._has_warned = False
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        plan, updater = self._plan, trainer.updater
+        plan = self._plan
         agree(self._comm, Signature({
             'the predicted time': repr(plan.seconds),
             'interval': repr(self._interval),
             'tolerance': repr(self._tolerance)}),
-            plan.problem(plan.model, self._comm.size) or _problem(updater)
-            or ('' if plan.seconds > 0 else 'the plan predicts no time; '
-                'make it again'),
+            plan.problem(plan.model, self._comm.size)
+            or ('' if plan.seconds > 0 else
+                'the plan predicts no time; make it again'),
             'Give PredictedTime the same on all ranks.')
-        optimizer = updater.get_optimizer('main')
-        self._communicator = getattr(optimizer, 'communicator', None)
-        self._iteration = updater.iteration
-        self._parts = (
-            StepParts(updater.events, self._clock) if _is_pipeline(updater)
-            else ReplicaParts(optimizer.communicator.events, self._clock,
-                              optimizer.actual_optimizer))
+        self._iteration = trainer.updater.iteration
+        self._last = self._clock()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        assert self._parts is not None      # initialize() was called
-        updates = trainer.updater.iteration - self._iteration
-        self._iteration += updates
-        lap = self._parts.lap() / max(updates, 1)
-        if getattr(self._communicator, 'is_warming_up', False):
+        updates = max(trainer.updater.iteration - self._iteration, 1)
+        now = self._clock()
+        lap = (now - self._last) / updates
+        self._iteration, self._last = trainer.updater.iteration, now
+        if any(getattr(getattr(optimizer, 'communicator', None),
+                       'is_warming_up', False) for optimizer
+               in trainer.updater.get_all_optimizers().values()):
             self._unsettled = _UNSETTLED
         elif self._unsettled:
             self._unsettled -= 1
         else:
             self._laps.append(lap)
         if len(self._laps) == self._interval:
-            self._compare(trainer.updater)
+            self._compare()
         if self._seconds is not None:
             chainer.report({'step_time': self._seconds,
                             'predicted_step_time': self._plan.seconds})
 
-    def finalize(self) -> None:
-        if self._parts is not None:
-            self._parts.end()
-            self._parts = None
-
-    def _compare(self, updater: Any) -> None:
+    def _compare(self) -> None:
         """Ends an interval; call it on all ranks."""
-        medians = numpy.median(self._laps, axis=0)
+        slowest = numpy.array([numpy.median(self._laps)])
         self._laps.clear()
-        slowest = medians[:1].copy()
         wait_until(self._comm.Iallreduce(
             MPI.IN_PLACE, slowest, MPI.MAX).Test)
-        self._seconds = float(slowest[0])
-        difference = abs(self._seconds / self._plan.seconds - 1)
-        if self._has_warned or difference <= self._tolerance:
-            return
-        self._has_warned = True
-        everyone = self._comm.gather(medians)
-        if everyone is not None:
-            warnings.warn(
-                explain(self._plan, numpy.array(everyone),
-                        _actual(updater, self._communicator)), stacklevel=2)
-
-
-def _is_pipeline(updater: Any) -> bool:
-    return isinstance(getattr(updater, 'events', None), EventStream)
-
-
-def _problem(updater: Any) -> str:
-    """Why the steps of an updater cannot be timed; '' if they can."""
-    if _is_pipeline(updater):
-        return ''
-    optimizers = updater.get_all_optimizers()
-    optimizer = optimizers.get('main')
-    if len(optimizers) == 1 and type(optimizer) is _MultiNodeOptimizer and (
-            isinstance(getattr(optimizer.communicator, 'events', None),
-                       EventStream)):
-        return ''
-    return ('PredictedTime needs a PipelineUpdater, or one multi-node '
-            'optimizer around a communicator made by chainer_fp8pipe.'
-            'create_communicator')
-
-
-def _actual(updater: Any, communicator: Any) -> dict[str, Any]:
-    """How a job is run, by the names of a plan's choice."""
-    found: dict[str, Any] = {'stages': 1}
-    if _is_pipeline(updater):
-        schedule = updater.schedule
-        found = {'stages': schedule.stages, 'schedule': schedule.name,
-                 'micro_batches': schedule.micro_batches}
-    if hasattr(communicator, 'options'):
-        options = communicator.options
-        found |= {'codec': communicator.name, 'algorithm': options.algorithm,
-                  'overlap': options.overlap}
-    return found
+        self._seconds, predicted = float(slowest[0]), self._plan.seconds
+        difference = self._seconds / predicted - 1
+        if abs(difference) > self._tolerance and not self._has_warned:
+            self._has_warned = True
+            if self._comm.rank == 0:
+                warnings.warn(
+                    f'a step takes {1e3 * self._seconds:.4g} ms, '
+                    f'{100 * abs(difference):.0f} % '
+                    f'{"more" if difference > 0 else "less"} than the '
+                    f'predicted {1e3 * predicted:.4g} ms; RunReport shows '
+                    'which part of it, and a new plan may choose another way',
+                    stacklevel=2)

@@ -1,1 +1,1 @@
-"""The files of snapshots: their format, and the ranks' way to them."""
+"""Snapshots: their file, the ranks' way to it, the state in it."""

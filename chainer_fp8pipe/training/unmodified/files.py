@@ -1,18 +1,227 @@
-"""Files of models, optimizers and trainers of which each rank has a part."""
+"""What scripts write and read, and their triggers, where ranks share a job.
+
+Every rank runs the script.  Rank 0 alone prints and writes; the file of a
+model or optimizer of which each rank has a part has all parameters.
+"""
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 import chainer
+import numpy
+from chainer.serializers import npz
+from chainer.training import extensions
+from chainer.training.extensions import _snapshot
+from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ..extensions.snapshot import resume
-from ..extensions.snapshot import save as save_job
-from .refusal import Refusal, refusing
+from ...mpi.waiting import wait_until
+from ..extensions.update_marks import EveryUpdate
+from ..snapshots.snapshot import BackgroundSaver, remove_older, resume
+from ..snapshots.snapshot import save as save_job
+from .launch import Refusal, refusing
 
+_NEED_THE_WHOLE_MODEL = (
+    extensions.DumpGraph, extensions.VariableStatisticsPlot,
+    extensions.ParameterStatistics)
+#: These depend on the number of updates alone.
+_COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
+# Snapshots in a row that may fail, as with the package's own Snapshot.
+_FAILURES = 3
+
+
+def adapted(extension: Any, job: Any) -> Any:
+    """The extension that replaces a script's own; None to leave it out.
+
+    ``job`` is the :class:`.PipelineJob`.
+    """
+    if isinstance(extension, _NEED_THE_WHOLE_MODEL):
+        job.warn(f'{type(extension).__name__} needs the whole model and '
+                 'batch on one rank; it is left out')
+        return None
+    if isinstance(extension, _snapshot._Snapshot):
+        return _whole(extension, job)
+    if job.divides and _evaluates_itself(type(extension)):
+        raise Refusal(
+            f'{type(extension).__name__}, an Evaluator, has an evaluate() of '
+            'its own, which would call a model of which each rank has a '
+            "part; have it call super().evaluate(), whose results are the "
+            "model's chainer.report(...), or evaluate the model that the "
+            'script saves in another script')
+    if job.comm.rank:
+        return _silent(extension)
+    return extension
+
+
+def _evaluates_itself(kind: type) -> bool:
+    """Whether a kind of Evaluator does not ask Chainer's ``evaluate()``."""
+    if not issubclass(kind, extensions.Evaluator):
+        return False
+    function = next(vars(one)['evaluate'] for one in kind.__mro__
+                    if 'evaluate' in vars(one))
+    return (function is not vars(extensions.Evaluator)['evaluate']
+            and 'evaluate' not in function.__code__.co_names)
+
+
+def _silent(extension: Any) -> Any:
+    """Keeps an extension from writing and printing.
+
+    A ``LogReport`` goes on collecting, as other extensions read it.
+    """
+    if isinstance(extension, extensions.PlotReport):
+        return None
+    if isinstance(extension, extensions.LogReport):
+        extension._log_name = None
+    if isinstance(extension, extensions.PrintReport):
+        extension._out = _Nowhere()
+        _silent(extension._log_report)
+    if isinstance(extension, extensions.ProgressBar):
+        extension._out = extension._pbar._out = _Nowhere()
+    return extension
+
+
+class _Nowhere:
+    """A stream that discards its text."""
+
+    def write(self, text: str) -> None:
+        pass
+
+
+def _whole(extension: Any, job: Any) -> WholeSnapshot:
+    target = extension._target
+    savefun = getattr(extension.writer, '_savefun', npz.save_npz)
+    if target is None and not _is_save_npz(savefun):
+        raise Refusal(
+            'a snapshot of the trainer is written by another function than '
+            'save_npz; leave savefun out of extensions.snapshot()')
+    if extension._snapshot_on_error:
+        job.warn('snapshot_on_error=True is of no use where other ranks take '
+                 'part: no snapshot is taken after an error')
+    if hasattr(extension.writer, '_savefun'):
+        # Of the script it may be the one that all ranks are to call.
+        extension.writer._savefun = getattr(savefun, '__wrapped__', savefun)
+    extension.__class__ = WholeSnapshot
+    extension.job = job
+    extension.beside = BackgroundSaver(job.comm, _FAILURES, extension.older)
+    return extension
+
+
+def _is_save_npz(function: Any) -> bool:
+    return getattr(function, '__wrapped__', function) is getattr(
+        npz.save_npz, '__wrapped__', npz.save_npz)
+
+
+class WholeSnapshot(_snapshot._Snapshot):
+    """Chainer's snapshot, of all ranks, under the name the script gives.
+
+    One of the trainer is a file as the package's ``Snapshot`` writes it; one
+    of a model or an optimizer is the file that a serial run would write.
+    """
+
+    default_name = '_Snapshot'
+    job: Any
+    beside: BackgroundSaver
+
+    def initialize(self, trainer: Any) -> None:
+        """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
+        self.beside.begin(trainer, self, trainer.out)
+        if self.autoload:
+            name = self.job.comm.bcast(raise_together(
+                self.job.comm, lambda: None if self.job.comm.rank else
+                _snapshot._find_latest_snapshot(self.filename, trainer.out)))
+            if name is not None:
+                npz.load_npz(os.path.join(trainer.out, name),
+                             self._object(trainer))
+        if self.job.comm.rank == 0 and hasattr(self.writer,
+                                               '_add_cleanup_hook'):
+            self.writer._add_cleanup_hook(lambda: self._clean(trainer.out))
+
+    def finalize(self) -> None:
+        """Completes the last snapshot, at the end of the training."""
+        super().finalize()
+        self.beside.end()
+
+    def on_error(self, trainer: Any, exc: Any, tb: Any) -> None:
+        """Does nothing, as the other ranks may not take part."""
+
+    def __call__(self, trainer: Any) -> None:
+        comm = self.job.comm
+        if comm.bcast(raise_together(comm, lambda: bool(self.condition()))):
+            self._make_snapshot(trainer)
+
+    def _make_snapshot(self, trainer: Any) -> None:
+        name = raise_together(self.job.comm, lambda: (
+            self.filename(trainer) if callable(self.filename)
+            else self.filename.format(trainer)))
+        target, job = self._object(trainer), self.job
+        if target is trainer:
+            self.beside.save(trainer, os.path.join(trainer.out, name),
+                             lambda: self._clean(trainer.out))
+            return
+        on_rank_0(job, lambda arrays: self.writer(
+            name, trainer.out, arrays), target)
+
+    def _object(self, trainer: Any) -> Any:
+        return trainer if self._target is None else self._target
+
+    def older(self, out: str) -> list[str]:
+        """The snapshots in a directory, the newest last."""
+        found = []
+        if isinstance(self.filename, str):
+            with contextlib.suppress(OSError):      # the directory is gone
+                found = _snapshot._find_snapshot_files(self.filename, out)
+        return [os.path.join(out, name) for _, name in found]
+
+    def _clean(self, out: str) -> None:
+        if self.n_retains > 0 and isinstance(self.filename, str):
+            remove_older(os.path.join(out, name) for name
+                         in _snapshot._find_stale_snapshots(
+                             self.filename, out, self.n_retains))
+
+
+def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
+    """Makes all triggers follow rank 0's, as clocks differ between ranks.
+
+    Call it on all ranks, before the training runs.
+    """
+    trainer.stop_trigger = _followed(trainer.stop_trigger, comm)
+    # Extensions that only write a picture are on rank 0 alone.
+    everywhere = set.intersection(
+        *map(set, comm.allgather(list(trainer._extensions))))
+    for name, entry in trainer._extensions.items():
+        if name in everywhere:
+            entry.trigger = _followed(entry.trigger, comm)
+
+
+def _followed(trigger: Any, comm: MPI.Comm) -> Any:
+    return (trigger if type(trigger) in (*_COUNTING, Followed)
+            else Followed(trigger, comm))
+
+
+class Followed:
+    """A script's trigger that fires where rank 0's does.
+
+    All ranks of ``comm`` must ask each time.
+    """
+
+    def __init__(self, trigger: Any, comm: MPI.Comm) -> None:
+        self._trigger, self._comm = trigger, comm
+
+    def __call__(self, trainer: Any) -> bool:
+        fires = numpy.array([bool(self._trigger(trainer))])
+        # MPI's own wait would keep the core from other ranks.
+        wait_until(self._comm.Ibcast(fires).Test)
+        return bool(fires[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trigger, name)
+
+
+# --- files -------------------------------------------------------------------
 
 def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:

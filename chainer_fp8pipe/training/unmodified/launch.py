@@ -1,28 +1,119 @@
-"""Runs a script on all ranks, with another maker of what it trains with."""
+"""Runs a script on all ranks, or refuses it in one line on all of them."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pathlib
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
+from ...command_line import check_script
 from ...intercept.patching import Patch
-from ...intercept.training_objects import creating_communicators, substituting
-from ...mpi.failure.abort import end_all_ranks, shown
+from ...intercept.training_objects import (
+    Originals,
+    creating_communicators,
+    substituting,
+)
+from ...mpi.failure.abort import end_all_ranks, of_the_user, shown
 from ...mpi.failure.world import enter_world
-from ...planning.script_file import check_script
+from ...mpi.grid import ProcessGrid
 from ...report.launch_protocol import say_done
-from .refusal import Refusal, refuse_all
+
+#: Seconds in which the other ranks find the same fault, if they do.
+_PATIENCE = 10.0
+#: Exit code of a command with wrong arguments.
+_CODE = 2
+
+
+class Refusal(SystemExit):
+    """The script does something that the command cannot do with it.
+
+    Not an ``Exception``, which a script might catch and go on.
+    """
+
+
+def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
+    """Prints why, once, and ends this rank with the exit code 2.
+
+    Call it on the ranks that refuse.  If some do not, these are ended, too.
+    ``comm`` has all ranks, and is used for nothing else; ``command`` is
+    named before the reason.
+    """
+    text = f'chainer_fp8pipe {command}: {refusal.code}\n'
+    request = comm.Ibarrier()
+    end = time.monotonic() + _PATIENCE
+    while not request.Test():
+        if time.monotonic() > end:
+            end_all_ranks(text, _CODE)
+        time.sleep(0.01)
+    if comm.rank == 0:
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    # So that a launcher that ends all ranks when the first one fails has
+    # passed the line on.
+    comm.Barrier()
+    with contextlib.suppress(ValueError):
+        sys.stdout.flush()
+    raise SystemExit(_CODE)
+
+
+def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+    """Does ``action``; an error on any rank is a refusal on all.
+
+    The first rank's message counts.  An error of the user's own code is
+    raised as it is, where it came up.  Returns what ``action`` returned,
+    which must not communicate.
+    """
+    result, problem, reason = None, '', None
+    try:
+        result = action()
+    except Exception as error:      # the ranks that wait must hear of it
+        reason = error
+        kind = '' if isinstance(error, ValueError) else (
+            f'{type(error).__name__}: ')
+        problem = f'{kind}{error}'
+    if problems := list(filter(None, comm.allgather(problem))):
+        if reason is not None and of_the_user(reason):
+            raise reason
+        raise Refusal(problems[0]) from reason
+    return result
+
+
+@contextlib.contextmanager
+def refusing() -> Any:
+    """An error inside, which is the same on all ranks, is a refusal.
+
+    One of the user's own code stays what it is, with its traceback.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if own := of_the_user(error):
+            raise own from None
+        raise Refusal(' '.join(str(error).split())) from error
+
+
+def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs a Trainer, which would print an exception before it raises it.
+
+    So would every rank; where nobody catches it, it is printed at the end.
+    """
+    if not args:
+        kwargs.setdefault('show_loop_exception_msg', False)
+    run(trainer, *args, **kwargs)
+
 
 #: Seconds in which rank 0 makes a directory.
-_PATIENCE = 5.0
+_DIRECTORY_PATIENCE = 5.0
 
 
 def check_on_all_ranks(script: str) -> None:
@@ -128,7 +219,7 @@ def _after_rank_0(original: Callable) -> Callable:
         if dir_fd is not None or caller == 'tempfile':  # with names by chance
             original(path, mode, dir_fd=dir_fd)
             return
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _DIRECTORY_PATIENCE
         while not os.path.isdir(path) and time.monotonic() < end:
             time.sleep(0.01)
         try:
@@ -137,3 +228,73 @@ def _after_rank_0(original: Callable) -> Callable:
             if not os.path.isdir(path):
                 raise
     return mkdir
+
+
+#: Modules with these names know MPI, which says nothing about the script.
+_OURS = 'chainer_fp8pipe', 'chainermn', 'mpi4py'
+
+
+class RankAware(Originals):
+    """Refuses the first update of a script that does not know of ranks.
+
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` for
+    scripts that average their gradients themselves, by ChainerMN, by this
+    package or by mpi4py.
+
+    Args:
+        comm: All ranks.
+        script: The script's path.
+    """
+
+    def __init__(self, comm: MPI.Comm, script: str) -> None:
+        self._size, self._script = comm.size, script
+        self._is_checked = comm.size == 1
+
+    def finish(self) -> None:
+        """The script has ended."""
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        self._check()
+        quietly(original, trainer, *args, **kwargs)
+
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        self._check()
+        original(optimizer, *args, **kwargs)
+
+    def _check(self) -> None:
+        if self._is_checked:
+            return
+        self._is_checked = True
+        if not _has_communicator() and not _knows_mpi(self._script):
+            raise Refusal(
+                'the script creates no communicator, so each of the '
+                f'{self._size} ranks would train a model of its own on all '
+                'data; add "comm = chainermn.create_communicator()" and '
+                '"optimizer = chainermn.create_multi_node_optimizer('
+                'optimizer, comm)" before optimizer.setup(model), or leave '
+                'the script as it is and run it with --pipeline '
+                f'{self._size}')
+
+
+def _has_communicator() -> bool:
+    # By its class alone: a proxy's attributes may do anything.
+    return any(issubclass(type(one), (CommunicatorBase, ProcessGrid))
+               for one in gc.get_objects())
+
+
+def _knows_mpi(script: str) -> bool:
+    """Whether the script, or a module that it has imported, uses mpi4py."""
+    with open(script, 'rb') as file:
+        if b'mpi4py' in file.read():
+            return True
+    for name, module in list(sys.modules.items()):
+        if (isinstance(module, ModuleType)
+                and name.partition('.')[0] not in _OURS):
+            for value in list(vars(module).values()):
+                named = (value.__name__ if isinstance(value, ModuleType)
+                         else type(value).__module__)
+                if isinstance(named, str) and named.startswith('mpi4py'):
+                    return True
+    return False

@@ -13,12 +13,12 @@ from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
+from ...command_line import Interval
 from ...intercept.training_objects import Originals
-from ...planning.trigger_intervals import Interval
 from ...report.launch_protocol import LauncherLine, is_launched
-from ..extensions.snapshot import Snapshot, find_snapshots, resume
-from .extensions import Followed
-from .refusal import Refusal
+from ..snapshots.snapshot import Snapshot, find_snapshots, resume
+from .files import Followed
+from .launch import Refusal
 
 _RETAIN = 2
 _EVERY = Interval(300.0, 'second')

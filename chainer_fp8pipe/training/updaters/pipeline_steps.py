@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from ...channel.message import describe
+from ...channel.channel import describe
 from ...mpi.grid import ProcessGrid
 from ...pipeline.batch_statistics import BatchStatistics
 from ...pipeline.block import Arrays
@@ -19,7 +19,7 @@ from ...pipeline.layers import blame
 from ...pipeline.loss import LossHead
 from ...pipeline.micro_batches import bounds, recomputed
 from ...pipeline.randomness import Place, preserved
-from ...pipeline.schedules.schedule import (
+from ...pipeline.schedules import (
     Schedule,
     forward_schedule,
     make_schedule,

@@ -45,7 +45,7 @@ class PipelineUpdater(StandardUpdater):
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
-    schedules of :mod:`chainer_fp8pipe.pipeline.schedules.schedule`.
+    schedules of :mod:`chainer_fp8pipe.pipeline.schedules`.
 
     Args:
         iterator: Gives batches on the ranks of the first stage; elsewhere it
@@ -187,7 +187,7 @@ class PipelineUpdater(StandardUpdater):
 
     @property
     def schedule(self) -> Any:
-        """The :class:`~.schedules.schedule.Schedule`."""
+        """The :class:`~.schedules.Schedule`."""
         return self._steps.schedule
 
     def update_core(self) -> None:

@@ -9,14 +9,11 @@ import warnings
 from unittest import mock
 
 from chainer_fp8pipe.training.extensions import Snapshot, resume
-from chainer_fp8pipe.training.extensions import job_state as states
-from chainer_fp8pipe.training.extensions import snapshot as module
-from chainer_fp8pipe.training.extensions.snapshot import find_snapshots
-from chainer_fp8pipe.training.snapshots import (
-    snapshot_file,
-    snapshot_transfer,
-    snapshot_writing,
-)
+from chainer_fp8pipe.training.snapshots import file as snapshot_file
+from chainer_fp8pipe.training.snapshots import gather
+from chainer_fp8pipe.training.snapshots import snapshot as module
+from chainer_fp8pipe.training.snapshots import state as states
+from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 from chainer_fp8pipe.training.unmodified import files
 
 import chainer
@@ -75,11 +72,11 @@ SAVING = {
         None, Own, 'serialize',
         lambda self, serializer: serializer('x', print), 'all'),
     'a digest cannot be computed': (
-        None, snapshot_writing, 'entry_of', fails, 'all'),
+        None, gather, 'entry_of', fails, 'all'),
     'there is no thread for digests': (
-        None, snapshot_writing._Digests, 'start', no_thread, 'written'),
+        None, gather._Digests, 'start', no_thread, 'written'),
     'there is no thread that writes': (
-        0, snapshot_writing._FileWriter, 'start', no_thread, 'all'),
+        0, gather._FileWriter, 'start', no_thread, 'all'),
     'the folder cannot be made': (0, os, 'makedirs', fails, 'all'),
     'a member cannot be written': (
         0, snapshot_file, '_write_member', fails, 'all'),
@@ -145,7 +142,7 @@ READING = {
     'a value cannot be read': (
         0, snapshot_file.Content, 'read', fails),
     'a value is damaged on its way': (
-        None, snapshot_transfer, 'entry_of', lambda value: None),
+        None, gather, 'entry_of', lambda value: None),
     'there is no memory for what was': (
         None, module, 'StateBefore', fails),
     'it does not fit': (

@@ -8,7 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from tests.pipeline.schedules.schedule_checker import check
+from tests.pipeline.schedule_checker import check
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import (
     NETWORKS,

@@ -1,0 +1,250 @@
+"""All-reduce through ranks that only sum: workers' and aggregators' sides."""
+# Aggregators know no model and no step of the training.  Worker 0 sends each
+# of them what to do, on a communicator of their own: first the plans and the
+# framing, then an Order before each bucket, in the end ().  Then aggregators
+# run their part of the plan as workers do theirs.  Nothing else is said, so
+# orders may pile up: several buckets can be under way at a time.
+#
+# An order says what a codec must know of the tensors in a range, to encode
+# their means without parameters (Codec.relay).  That is the same at nearly
+# every update, so it is sent once, under a number.  Residuals of means belong
+# to a state of the codec on each aggregator, one for each state of worker 0's.
+#
+# Sums are made chunk by chunk as frames arrive, and sent back at once
+# (cut-through, paper 003), unless the framing puts a whole vector into one
+# frame: then nothing leaves before all of it is summed (store and forward).
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Part, State
+from ..mpi.failure.abort import end_all_ranks
+from ..mpi.finalizing import before_finalize, forget
+from ..mpi.forever import HeldRequest
+from ..mpi.waiting import BRIEF, Pauses, wait_until
+from ..report.stream import EventStream
+from .engine import PARTS, Bucket, Engine
+from .plan import Framing, Plan
+
+# Recipes that an aggregator remembers; there is one for each bucket.
+_REMEMBERED = 256
+# Seconds to sleep at most while there are no orders.
+_IDLE = 1e-3
+
+Recipe = tuple[Codec, tuple[Part, ...]]
+
+
+class Order(NamedTuple):
+    """A bucket, as aggregators know it.
+
+    Attributes:
+        length: Entries of its range.
+        state: Number of the codec's state.
+        slot: Number of the recipe.
+        recipe: The codec and what of tensors lies in the range; None: as it
+            was when this number was used before.
+        gone: Numbers of states that are no more.
+    """
+
+    length: int
+    state: int
+    slot: int
+    recipe: Recipe | None
+    gone: tuple[int, ...]
+
+
+class WorkerComm(MPI.Intracomm):
+    """The workers of a communicator whose last ranks are aggregators.
+
+    Attributes:
+        everyone: All of them, for :class:`Aggregated` and nothing else.
+            None where this is but a part of the workers.
+    """
+
+    everyone: MPI.Comm | None = None
+
+
+class Aggregated(Engine):
+    """Makes a range of all workers' wires their mean, through aggregators.
+
+    Aggregators are told to leave by :meth:`free`, or else when the program
+    ends.
+
+    Args:
+        comm: The workers; ``comm.everyone`` has, as the last ranks,
+            aggregators, each of which calls :func:`serve` with it.  It is
+            used for nothing else, and given back to MPI in the end.
+        plans: All of the same number of workers.
+        events: Where to write what happens, but orders.
+        framing: See there.
+    """
+
+    # Aggregators take buckets one by one.
+    one_order = True
+
+    def __init__(self, comm: WorkerComm, plans: Sequence[Plan],
+                 events: EventStream, framing: Framing) -> None:
+        assert comm.everyone is not None
+        self._everyone = comm.everyone
+        self._sent: list[HeldRequest] = []
+        self._states: weakref.WeakKeyDictionary[State, int] = (
+            weakref.WeakKeyDictionary())
+        self._gone: list[int] = []
+        self._slots: dict[Recipe, int] = {}
+        self._states_count = self._recipes_count = 0
+        self._workers = comm
+        self._tell((tuple(plans), framing))
+        super().__init__(self._everyone, plans, events, framing, comm)
+        before_finalize(self.leave_at_exit)
+        _working.append(self)
+
+    def prepare(self, bucket: Bucket) -> None:
+        super().prepare(bucket)
+        if self.comm.rank == 0 and bucket.start < bucket.stop:
+            self._tell(self._order(bucket))
+
+    def let_in(self, bucket: Bucket, until: int) -> None:
+        assert until == PARTS
+        super().let_in(bucket, until)
+
+    def free(self) -> None:
+        """Finishes what is under way, and lets the aggregators leave."""
+        self.finish_all()
+        self._leave()
+        super().free()
+        self._everyone.Free()
+
+    def leave_at_exit(self) -> None:
+        """Lets the aggregators leave when the program ends without free."""
+        if self.busy:
+            comm = MPI.COMM_WORLD
+            end_all_ranks(f'\nrank {comm.rank} of {comm.size} left in the '
+                          'middle of an all-reduce, ending all\n', 1)
+        self._leave()
+
+    def _leave(self) -> None:
+        forget(self.leave_at_exit)
+        if self in _working:
+            _working.remove(self)
+            self._tell(())
+            for request in self._sent:
+                wait_until(request.test)
+
+    def _tell(self, message: tuple) -> None:
+        """Starts to send to all aggregators, on worker 0; returns at once."""
+        if self._everyone.rank == 0:
+            self._sent = [request for request in self._sent
+                          if not request.test()]
+            self._sent += _send(self._everyone, self._workers.size, message)
+
+    def _order(self, bucket: Bucket) -> Order:
+        recipe = bucket.codec, bucket.codec.parts(
+            bucket.state, bucket.tensors, bucket.start, bucket.stop)
+        slot = self._slots.get(recipe)
+        new = slot is None
+        if slot is None:
+            if len(self._slots) == _REMEMBERED:     # the oldest makes room
+                del self._slots[next(iter(self._slots))]
+            slot = self._slots[recipe] = self._recipes_count % _REMEMBERED
+            self._recipes_count += 1
+        gone, self._gone[:] = tuple(self._gone), []
+        return Order(bucket.stop - bucket.start, self._number(bucket.state),
+                     slot, recipe if new else None, gone)
+
+    def _number(self, state: State) -> int:
+        number = self._states.get(state)
+        if number is None:
+            number = self._states[state] = self._states_count
+            self._states_count += 1
+            weakref.finalize(state, self._gone.append, number).atexit = False
+        return number
+
+
+# Those that aggregators serve.
+_working: list[Aggregated] = []
+
+
+def has_aggregators() -> bool:
+    """Whether there are aggregators that serve this rank."""
+    return bool(_working)
+
+
+def dismiss(everyone: MPI.Comm, workers: int) -> None:
+    """Lets aggregators leave that were never told what to do."""
+    if everyone.rank == 0:
+        for request in _send(everyone, workers, ()):
+            wait_until(request.test)
+    everyone.Free()
+
+
+def serve(everyone: MPI.Comm) -> None:
+    """Sums for the workers until they let this rank go.
+
+    With A aggregators, each uses, for fp8 with error feedback, 4 / A bytes
+    per parameter, and for each chunk in flight a frame, another per worker,
+    and 4 bytes for each element.  Where a frame is a vector this is 1 / A of
+    all workers' wires and of 4 bytes per parameter.
+
+    Args:
+        everyone: As :class:`WorkerComm` has it; given back to MPI in the end.
+    """
+    pauses = Pauses()
+    while (setup := _receive(everyone)) is None:
+        pauses.pause(_IDLE)
+    if setup:
+        _sum(everyone, *setup)
+    everyone.Free()
+
+
+def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
+    engine = Engine(everyone, plans, EventStream(), framing, MPI.COMM_SELF)
+    recipes: dict[int, Recipe] = {}
+    states: dict[int, State] = {}
+    pauses = Pauses()
+    while (order := _receive(everyone)) != ():
+        if order:
+            engine.submit(_ordered(order, recipes, states, everyone.rank))
+        if engine.work(_IDLE, BRIEF) or order:
+            pauses.restart()
+        elif not engine.busy:
+            pauses.pause(_IDLE)
+    # What was sent last may still be on its way to slower workers.
+    engine.finish_all()
+    engine.free()
+
+
+def _ordered(order: Order, recipes: dict[int, Recipe],
+             states: dict[int, State], rank: int) -> Bucket:
+    for number in order.gone:
+        states.pop(number, None)
+    codec, parts = recipes[order.slot] = order.recipe or recipes[order.slot]
+    if order.state not in states:
+        states[order.state] = codec.init()
+    state = states[order.state]
+    coding = codec.relay(state, parts, rank)
+    return Bucket(state, coding.tensors, numpy.empty(0, codec.wire_dtype), 0,
+                  order.length, coding)
+
+
+def _send(everyone: MPI.Comm, workers: int, message: tuple
+          ) -> list[HeldRequest]:
+    data = numpy.frombuffer(pickle.dumps(message), numpy.uint8)
+    return [HeldRequest(everyone.Isend(data, rank), data)
+            for rank in range(workers, everyone.size)]
+
+
+def _receive(everyone: MPI.Comm) -> Any:
+    """Worker 0's next message; None if it is not there yet."""
+    status = MPI.Status()
+    message = everyone.Improbe(0, 0, status)
+    if message is None:
+        return None
+    data = numpy.empty(status.Get_count(MPI.BYTE), numpy.uint8)
+    message.Recv(data)
+    return pickle.loads(data.tobytes())

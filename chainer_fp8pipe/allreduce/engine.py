@@ -1,0 +1,696 @@
+"""Submits buckets to an all-reduce, and waits for their means."""
+# One thing goes through this module, a Bucket: gradients that travel together,
+# from their submission until their means are there.
+#
+#     submit    the codec proposes maxima, which all ranks must know: they are
+#               on their way (MPI_Iallreduce) while earlier buckets travel
+#     launch    the maxima are there: the codec's step makes tables, and the
+#               bucket goes in, behind those that went in before
+#     work      compiled code moves frames, of several buckets at a time,
+#               without the interpreter, for as long as it is let
+#     finish    polls the above until one bucket's mean is there
+#
+# The order of submission is the same on all ranks.  A bucket may go in a part
+# at a time: what is wanted soonest passes those that can wait (next_forward
+# sends the first layers' gradients before the rest of the last layers').
+# Gradients on the host are encoded when a frame is sent, and decoded when its
+# mean has come: while a link is busy with one frame the processor works on
+# others, and frames stay in its caches.  A GPU encodes the whole bucket before
+# it goes in: it is done sooner than the frames would have left it.
+#
+# An engine runs plans (plan.py) in compiled code (_engine.c).  That is worth
+# its lines where the processor is the limit: the same in Python, with a
+# generator per chunk, takes as long at 500 Mbit/s to within 4 to 12 %, and
+# twice as long in shared memory.  Whatever can only wait inside MPI (mpi_op)
+# is an Algorithm, too, with the bucket finished when it has gone in.
+#
+# What is under way belongs to MPI and to neighbours.  A Bucket is a compiled
+# Job and keeps all that compiled code has addresses of; the engine holds it
+# until it is finished, even if its owner has dropped it.
+from __future__ import annotations
+
+import abc
+import collections
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from ..codecs import Codec, Coding, State, Tensors
+from ..codecs.staging import empty_wire
+from ..mpi.failure.waits import Wait, waiting, world_ranks
+from ..mpi.forever import HeldRequest
+from ..mpi.functions import exception, handle, library
+from ..mpi.waiting import BRIEF, LONG, Pauses
+from ..report.stream import EventStream
+from . import _engine
+from .memory import meet, node_memory
+from .plan import Framing, Opcode, Plan, cut, steps_of
+
+#: Into how many parts a bucket may be divided that goes in a bit at a time.
+PARTS = 64
+
+# Seconds of work between two turns of what is done beside it.
+_LITTLE = 1e-3
+# Elements of a message, whose length in bytes is an int of MPI.
+_LARGEST = (1 << 31) // 4 - 1
+# Ranges whose cut is remembered; there are a few for each model.
+_REMEMBERED = 1024
+# The numbers that compiled code has for them.
+_KINDS = {kind: number for number, kind in enumerate((
+    Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
+    Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
+_SENDS = Opcode.SEND_PARTIAL, Opcode.SEND_RESULT
+# What steps of these numbers wait for.
+_AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
+            _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
+
+
+class Bucket(_engine.Job):
+    """A range of the fused vector whose mean is wanted, until that is there.
+
+    Args:
+        state: Of the wire's codec; its update has begun.
+        tensors: The fused vector.
+        wire: Of all of the vector; the mean replaces the contribution.
+        start: First entry of the range.
+        stop: Last entry plus one; None: all of the wire.
+        coding: What the codec does in this update, if that is known: then the
+            wire holds the contribution already, unless ``encodes``.
+        encodes: Gradients are encoded frame by frame, before they are sent.
+        decodes: Means may be written into the gradients frame by frame, as
+            they come.
+        contributes: False for a bucket that is sent only because other ranks
+            wait for it: all zeros.
+        number: Which of the model's buckets it is.
+
+    Attributes:
+        uses_wire: Frames lie in the wire; else in their chunks, only as long
+            as those are on their way.
+        finished: The mean is in the wire, or decoded, and nothing is on its
+            way.
+        failure: Why the bucket was not launched; '' if nothing has gone
+            wrong.
+    """
+
+    def __init__(self, state: State, tensors: Tensors, wire: numpy.ndarray,
+                 start: int = 0, stop: int | None = None,
+                 coding: Coding | None = None, encodes: bool = False,
+                 decodes: bool = False, contributes: bool = True,
+                 number: int = 0) -> None:
+        self.state = state
+        self.tensors = tensors
+        self.wire = wire
+        self.start = start
+        self.stop = wire.size if stop is None else stop
+        self.coding = coding
+        self.encodes = encodes
+        self.decodes = decodes
+        self.contributes = contributes
+        self.number = number
+        self.uses_wire = True
+        self.finished = False
+        self.failure = ''
+        self._algorithm: Algorithm | None = None    # when it is launched
+        self._arrive: Callable[[], None] | None = None
+        self._proposed: numpy.ndarray | None = None
+        self._request: HeldRequest | None = None
+        self._means: list[tuple[int, int]] = []
+
+    @property
+    def name(self) -> str:
+        """The bucket in a message."""
+        names = self.tensors.names
+        return f'bucket {self.number} ({names[0]}' + (
+            f' and {len(names) - 1} more)' if names[1:] else ')')
+
+    @property
+    def codec(self) -> Codec:
+        """Of the wire."""
+        return self.state.codec
+
+    def propose(self, comm: MPI.Comm, events: EventStream) -> None:
+        """Asks all ranks for the codec's maxima."""
+        self._arrive = events.travel(self.tensors.names, (
+            self.stop - self.start) * self.wire.itemsize)
+        self._proposed = self.codec.propose(self.state, self.tensors)
+        if self._proposed is None:
+            return
+        if not self.contributes:
+            self._proposed[...] = 0
+        # This cannot wait for others: they may be in their backward pass.
+        self._request = HeldRequest(
+            comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX),
+            self._proposed)
+        events.sent(self._proposed.nbytes)
+
+    def is_settled(self) -> bool:
+        """Whether the maxima of all ranks are there."""
+        return self._request is None or self._request.test()
+
+    def launch(self, algorithm: Algorithm, until: int) -> None:
+        """Goes in, or, when called again, more of it does."""
+        if self._algorithm is None:
+            if self.failure:    # what the codec keeps must not change twice
+                raise RuntimeError(self.failure)
+            if self.coding is None:
+                self._code(algorithm)
+            algorithm.prepare(self)
+            self._algorithm = algorithm
+        algorithm.let_in(self, until)
+
+    def _code(self, algorithm: Algorithm) -> None:
+        self.coding = self.codec.step(
+            self.state, self.tensors, self._proposed,
+            algorithm.prescale(self.codec))
+        by_frame = algorithm.by_frame and self.tensors.xp is numpy
+        if not self.contributes:
+            self.wire.view(numpy.uint8)[...] = 0    # 0 in every format
+        elif by_frame:
+            self.encodes = True
+        else:
+            self.coding.encode(self.wire)
+        self.decodes &= by_frame
+
+    def begin_decoding(self, tensors: Tensors) -> None:
+        """From now on gradients may be overwritten, as means come.
+
+        Args:
+            tensors: As for :meth:`decode`.
+        """
+        if self._algorithm is None:
+            self.tensors, self.decodes = tensors, True
+        elif self.encodes:
+            self.tensors = tensors
+            self._algorithm.begin_decoding(self)
+
+    def decoded(self) -> list[tuple[int, int]]:
+        """Ranges of the fused vector whose means are in the gradients so far.
+
+        Not while another thread works at the exchange.
+        """
+        if self.decodes:
+            pairs = numpy.frombuffer(self.taken(), numpy.int64)
+            self._means += map(tuple, pairs.reshape(-1, 2).tolist())
+        return self._means
+
+    @property
+    def wire_is_finite(self) -> bool:
+        """Whether the mean as it has travelled has no NaN and no infinity."""
+        assert self.coding is not None
+        return (self.codec.is_finite(self.wire) if self.uses_wire
+                else self.coding.wire_is_finite)
+
+    def conclude(self) -> None:
+        """Ends the bucket's way: the mean is there."""
+        assert self.coding is not None
+        self.coding.conclude()
+        if self._arrive:
+            self._arrive()
+        self.finished = True        # other threads may go on from here
+
+    def decode(self, tensors: Tensors) -> list[str]:
+        """Writes means into gradients, if that has not been done.
+
+        Args:
+            tensors: The bucket, or as ``decodes`` was given, others of the
+                same names and parameters.
+
+        Returns:
+            Names of tensors whose gradient is now not finite.
+        """
+        assert self.coding is not None
+        if self.decodes:
+            return self.coding.nonfinite
+        self.coding.decode_into(tensors.gradients)
+        return self.coding.decode(self.wire)
+
+
+class Algorithm(abc.ABC):
+    """Makes buckets their mean over all ranks, in the order of submission.
+
+    Here stands what an algorithm does that waits in :meth:`let_in` until a
+    bucket has arrived, so that nothing is ever left to be done.
+
+    Args:
+        comm: The ranks; the algorithm works on duplicates, so that its
+            messages cannot meet the caller's.
+        events: Where to write what happens.
+        workers: Those that have gradients; None: all.
+
+    Attributes:
+        listen: Called from time to time while :meth:`finish` waits; may
+            raise.
+        by_frame: The algorithm encodes and decodes frame by frame; others
+            are given wires that are encoded.
+        one_order: All buckets come in one order on all ranks, whatever model
+            they are of.
+        busy: Some bucket that has gone in is not finished.
+        patience: Seconds that may be slept without slowing anything down.
+    """
+
+    by_frame = False
+    one_order = True
+    busy = False
+    patience = 0.0
+
+    def __init__(self, comm: MPI.Comm, events: EventStream,
+                 workers: MPI.Comm | None = None) -> None:
+        self.comm = comm.Dup()
+        self.events = events
+        self.listen: Callable[[], None] = lambda: None
+        self._workers = workers or comm
+        # Maxima are on their way at any time, and collective calls on one
+        # communicator have one order.
+        self._maxima = self._workers.Dup()
+        self._waiting: collections.deque[tuple[Bucket, int]] = (
+            collections.deque())
+
+    # --- what callers use ----------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self._waiting and not self.busy
+
+    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
+        """Puts a bucket behind the others, and returns it; does not wait.
+
+        Args:
+            bucket: What is to become its mean.
+            until: How much of the bucket, in parts of :data:`PARTS`; the
+                rest comes with :meth:`resume`, behind what is submitted
+                until then.
+        """
+        if bucket.coding is None:
+            with self.events.section('encode'):
+                bucket.propose(self._maxima, self.events)
+        self._waiting.append((bucket, until))
+        if bucket.coding is not None:
+            self._launch()
+        return bucket
+
+    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
+        """Puts more of a bucket behind the others."""
+        self._waiting.append((bucket, until))
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        moved = self._launch()
+        return self.run(0.0) or moved
+
+    def work(self, seconds: float = LONG, brief: float = 0.0) -> bool:
+        """Does what there is to do, and pauses in between.
+
+        Returns when a bucket is finished, when there is none, when another
+        thread calls :meth:`interrupt`, and at a pause after so many seconds.
+
+        Args:
+            seconds: See above; 0: without any pause.
+            brief: Seconds of yielding the processor before a sleep; 0 where
+                others have use for the processor.
+
+        Returns:
+            Whether anything was done.
+        """
+        moved = self._launch()
+        # While maxima are on their way, the caller polls them in turns.
+        return self.run(0.0 if self._waiting else seconds, brief) or moved
+
+    def interrupt(self) -> None:        # noqa: B027
+        """Makes :meth:`work` return; for other threads."""
+
+    def finish(self, bucket: Bucket,
+               beside: Callable[[], bool] | None = None) -> None:
+        """Waits for a bucket.
+
+        Args:
+            bucket: One that was submitted, all of it.
+            beside: Polled while waiting; does a little, and returns True
+                while there is more to do.
+
+        Raises:
+            RuntimeError: The bucket could not be launched; that was an error
+                then.
+        """
+        pauses = Pauses()
+        usual = LONG if beside is None else _LITTLE
+        more = False
+        with waiting(self.waits):
+            while not bucket.finished:
+                self.listen()
+                if bucket.failure:
+                    raise RuntimeError(
+                        'gradients could not be sent: ' + bucket.failure)
+                if not self._waiting:
+                    self.run(0.0 if more else usual, BRIEF)
+                elif self.advance():
+                    pauses.restart()
+                else:
+                    pauses.pause(self.patience)
+                more = beside is not None and beside()
+
+    def finish_all(self) -> None:
+        """Waits for all buckets."""
+        while not self.idle:
+            self.work(LONG, BRIEF)
+
+    def waits(self) -> list[Wait]:
+        """What buckets wait for, the oldest first; any thread may ask."""
+        return [Wait(f'the maxima of {bucket.name} from all ranks')
+                for bucket, _ in tuple(self._waiting)]
+
+    def free(self) -> None:
+        """Gives the communicators back to MPI.
+
+        Not while anything is on its way: a later communicator might find it.
+        """
+        if self.idle:
+            self.comm.Free()
+            self._maxima.Free()
+
+    def another(self) -> Algorithm:
+        """A second one, whose buckets do not wait for those of this one.
+
+        Only where :attr:`one_order` is False; call it on all ranks.
+        """
+        raise NotImplementedError
+
+    def share_inside(self, node: Collection[int]) -> float:
+        """Which share of the bytes that this rank sends stays in its node.
+
+        Where the algorithm does not know, as inside MPI, that of the node's
+        other ranks among all others.
+
+        Args:
+            node: The ranks of this rank's node.
+        """
+        return (len(node) - 1) / max(self.comm.size - 1, 1)
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """Memory on the host for wires of buckets.
+
+        Args:
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+            dtype: Of an entry.
+        """
+        return empty_wire(xp, size, dtype)
+
+    def chunks(self, size: int, codec: Codec) -> int:
+        """Into how many chunks a bucket is cut, where most are made.
+
+        Args:
+            size: Entries of the bucket's wire.
+            codec: Of the wire.
+        """
+        return 1
+
+    # --- what buckets use, and algorithms are made of ------------------------
+
+    def prescale(self, codec: Codec) -> float:
+        """The factor that gradients must carry when they are encoded.
+
+        With 1 / ranks, as here, sums in the wire's own format cannot
+        overflow.
+        """
+        return 1.0 / self.comm.size
+
+    def prepare(self, bucket: Bucket) -> None:      # noqa: B027
+        """Makes a bucket ready to go in."""
+
+    @abc.abstractmethod
+    def let_in(self, bucket: Bucket, until: int) -> None:
+        """Lets a bucket in until this part of :data:`PARTS`.
+
+        Its ``coding`` is there, and its wire, if it does not encode.  When
+        the mean is there, :meth:`Bucket.conclude` is called.
+        """
+
+    def begin_decoding(self, bucket: Bucket) -> None:   # noqa: B027
+        """Lets means be decoded as they come from now on."""
+
+    def run(self, seconds: float, brief: float = 0.0) -> bool:
+        """As :meth:`work`, for buckets that have gone in."""
+        return False
+
+    def _launch(self) -> bool:
+        """Lets the next bucket in, if all ranks have its maxima."""
+        if not self._waiting or not self._waiting[0][0].is_settled():
+            return False
+        with self.events.section('encode'):
+            bucket, until = self._waiting.popleft()
+            try:
+                bucket.launch(self, until)
+            except BaseException as error:
+                bucket.failure = bucket.failure or repr(error)
+                raise
+        return True
+
+
+class _Sums(NamedTuple):
+    """How sums of a wire's dtype are held and travel.
+
+    Attributes:
+        in_place: In the wire itself: contributions are divided by the number
+            of workers before they are encoded; a sum is a mean, and cannot
+            overflow.
+        itemsize: Bytes of an element.
+        shrink: The power of two that they carry.  In float16, a sum of
+            saturated values of so many workers would overflow; its 11
+            significant bits lose little beside the 3 of fp8.
+    """
+
+    in_place: bool
+    itemsize: int
+    shrink: float
+
+
+class _Cut(NamedTuple):
+    """A plan's piece of a range.
+
+    Attributes:
+        bounds: Of the plan's blocks, int64.
+        frame: Entries of a frame; no more than the longest block has.
+        chunks: How many there are.
+        sites: Names of the places where means are encoded, each with the
+            range whose means this rank encodes there.
+    """
+
+    bounds: numpy.ndarray
+    frame: int
+    chunks: int
+    sites: tuple[tuple[str, tuple[int, int]], ...]
+
+
+class Engine(Algorithm):
+    """Runs one or more plans side by side, each on its piece of a range.
+
+    Chunks start in one order on all ranks; messages find their chunk by their
+    tag.  Beside the wire, memory is needed for ``frames_in_flight`` chunks of
+    each plan: a frame of every message and, for wide sums, 4 bytes for each
+    element of a frame of each block that passes through.
+
+    Args:
+        comm: The ranks, as many as the plans have.
+        plans: The same on all ranks.
+        events: Where to write what happens.
+        framing: How vectors are cut and summed.
+        workers: Those of the ranks that have gradients; None: all.
+    """
+
+    by_frame = True
+    one_order = False
+
+    def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
+                 events: EventStream, framing: Framing,
+                 workers: MPI.Comm | None = None) -> None:
+        super().__init__(comm, events, workers)
+        self.plans = tuple(plans)
+        self.framing = framing
+        self._steps = [steps_of(plan, comm.rank) for plan in plans]
+        self._contributes = comm.rank < plans[0].workers
+        self._world_ranks = world_ranks(self.comm)
+        self._cuts: dict[tuple[int, int, int, int], tuple[_Cut, ...]] = {}
+        self._forms: dict[numpy.dtype, _Sums] = {}
+        actions = [step.action for steps in self._steps for step in steps]
+        self._most_blocks = max(
+            (action.stop - action.start for action in actions), default=1)
+        messages = collections.Counter(
+            (action.peer, action.kind in _SENDS) for action in actions
+            if action.kind is not Opcode.ENCODE)
+        neighbours = (meet(self.comm, framing.frames_in_flight * max(
+            messages.values(), default=0)) if framing.shared_memory else ())
+        self._memory = node_memory() if neighbours else None
+        mpi = library()
+        self._compiled = _engine.Engine(
+            exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
+            tuple((tuple((_KINDS[step.action.kind], *step.action[1:],
+                          step.summed, step.fresh) for step in steps),
+                   plan.blocks, self._contributes)
+                  for plan, steps in zip(plans, self._steps, strict=True)),
+            framing.frames_in_flight, neighbours,
+            self._memory.address if self._memory else 0,
+            self._memory.empty if self._memory else _empty, framing.threads)
+
+    def another(self) -> Engine:
+        return Engine(self.comm, self.plans, self.events, self.framing)
+
+    def prescale(self, codec: Codec) -> float:
+        return (1.0 / self.plans[0].workers if self._sums(codec).in_place
+                else 1.0)
+
+    def share_inside(self, node: Collection[int]) -> float:
+        blocks: dict[bool, float] = {True: 0.0, False: 0.0}
+        for plan, steps in zip(self.plans, self._steps, strict=True):
+            for action, *_ in steps:
+                if action.kind in _SENDS:
+                    blocks[action.peer in node] += (
+                        (action.stop - action.start) / plan.blocks)
+        return blocks[True] / (sum(blocks.values()) or 1.0)
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """As :meth:`Algorithm.empty_wire`; a GPU's, where neighbours read.
+
+        They take what the GPU has written from there.
+        """
+        nbytes = size * numpy.dtype(dtype).itemsize
+        if xp is not numpy and self._memory and nbytes:
+            found = self._memory.empty_locked(xp.cuda.runtime, nbytes)
+            if found is not None:
+                return found.view(dtype)
+        return super().empty_wire(xp, size, dtype)
+
+    @property
+    def busy(self) -> bool:     # type: ignore[override]
+        return self._compiled.busy
+
+    @property
+    def patience(self) -> float:    # type: ignore[override]
+        # A small part of what a chunk takes to go through its plan: the
+        # others in flight keep the links busy meanwhile.
+        return self._compiled.patience
+
+    def interrupt(self) -> None:
+        self._compiled.interrupt()
+
+    def waits(self) -> list[Wait]:
+        found = []
+        for bucket, lane, frame, step, kind, peer in self._compiled.waits():
+            of = f'frame {frame} of {bucket.name}' + (
+                f', lane {lane}' if len(self.plans) > 1 else '')
+            if kind in _AWAITED:
+                rank = self._world_ranks[peer]
+                found.append(Wait(f'{of} ({_AWAITED[kind]}, step {step}) from '
+                                  f'rank {rank}', (rank,)))
+            else:
+                found.append(Wait(f'what was sent of {of} to be taken, in '
+                                  f'step {step}'))
+        return found or super().waits()
+
+    def chunks(self, size: int, codec: Codec) -> int:
+        return max(of.chunks for of in self._cut(0, size, codec))
+
+    def prepare(self, bucket: Bucket) -> None:
+        bucket.uses_wire = self._contributes and not (
+            bucket.encodes and bucket.decodes)
+        if self._contributes and (
+                not 0 <= bucket.start <= bucket.stop <= bucket.wire.size
+                or (bucket.encodes
+                    and bucket.tensors.size != bucket.wire.size)):
+            raise ValueError(
+                f'entries {bucket.start} to {bucket.stop} of '
+                f'{bucket.tensors.size} are not in a wire of '
+                f'{bucket.wire.size}')
+        coding, sums = bucket.coding, self._sums(bucket.codec)
+        assert coding is not None
+        if bucket.decodes:
+            coding.decode_into(bucket.tensors.gradients)
+        cuts = self._cut(bucket.start, bucket.stop, bucket.codec)
+        means = coding.means([] if sums.in_place else [
+            site for of in cuts for site in of.sites])
+        shares = []
+        for of in cuts:
+            shares.append((of.bounds, of.frame, of.chunks,
+                           means[:len(of.sites)]))
+            means = means[len(of.sites):]
+        self._compiled.prepare(
+            bucket, coding.tables, bucket.wire.view(numpy.uint8),
+            sums.itemsize, sums.shrink, sums.in_place, bucket.uses_wire,
+            # Only a GPU's wires are ever there.
+            bool(bucket.tensors.xp is not numpy and self._memory
+                 and self._memory.holds(bucket.wire)),
+            bucket.encodes, bucket.decodes, tuple(shares))
+
+    def let_in(self, bucket: Bucket, until: int) -> None:
+        self._compiled.let_in(bucket, until, PARTS)
+        self._take_notice()
+
+    def begin_decoding(self, bucket: Bucket) -> None:
+        assert bucket.coding is not None
+        bucket.coding.decode_into(bucket.tensors.gradients)
+        bucket.decodes = True
+        try:
+            self._compiled.decode(bucket)
+        finally:
+            self._take_notice()
+
+    def run(self, seconds: float, brief: float = 0.0) -> bool:
+        try:
+            return self._compiled.run(seconds, brief)
+        finally:
+            self._take_notice()
+
+    def _take_notice(self) -> None:
+        """Of what compiled code has done."""
+        sent, encoding, decoding, finished = self._compiled.taken()
+        self.events.sent(sent)
+        self.events.divide(encode=encoding, decode=decoding)
+        for bucket in finished:
+            bucket.conclude()
+
+    def _cut(self, start: int, stop: int, codec: Codec) -> tuple[_Cut, ...]:
+        """How plans share a range, and into what frames they cut it."""
+        itemsize, grain = codec.wire_dtype.itemsize, codec.grain
+        key = start, stop, itemsize, grain
+        found = self._cuts.get(key)
+        if found is None:
+            if len(self._cuts) >= _REMEMBERED:
+                self._cuts.clear()
+            pieces = cut(start, stop, len(self.plans))
+            frame = max(1, min(self.framing.frame_bytes // itemsize,
+                               _LARGEST // grain // self._most_blocks))
+            found = self._cuts[key] = tuple(
+                self._cut_piece(lane, *pieces[lane:lane + 2], frame)
+                for lane in range(len(self.plans)))
+        return found
+
+    def _cut_piece(self, lane: int, start: int, stop: int, frame: int
+                   ) -> _Cut:
+        blocks = self.plans[lane].blocks
+        bounds = cut(start, stop, blocks)
+        longest = -(-(stop - start) // blocks)
+        means = [step.action for step in self._steps[lane]
+                 if step.action.kind is Opcode.ENCODE and not step.fresh]
+        return _Cut(numpy.array(bounds, numpy.int64), min(frame, longest),
+                    -(-longest // frame), tuple(
+                        (f'sum {lane} {site}',
+                         (bounds[action.start], bounds[action.stop]))
+                        for site, action in enumerate(means)))
+
+    def _sums(self, codec: Codec) -> _Sums:
+        found = self._forms.get(codec.wire_dtype)
+        if found is None:
+            workers, form = self.plans[0].workers, self.framing.form
+            in_place = form == 'wire' or codec.wire_dtype == numpy.float32
+            dtype = codec.wire_dtype if in_place else numpy.dtype(form)
+            found = self._forms[codec.wire_dtype] = _Sums(
+                in_place, dtype.itemsize,
+                0.5 ** (workers - 1).bit_length() if dtype == numpy.float16
+                else 1.0)
+        return found
+
+
+def _empty(nbytes: int) -> numpy.ndarray:
+    return numpy.empty(nbytes, numpy.uint8)

@@ -1,1 +1,0 @@
-"""Compiled code that runs plans: messages, sums and fp8, without Python."""

@@ -1,1 +1,0 @@
-"""Memory that other ranks of a node, and GPUs, read."""

@@ -1,0 +1,343 @@
+"""Schedules of a pipeline as data: what each rank does, in which order.
+
+``stages`` ranks hold ``stages * chunks`` chunks of consecutive layers, chunk
+``c`` on rank ``c % stages``.  A batch is cut into ``micro_batches``.  In every
+schedule each chunk takes the micro-batches in the order 0, 1, 2, ..., forward
+as well as backward, so that sums over micro-batches have the same bits
+whatever the schedule.
+
+A receive stands directly before the computation that needs it, a send
+directly after the one that made the message.  Between chunks on the same rank
+(one stage) nothing is sent.
+
+The first functions return the computations of one rank in their order, without
+transfers.  Their tables show four ranks, a row each, with four micro-batches,
+one column per unit of time: F is forward (one unit), B backward (two), I and W
+are its input and weight halves, numbered by micro-batch.
+"""
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Kind(enum.Enum):
+    """What an action does; ``BACKWARD`` is both halves in one."""
+
+    FORWARD = 'forward'
+    BACKWARD = 'backward'
+    BACKWARD_INPUT = 'backward_input'
+    BACKWARD_WEIGHT = 'backward_weight'
+    SEND_ACTIVATION = 'send_activation'
+    RECEIVE_ACTIVATION = 'receive_activation'
+    SEND_GRADIENT = 'send_gradient'
+    RECEIVE_GRADIENT = 'receive_gradient'
+
+
+class Action(NamedTuple):
+    """A computation or a transfer by one rank.
+
+    Attributes:
+        kind: Of the action.
+        micro_batch: Its number, from 0.
+        chunk: Number of one of the rank's chunks in the whole model.
+            ``RECEIVE_ACTIVATION`` receives the chunk's input,
+            ``SEND_ACTIVATION`` sends its output; ``RECEIVE_GRADIENT``
+            receives the gradient of its output, ``SEND_GRADIENT`` sends that
+            of its input.
+    """
+
+    kind: Kind
+    micro_batch: int
+    chunk: int
+
+    @property
+    def boundary(self) -> int:
+        """The boundary that a transfer crosses: the chunk before it.
+
+        The sending and the receiving rank have the same number.
+        """
+        return self.chunk - (self.kind in (
+            Kind.RECEIVE_ACTIVATION, Kind.SEND_GRADIENT))
+
+    def __str__(self) -> str:
+        return (f'{self.kind.value} of micro-batch {self.micro_batch} '
+                f'(chunk {self.chunk})')
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every rank's actions in their order.
+
+    Attributes:
+        name: Of the schedule, for messages and pictures.
+        stages: Ranks of the pipeline.
+        micro_batches: Parts of a batch.
+        chunks: Chunks of each rank.
+        actions: One tuple per rank.
+    """
+
+    name: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    actions: tuple[tuple[Action, ...], ...]
+
+    @property
+    def last_chunk(self) -> int:
+        """The chunk that makes the loss."""
+        return self.stages * self.chunks - 1
+
+
+class ScheduleError(ValueError):
+    """A schedule is wrong; the message names the rank and the action."""
+
+
+def gpipe(rank: int, stages: int, micro_batches: int,
+          chunks: int) -> list[Action]:
+    """All forward passes, then all backward passes.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
+        1 | .. F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
+        2 | .. .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. .. .. ..
+        3 | .. .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. .. .. ..
+
+    With m micro-batches and d stages the ranks are idle for a share of
+    (d - 1) / (m + d - 1); each keeps the activations of m micro-batches.
+
+    Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks
+    using Pipeline Parallelism, NeurIPS 2019; backward in the order of forward
+    as in program 3 of Takisawa, Yazaki, Ishihata, Proposing an Implementation
+    Method for Pipeline Parallelism Distributed Deep Learning.
+    """
+    return (forwards(rank, stages, micro_batches, chunks)
+            + _backwards(rank, stages, micro_batches, chunks))
+
+
+def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
+                             chunks: int) -> list[Action]:
+    """:func:`interleaved` with one chunk: forward and backward in turn.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 -- .. B1 -- .. B2 -- .. B3 --
+        1 | .. F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 -- .. ..
+        2 | .. .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. .. .. ..
+        3 | .. .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. .. .. ..
+
+    As fast as :func:`gpipe`, but rank r of d keeps d - r micro-batches at
+    most.
+
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for
+    DNN Training, SOSP 2019; with one update per batch as in Narayanan et al.,
+    Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
+    """
+    return interleaved(rank, stages, micro_batches, chunks)
+
+
+def interleaved(rank: int, stages: int, micro_batches: int,
+                chunks: int) -> list[Action]:
+    """Several chunks per rank, so that the pipeline fills in less time.
+
+    Two chunks per rank, G and C being the second one's F and B, each of which
+    has half as many layers as a chunk in the other tables::
+
+        0 | F0F1F2F3G0G1G2G3............C0--..C1--..C2--..C3--B0--B1--B2--B3--
+        1 | ..F0F1F2F3G0G1G2G3......C0--..C1--..C2--..C3--B0--B1--B2--B3--....
+        2 | ....F0F1F2F3G0G1G2..C0--G3C1--..C2--..C3--B0--B1--B2--B3--........
+        3 | ......F0F1F2F3G0C0--G1C1--G2C2--G3C3--B0--B1--B2--B3--............
+
+    When the pipeline is full, forward and backward passes take turns.
+    Micro-batches go through a chunk in groups of d or some more, so that no
+    rank waits when a group comes round.  With v chunks and m >= d the idle
+    share is (d - 1) / (v m + d - 1), for v times as many messages and more
+    live activations than :func:`one_forward_one_backward`.
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training
+    on GPU Clusters Using Megatron-LM, SC 2021; there m is a multiple of d and
+    all groups are of d.
+    """
+    warm_up = stages - 1 - rank
+    if chunks > 1:
+        # The first group, which is the largest, goes through all chunks of
+        # this rank but the last; then its first micro-batch goes on to the
+        # last rank and back.
+        warm_up = (2 * warm_up
+                   + (chunks - 1) * len(_groups(stages, micro_batches)[0]))
+    forward = forwards(rank, stages, micro_batches, chunks)
+    backward = _backwards(rank, stages, micro_batches, chunks)
+    turns = max(0, len(forward) - warm_up)
+    order = forward[:warm_up]
+    for pair in zip(forward[warm_up:], backward[:turns], strict=True):
+        order.extend(pair)
+    return order + backward[turns:]
+
+
+def zero_bubble(rank: int, stages: int, micro_batches: int,
+                chunks: int) -> list[Action]:
+    """1F1B, or interleaved, with weight halves where a rank would wait.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. .. I0 W0 I1 W1 I2 W2 I3 W3
+        1 | .. F0 F1 F2 .. .. I0 F3 I1 W0 I2 W1 I3 W2 W3
+        2 | .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
+        3 | .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
+
+    Where all three take the same time and m >= d, each rank waits for d - 1
+    units instead of 3 (d - 1).  Every rank keeps up to d micro-batches, as
+    the first one does in :func:`one_forward_one_backward`.
+
+    With v chunks it is :func:`interleaved` with weight halves: each rank
+    waits for d - 1 units of 1/v of the length, and none keeps more than the
+    first one does there.
+
+    Source: schedule ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism,
+    2023; there it is for one chunk.
+    """
+    order: list[Action] = []
+    delayed: list[Action] = []
+    for action in interleaved(rank, stages, micro_batches, chunks):
+        if action.kind is Kind.FORWARD:
+            order.append(action)
+            continue
+        order.append(action._replace(kind=Kind.BACKWARD_INPUT))
+        delayed.append(action._replace(kind=Kind.BACKWARD_WEIGHT))
+        # Rank r has at least r micro-batches fewer in flight than rank 0 and
+        # so may keep r for their weight halves.
+        if len(delayed) > rank:
+            order.append(delayed.pop(0))
+    return order + delayed
+
+
+def forwards(rank: int, stages: int, micro_batches: int,
+             chunks: int) -> list[Action]:
+    """Forward passes only; several chunks take turns as in interleaved.
+
+    ::
+
+        0 | F0 F1 F2 F3 .. .. ..
+        1 | .. F0 F1 F2 F3 .. ..
+        2 | .. .. F0 F1 F2 F3 ..
+        3 | .. .. .. F0 F1 F2 F3
+    """
+    return [Action(Kind.FORWARD, micro_batch, chunk)
+            for group in _groups(stages, micro_batches)
+            for chunk in range(rank, stages * chunks, stages)
+            for micro_batch in group]
+
+
+def _backwards(rank: int, stages: int, micro_batches: int,
+               chunks: int) -> list[Action]:
+    return [Action(Kind.BACKWARD, micro_batch, chunk)
+            for group in _groups(stages, micro_batches)
+            for chunk in reversed(range(rank, stages * chunks, stages))
+            for micro_batch in group]
+
+
+def _groups(stages: int, micro_batches: int) -> list[range]:
+    """Micro-batches that go through a chunk before the next chunk's turn.
+
+    At least ``stages`` in each, so that the first one has been through all
+    ranks when it comes back; all of them if there are fewer than that.  Sizes
+    differ by one at most; the first is the largest.
+    """
+    count = max(1, micro_batches // stages)
+    bounds = [-(-micro_batches * i // count) for i in range(count + 1)]
+    return [range(*pair) for pair in pairwise(bounds)]
+
+
+_ORDERS = {'gpipe': gpipe, '1f1b': one_forward_one_backward,
+           'interleaved': interleaved, 'zero_bubble': zero_bubble}
+
+#: Names of the training schedules.
+SCHEDULES = tuple(_ORDERS)
+
+
+def make_schedule(name: str, stages: int, micro_batches: int,
+                  chunks: int = 1) -> Schedule:
+    """A schedule for training.
+
+    Args:
+        name: One of :data:`SCHEDULES`.
+        stages: Ranks of the pipeline, at least 1.
+        micro_batches: At least 1; may be fewer than ``stages``.
+        chunks: Chunks of each rank; more than 1 only with ``interleaved``
+            and ``zero_bubble``.
+
+    Raises:
+        ValueError: Saying what is allowed.
+    """
+    if name not in _ORDERS:
+        raise ValueError(f'there is no schedule {name!r}; it must be one of '
+                         f'{", ".join(SCHEDULES)}')
+    sizes = _sizes(stages, micro_batches, chunks)
+    if sizes[2] > 1 and name not in ('interleaved', 'zero_bubble'):
+        raise ValueError(f'schedule {name!r} has one chunk per rank, not '
+                         f"{chunks}; only 'interleaved' and 'zero_bubble' "
+                         'take several')
+    return _make(name, _ORDERS[name], *sizes)
+
+
+def forward_schedule(stages: int, micro_batches: int,
+                     chunks: int = 1) -> Schedule:
+    """A schedule for evaluation and prediction: no backward passes.
+
+    Args:
+        stages: Ranks of the pipeline, at least 1.
+        micro_batches: At least 1; may be fewer than ``stages``.
+        chunks: Chunks of each rank.
+
+    Raises:
+        ValueError: A number is too small.
+    """
+    return _make('forward', forwards,
+                 *_sizes(stages, micro_batches, chunks))
+
+
+def _sizes(stages: int, micro_batches: int,
+           chunks: int) -> tuple[int, int, int]:
+    return (_at_least_one('stages', stages),
+            _at_least_one('micro_batches', micro_batches),
+            _at_least_one('chunks', chunks))
+
+
+def _at_least_one(name: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f'{name} is {value!r}; it must be a whole number of '
+                         'at least 1')
+    return number
+
+
+def _make(name: str, order: Callable[[int, int, int, int], list[Action]],
+          stages: int, micro_batches: int, chunks: int) -> Schedule:
+    last = stages * chunks - 1
+    return Schedule(name, stages, micro_batches, chunks, tuple(
+        tuple(step for action in order(rank, stages, micro_batches, chunks)
+              for step in _with_transfers(action, stages, last))
+        for rank in range(stages)))
+
+
+def _with_transfers(action: Action, stages: int, last: int) -> list[Action]:
+    """A computation between its receive and its send, where it has them."""
+    if stages == 1 or action.kind is Kind.BACKWARD_WEIGHT:
+        return [action]
+    has_below, has_above = action.chunk > 0, action.chunk < last
+    if action.kind is Kind.FORWARD:
+        receive = [Kind.RECEIVE_ACTIVATION] * has_below
+        send = [Kind.SEND_ACTIVATION] * has_above
+    else:
+        receive = [Kind.RECEIVE_GRADIENT] * has_above
+        send = [Kind.SEND_GRADIENT] * has_below
+    return [action._replace(kind=kind)
+            for kind in (*receive, action.kind, *send)]

@@ -1,1 +1,0 @@
-"""Schedules of a pipeline as data."""

@@ -1,0 +1,362 @@
+"""The state of optimizers that Chainer does not serialize.
+
+All that an optimizer, its update rules and their hooks keep besides what
+Chainer saves, as long as it is numbers, texts, arrays, or containers of them:
+hyperparameters (a learning rate that an extension has changed), also those of
+single parameters, ``enabled``, the dynamic loss scale, and the float32 copies
+of float16 parameters (``use_fp32_update``).
+
+Chainer saves none of these, and its extensions expect those of the script
+where a training goes on: ``ExponentialShift`` takes the learning rate that it
+finds for the first one.  So a run that goes on has the script's values while
+extensions are initialised, and the snapshot's from then on.  And a value that
+the script has changed between two starts counts, as it does in Chainer.  That
+it has changed is known by the values with which the run began, which a
+snapshot has, too.
+"""
+from __future__ import annotations
+
+import copy
+import numbers
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy
+from chainer.training import extension
+
+from ..extensions.update_marks import EveryUpdate, SteppingTrigger
+from .json_values import object_array, to_json
+
+State = dict[str, numpy.ndarray]
+
+# What Chainer's serializers save, and what refers to other objects.
+_OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
+_SIMPLE = frozenset((type(None), bool, int, str))
+_NONE = object()            # where there is no value
+# The values with which a training began, by optimizer or update rule.
+_first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
+    weakref.WeakKeyDictionary())
+
+
+def below(prefix: str, state: State) -> State:
+    """The part of a state whose keys start with ``prefix``, without it."""
+    return {key[len(prefix):]: value for key, value in state.items()
+            if key.startswith(prefix)}
+
+
+def owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, Any]]:
+    """All optimizers and update rules, by their keys.
+
+    ``main`` is an optimizer, ``main/l1/W`` the rule of a parameter.
+    """
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        # ChainerMN's proxy has the real one inside.
+        yield name, getattr(optimizer, 'actual_optimizer', optimizer)
+        for place, parameter in optimizer.target.namedparams():
+            if (rule := getattr(parameter, 'update_rule', None)) is not None:
+                yield name + place, rule
+
+
+def note_first_values(trainer: chainer.training.Trainer) -> None:
+    """Notes with which values a training begins, unless that is known.
+
+    Call it while extensions are initialised.  The values are those after all
+    of them, some of which may follow; a trainer asks its stop trigger next.
+    """
+    new = [owner for _, owner in owners(trainer) if owner not in _first]
+    own = trainer.stop_trigger
+
+    def note() -> None:
+        for owner in new:
+            _first[owner] = copy.deepcopy(_values(owner))
+
+    def note_once() -> None:
+        if trainer.stop_trigger is stepping:
+            trainer.stop_trigger = own
+            note()
+    stepping = SteppingTrigger(own, note_once)
+    note()
+    # Unless an extension has changed them before the first update.
+    if new and not any(entry.call_before_training
+                       for entry in trainer._extensions.values()):
+        trainer.stop_trigger = stepping
+
+
+def collect_optimizers(trainer: chainer.training.Trainer) -> State:
+    """The state of every optimizer, with keys below its name.
+
+    Of each owner, such as ``main/l1/W``: ``float32``, ``array0`` and so on,
+    and ``values``: the name of its class, its values, those of the beginning
+    that are others now (None: they were not noted), and the arrays' names.
+    """
+    state: State = {}
+    for key, owner in owners(trainer):
+        now, arrays = _values(owner), _arrays(owner)
+        changed = {name: value for name, value in _first[owner].items()
+                   if not _same(value, now.get(name, _NONE))
+                   } if owner in _first else None
+        state[f'{key}/values'] = object_array(
+            (type(owner).__name__, now, changed, [*arrays]))
+        for number, array in enumerate(arrays.values()):
+            state[f'{key}/array{number}'] = chainer.backends.cuda.to_cpu(
+                array)
+        master = getattr(owner, '_fp32_param', None)
+        if master is not None and master.array is not None:
+            state[f'{key}/float32'] = chainer.backends.cuda.to_cpu(
+                master.array)
+    return state
+
+
+def parameter_of(key: str) -> str:
+    """The parameter that a key of :func:`collect_optimizers` is about.
+
+    With the optimizer's name, as in ``main/l1/W``; '' if the key is about the
+    optimizer as a whole.
+    """
+    owner = key.rpartition('/')[0]
+    return owner if '/' in owner else ''
+
+
+def classes_differ(saved: State, current: State) -> str:
+    """Why a state is of other optimizers or update rules; '' if it is not."""
+    for key, value in current.items():
+        owner, _, what = key.rpartition('/')
+        if what != 'values':
+            continue
+        now, was = value.item()[0], (
+            saved[key].item()[0] if key in saved else None)
+        if now != was:
+            name, _, parameter = owner.partition('/')
+            return (f'the update rule of /{parameter}' if parameter else
+                    f'optimizer {name!r}') + (
+                f' is {now}, in the snapshot it is {was}')
+    return ''
+
+
+def lost_rules(saved: State, current: State) -> str:
+    """What to say of parameters that have no update rule any more."""
+    lost = {parameter_of(key) for key in below('optimizer/', saved)} - {
+        parameter_of(key) for key in below('optimizer/', current)} - {''}
+    return (f'{", ".join(sorted(lost))} had an update rule in the snapshot, '
+            'and have none in the script: they are not updated any more'
+            if lost else '')
+
+
+class Restoring:
+    """Gives optimizers the state of :func:`collect_optimizers`.
+
+    Make it after the trainer, and so the optimizers, were deserialized.  It
+    has set all values then, but for those that the script has changed; and
+    ``trainer.run()`` gives extensions the script's values to be initialised
+    with.
+
+    Args:
+        state: Of :func:`collect_optimizers`, or a part of one.
+        trainer: Whose optimizers they are.
+    """
+
+    def __init__(self, state: State, trainer: chainer.training.Trainer
+                 ) -> None:
+        self._restored: list[_Restored] = []
+        parameters = {
+            name + place: parameter for name, optimizer
+            in trainer.updater.get_all_optimizers().items()
+            for place, parameter in optimizer.target.namedparams()}
+        for key, owner in owners(trainer):
+            if f'{key}/values' in state:
+                self._restore(key, owner, state)
+            if (master := state.get(f'{key}/float32')) is not None:
+                parameter = parameters[key]
+                owner._fp32_param = chainer.Parameter(
+                    parameter.xp.asarray(master), name=parameter.name)
+            if any(value is None for value in (
+                    getattr(owner, 'state', None) or {}).values()):
+                # It had no state yet; it makes one at its first update.
+                owner._state = None
+
+    def _restore(self, key: str, owner: Any, state: State) -> None:
+        _, now, changed, arrays = state[f'{key}/values'].item()
+        script, holders = copy.deepcopy(_values(owner)), holders_of(owner)
+        first = {} if changed is None else {**now, **changed}
+        _first[owner] = copy.deepcopy({
+            name: first.get(name, value) for name, value in script.items()})
+        for name, value in now.items():
+            one = _Restored(key, owner, name, holders.get(_split(name)[0]),
+                            script.get(name, _NONE),
+                            first.get(name, _NONE), value)
+            if one.holder is not None and not _same(one.script, value):
+                self._restored.append(one)
+                if not one.is_edited:
+                    one.set(value)
+        for number, name in enumerate(arrays):
+            holder, attribute = _split(name)
+            if holder in holders:
+                _set_array(holders[holder], attribute,
+                           state[f'{key}/array{number}'])
+
+    def extend(self, trainer: chainer.training.Trainer,
+               is_told: Callable[[str], bool]) -> None:
+        """Has a trainer's extensions initialised with the script's values.
+
+        ``is_told`` says whether this rank warns about an owner, by its key.
+        """
+        self._is_told = is_told
+        for name, act, priority in (
+                ('before', self._before, float('inf')),
+                ('after', self._after, float('-inf'))):
+            trainer._extensions.pop(f'values {name} extensions', None)
+            trainer.extend(_AtStart(act), f'values {name} extensions',
+                           EveryUpdate(), priority)
+
+    def _before(self) -> None:
+        """Gives the script's values back, but for what was set since."""
+        self._restored = [one for one in self._restored if _same(
+            one.now, one.script if one.is_edited else one.value)]
+        for one in self._restored:
+            if one.script is not _NONE:
+                one.set(one.script)
+
+    def _after(self) -> None:
+        """Sets the snapshot's values, but for what the script has changed."""
+        for one in self._restored:
+            # If an extension has set it, that is what the script says; the
+            # first value is as extensions have left it, too.
+            if one.first is _NONE or _equal(one.now, one.script):
+                is_edited = one.is_edited
+            else:
+                is_edited = not (_equal(one.now, one.first)
+                                 or _equal(one.now, one.value))
+            if not is_edited:
+                one.set(one.value)
+                continue
+            _first[one.owner][one.name] = copy.deepcopy(one.now)
+            if self._is_told(one.key):
+                warnings.warn(
+                    f'{one.name.removeprefix("hyperparam.")} of {one.key} is '
+                    f'{one.now!r} in the script, and was {one.first!r} when '
+                    'the run began: the training goes on with that of the '
+                    f'script, not with {one.value!r} of the snapshot',
+                    stacklevel=2)
+        self._restored = []
+
+
+class _Restored:
+    """A value that a snapshot has."""
+
+    def __init__(self, key: str, owner: Any, name: str, holder: Any,
+                 script: Any, first: Any, value: Any) -> None:
+        self.key, self.owner, self.name = key, owner, name
+        self.holder = holder        # whose attribute it is
+        self.script, self.first, self.value = script, first, value
+        self.is_edited = not (script is _NONE or first is _NONE
+                              or _equal(script, first))
+
+    @property
+    def now(self) -> Any:
+        return vars(self.holder).get(_split(self.name)[1], _NONE)
+
+    def set(self, value: Any) -> None:
+        now, value = self.now, copy.deepcopy(value)
+        # In place, as others may refer to it.
+        if type(now) is type(value) is list:
+            now[:] = value
+        elif type(now) is type(value) is dict:
+            now.clear()
+            now.update(value)
+        else:
+            setattr(self.holder, _split(self.name)[1], value)
+
+
+class _AtStart(extension.Extension):
+    """Does something when extensions are initialised, and nothing else."""
+
+    def __init__(self, act: Any) -> None:
+        self._act = act
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        self._act()
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        pass
+
+
+def holders_of(owner: Any) -> dict[str, Any]:
+    """What has the attributes: the owner, its hyperparameters, its hooks."""
+    found = {'': owner}
+    if getattr(owner, 'hyperparam', None) is not None:
+        found['hyperparam'] = owner.hyperparam
+    hooks = getattr(owner, '_hookable', None)
+    for name, hook in () if hooks is None else (
+            *hooks._pre_update_hooks.items(),
+            *hooks._post_update_hooks.items()):
+        # One that another one calls; a method's object has no attributes.
+        hook = getattr(hook, '_hook', getattr(hook, '__func__', hook))
+        if hasattr(hook, '__dict__'):
+            found[f'hook {name}'] = hook
+    return found
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    for holder, found in holders_of(owner).items():
+        for name, value in vars(found).items():
+            if name not in _OF_CHAINER:
+                yield f'{holder}.{name}' if holder else name, value
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Names of a holder and its attribute."""
+    holder, _, attribute = name.rpartition('.')
+    return holder, attribute
+
+
+def _values(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in _attributes(owner)
+            if _is_value(value)}
+
+
+def _arrays(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in _attributes(owner)
+            if isinstance(value, chainer.get_array_types())
+            and value.dtype != object}
+
+
+def _is_value(value: Any) -> bool:
+    if type(value) in _SIMPLE or type(value) is float:
+        return True
+    if not isinstance(value, (list, tuple, dict, numpy.generic)):
+        return False
+    try:
+        to_json(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if one is _NONE or other is _NONE or type(one) is not type(other):
+        return False
+    if type(one) in _SIMPLE:
+        return one == other
+    return to_json(one) == to_json(other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Also one of NumPy's numbers and Python's."""
+    return _same(one, other) or (
+        isinstance(one, numbers.Real) and isinstance(other, numbers.Real)
+        and one == other)
+
+
+def _set_array(holder: Any, attribute: str, value: numpy.ndarray) -> None:
+    now = vars(holder).get(attribute)
+    if isinstance(now, chainer.get_array_types()):
+        value = chainer.backend.get_device_from_array(now).send(value)
+        if (now.shape, now.dtype) == (value.shape, value.dtype):
+            now[...] = value        # others may refer to it
+            return
+    setattr(holder, attribute, value)

@@ -1,0 +1,560 @@
+"""Snapshots of a whole job in one file, and continuation from them.
+
+Chainer's ``snapshot`` writes the state of one rank.  A run continues exactly
+only if every rank gets back its own iterator, random numbers and residuals,
+so this one gathers all ranks.  Values that are equal on all ranks that have
+them (a layer's parameters, its optimizer's state) are written once, under a
+name without the rank; so a run can also go on with another number of stages
+or replicas.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import chainer
+import numpy
+from chainer.training import extension
+from mpi4py import MPI
+
+from ...mpi.agreement import Signature, agree, raise_together
+from ...mpi.grid import ProcessGrid
+from ...mpi.ranks import all_ranks
+from ...mpi.waiting import wait_until
+from ..extensions.update_marks import SteppingTrigger
+from . import gather
+from .file import Content, DamagedSnapshot, SnapshotIndex, remove_unfinished
+from .gather import SnapshotWriting, prepared
+from .optimizers import (
+    Restoring,
+    State,
+    lost_rules,
+    note_first_values,
+    owners,
+)
+from .state import (
+    MODEL,
+    RANDOM,
+    StateBefore,
+    collect,
+    describe,
+    incompatible,
+    is_of_rank,
+    layout,
+    missing,
+    movable,
+    names_of_communicators,
+    restore,
+    with_iterators,
+)
+
+_FILENAME = 'snapshot_iter_{}.npz'
+_DAMAGED = 'error', 'aside'
+
+
+class Snapshot(extension.Extension):
+    """Writes ``snapshot_iter_N.npz`` for the whole job.  Add it on all ranks.
+
+    An update waits until the arrays are copied, into memory that is kept for
+    the next snapshot: as much again as the rank's state.  The rest happens
+    beside the updates that follow: rank 0 is sent what it lacks, and a thread
+    of it writes to a temporary file, which is renamed when it is complete and
+    on the disk, so that no crash leaves half a snapshot or takes an older
+    one.  The next snapshot, and the end of the training, wait until the last
+    one is whole.  Continue with :func:`resume`.
+
+    Where a snapshot cannot be written (disk full, no permission), training
+    goes on, rank 0 says so in a warning, and the older snapshots stay.
+
+    A snapshot is written every epoch unless ``extend`` gets a trigger.
+
+    Args:
+        comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
+            communicator of mpi4py's.  Residuals are found in it and in the
+            communicators of multi-node optimizers.
+        retain: How many of the newest snapshots to keep; None: all.  Older
+            ones are removed when the new one is whole.
+        failures: How many snapshots in a row may fail before that is an
+            error, on all ranks, at the next snapshot or the end of the
+            training; None: any number.
+        directory: Of the files, made when it is needed; None: the trainer's
+            ``out``.
+
+    Raises:
+        ValueError: ``retain`` or ``failures`` is less than 1.
+        RuntimeError: From the extension itself, on all ranks: a value cannot
+            be saved, or ``failures`` snapshots in a row were not written.
+    """
+
+    trigger = 1, 'epoch'
+    priority = -100         # after the extensions whose state is saved
+    default_name = 'Snapshot'
+
+    def __init__(self, comm: Any, retain: int | None = None,
+                 failures: int | None = 3, directory: str | None = None
+                 ) -> None:
+        for name, number in (('retain', retain), ('failures', failures)):
+            if number is not None and number < 1:
+                raise ValueError(f'{name} must be at least 1, not {number!r}')
+        self._comm = comm
+        self._retain = retain
+        self._directory = directory
+        self._beside = BackgroundSaver(comm, failures, find_snapshots)
+
+    def directory(self, trainer: chainer.training.Trainer) -> str:
+        """Where the snapshots of a trainer are."""
+        return trainer.out if self._directory is None else self._directory
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Raises RuntimeError on all ranks if a new run finds snapshots.
+
+        They would be mixed with its own.
+        """
+        ranks = all_ranks(self._comm)
+
+        def look() -> None:
+            if ranks.rank == 0 and trainer.updater.iteration == 0 and (
+                    found := find_snapshots(self.directory(trainer))):
+                raise FileExistsError(
+                    f'{found[-1]} is of another run; resume from it, move it '
+                    "away, or choose another directory (the trainer's out)")
+            self._beside.begin(trainer, self, self.directory(trainer))
+        raise_together(ranks, look)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        iteration, directory = (trainer.updater.iteration,
+                                self.directory(trainer))
+        self._beside.save(
+            trainer, os.path.join(directory, _FILENAME.format(iteration)),
+            lambda: self._remove_older(directory, iteration))
+
+    def finalize(self) -> None:
+        """Completes the last snapshot, at the end of the training.
+
+        At an end by an error, which the other ranks may not have met, only
+        if they end by one, too.
+        """
+        self._beside.end()
+
+    def _remove_older(self, directory: str, iteration: int) -> None:
+        """Those of later iterations are of a run that was given up."""
+        paths = [path for number, path in _numbered(directory)
+                 if number <= iteration]
+        remove_older(paths[:-self._retain] if self._retain else [])
+
+
+def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
+    """Writes the state of all ranks to ``path``; call it on all ranks.
+
+    Raises:
+        RuntimeError: Rank 0 could not write, or a value cannot be saved; on
+            all ranks.  A file that was at ``path`` before is still there.
+    """
+    writing = _begin(trainer, comm, path)
+    wait_until(writing.step)
+    writing.free()
+    if writing.problem:
+        raise RuntimeError(writing.problem)
+
+
+def _begin(trainer: chainer.training.Trainer, comm: Any, path: str,
+           after: Callable[[], None] = lambda: None,
+           copies: State | None = None) -> SnapshotWriting:
+    """Begins a file with the state of all ranks, as it is now."""
+    ranks = all_ranks(comm)
+    values = raise_together(ranks, lambda: prepared(
+        collect(trainer, comm), copies))
+    return SnapshotWriting(ranks, path, values,
+                           names_of_communicators(trainer, comm), after)
+
+
+class BackgroundSaver:
+    """Saves the state of all ranks, one file at a time, beside the training.
+
+    It belongs to an extension that is on all ranks, and whose ``initialize``,
+    ``__call__`` and ``finalize`` call :meth:`begin`, :meth:`save` and
+    :meth:`end`.
+
+    Args:
+        comm: The ranks, as for :class:`~.snapshot.Snapshot`.
+        failures: How many files in a row may fail before that is an error;
+            None: any number.
+        older: The paths of older snapshots in a directory, the newest last.
+    """
+
+    def __init__(self, comm: Any, failures: int | None,
+                 older: Callable[[str], list[str]]) -> None:
+        self._comm, self._failures, self._older = comm, failures, older
+        self._failed = 0            # in a row
+        self._warned: list[Warning] = []    # that are errors here
+        self._writing: SnapshotWriting | None = None
+        self._copies: dict[str, numpy.ndarray] = {}
+        self._is_stepped = False    # whether a trigger steps it
+        self._restore_trigger: Callable[[], None] = lambda: None
+
+    def begin(self, trainer: chainer.training.Trainer, extension: Any,
+              directory: str) -> None:
+        """Begins to save beside the training.
+
+        Removes what killed runs have left in the directory.
+        """
+        note_first_values(trainer)
+        if all_ranks(self._comm).rank == 0:
+            remove_unfinished(directory)
+        for entry in trainer._extensions.values():
+            if entry.extension is extension and not self._is_stepped:
+                own = entry.trigger
+                entry.trigger = SteppingTrigger(own, self._step)
+                self._is_stepped = True
+                self._restore_trigger = functools.partial(
+                    setattr, entry, 'trigger', own)
+
+    def save(self, trainer: chainer.training.Trainer, path: str,
+             after: Callable[[], None] = lambda: None) -> None:
+        """Begins a file when the last one is written; on all ranks.
+
+        Waits for it, too, outside of a Trainer's loop.
+
+        Args:
+            trainer: Whose state is saved, as it is now.
+            path: The file.
+            after: What rank 0 does, in a thread, when the file is whole.
+
+        Raises:
+            RuntimeError: On all ranks: a value cannot be saved, or too many
+                files in a row were not written.
+        """
+        self._complete()
+        self._writing = _begin(trainer, self._comm, path, after,
+                               self._copies if self._is_stepped else None)
+        if not self._is_stepped:        # outside of a Trainer's loop
+            self._complete()
+
+    def end(self) -> None:
+        """Completes the last file, at the end of the training.
+
+        At an end by an error only if the other ranks end by one, too.
+
+        Raises:
+            RuntimeError: On all ranks: too many files in a row were not
+                written.
+        """
+        self._restore_trigger()
+        self._is_stepped = False
+        if sys.exc_info()[0] is None:
+            self._complete()
+        elif (writing := self._writing) is not None:
+            was_done = writing.is_done
+            wait_until(writing.step_at_an_error)
+            if not was_done:
+                self._report(writing)
+            self._writing = None
+        self._copies = {}
+
+    def _step(self) -> None:
+        """Goes on with a file that is being written; waits for nothing."""
+        if self._writing and not self._writing.is_done and (
+                self._writing.step()):
+            self._report(self._writing)
+
+    def _complete(self) -> None:
+        """Waits until the file is written; on all ranks.
+
+        Raises RuntimeError on all if too many in a row were not.
+        """
+        if self._writing is None:
+            return
+        wait_until(self._stepped)
+        writing, self._writing = self._writing, None
+        writing.free()
+
+        def raise_warning() -> None:
+            if self._warned:
+                raise self._warned.pop()
+        raise_together(all_ranks(self._comm), raise_warning)
+        self._failed = self._failed + 1 if writing.problem else 0
+        if self._failed and self._failed == self._failures:
+            raise RuntimeError(
+                f'{self._failed} snapshots in a row could not be written, '
+                f'the last with {writing.problem}. Make room, or choose '
+                "another directory (the trainer's out), and resume; "
+                'Snapshot(comm, failures=None) never ends a run')
+
+    def _stepped(self) -> bool:
+        self._step()
+        return self._writing is None or self._writing.is_done
+
+    def _report(self, writing: SnapshotWriting) -> None:
+        if writing.problem and all_ranks(self._comm).rank == 0:
+            older = self._older(os.path.dirname(writing.path))
+            try:
+                warnings.warn(
+                    f'{writing.path} could not be written '
+                    f'({writing.problem}); training goes on, and ' + (
+                        f'{older[-1]} is still there' if older else
+                        'there is no older snapshot'), stacklevel=2)
+            except Warning as error:    # the others raise at the next one
+                self._warned = [error]
+
+
+def remove_older(paths: Iterable[str]) -> None:
+    """Removes snapshots; warns of those that cannot be removed."""
+    for path in paths:
+        try:
+            os.remove(path)
+        except OSError as error:
+            warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
+
+
+def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
+           damaged: str = 'error') -> int:
+    """Continues from a snapshot; call it on all ranks.
+
+    Call it after all extensions were added, before ``trainer.run()``.
+
+    With as many ranks, each with the same layers, and with the same kind of
+    communicator, the run goes on exactly.  Otherwise everything is taken
+    over that does not belong to a rank: model, optimizer, iteration,
+    iterator, extensions.  Where ranks had different values (the running
+    statistics of batch normalisation on replicas), all get the first one's.
+    An iterator over a share of the data set goes on at the same share of its
+    epoch, in the order that it has drawn.  Residuals and codec state then
+    start afresh, and so do the random numbers of ranks that were not there;
+    rank 0 says so in a warning.
+
+    Extensions are initialised with the script's learning rates, as with
+    Chainer's snapshots, and have the snapshot's afterwards.  A value of an
+    optimizer that the script has changed since the run began counts; a
+    warning says so when the trainer runs.
+
+    The whole file is read and compared with its digests before anything is
+    changed, and every value again when it is with its rank.  Nothing in a
+    file is run, and nothing is allocated that the file has not got.
+
+    Args:
+        trainer: Built as for the run that was interrupted.
+        comm: The ranks, as for :class:`Snapshot`.
+        path: The snapshot, or a directory, of which the newest whole one is
+            taken; rank 0 says in a warning which it passed over and why.
+            Only rank 0 reads it.
+        damaged: What to do where no snapshot in a directory is whole:
+            ``'error'``, or ``'aside'``, which renames all to
+            ``NAME.damaged``, says so in a warning, and leaves the trainer as
+            it is, to begin anew.  A file that cannot be read, which may be
+            whole, is an error all the same.
+
+    Returns:
+        The iteration at which training goes on.
+
+    Raises:
+        ValueError: There is no whole snapshot, or it is of another
+            model or optimizer, or lacks something, or a rank cannot restore
+            its part.  On all ranks: trainer and file are as they were.
+    """
+    ranks = all_ranks(comm)
+    with contextlib.ExitStack() as stack:
+        content: Content | None = raise_together(
+            ranks, lambda: _whole(path, stack, damaged)
+            if ranks.rank == 0 else None, error=ValueError)
+        index: SnapshotIndex | None = ranks.bcast(content and content.index)
+        if index is None:
+            return trainer.updater.iteration
+        current = raise_together(ranks, lambda: collect(trainer, comm),
+                                 error=ValueError)
+        exact = ranks.allreduce(
+            index.ranks == ranks.size
+            and index.communicator == names_of_communicators(trainer, comm)
+            and layout(index.of_rank(ranks.rank)) == layout(current),
+            MPI.LAND)
+        own = set(index.of_rank(ranks.rank)
+                  if ranks.rank < index.ranks else ())
+        wanted = own if exact else {
+            *movable(index.keys, current, trainer),
+            *(key for key in own if key.startswith(RANDOM))}
+        wishes = numpy.array([key in wanted for key in index.keys], bool)
+        unclaimed = _unclaimed(ranks, index, wishes)
+        agree(ranks, Signature({}),
+              missing(wanted, current, exact) or unclaimed)
+        saved = gather.read(
+            ranks, content, index, wishes,
+            lambda key: exact or is_of_rank(key))
+
+    changed, problem = '', ''
+    try:
+        if not exact:
+            saved, changed = with_iterators(
+                saved, current,
+                lambda key: key in own or index.is_same_everywhere(key))
+        problem = incompatible(saved, current, trainer)
+    except Exception as error:      # the others must hear of it
+        problem = f'{type(error).__name__}: {error}'
+    agree(ranks, Signature({}), problem)
+    lost = ranks.gather(lost_rules(saved, current)) or []
+    speakers = _speakers(ranks, trainer)
+
+    def tell() -> None:
+        if ranks.rank == 0 and not exact:
+            warnings.warn(
+                f'{index.path} is of a run with another layout ({index.ranks} '
+                f'ranks, communicator {index.communicator}): model, optimizer '
+                f'and iterator go on{changed}, but residuals and codec state '
+                'start afresh' + (
+                    '' if ranks.size <= index.ranks else
+                    ', and the random numbers of new ranks'), stacklevel=4)
+        for text in sorted(set(lost) - {''}):
+            warnings.warn(text, stacklevel=4)
+    # A warning may be an error.
+    raise_together(ranks, tell, error=ValueError)
+    _restore_together(ranks, saved, current, trainer, comm).extend(
+        trainer, lambda key: speakers[key] == ranks.rank)
+    _after(trainer)
+    return trainer.updater.iteration
+
+
+def _restore_together(ranks: MPI.Comm, saved: State, current: State,
+                      trainer: chainer.training.Trainer, comm: Any
+                      ) -> Restoring:
+    """Restores all ranks' states, or none: then all raise ValueError."""
+    before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
+                            error=ValueError)
+    try:
+        return raise_together(ranks, lambda: restore(
+            saved, trainer, comm, before.replaced), error=ValueError)
+    except ValueError:
+        before.restore()
+        raise
+
+
+def _speakers(ranks: MPI.Comm, trainer: chainer.training.Trainer
+              ) -> dict[str, int]:
+    """The rank that warns of an optimizer or update rule, by its key."""
+    found: dict[str, int] = {}
+    for rank, keys in enumerate(ranks.allgather(
+            [key for key, _ in owners(trainer)])):
+        for key in keys:
+            found.setdefault(key, rank)
+    return found
+
+
+def find_snapshots(directory: str) -> list[str]:
+    """The snapshots in a directory, oldest iteration first.
+
+    Whether they are whole :func:`resume` finds out.
+    """
+    return [path for _, path in _numbered(directory)]
+
+
+def _numbered(directory: str) -> list[tuple[int, str]]:
+    pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
+    found = []
+    for path in glob.glob(os.path.join(glob.escape(directory), '*')):
+        if match := re.fullmatch(pattern, os.path.basename(path)):
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def _whole(path: str, stack: contextlib.ExitStack, damaged: str
+           ) -> Content | None:
+    """Opens a snapshot that is whole, or the newest that is in a directory.
+
+    Warns of those that are passed over.  Where all are damaged, and are to
+    be set aside, they are, and there is none.
+    """
+    if damaged not in _DAMAGED:
+        raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
+                         f'{damaged!r}')
+    if not os.path.isdir(path):
+        return _checked(path, stack)
+    found = find_snapshots(path)[::-1]
+    if not found:
+        raise FileNotFoundError(f'there is no snapshot in {path}')
+    passed: list[str] = []
+    unreadable = False
+    for candidate in found:
+        try:
+            content = _checked(candidate, stack)
+        except (DamagedSnapshot, OSError) as error:
+            unreadable |= isinstance(error, OSError)
+            passed.append(f'{candidate} is not whole and is passed over: '
+                          f'{error.__cause__ or error}')
+            continue
+        for text in passed:
+            warnings.warn(text, stacklevel=2)
+        return content
+    text = f'no snapshot in {path} can be gone on from; {"; ".join(passed)}'
+    if unreadable or damaged == 'error':
+        raise FileNotFoundError(text)
+    for candidate in found:
+        os.replace(candidate, f'{candidate}.damaged')
+    warnings.warn(f'{text}; their names end in .damaged now, and the training '
+                  'begins anew', stacklevel=2)
+    return None
+
+
+def _checked(path: str, stack: contextlib.ExitStack) -> Content:
+    """Opens a snapshot after all of it was read and found whole."""
+    with contextlib.ExitStack() as trial:
+        content = trial.enter_context(Content(path))
+        content.check()
+        stack.push(trial.pop_all())
+    return content
+
+
+def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
+              ) -> str:
+    """The error about a key of the model that no rank takes; '' if none.
+
+    Call it on all ranks.
+    """
+    claimed = numpy.empty_like(wishes)
+    ranks.Allreduce(wishes, claimed, MPI.LOR)
+    return next((f'the snapshot has {describe(key)}, the model has not'
+                 for key, is_claimed in zip(index.keys, claimed, strict=True)
+                 if key.startswith(MODEL) and not is_claimed), '')
+
+
+def _after(trainer: chainer.training.Trainer) -> None:
+    """Tells optimizers and updater that they were resumed."""
+    for optimizer in trainer.updater.get_all_optimizers().values():
+        if hasattr(optimizer, 'target_params'):
+            # ChainerMN's optimizer spends its first update on a broadcast
+            # unless it has seen these parameters; all ranks have them.
+            optimizer.is_changed(optimizer.target)
+    if hasattr(trainer.updater, 'resumed'):
+        trainer.updater.resumed()
+
+
+# --- a model alone ----------------------------------------------------------
+
+def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
+    """Writes the layers of all stages to one file; call it on all ranks.
+
+    ``chainer.serializers.load_npz`` loads it into the whole model, ``Net()``,
+    or into any part of it, ``Net().stage(comm)``.
+
+    Args:
+        path: The file, as for ``numpy.savez_compressed``.  The first
+            replica's first stage writes it.
+        model: This rank's stage, ``Net().stage(grid)``.
+        grid: The ranks; a :class:`PipelineUpdater` has them as ``grid``.
+
+    Raises:
+        RuntimeError: It could not be written; on all ranks.
+    """
+    own = raise_together(grid.comm,
+                         lambda: chainer.serializers.npz.serialize(model))
+    stages = grid.pipeline.gather(own) if grid.replica_index == 0 else None
+
+    def write() -> None:
+        if stages:
+            numpy.savez_compressed(path, **{
+                key: value for stage in stages
+                for key, value in stage.items()})
+    raise_together(grid.comm, write)

@@ -1,0 +1,424 @@
+"""The state of one rank, complete for an exact continuation.
+
+A trainer's own serialization is not enough: Chainer leaves out much of the
+optimizers (:mod:`.optimizers`), the generators of random numbers, and a
+communicator's residuals.
+
+A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
+Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
+``random/`` are this module's.  A parameter has the same keys on
+every rank, so that its state can move to other ranks; the state below
+``communicator/`` is of one rank in one layout, and that below ``random/`` of
+one rank, and they cannot.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from .json_values import object_array
+from .optimizers import (
+    Restoring,
+    State,
+    below,
+    classes_differ,
+    collect_optimizers,
+    holders_of,
+    owners,
+    parameter_of,
+)
+
+MODEL = 'trainer/updater/model:'
+RANDOM = 'random/'
+_ITERATOR = 'trainer/updater/iterator:'
+_OPTIMIZER = 'trainer/updater/optimizer:'
+
+
+def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
+    """This rank's state; ``comm`` is the argument of ``Snapshot``."""
+    parts = {'trainer/': _trainer(trainer),
+             'optimizer/': collect_optimizers(trainer),
+             'iterator/': _lengths(trainer), RANDOM: _random()}
+    for prefix, communicator in _stateful(trainer, comm):
+        parts[prefix] = communicator.state()
+    return {prefix + key: value for prefix, part in parts.items()
+            for key, value in part.items()}
+
+
+def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
+            replaced: State | None = None) -> Restoring:
+    """Restores the state of :func:`collect`, or a part of one.
+
+    What it returns restores the rest when the trainer runs.
+
+    Args:
+        state: Arrays that were copied are replaced in it by their copies, so
+            that no more memory is taken.
+        trainer: Whose state it is.
+        comm: As for :func:`collect`.
+        replaced: Gets what was in the trainer's arrays, by their keys.
+    """
+    trainer.serialize(_Deserializer(
+        state, trainer, {} if replaced is None else replaced)['trainer'])
+    restoring = Restoring(below('optimizer/', state), trainer)
+    for prefix, communicator in _stateful(trainer, comm):
+        if own := below(prefix, state):
+            communicator.load_state(own)
+    if numbers := below(RANDOM, state):
+        _restore_random(numbers)
+    return restoring
+
+
+class _Deserializer(chainer.serializers.NpzDeserializer):
+    """Chainer's, which also loads persistent values that have changed.
+
+    Chainer refuses a number in place of an integer, an array of another
+    shape, and what is neither array, number nor text.
+    """
+
+    # Not strict: an optimizer that had not updated a parameter yet has no
+    # state of it; necessary keys were checked before.
+    def __init__(self, state: State, trainer: chainer.training.Trainer,
+                 replaced: State) -> None:
+        super().__init__(state, strict=False)
+        self._parameters = parameters_of_model(trainer)
+        self._replaced = replaced
+
+    def __getitem__(self, key: str) -> Any:
+        child = copy.copy(self)
+        child.path = f'{self.path}{key.strip("/")}/'
+        return child
+
+    def __call__(self, key: str, value: Any) -> Any:
+        name = self.path + key.lstrip('/')
+        saved = self.npz.get(name)
+        if saved is None:
+            return value
+        if saved.dtype == object and saved.shape == ():
+            return saved.item()
+        try:
+            if not isinstance(value, chainer.get_array_types()):
+                return super().__call__(key, value)
+            old = numpy.array(chainer.backends.cuda.to_cpu(value))
+            super().__call__(key, value)
+            self._replaced[name] = old
+            if isinstance(value, numpy.ndarray):
+                self.npz[name] = value
+            return value
+        except (TypeError, ValueError):
+            if not name.startswith(MODEL) or name in self._parameters:
+                raise
+        if isinstance(value, chainer.get_array_types()):
+            return chainer.backend.get_device_from_array(value).send(saved)
+        return saved if saved.shape else saved.item()
+
+
+# Bytes of values that are copied before it is known whether they change.
+_SMALL = 1 << 14
+
+
+class StateBefore:
+    """All that a resume may change, as it was.
+
+    Args:
+        trainer: Whose state may change.
+        comm: As for :func:`collect`.
+        state: Of :func:`collect`.  Small values are copied.
+
+    Attributes:
+        replaced: For :func:`restore`, which knows the others.
+    """
+
+    def __init__(self, trainer: chainer.training.Trainer, comm: Any,
+                 state: State) -> None:
+        self._trainer = trainer
+        self.replaced: State = {}
+        self._state = {key: value.copy() for key, value in state.items()
+                       if value.nbytes <= _SMALL
+                       and not key.startswith('communicator')}
+        self._communicators = [
+            (communicator, communicator.state())
+            for _, communicator in _stateful(trainer, comm)]
+        optimizers = trainer.updater.get_all_optimizers().values()
+        objects = [
+            trainer, trainer.updater, trainer.stop_trigger,
+            *(part for entry in trainer._extensions.values()
+              for part in (entry.extension, entry.trigger)),
+            *(part for optimizer in optimizers for part in (
+                *optimizer.target.links(), *optimizer.target.params())),
+            *(holder for _, owner in owners(trainer)
+              for holder in holders_of(owner).values())]
+        # What serializers do not put back: attributes, such as the state of
+        # an update rule that had none, and what is in containers.
+        self._attributes = [(one, dict(vars(one)), [
+            (value, copy.copy(value)) for value in vars(one).values()
+            if type(value) in (list, dict)])
+            for one in objects if hasattr(one, '__dict__')]
+
+    def restore(self) -> None:
+        """Makes all as it was."""
+        # It fails where it has failed before, and has changed nothing beyond.
+        with contextlib.suppress(Exception):
+            restore({**self._state, **self.replaced}, self._trainer, None)
+        _restore_random(below(RANDOM, self._state))
+        for one, attributes, containers in self._attributes:
+            vars(one).clear()
+            vars(one).update(attributes)
+            for container, content in containers:
+                if isinstance(container, dict):
+                    container.clear()
+                    container.update(content)
+                else:
+                    container[:] = content
+        for communicator, state in self._communicators:
+            with contextlib.suppress(Exception):    # it was not changed
+                communicator.load_state(state)
+
+
+def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
+    """The communicators of ``comm`` and of multi-node optimizers."""
+    found = [comm] if hasattr(comm, 'mpi_comm') else []
+    for optimizer in trainer.updater.get_all_optimizers().values():
+        # ChainerMN's multi-node optimizer has one.
+        communicator = getattr(optimizer, 'communicator', None)
+        if communicator is not None and not any(
+                communicator is other for other in found):
+            found.append(communicator)
+    return found
+
+
+def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
+                           ) -> str:
+    """The names of the job's communicators, as a snapshot has them."""
+    names = [getattr(communicator, 'name', type(communicator).__name__)
+             for communicator in communicators(trainer, comm)]
+    return ', '.join(names) or 'none'
+
+
+def layout(keys: Collection[str]) -> set[str]:
+    """The keys of the model and of the updater's own values.
+
+    Two ranks with equal ones do the same part of the same job.
+    """
+    return {key for key in keys if key.startswith(MODEL) or _of_updater(key)}
+
+
+def parameters_of_model(trainer: chainer.training.Trainer) -> set[str]:
+    """The keys of this rank's parameters."""
+    return {f'{MODEL}{name}{place}'
+            for name, optimizer in trainer.updater.get_all_optimizers().items()
+            for place, _ in optimizer.target.namedparams()}
+
+
+def movable(keys: Collection[str], current: State,
+            trainer: chainer.training.Trainer) -> list[str]:
+    """The keys that this rank takes from a snapshot of another layout.
+
+    ``keys`` are all of the snapshot; ``current`` is this rank's state.  Of
+    model and optimizer, those of this rank's parameters are taken.
+    """
+    parameters = {key.removeprefix(MODEL)
+                  for key in parameters_of_model(trainer)}
+
+    def is_wanted(key: str) -> bool:
+        if key.startswith(MODEL):
+            return key in current
+        if key.startswith(_OPTIMIZER):
+            owner = key[len(_OPTIMIZER):].rpartition('/')[0]
+            return '/' not in owner or owner in parameters
+        if key.startswith('optimizer/'):
+            owner = parameter_of(key[len('optimizer/'):])
+            return not owner or owner in parameters
+        return key.startswith(('trainer/', 'iterator/'))
+    return [key for key in keys if is_wanted(key)]
+
+
+def is_of_rank(key: str) -> bool:
+    """Whether ranks go on with their own values, in any layout.
+
+    A rank that was not there before takes the first one's iterator, and no
+    random numbers.
+    """
+    return key.startswith((_ITERATOR, 'iterator/', RANDOM))
+
+
+def with_iterators(saved: State, current: State,
+                   is_right: Callable[[str], bool]) -> tuple[State, str]:
+    """A state of another layout, whose iterators fit this one.
+
+    Where an iterator has another number of samples than it had, such as the
+    share of one of two ranks in place of four, it goes on at the same share
+    of its epoch.  An order goes on if it is of as many samples, and this
+    rank's, or was that of all; otherwise the iterator keeps the one that it
+    has drawn.
+
+    Args:
+        saved: Of the snapshot.
+        current: Of this rank.
+        is_right: Whether the value of a key was this rank's, or all ranks'.
+
+    Returns:
+        The state, and a sentence about what is another; '' if nothing is.
+    """
+    state, changed = dict(saved), []
+    for key, length in below('iterator/', current).items():
+        name = key.partition('/')[0]
+        prefix = f'{_ITERATOR}{name}/'
+        was = saved.get(f'iterator/{key}')
+        order = f'{prefix}order'
+        if order in current and order in saved and (
+                saved[order].shape != current[order].shape
+                or not is_right(order)):
+            state[order] = current[order]
+            changed.append(f', iterator {name!r} in an order of its own')
+        place = f'{prefix}current_position'
+        if was is not None and was != length and place in saved:
+            state[place] = numpy.asarray(
+                saved[place] * length // max(was, 1))
+            changed.append(f', iterator {name!r} at the same share of its '
+                           f'epoch, of {length} samples in place of {was}')
+    return state, ''.join(changed)
+
+
+def missing(saved: Collection[str], current: State, exact: bool) -> str:
+    """The error about a key that a snapshot lacks; '' if none.
+
+    ``saved`` are the keys that this rank would get.  If the layout is not
+    exactly that of the snapshot, the updater may have other values.
+    """
+    lacks = [key for key in current
+             if key.startswith('trainer/') and key not in saved
+             and (exact or not _of_updater(key))]
+    lacks.sort(key=lambda key: not key.startswith(MODEL))    # the model first
+    if not lacks:
+        return ''
+    return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
+        'model as it was' if lacks[0].startswith(MODEL) else
+        'trainer as it was, with the same extensions')
+
+
+def incompatible(saved: State, current: State,
+                 trainer: chainer.training.Trainer) -> str:
+    """Why ``saved`` cannot be restored; '' if it can.
+
+    Nothing is restored before this is known: a trainer that is half one run
+    and half another would go on without a complaint.
+    """
+    parameters = parameters_of_model(trainer)
+    for key, value in sorted(saved.items(), key=lambda item: item[0]):
+        now = current.get(key)
+        if now is None or now.dtype == object or value.dtype == object:
+            continue
+        if key in parameters and (now.shape, now.dtype) != (
+                value.shape, value.dtype):
+            return (f'{describe(key)} is {value.dtype} {value.shape} in the '
+                    f'snapshot but {now.dtype} {now.shape} in the model')
+        if key.startswith(_ITERATOR) and now.shape != value.shape:
+            return (f'{describe(key)} has shape {value.shape} in the snapshot '
+                    f'but {now.shape} here; use the same data set')
+    return classes_differ(below('optimizer/', saved),
+                          below('optimizer/', current))
+
+
+def describe(key: str) -> str:
+    """The name of a key in messages."""
+    if key.startswith(MODEL):
+        return 'parameter /' + key[len(MODEL):].partition('/')[2]
+    return key
+
+
+def _of_updater(key: str) -> bool:
+    """Whether this is an updater's own value, such as ``iteration``."""
+    return key.startswith('trainer/updater/') and ':' not in key
+
+
+class _Exchange(NamedTuple):
+    """What a communicator knows of an optimizer's model."""
+
+    communicator: Any
+    model: chainer.Link
+
+    def state(self) -> State:
+        return self.communicator.state(self.model)
+
+    def load_state(self, state: State) -> None:
+        self.communicator.load_state(state, self.model)
+
+
+def _stateful(trainer: chainer.training.Trainer, comm: Any
+              ) -> Iterator[tuple[str, _Exchange]]:
+    """Exchanges that have a state, with the prefix of its keys."""
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        communicator = getattr(optimizer, 'communicator', comm)
+        if hasattr(communicator, 'state'):
+            yield (f'communicator/{name}/',
+                   _Exchange(communicator, optimizer.target))
+
+
+class _Serializer(chainer.serializers.DictionarySerializer):
+    """Chainer's, which also takes lists and dictionaries."""
+
+    def __getitem__(self, key: str) -> Any:
+        return _Serializer(self.target, f'{self.path}{key.strip("/")}/')
+
+    def __call__(self, key: str, value: Any) -> Any:
+        try:
+            super().__call__(key, value)
+            name = self.path + key.lstrip('/')
+            self.target[name] = numpy.asarray(self.target[name])
+        except (TypeError, ValueError):     # an error names it if it is not
+            self.target[self.path + key.lstrip('/')] = object_array(value)
+        return value
+
+
+def _trainer(trainer: chainer.training.Trainer) -> State:
+    serializer, started = _Serializer(), trainer._start_at
+    if started is None:     # a trainer's own raises then
+        trainer._start_at = 0.0
+    try:
+        trainer.serialize(serializer)
+    finally:
+        trainer._start_at = started
+    if started is None:
+        serializer('_snapshot_elapsed_time', trainer._snapshot_elapsed_time)
+    return serializer.target
+
+
+def _lengths(trainer: chainer.training.Trainer) -> State:
+    """Numbers of samples of this rank's iterators."""
+    found = {}
+    # Updaters of one's own may keep them elsewhere.
+    for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
+        with contextlib.suppress(Exception):    # not all know it
+            found[f'{name}/samples'] = numpy.asarray(len(iterator.dataset))
+    return found
+
+
+def _random() -> State:
+    """The state of NumPy's and Python's global generators.
+
+    CuPy's generators cannot be read; dropout on a GPU goes on with other
+    masks.
+    """
+    _, keys, position, has_gauss, cached = numpy.random.get_state()
+    _, words, gauss = random.getstate()
+    return {'numpy_keys': numpy.asarray(keys),
+            'numpy_rest': numpy.array([position, has_gauss, cached]),
+            'python_words': numpy.array(words, numpy.uint32),
+            'python_gauss': numpy.array(
+                numpy.nan if gauss is None else gauss)}
+
+
+def _restore_random(state: State) -> None:
+    position, has_gauss, cached = state['numpy_rest'].tolist()
+    numpy.random.set_state(('MT19937', state['numpy_keys'], int(position),
+                            int(has_gauss), cached))
+    gauss = state['python_gauss'].item()
+    random.setstate((3, tuple(state['python_words'].tolist()),
+                     None if numpy.isnan(gauss) else gauss))

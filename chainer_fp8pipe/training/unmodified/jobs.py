@@ -1,0 +1,522 @@
+"""Turns an unmodified script into a pipeline, or into replicas.
+
+Every refusal names, in one line, the obstacle in the script and the remedy.
+"""
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import chainermn
+import numpy
+from chainer.dataset import convert
+from chainer.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+)
+from chainer.optimizer_hooks import GradientNoise
+from chainer.training.updaters import StandardUpdater
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
+from mpi4py import MPI
+
+from ...chains import nested
+from ...chains.ghost import GhostError
+from ...chains.partition import partition
+from ...intercept.training_objects import Originals
+from ...mpi.broadcast import broadcast_arrays
+from ...mpi.grid import ProcessGrid
+from ...pipeline.randomness import preserved
+from ...planning.partition.partition_plan import PartitionPlan
+from ...planning.sizes import counted
+from ..updaters.pipeline_updater import PipelineUpdater
+from ..updaters.replica_updater import ReplicaUpdater, arguments_of
+from . import files
+from .dividing import (
+    DividingIterator,
+    ReceivingIterator,
+    check_examples,
+    obstacle,
+)
+from .files import adapted, follow_rank_0
+from .launch import Refusal, quietly, refuse_together, refusing
+from .undrawn import Undrawn
+
+#: About a script that trains before it has made its updater.
+OWN_LOOP = (
+    'the script updates its optimizer in a loop of its own; {} needs a '
+    'chainer.training.StandardUpdater: make one of the iterator and the '
+    'optimizer, and call its update() in the loop, or give it to a Trainer')
+
+
+class Options(NamedTuple):
+    """How a model is divided."""
+
+    pipeline: int           # ranks of one pipeline
+    micro_batches: int = 1  # into which each replica's batch is cut
+    memory: str | None = None   # a rank may use, '2 GiB'; None: no limit
+    schedule: str = '1f1b'  # as for PipelineUpdater
+    cut: PartitionPlan | None = None    # None: the best is searched for
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of each rank."""
+        if self.cut is not None:
+            return self.cut.chunks
+        return 2 if self.schedule == 'interleaved' else 1
+
+
+class PipelineJob(Originals):
+    """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
+
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    ranks run the script with rank 0's initial values, order of the data and
+    validation set; rank 0 alone prints and writes.
+
+    Args:
+        comm: All ranks.
+        options: How to divide the model.
+        make_communicator: Makes the replicas' communicator of mpi4py's.
+        check_model: Raises Refusal about a model that is not the expected
+            one.
+    """
+
+    #: What messages say that the script becomes.
+    title = 'a pipeline'
+    #: Whether ranks have parts of the model.
+    divides = True
+
+    def __init__(self, comm: MPI.Comm, options: Options,
+                 make_communicator: Callable[[MPI.Comm], Any],
+                 check_model: Callable[[Any], None] = lambda model: None
+                 ) -> None:
+        self.comm, self._options = comm, options
+        self._make_communicator = make_communicator
+        self._check_model = check_model
+        # None until the script has made an updater:
+        self.updater: Any = None
+        self.undrawn = Undrawn(lambda: self.updater is None)
+        self.grid: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The model that was cut; None before."""
+        return self.updater and self.updater.get_optimizer('main').target
+
+    def finish(self) -> None:
+        """Raises Refusal if the script has made no pipeline."""
+        if self.updater is None:
+            raise Refusal(
+                'the script has made no chainer.training.StandardUpdater, so '
+                f'there was nothing to train as {self.title}')
+
+    # --- what the script makes ----------------------------------------------
+
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        if isinstance(updater, (PipelineUpdater, ReplicaUpdater)):
+            original(updater, *args, **kwargs)      # it is being made here
+            return
+        check_updater(updater, self.updater, self.title)
+        bound = inspect.signature(original).bind(updater, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        given.update(given.pop('kwargs'))
+        del given['self']
+        self._build(updater, given)
+
+    def update_optimizer(self, original: Callable, optimizer: Any,
+                         *args: Any, **kwargs: Any) -> None:
+        if self.updater is None:
+            raise Refusal(OWN_LOOP.format(self.title))
+        original(optimizer, *args, **kwargs)
+
+    def make_trainer(self, original: Callable, trainer: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        updater = args[0] if args else kwargs.get('updater')
+        if updater is not self.updater or updater is None:
+            raise Refusal(
+                f'the Trainer gets a {type(updater).__name__}; {self.title} '
+                'needs chainer.training.updaters.StandardUpdater')
+        original(trainer, *args, **kwargs)
+        trainer.out = self.comm.bcast(trainer.out)
+
+    def extend(self, original: Callable, trainer: Any, extension: Any,
+               *args: Any, **kwargs: Any) -> None:
+        found = adapted(extension, self)
+        if found is not None:
+            original(trainer, found, *args, **kwargs)
+
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        follow_rank_0(trainer, self.comm)
+        try:
+            quietly(original, trainer, *args, **kwargs)
+        except GhostError as error:
+            if getattr(error, 'is_shown', False):       # of an update
+                raise
+            raise Refusal(f'outside of an update, {error}') from error
+
+    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
+                       **kwargs: Any) -> None:
+        original(evaluator, *args, **kwargs)
+        target = evaluator.get_all_targets().get('main')
+        if evaluator.eval_func is not None and not is_model(
+                evaluator.eval_func, target):
+            raise Refusal(
+                'the Evaluator has an eval_func of its own; a pipeline '
+                'evaluates the model that it trains: leave eval_func out')
+        evaluator.eval_func = self._evaluation(target)
+        if self.comm.rank:
+            evaluator._progress_bar = False
+
+    def evaluate(self, original: Callable, evaluator: Any) -> Any:
+        # Sets that were divided by chance differ between ranks; triggers
+        # must not.
+        return self.comm.bcast(original(evaluator))
+
+    save, load = files.save, files.load
+
+    # --- details ------------------------------------------------------------
+
+    def warn(self, text: str) -> None:
+        """Prints a warning on rank 0."""
+        if self.comm.rank == 0:
+            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
+
+    def _build(self, updater: Any, given: dict[str, Any]) -> None:
+        options, comm = self._options, self.comm
+        iterator, optimizer, samples = self._checked(given)
+        model = optimizer.target
+        device, input_device = self._devices(given, model)
+        self.grid = ProcessGrid(comm, pipeline=options.pipeline)
+        self._check_model(model)
+        if held := self.undrawn.held(model):
+            self.warn(held)
+        self.undrawn.draw_others(model)
+        with refusing():
+            partition(
+                model, self._example(iterator, samples, given['converter'],
+                                     input_device),
+                self.grid, memory=options.memory,
+                micro_batches=options.micro_batches,
+                schedule=options.schedule, chunks=options.chunks,
+                optimizer_arrays=_arrays_of(optimizer), plan=options.cut)
+        if comm.rank == 0:
+            print(model, file=sys.stderr)
+        # The optimizer needs no second setup, which would drop its hooks:
+        # each rank's parameters are those that it was set up with, with
+        # their update rules, and the model names no others now.
+        if self.grid.replicas > 1:
+            optimizer = chainermn.create_multi_node_optimizer(
+                optimizer, self._make_communicator(self.grid.data))
+            iterator = self._divided(iterator)
+        updater.__class__ = PipelineUpdater
+        with refusing():
+            PipelineUpdater.__init__(
+                updater, iterator, optimizer, self.grid,
+                micro_batches=options.micro_batches,
+                schedule=options.schedule, converter=given['converter'],
+                seed=self._seed(), auto_new_epoch=given['auto_new_epoch'])
+        updater._device, updater._input_device = device, input_device
+        updater.loss_scale = given['loss_scale']
+        if updater.loss_scale is not None:
+            optimizer.set_loss_scale(updater.loss_scale)
+        self.updater = updater
+
+    def _checked(self, given: dict[str, Any]) -> tuple[Any, Any, int]:
+        """Iterator, optimizer, and samples of a micro-batch."""
+        options = self._options
+        replicas = self.comm.size // options.pipeline
+
+        def check() -> tuple[Any, Any, int]:
+            iterator = the_iterator(given['iterator'])
+            optimizer = the_optimizer(given['optimizer'], replicas)
+            check_loss(given['loss_func'], optimizer.target)
+            return iterator, optimizer, samples_of(
+                iterator.batch_size, options.micro_batches, replicas)
+        return refuse_together(self.comm, check)
+
+    def _devices(self, given: dict[str, Any], model: Any
+                 ) -> tuple[Any, Any]:
+        """Of the model, which is moved there, and of its inputs."""
+        device = given['device']
+        if device is not None:
+            device = chainer.get_device(device)
+            model.to_device(device)
+        input_device = given.get('input_device')
+        return device, (device if input_device is None
+                        else chainer.get_device(input_device))
+
+    def _example(self, iterator: Any, samples: int, converter: Callable,
+                 device: Any) -> Any:
+        """A micro-batch: the first examples of rank 0's data set.
+
+        A batch of the iterator would be missing in the training, and an
+        iterator that reads ahead in other processes cannot be copied.
+        """
+        def read() -> list | None:
+            if self.comm.rank:
+                return None
+            found = [iterator.dataset[place] for place in range(
+                min(samples, len(iterator.dataset)))]
+            if self.comm.size > self._options.pipeline:
+                check_examples(found)
+            return found
+        return first_batch(self.comm, read, converter, device)
+
+    def _divided(self, iterator: Any) -> Any:
+        if self.grid.stage_index:
+            return iterator         # not used
+        if self.grid.replica_index:
+            return ReceivingIterator(self.grid.data)
+        return DividingIterator(iterator, self.grid.data)
+
+    def _seed(self) -> int:
+        """The seed of dropout, drawn from the script's generator."""
+        with preserved():
+            return self.comm.bcast(int(numpy.random.randint(1 << 31)))
+
+    def _evaluation(self, target: Any) -> Callable:
+        """The function of an ``Evaluator``, which may precede the updater."""
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if self.updater is None:
+                return target(*args, **kwargs)
+            if target is not self.model:
+                raise Refusal(
+                    f'the Evaluator looks at a {type(target).__name__} that '
+                    'is not the model which the optimizer was set up with; a '
+                    'pipeline evaluates the model that it trains')
+            return self.updater.evaluate(*args, **kwargs)
+        return evaluate
+
+
+class ReplicaJob(PipelineJob):
+    """Turns a script's ``StandardUpdater`` into a :class:`.ReplicaUpdater`.
+
+    As :class:`.PipelineJob` else: rank 0's initial values, order of the data
+    and validation set count, and rank 0 alone prints and writes.  Each rank
+    trains the model by plain Chainer, whatever its ``forward`` does.
+    """
+
+    title = 'a replica'
+    divides = False
+
+    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
+                       **kwargs: Any) -> None:
+        original(evaluator, *args, **kwargs)
+        if self.comm.rank:
+            evaluator._progress_bar = False
+
+    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        if isinstance(obj, chainer.training.Trainer):
+            files.load(self, original, file, obj, *args, **kwargs)
+        else:
+            files.load_everywhere(self.comm, original, file, obj, *args,
+                                  **kwargs)
+
+    def _build(self, updater: Any, given: dict[str, Any]) -> None:
+        iterator, optimizer, samples = self._checked(given)
+        model = optimizer.target
+        _, input_device = self._devices(given, model)
+        self._check_model(model)
+        self.grid = ProcessGrid(self.comm, pipeline=1)
+        if not all(one.is_initialized for one in model.params()):
+            initialise(model, self._example(
+                iterator, samples, given['converter'], input_device))
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, self._make_communicator(self.comm))
+        self._as_on_rank_0(optimizer)
+        updater.__class__ = ReplicaUpdater
+        ReplicaUpdater.__init__(updater, **{
+            **given, 'iterator': self._divided(iterator),
+            'optimizer': optimizer, 'comm': self.comm})
+        self.updater = updater
+
+    def _as_on_rank_0(self, optimizer: Any) -> None:
+        """Gives all ranks rank 0's values, and random numbers of their own.
+
+        The optimizer would spend its first update on it.
+        """
+        model = optimizer.target
+        optimizer.is_changed(model)         # not from now on
+        optimizer.communicator.bcast_data(model)
+        for link in model.links():
+            for name in sorted(link._persistent):
+                value = vars(link)[name]
+                if isinstance(value, chainer.get_array_types()):
+                    value[...] = link.xp.asarray(self.comm.bcast(
+                        chainer.backends.cuda.to_cpu(value)))
+        seed = self._seed()
+        if self.comm.rank:      # the first one's are those of a serial run
+            numpy.random.seed([seed, self.comm.rank])
+
+
+def initialise(model: chainer.Link, example: Any) -> None:
+    """Initialises parameters that get their shape in a forward pass.
+
+    They are drawn as in the first forward pass of a training; nothing else
+    of the model changes.
+
+    Args:
+        model: Returns its loss.
+        example: A batch as the converter gives it.
+    """
+    clone = copy.deepcopy(model)
+    args, kwargs = arguments_of(example)
+    with chainer.using_config('train', True), chainer.no_backprop_mode():
+        clone(*args, **kwargs)
+    drawn = dict(clone.namedparams())
+    with preserved():
+        for name, parameter in model.namedparams():
+            if not parameter.is_initialized:
+                parameter.copydata(drawn[name])
+
+
+def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
+                device: Any) -> Any:
+    """Rank 0's examples as its converter gives them, on all ranks.
+
+    The examples themselves may be what cannot be sent, such as open files.
+    The random numbers that a data set or a converter draws are drawn again
+    later.
+
+    Args:
+        comm: All ranks.
+        read: Gives rank 0 the examples; called on all ranks.
+        converter: Of the updater.
+        device: Of the inputs; None: the arrays are NumPy's.
+    """
+    def convert_on_rank_0() -> tuple[Any, list[numpy.ndarray]] | None:
+        state = random.getstate()
+        with preserved():
+            examples = read()
+            batch = None if comm.rank else convert._call_converter(
+                converter, examples, device)
+        random.setstate(state)
+        if comm.rank:
+            return None
+        leaves, tree = nested.leaves(batch)
+        if problem := obstacle(tree, 'batch', MPI.pickle.dumps):
+            raise ValueError('what the converter returns is not made of '
+                             f'arrays: {problem}')
+        return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
+                      for leaf in leaves]
+    tree, host = refuse_together(comm, convert_on_rank_0) or (None, None)
+    tree, host = broadcast_arrays(comm, tree, host)
+    to = chainer.get_device('@numpy' if device is None else device)
+    return refuse_together(comm, lambda: nested.rebuilt(
+        tree, [to.send(array) for array in host]))
+
+
+def check_updater(updater: Any, before: Any, title: str) -> None:
+    """Raises Refusal about any but a script's only ``StandardUpdater``."""
+    if type(updater) is not StandardUpdater:
+        raise Refusal(
+            f'the script trains with a {type(updater).__name__}; {title} '
+            'needs chainer.training.updaters.StandardUpdater itself')
+    if before is not None:
+        raise Refusal(f'the script makes a second updater; {title} is of one '
+                      'model with one updater')
+
+
+def _arrays_of(optimizer: Any) -> int:
+    """Number of arrays of a parameter's size that the optimizer keeps."""
+    rule = optimizer.create_update_rule()
+    parameter = chainer.Parameter(numpy.zeros(1, numpy.float32))
+    parameter.grad = numpy.zeros(1, numpy.float32)
+    rule._init_states(parameter)
+    return sum(isinstance(value, numpy.ndarray) and value.shape == (1,)
+               for value in rule.state.values())
+
+
+# --- checks ------------------------------------------------------------------
+
+_ITERATORS = SerialIterator, MultiprocessIterator, MultithreadIterator
+
+
+def the_iterator(given: Any) -> Any:
+    """The only iterator of an updater."""
+    iterator = _only(given, 'iterators')
+    if not isinstance(iterator, _ITERATORS):
+        names = ', '.join(kind.__name__ for kind in _ITERATORS)
+        raise ValueError(
+            f'the training data come from a {type(iterator).__name__}; '
+            f'unmodified scripts are trained with {names}')
+    return iterator
+
+
+def the_optimizer(given: Any, replicas: int) -> Any:
+    """The only optimizer of an updater."""
+    optimizer = _only(given, 'optimizers')
+    if isinstance(optimizer, (_MultiNodeOptimizer,
+                              _DoubleBufferingOptimizer)):
+        raise ValueError(
+            "the script's optimizer is ChainerMN's multi-node optimizer; run "
+            'it without --pipeline and --plan, or leave '
+            'create_multi_node_optimizer out and give --communicator')
+    if not isinstance(optimizer, chainer.GradientMethod):
+        raise ValueError(
+            f'the optimizer is a {type(optimizer).__name__}; several ranks '
+            'can train with optimizers of one gradient only '
+            '(chainer.GradientMethod)')
+    if optimizer.target is None:
+        raise ValueError('the optimizer has no model; call '
+                         'optimizer.setup(model) before making the updater')
+    for hook in optimizer._hookable._pre_update_hooks.values():
+        if replicas > 1 and isinstance(hook, GradientNoise):
+            raise ValueError(
+                'GradientNoise would be another one on each replica; leave '
+                'it out, or start as many ranks as there are stages')
+    return optimizer
+
+
+def check_loss(loss_func: Any, model: chainer.Link) -> None:
+    """Raises ValueError if the loss is not inside of the model."""
+    if loss_func is not None and not is_model(loss_func, model):
+        name = getattr(loss_func, '__name__', type(loss_func).__name__)
+        raise ValueError(
+            f'the updater has a loss function of its own, {name}; put it '
+            'into the model (a Chain that returns the loss, such as '
+            'L.Classifier(net, lossfun=...)) and leave loss_func out')
+
+
+def is_model(function: Any, model: Any) -> bool:
+    """Whether a function is the model, or its ``forward``."""
+    return function is model or (
+        getattr(function, '__self__', None) is model
+        and function.__name__ in ('__call__', 'forward'))
+
+
+def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
+    """Number of samples of a micro-batch."""
+    found = batch_size // (micro_batches * replicas)
+    if not found:
+        raise ValueError(
+            f'a batch of {counted(batch_size, "sample")} cannot be cut into '
+            + counted(micro_batches, 'micro-batch')
+            + f' for each of {replicas} replicas' * (replicas > 1)
+            + '; lower '
+            '--micro-batches (or make a plan for this batch size), or raise '
+            'the batch size')
+    return found
+
+
+def _only(given: Any, what: str) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    if list(given) != ['main']:
+        raise ValueError(
+            f'the updater has {len(given)} {what} ({", ".join(given)}); '
+            'what is trained over ranks is one model, with one optimizer and '
+            'one iterator')
+    return given['main']

@@ -1,0 +1,361 @@
+"""All-reduce through ranks that only sum."""
+import functools
+import gc
+import itertools
+
+from chainer_fp8pipe.allreduce import aggregator as module
+from chainer_fp8pipe.allreduce.aggregator import (
+    Aggregated,
+    WorkerComm,
+    dismiss,
+    serve,
+)
+from chainer_fp8pipe.allreduce.engine import Bucket
+from chainer_fp8pipe.allreduce.plan import (
+    FORMS,
+    Framing,
+    aggregator,
+    two_level,
+)
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio
+from chainer_fp8pipe.formats import FORMATS
+from chainer_fp8pipe.report.stream import EventStream
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+from benchmarks.codec_updates import begin
+from tests.ranks import on_ranks
+
+from .helpers import (
+    CODECS,
+    average,
+    begin_on,
+    bucket_of,
+    check_error_feedback,
+    check_mean,
+    exchange,
+    mean_and_spread,
+    nodes_of,
+    tensors_of,
+)
+from .library import recorded, unbuffered
+
+
+def on_workers(comm, aggregators, body, frame_bytes=512, frames_in_flight=3,
+               form='float32', inner=1):
+    """``body(algorithm, workers)`` on the workers; the others serve.
+
+    The communicator of the workers is for the body's own use.
+    """
+    count = comm.size - aggregators
+    everyone = comm.Dup()
+    part = comm.Split(0 if comm.rank < count else MPI.UNDEFINED)
+    if comm.rank >= count:
+        serve(everyone)
+        assert everyone == MPI.COMM_NULL
+        return None
+    plan = aggregator(count // inner, aggregators)
+    if inner > 1:
+        plan = two_level('direct', plan, nodes_of(count, inner))
+    workers = WorkerComm(part)
+    workers.everyone = everyone
+    algorithm = Aggregated(workers, (plan,), EventStream(), Framing(
+        frame_bytes, frames_in_flight, form))
+    result = body(algorithm, part)
+    algorithm.free()
+    assert everyone == MPI.COMM_NULL
+    part.Free()
+    return result
+
+
+def splits(size, workers=6, aggregators=3):
+    """How many of so many ranks are aggregators."""
+    return [count for count in range(1, aggregators + 1)
+            if 1 <= size - count <= workers]
+
+
+def roundings(form, codec, workers, levels=1):
+    """Sums in the format of the wire are rounded as well."""
+    return (workers.size + 3 if form == 'wire' or codec == 'float32'
+            else levels + 1)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@on_ranks(2, 4, 6, 9)
+def test_all_workers_have_the_mean_within_the_formats_bound_and_its_bits(
+        comm, form):
+    lengths, codecs = [[0], [1], [3], [1000, 0, 37], [100003]], [*CODECS]
+    if form != 'float32':
+        codecs.remove('float32')        # knows no other form
+    if form == 'float16':               # nothing travels in it
+        lengths = lengths[3:4]
+
+    def body(algorithm, workers):
+        for codec, sizes in itertools.product(codecs, lengths):
+            wire, result = exchange(algorithm, CODECS[codec](), workers,
+                                    tensors_of(workers.rank, sizes))
+            check_mean(workers, result, codec, sizes,
+                       roundings(form, codec, workers))
+            assert set(workers.allgather(wire.tobytes())) == {wire.tobytes()}
+        for codec in CODECS.values():
+            tensors = tensors_of(workers.rank, [50])
+            if workers.rank == workers.size - 1:
+                tensors.gradients[0][[7, 30]] = [numpy.nan, -numpy.inf]
+            _, result = exchange(algorithm, codec(), workers, tensors)
+            assert numpy.isnan(result[7])
+            assert result[30] == -numpy.inf
+            assert numpy.isfinite(numpy.delete(result, [7, 30])).all()
+
+    for aggregators in splits(comm.size):
+        on_workers(comm, aggregators, body, 1 << 14, form=form)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@on_ranks(5, 8)
+def test_nodes_of_two_share_the_aggregators(comm, form):
+    def body(algorithm, workers):
+        for codec, sizes in itertools.product(CODECS, ([2], [999, 1, 4000])):
+            _, result = exchange(algorithm, CODECS[codec](), workers,
+                                 tensors_of(workers.rank, sizes))
+            check_mean(workers, result, codec, sizes,
+                       roundings(form, codec, workers, 2))
+    on_workers(comm, 2 if comm.size == 8 else 1, body, form=form, inner=2)
+
+
+@pytest.mark.parametrize('framing', [(4, 5), (1000, 5), (1 << 60, 5)])
+@on_ranks(4, 5)
+def test_neither_frames_nor_another_time_change_a_bit(comm, framing):
+    def body(algorithm, workers, codec):
+        made = CODECS[codec]()
+        return [exchange(algorithm, made, workers, tensors_of(
+            workers.rank, [1003, 1, 400], step))[1] for step in range(3)]
+    for codec in CODECS:
+        results = [on_workers(
+            comm, comm.size - 3, functools.partial(body, codec=codec), *how)
+            for how in ((256, 2), framing)]
+        if comm.rank < 3:
+            numpy.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize('values', FORMATS)
+@on_ranks(4, 7)
+def test_records_have_the_same_bits_in_any_frames(comm, values):
+    sizes = [1003, 1, 400]
+
+    def body(algorithm, workers):
+        state, found = BlockScaled(values).init(), []
+        for step in range(3):
+            _, result = exchange(algorithm, state, workers, tensors_of(
+                workers.rank, sizes, step, state.codec.grain))
+            mean, _ = mean_and_spread(workers.size, sizes, step)
+            assert abs(result - mean).max() < 1.2
+            assert set(workers.allgather(result.tobytes())) == {
+                result.tobytes()}
+            found.append(result)
+        return found
+    for inner in (1, 3):
+        first, *others = [on_workers(comm, 1, body, *framing, inner=inner)
+                          for framing in ((1 << 60, 1), (256, 2), (17, 5))]
+        for other in others:
+            if comm.rank < comm.size - 1:
+                numpy.testing.assert_array_equal(other, first)
+
+
+@on_ranks(2, 4, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm):
+    def body(algorithm, workers):
+        for codec, sizes in itertools.product(CODECS, ([5000], [1], [7])):
+            _, result = exchange(algorithm, CODECS[codec](), workers,
+                                 tensors_of(workers.rank, sizes))
+            check_mean(workers, result, codec, sizes, 10)
+    for aggregators in splits(comm.size):
+        with unbuffered():
+            on_workers(comm, aggregators, body)
+
+
+# --- error feedback and rounding -------------------------------------------
+
+@pytest.mark.parametrize('aggregators', [1, 2])
+@on_ranks(5)
+def test_error_feedback_converges_over_50_exchanges(comm, aggregators):
+    on_workers(comm, aggregators, check_error_feedback)
+
+
+@on_ranks(4)
+def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
+    def body(algorithm, workers, seed):
+        state = Fp8Ratio(rounding='stochastic', error_feedback=False,
+                         seed=seed).init()
+        coding = begin(state, tensors_of(0, [3000]))
+        wires = []
+        for _ in range(2):
+            # 1.25, 1 and 1: their mean is between two codes.
+            wire = numpy.full(3000, 0x3C + (workers.rank == 0), numpy.uint8)
+            average(algorithm, coding, wire)
+            assert set(wire) == {0x3C, 0x3D}
+            wires.append(wire)
+        return wires
+    first, again, other = (
+        on_workers(comm, 1, functools.partial(body, seed=seed))
+        for seed in (1, 1, 2))
+    if first:
+        numpy.testing.assert_array_equal(first, again)
+        assert (first[0] != first[1]).any()
+        assert (first[0] != other[0]).any()
+
+
+# --- orders ------------------------------------------------------------------
+
+@on_ranks(4)
+def test_buckets_are_ordered_without_waiting(comm):
+    """Ranges of several updates that start before others are done."""
+    def body(algorithm, workers):
+        state = Fp8Ratio(period=1, error_feedback=False).init()
+        sizes = [3000, 500, 2500]
+        bounds = [(3500, 6000), (3000, 3500), (0, 3000)]
+        for step in range(3):
+            tensors = tensors_of(workers.rank, sizes, step)
+            wire = numpy.empty(6000, numpy.uint8)
+            coding = begin_on(workers, state, tensors,
+                              algorithm.prescale(state.codec))
+            coding.encode(wire)
+            buckets = [algorithm.submit(Bucket(
+                state, tensors, wire, *bound, coding)) for bound in bounds]
+            assert not any(bucket.finished for bucket in buckets)
+            algorithm.finish_all()
+            assert all(bucket.finished for bucket in buckets)
+            coding.decode(wire)
+            check_mean(workers, numpy.concatenate(tensors.gradients), 'fp8',
+                       sizes, 2, step)
+    on_workers(comm, 1, body)
+
+
+@on_ranks(3)
+def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
+    """The aggregator must not sum where results still wait to be sent."""
+    def body(algorithm, workers):
+        buckets = []
+        for step in range(20):
+            tensors = tensors_of(workers.rank, [100], step)
+            wire = tensors.gradients[0] / numpy.float32(workers.size)
+            buckets.append(algorithm.submit(
+                bucket_of(Cast('float32'), tensors, wire)))
+            while workers.rank == 0 and len(buckets) > 1 and (
+                    not buckets[-2].finished):
+                algorithm.advance()
+        algorithm.finish_all()
+        for step, bucket in enumerate(buckets):
+            mean, _ = mean_and_spread(workers.size, [100], step)
+            numpy.testing.assert_allclose(bucket.wire, mean, rtol=0,
+                                          atol=1e-6)
+    with unbuffered():
+        on_workers(comm, 1, body)
+
+
+@on_ranks(2)
+def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
+    def body(algorithm, workers):
+        sent, tell = [], algorithm._tell
+        algorithm._tell = lambda message: (sent.append(message),
+                                           tell(message))
+        wire = numpy.empty(300, numpy.uint8)
+        coding = begin(Fp8Ratio().init(), tensors_of(0, [300]))
+        coding.encode(wire)
+        expected = wire.copy()
+        for start in [*range(299), *range(299), 298]:
+            average(algorithm, coding, wire, start)
+        numpy.testing.assert_array_equal(wire, expected)    # one worker
+        assert len(sent) == 599
+        assert all(order.recipe for order in sent[:598])
+        assert sent[598].recipe is None
+    on_workers(comm, 1, body)
+
+
+@on_ranks(2)
+def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
+    kept = []
+
+    def body(algorithm, workers):
+        for step in range(10):
+            for state in (Fp8Ratio().init(), Cast('float32').init()):
+                exchange(algorithm, state, workers,
+                         tensors_of(0, [500 + step]))
+            del state
+            gc.collect()
+        exchange(algorithm, Cast('float16').init(), workers,
+                 tensors_of(0, [500]))
+    with pytest.MonkeyPatch.context() as patch:
+        ordered = module._ordered
+
+        def note(order, recipes, states, rank):
+            bucket = ordered(order, recipes, states, rank)
+            kept.append(len(states))
+            return bucket
+        patch.setattr(module, '_ordered', note)
+        on_workers(comm, 1, body)
+    assert not comm.rank or (len(kept) == 21 and kept[-1] == 1)
+
+
+# --- cut-through -----------------------------------------------------------
+
+@pytest.mark.parametrize('frame_bytes', [400, 1 << 60])
+@on_ranks(4)
+def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
+    """With frames that hold a vector, that is store and forward."""
+    def body(algorithm, workers):
+        codec = Cast('float32').init()
+        tensors = tensors_of(workers.rank, [10000])
+        for _ in range(3):
+            exchange(algorithm, codec, workers, tensors)
+    events = []
+    with recorded(events):
+        on_workers(comm, 1, body, frame_bytes)
+    if comm.rank < 3:
+        return
+    chunks = 1 if frame_bytes > 40000 else 100
+    size = 40000 // chunks
+    assert set(events) == {('receive', size), ('send', size)}
+    assert len(events) == 3 * 2 * 3 * chunks
+    # Receives are posted when a chunk starts; at most 3 are under way.
+    received = [sum(kind == 'receive' for kind, _ in events[:place])
+                for place, (kind, _) in enumerate(events) if kind == 'send']
+    assert received[0] == (3 if chunks == 1 else 9)
+    if chunks == 1:
+        assert received == [3] * 3 + [6] * 3 + [9] * 3
+    else:
+        # Results leave while nearly all of the vector is still to come.
+        assert received == sorted(received)
+        assert sum(count < 3 * chunks for count in received) > 250
+
+
+# --- leaving ---------------------------------------------------------------
+
+@on_ranks(3)
+def test_aggregators_leave_though_there_was_no_bucket_or_no_order(comm):
+    on_workers(comm, 1, lambda algorithm, workers: None)
+    on_workers(comm, 2, lambda algorithm, workers: None)
+    everyone = comm.Dup()
+    if comm.rank == 2:
+        serve(everyone)
+    else:
+        dismiss(everyone, 2)
+    assert everyone == MPI.COMM_NULL
+
+
+@on_ranks(2)
+def test_free_finishes_what_is_under_way(comm):
+    buckets = []
+
+    def body(algorithm, workers):
+        buckets.append(algorithm.submit(
+            bucket_of(Cast('float32'), tensors_of(0, [5000]))))
+    on_workers(comm, 1, body)
+    assert all(bucket.finished for bucket in buckets)
+
+
+@on_ranks(2)
+def test_communicators_are_given_back_to_mpi(comm):
+    for _ in range(700):        # MPICH has room for about 2,000
+        on_workers(comm, 1, lambda algorithm, workers: None)

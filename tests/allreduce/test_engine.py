@@ -1,0 +1,383 @@
+"""How buckets are submitted and plans run: frames, errors, and memory."""
+import ctypes
+import gc
+import platform
+import threading
+import weakref
+
+from chainer_fp8pipe.allreduce.engine import Bucket, Engine
+from chainer_fp8pipe.allreduce.mpi_op import MpiOp
+from chainer_fp8pipe.allreduce.plan import Framing, Plan, direct
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.report.stream import EventStream
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from .helpers import (
+    CODECS,
+    average,
+    begin_on,
+    bucket_of,
+    exchange,
+    make,
+    mean_and_spread,
+    tensors_of,
+)
+from .library import Silence, unbuffered
+
+NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
+FLOAT = Cast('float32')
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(2, 4, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm, name):
+    with unbuffered():
+        made = make(name, comm, frame_bytes=256, frames_in_flight=2)
+    for sizes in ([5000], [1], [7]):
+        for codec in CODECS.values():
+            _, result = exchange(made, codec(), comm,
+                                 tensors_of(comm.rank, sizes))
+            mean, magnitude = mean_and_spread(comm.size, sizes)
+            assert abs(result - mean).max() <= 0.5 * magnitude.max()
+
+
+@pytest.mark.parametrize(('frame_bytes', 'frames_in_flight'), [
+    (4, 3), (1000, 1), (1000, 100), (1 << 60, 1), (1 << 60, 3)])
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(4)
+def test_frames_do_not_change_a_bit(comm, name, frame_bytes,
+                                    frames_in_flight):
+    results = [exchange(make(name, comm, 2, *framing), Fp8Ratio().init(), comm,
+                        tensors_of(comm.rank, [1003, 1, 400]))[1]
+               for framing in ((256, 2), (frame_bytes, frames_in_flight))]
+    numpy.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@on_ranks(3, 8)
+def test_a_million_elements(comm, name):
+    size = 1000003
+    gradient = numpy.random.default_rng(comm.rank).normal(
+        0, 1, size).astype(numpy.float32)
+    mean = comm.allreduce(gradient.astype(float)) / comm.size
+    _, result = exchange(
+        make(name, comm, frame_bytes=1 << 16, frames_in_flight=8),
+        FLOAT.init(), comm, Tensors(['/l0'], [gradient], [gradient]))
+    numpy.testing.assert_allclose(result, mean, rtol=0, atol=1e-6)
+
+
+@on_ranks(4)
+def test_a_part_of_the_vector_leaves_the_rest_alone(comm):
+    made = make('ring', comm)
+    tensors = tensors_of(comm.rank, [1000])
+    mean = comm.allreduce(tensors.gradients[0].astype(float)) / comm.size
+    wire = tensors.gradients[0] * numpy.float32(made.prescale(FLOAT))
+    before = wire.copy()
+    average(made, bucket_of(FLOAT, tensors).coding, wire, 100, 700)
+    numpy.testing.assert_array_equal(wire[:100], before[:100])
+    numpy.testing.assert_array_equal(wire[700:], before[700:])
+    numpy.testing.assert_allclose(wire[100:700], mean[100:700], rtol=0,
+                                  atol=1e-6)
+
+
+@on_ranks(4)
+def test_several_buckets_are_under_way_at_the_same_time(comm):
+    """Of any size: those that need more memory come after others."""
+    made, buckets = make('direct', comm), []
+    sizes = [3000, 10, 20_000, 500, 3000]
+    for number, size in enumerate(sizes):
+        tensors = tensors_of(comm.rank, [size], seed=number)
+        wire = tensors.gradients[0] / numpy.float32(comm.size)
+        buckets.append(made.submit(bucket_of(FLOAT, tensors, wire)))
+        made.advance()
+    while made.busy:
+        made.advance()
+    for number, (size, bucket) in enumerate(zip(sizes, buckets, strict=True)):
+        assert bucket.finished
+        mean, _ = mean_and_spread(comm.size, [size], seed=number)
+        numpy.testing.assert_allclose(bucket.wire, mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('codec', CODECS)
+@on_ranks(1, 2, 4)
+def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
+        comm, name, codec):
+    """With the bits of a vector that is encoded and decoded as a whole."""
+    results = []
+    for whole in (True, False):
+        made = make(name, comm, frame_bytes=64)
+        used = CODECS[codec]()
+        tensors = tensors_of(comm.rank, [1000, 0, 2037])
+        before = numpy.concatenate(tensors.gradients)
+        wire = numpy.zeros(3037, used.codec.wire_dtype)
+        coding = begin_on(comm, used, tensors, made.prescale(used.codec))
+        if whole:
+            coding.encode(wire)
+            average(made, coding, wire)
+            coding.decode(wire)
+        else:
+            made.submit(Bucket(used, tensors, wire, coding=coding,
+                               encodes=True, decodes=True))
+            made.advance()
+            # Some of them have not been looked at.
+            numpy.testing.assert_array_equal(
+                numpy.concatenate(tensors.gradients)[-1:], before[-1:])
+            made.finish_all()
+            assert coding.nonfinite == []
+            assert not wire.any()       # its memory is not even touched
+        results.append(numpy.concatenate(tensors.gradients))
+    numpy.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize('codec', CODECS)
+@pytest.mark.parametrize('later', [False, True])
+@on_ranks(1, 2, 3)
+def test_it_says_once_of_every_range_that_its_mean_is_there(
+        comm, codec, later):
+    """And what it says so of is the mean already."""
+    made, used = make('ring', comm, frame_bytes=64), CODECS[codec]()
+    tensors = tensors_of(comm.rank, [1000, 0, 2037])
+    coding = begin_on(comm, used, tensors, made.prescale(used.codec))
+    bucket = made.submit(Bucket(
+        used, tensors, numpy.zeros(3037, used.codec.wire_dtype),
+        coding=coding, encodes=True, decodes=not later))
+    counts, told = numpy.zeros(3037, int), 0
+    early = numpy.full(3037, numpy.nan, 'f4')
+    while True:
+        made.work(0)
+        gradients = numpy.concatenate(tensors.gradients)
+        for start, stop in bucket.decoded()[told:]:
+            counts[start:stop] += 1
+            early[start:stop] = gradients[start:stop]
+        told = len(bucket.decoded())
+        if later and made.busy is False:
+            assert not counts.any()
+            later = False
+            bucket.begin_decoding(tensors)
+        elif bucket.finished:
+            break
+    assert (counts == 1).all()
+    numpy.testing.assert_array_equal(
+        early, numpy.concatenate(tensors.gradients))
+
+
+@on_ranks(3, timeout=60)
+def test_messages_of_neighbours_are_used_in_any_order(comm):
+    """One plan waits for rank 2, another one goes on without it."""
+    pair, whole = direct(2), direct(3)
+    pair = Plan('of two', 3, 3, 2, (*pair.reduce, ()), (*pair.owned, ()), 2,
+                (*pair.gather, ()))
+    made = Engine(comm, (whole, pair), EventStream(), Framing(16, 2))
+    tensors = tensors_of(comm.rank, [4000])
+    wire = tensors.gradients[0] / numpy.float32(3)
+    mean, _ = mean_and_spread(3, [4000])
+    made.submit(bucket_of(FLOAT, tensors, wire))
+    if comm.rank < 2:
+        last, half = wire[-1], None
+        while wire[-1] == last or half != wire[1999]:
+            half = wire[1999]
+            made.advance()
+        assert made.busy
+    comm.Barrier()
+    made.finish_all()
+    numpy.testing.assert_allclose(wire[:2000], mean[:2000], rtol=0, atol=1e-6)
+
+
+@on_ranks(3)
+def test_tensors_that_are_not_finite_are_named_after_the_last_frame(comm):
+    tensors = tensors_of(comm.rank, [500, 500, 500])
+    if comm.rank == 1:
+        tensors.gradients[0][77] = numpy.nan
+        tensors.gradients[2][400] = numpy.inf
+    made = make('ring', comm)
+    bucket = made.submit(bucket_of(FLOAT, tensors, prescale=1 / 3,
+                                   encodes=True, decodes=True))
+    made.finish(bucket)
+    assert bucket.coding.nonfinite == ['/l0', '/l2']
+    assert bucket.state.nonfinite == (
+        ['the gradient of /l0', 'the gradient of /l2'] if comm.rank == 1
+        else [])
+
+
+@pytest.mark.skipif(platform.machine() != 'x86_64',
+                    reason='the mode is set in a way of x86-64')
+@pytest.mark.parametrize('threads', [1, 3])
+@on_ranks(2)
+def test_a_mode_of_the_processor_that_loses_denormal_numbers_does_no_harm(
+        comm, threads):
+    """Some libraries set it, maybe on one rank only."""
+    made = make('ring', comm, frame_bytes=64, threads=threads)
+    gradient = numpy.full(1000, 2e-41, numpy.float32)
+    made.submit(bucket_of(FLOAT, Tensors(['/l0'], [gradient], [gradient]),
+                          prescale=0.5, encodes=True, decodes=True))
+    library, mode = ctypes.CDLL(None), ctypes.create_string_buffer(32)
+    library.fegetenv(mode)
+    before = mode.raw
+    control = ctypes.c_uint.from_buffer(mode, 28)
+    if comm.rank:
+        control.value |= 0x8040
+        library.fesetenv(mode)
+    try:
+        made.finish_all()
+    finally:
+        library.fesetenv(before)
+    assert (gradient == numpy.float32(2e-41)).all()
+
+
+# --- waiting, and what goes wrong --------------------------------------------
+
+def silent(comm, through, **framing):
+    library = Silence(through)
+    with library.used():
+        return library, make('direct', comm, **framing)
+
+
+def submitted(made, size=1000):
+    return made.submit(bucket_of(FLOAT, tensors_of(0, [size])))
+
+
+@on_ranks(2)
+def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
+    """Or its tag might be that of one that is late."""
+    # The third chunk never ends, the others do at once.
+    library, made = silent(comm, lambda kind, rank, tag: tag != 2,
+                           frame_bytes=4, frames_in_flight=5)
+    submitted(made)
+    for _ in range(50):
+        made.advance()
+    assert {tag for _, _, tag in library.started} == set(range(2 + 5))
+    assert made.busy
+    # Whoever watches is told what it waits for, and from whom.
+    (wait, *_) = made.waits()
+    assert 'frame 2 of bucket 0 (/l0)' in wait.text
+    assert wait.ranks == tuple(comm.Get_group().Translate_ranks(
+        [1 - comm.rank], MPI.COMM_WORLD.Get_group()))
+
+
+@on_ranks(2)
+def test_an_error_of_mpi_is_raised(comm):
+    library, made = silent(comm, lambda *_: False)
+    library.error = MPI.ERR_TRUNCATE
+    submitted(made)
+    with pytest.raises(MPI.Exception) as raised:
+        made.finish_all()
+    assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+
+
+@on_ranks(2)
+def test_work_returns_when_time_is_over_or_somebody_interrupts_it(comm):
+    _, made = silent(comm, lambda *_: False)
+    assert not made.work(100)      # there is nothing to do
+    submitted(made)
+    assert made.work(0)            # messages have been started
+    assert not made.work(0)
+    made.interrupt()               # also before the call
+    assert not made.work(100)
+    threading.Timer(0.05, made.interrupt).start()
+    assert not made.work(100)
+    assert made.busy
+    # Also while there is always something to do.
+    _, made = silent(comm, lambda *_: True, frame_bytes=4)
+    bucket = submitted(made)
+    assert made.work(0)
+    assert not bucket.finished
+    made.finish(bucket)
+    assert bucket.finished
+
+
+@on_ranks(2)
+def test_a_range_that_is_not_in_the_wire_is_an_error(comm):
+    made, tensors = make('direct', comm), tensors_of(0, [100])
+    for size, start, stop, encodes in [
+            (10, 0, 12, False), (10, -1, 5, False), (10, 6, 5, False),
+            (120, 0, 120, True)]:
+        wire = numpy.zeros(size, numpy.float32)
+        with pytest.raises(ValueError, match='not in a wire'):
+            made.submit(bucket_of(FLOAT, tensors, wire, start, stop,
+                                  encodes=encodes))
+
+
+@on_ranks(2)
+def test_a_second_thread_at_the_same_time_is_an_error(comm):
+    _, made = silent(comm, lambda *_: False)
+    submitted(made, 10)
+    thread = threading.Thread(target=made.work, args=(1.0,))
+    thread.start()
+    raised = False
+    while thread.is_alive() and not raised:
+        try:
+            made.advance()
+        except RuntimeError as error:
+            raised = 'two threads' in str(error)
+    thread.join()
+    assert raised
+
+
+class Broken(Cast):
+    """Fails when a bucket is launched."""
+
+    def step(self, *arguments):
+        raise ZeroDivisionError('so it goes')
+
+
+def test_a_bucket_that_was_not_launched_says_why():
+    """And nothing that the codec keeps changes twice."""
+    values = [numpy.ones(3, 'f4')]
+    made = MpiOp(MPI.COMM_SELF, EventStream())
+    for until in (64, 32):
+        bucket = Bucket(Broken('float32').init(), Tensors('a', values, values),
+                        numpy.zeros(3, 'f4'))
+        made.submit(bucket, until)
+        with pytest.raises(ZeroDivisionError):
+            made.advance()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match='not be sent.*so it goes'):
+                made.finish(bucket)
+        made.resume(bucket)
+        with pytest.raises(RuntimeError, match='so it goes'):
+            made.advance()
+        assert bucket.failure == "ZeroDivisionError('so it goes')"
+    made.free()
+
+
+# --- memory ------------------------------------------------------------------
+
+@on_ranks(1, 2)
+def test_a_finished_bucket_is_given_up_at_once(comm):
+    """Gradients of every update wait for no garbage collector."""
+    made = make('direct', comm)
+    for codec in CODECS.values():
+        bucket = bucket_of(codec().codec, tensors_of(0, [1000]),
+                           encodes=True, decodes=True)
+        made.submit(bucket)
+        made.finish_all()
+        watched = weakref.ref(bucket)
+        gc.disable()
+        try:
+            del bucket
+            assert watched() is None
+        finally:
+            gc.enable()
+
+
+@on_ranks(2)
+def test_what_is_under_way_is_never_freed(comm):
+    """Nor what the threads read that encode and decode."""
+    _, made = silent(comm, lambda *_: False)
+    for codec in CODECS.values():
+        tensors = tensors_of(comm.rank, [1000])
+        bucket = bucket_of(codec().codec, tensors, encodes=True, decodes=True)
+        made.submit(bucket)
+        made.work(0)
+        kept = [weakref.ref(array) for array in (
+            *tensors.gradients, *tensors.parameters, bucket.wire)]
+        del bucket, tensors
+    del made
+    gc.collect()
+    assert all(array() is not None for array in kept)

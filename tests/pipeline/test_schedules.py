@@ -1,0 +1,307 @@
+"""Schedules are complete, in order, and as good as they are said to be."""
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+
+from chainer_fp8pipe.pipeline import schedules as module
+from chainer_fp8pipe.pipeline.schedules import (
+    SCHEDULES,
+    Action,
+    Kind,
+    Schedule,
+    forward_schedule,
+    make_schedule,
+)
+from chainer_fp8pipe.planning.schedule_time import UNIT, simulate
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .graphs import is_sound, stream
+from .schedule_checker import check
+
+STAGES = st.integers(1, 8)
+MICRO_BATCHES = st.integers(1, 20)
+CHUNKS = st.integers(1, 4)
+
+quick = settings(max_examples=60)
+
+
+@st.composite
+def schedules(draw):
+    name = draw(st.sampled_from([*SCHEDULES, 'forward']))
+    stages, micro_batches = draw(STAGES), draw(MICRO_BATCHES)
+    if name == 'forward':
+        return forward_schedule(stages, micro_batches, draw(CHUNKS))
+    chunks = draw(CHUNKS) if name in ('interleaved', 'zero_bubble') else 1
+    return make_schedule(name, stages, micro_batches, chunks)
+
+
+def idle(schedule, report=None):
+    """The idle share as an exact fraction, from the length of the step."""
+    work = 3 * schedule.micro_batches * schedule.chunks
+    return 1 - work / Fraction((report or check(schedule)).length)
+
+
+# --- what holds for all -----------------------------------------------------
+
+@quick
+@given(schedules())
+def test_every_schedule_can_be_carried_out(schedule):
+    check(schedule)
+    assert is_sound(schedule, schedule)
+
+
+@quick
+@given(schedules())
+def test_every_chunk_computes_every_micro_batch_once_in_order(schedule):
+    found = {}
+    for rank, actions in enumerate(schedule.actions):
+        for kind, number, chunk in actions:
+            assert chunk % schedule.stages == rank
+            found.setdefault((kind, chunk), []).append(number)
+    backwards = {'forward': [], 'zero_bubble': [
+        Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]}.get(
+            schedule.name, [Kind.BACKWARD])
+    computing = {Kind.FORWARD, *backwards}
+    wanted = list(range(schedule.micro_batches))
+    assert {key for key in found if key[0].name[:4] not in ('SEND', 'RECE')
+            } == {(kind, chunk) for kind in computing
+                  for chunk in range(schedule.last_chunk + 1)}
+    assert all(numbers == wanted for numbers in found.values())
+
+
+@quick
+@given(schedules())
+def test_every_boundary_is_crossed_by_every_micro_batch(schedule):
+    """Forward and back; the same order at both ends is ``is_sound``'s."""
+    count = schedule.micro_batches * (schedule.stages > 1)
+    for boundary in range(schedule.last_chunk):
+        assert len(stream(schedule, Kind.SEND_ACTIVATION, boundary)) == count
+        assert len(stream(schedule, Kind.SEND_GRADIENT, boundary)
+                   ) == count * (schedule.name != 'forward')
+
+
+@quick
+@given(schedules())
+def test_transfers_stand_beside_the_computation(schedule):
+    needs = {Kind.RECEIVE_ACTIVATION: [Kind.FORWARD],
+             Kind.RECEIVE_GRADIENT: [Kind.BACKWARD, Kind.BACKWARD_INPUT]}
+    makes = {Kind.SEND_ACTIVATION: needs[Kind.RECEIVE_ACTIVATION],
+             Kind.SEND_GRADIENT: needs[Kind.RECEIVE_GRADIENT]}
+    for actions in schedule.actions:
+        for place, action in enumerate(actions):
+            if action.kind in needs:
+                neighbour, kinds = actions[place + 1], needs[action.kind]
+            elif action.kind in makes:
+                neighbour, kinds = actions[place - 1], makes[action.kind]
+            else:
+                continue
+            assert neighbour.kind in kinds
+            assert neighbour[1:] == action[1:]
+
+
+# --- figures of each --------------------------------------------------------
+
+@quick
+@given(STAGES, MICRO_BATCHES)
+def test_gpipe_keeps_all_micro_batches(stages, micro_batches):
+    schedule = make_schedule('gpipe', stages, micro_batches)
+    assert check(schedule).peak_live == (micro_batches,) * stages
+    assert idle(schedule) == Fraction(stages - 1, micro_batches + stages - 1)
+
+
+@quick
+@given(STAGES, MICRO_BATCHES)
+def test_1f1b_keeps_as_many_micro_batches_as_there_are_stages_to_come(
+        stages, micro_batches):
+    schedule = make_schedule('1f1b', stages, micro_batches)
+    assert check(schedule).peak_live == tuple(
+        min(stages - rank, micro_batches) for rank in range(stages))
+    assert idle(schedule) == Fraction(stages - 1, micro_batches + stages - 1)
+
+
+@quick
+@given(STAGES, MICRO_BATCHES, st.integers(2, 4))
+def test_interleaved_chunks_shorten_the_bubble(stages, micro_batches, chunks):
+    share = idle(make_schedule('interleaved', stages, micro_batches, chunks))
+    plain = idle(make_schedule('1f1b', stages, micro_batches))
+    if micro_batches < stages:
+        assert share <= plain
+    else:
+        assert share == Fraction(stages - 1,
+                                 chunks * micro_batches + stages - 1)
+        assert share < plain or stages == 1
+
+
+@quick
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(2, 4))
+def test_interleaved_keeps_what_megatron_keeps(stages, groups, chunks):
+    """Warm-up, one more, for each rank: v d + d - 2 r - 1 (at most all)."""
+    micro_batches = groups * stages
+    report = check(make_schedule('interleaved', stages, micro_batches,
+                                 chunks))
+    assert report.peak_live == tuple(
+        min(chunks * stages + stages - 2 * rank - 1, micro_batches * chunks)
+        for rank in range(stages))
+
+
+@quick
+@given(STAGES, MICRO_BATCHES)
+def test_zero_bubble_waits_less_than_1f1b_and_keeps_no_more(stages,
+                                                            micro_batches):
+    schedule = make_schedule('zero_bubble', stages, micro_batches)
+    plain = make_schedule('1f1b', stages, micro_batches)
+    report, other = check(schedule), check(plain)
+    assert max(report.peak_live) <= max(other.peak_live)
+    assert idle(schedule, report) <= idle(plain, other)
+    if micro_batches >= stages:
+        # (d - 1) (F + I - W) units of waiting on each rank (Qi et al.).
+        assert report.length == 3 * micro_batches + stages - 1
+
+
+@quick
+@given(STAGES, MICRO_BATCHES, st.integers(2, 4))
+def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
+        stages, micro_batches, chunks):
+    schedule = make_schedule('zero_bubble', stages, micro_batches, chunks)
+    plain = make_schedule('interleaved', stages, micro_batches, chunks)
+    report, other = check(schedule), check(plain)
+    assert max(report.peak_live) <= max(other.peak_live)
+    assert idle(schedule, report) <= idle(plain, other)
+    if micro_batches >= stages:
+        assert idle(schedule, report) == Fraction(
+            stages - 1, 3 * chunks * micro_batches + stages - 1)
+
+
+@quick
+@given(STAGES, MICRO_BATCHES, CHUNKS)
+def test_evaluation_only_goes_forward(stages, micro_batches, chunks):
+    report = check(forward_schedule(stages, micro_batches, chunks))
+    assert report.peak_live == (1,) * stages
+    if chunks == 1 or micro_batches >= stages:
+        assert report.length == chunks * micro_batches + stages - 1
+
+
+# --- the tables in the documentation ----------------------------------------
+
+PICTURED = {
+    'gpipe': make_schedule('gpipe', 4, 4),
+    'one_forward_one_backward': make_schedule('1f1b', 4, 4),
+    'interleaved': make_schedule('interleaved', 4, 4, 2),
+    'zero_bubble': make_schedule('zero_bubble', 4, 4),
+    'forwards': forward_schedule(4, 4),
+}
+
+
+def rows_of(shown):
+    """Cells of two characters, one row per rank."""
+    timeline = simulate(shown, [UNIT] * (shown.last_chunk + 1))
+    halved = any(event.name == 'backward_weight'
+                 for event in timeline.events)
+    letters = {'forward': 'FG', 'backward': 'I' if halved else 'BC',
+               'backward_weight': 'W'}
+    rows = [['..'] * round(timeline.step_time)
+            for _ in range(shown.stages)]
+    for event in timeline.events:
+        letter = letters[event.name][event.chunk // shown.stages]
+        start, end = round(event.start), round(event.end)
+        rows[event.rank][start:end] = [
+            f'{letter}{event.micro_batch}', *['--'] * (end - start - 1)]
+    return rows
+
+
+@pytest.mark.parametrize(('name', 'shown'), PICTURED.items())
+def test_the_table_of_a_schedule_is_its_timeline(name, shown):
+    text = inspect.getdoc(getattr(module, name))
+    rows = [re.findall('..', cells.replace(' ', ''))
+            for cells in re.findall(r'^ +\d \| (.*)$', text, re.MULTILINE)]
+    assert rows == rows_of(shown)
+
+
+# --- single cases -----------------------------------------------------------
+
+def test_two_stages_of_1f1b_are_as_derived_by_hand():
+    f, b = Kind.FORWARD, Kind.BACKWARD
+    sa, ra = Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
+    sg, rg = Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT
+    first = [(f, 0), (sa, 0), (f, 1), (sa, 1), (rg, 0), (b, 0),
+             (f, 2), (sa, 2), (rg, 1), (b, 1), (rg, 2), (b, 2)]
+    second = [(ra, 0), (f, 0), (b, 0), (sg, 0), (ra, 1), (f, 1), (b, 1),
+              (sg, 1), (ra, 2), (f, 2), (b, 2), (sg, 2)]
+    assert make_schedule('1f1b', 2, 3) == Schedule('1f1b', 2, 3, 1, tuple(
+        tuple(Action(kind, number, rank) for kind, number in actions)
+        for rank, actions in enumerate((first, second))))
+
+
+def test_megatrons_order_goes_through_the_chunks_in_groups():
+    actions = make_schedule('interleaved', 2, 4, 2).actions[0]
+    forwards = [(number, chunk) for kind, number, chunk in actions
+                if kind is Kind.FORWARD]
+    backwards = [(number, chunk) for kind, number, chunk in actions
+                 if kind is Kind.BACKWARD]
+    assert forwards == [(0, 0), (1, 0), (0, 2), (1, 2),
+                        (2, 0), (3, 0), (2, 2), (3, 2)]
+    assert backwards == [(0, 2), (1, 2), (0, 0), (1, 0),
+                         (2, 2), (3, 2), (2, 0), (3, 0)]
+
+
+def test_one_stage_with_several_chunks_sends_nothing():
+    kinds = Counter(action.kind for action in make_schedule(
+        'interleaved', 1, 5, 3).actions[0])
+    assert kinds == {Kind.FORWARD: 15, Kind.BACKWARD: 15}
+
+
+def test_the_number_of_a_boundary_is_the_same_on_both_sides():
+    assert [Action(kind, 0, chunk).boundary for kind, chunk in (
+        (Kind.SEND_ACTIVATION, 2), (Kind.RECEIVE_ACTIVATION, 3),
+        (Kind.SEND_GRADIENT, 3), (Kind.RECEIVE_GRADIENT, 2))] == [2] * 4
+
+
+def test_an_action_reads_as_what_it_does():
+    assert (str(Action(Kind.SEND_GRADIENT, 3, 1))
+            == 'send_gradient of micro-batch 3 (chunk 1)')
+
+
+def test_integers_of_numpy_are_numbers_too():
+    assert (make_schedule('gpipe', numpy.int64(2), numpy.int32(3))
+            == make_schedule('gpipe', 2, 3))
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (('fastest', 2, 4), "no schedule 'fastest'.* gpipe, 1f1b, interleaved, "
+                        'zero_bubble'),
+    (('gpipe', 0, 4), 'stages is 0; .* at least 1'),
+    (('gpipe', 2, -1), 'micro_batches is -1; .* at least 1'),
+    (('interleaved', 2, 4, 0), 'chunks is 0; .* at least 1'),
+    (('1f1b', 2, 4, 2), "'1f1b' has one chunk .* 2; only 'interleaved' and "
+     "'zero_bubble'"),
+    (('1f1b', 2.0, 4), 'stages is 2.0; .* whole number'),
+    (('1f1b', 2, '4'), "micro_batches is '4'; .* whole number"),
+])
+def test_wrong_arguments_are_told_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_schedule(*arguments)
+
+
+@pytest.mark.parametrize(('arguments', 'name'), [
+    ((0, 1), 'stages'), ((1, 0), 'micro_batches'), ((1, 1, 0), 'chunks')])
+def test_evaluation_needs_positive_numbers_too(arguments, name):
+    with pytest.raises(ValueError, match=f'{name} is 0'):
+        forward_schedule(*arguments)
+
+
+def test_schedules_need_neither_chainer_nor_mpi():
+    code = ('import sys; '
+            'import chainer_fp8pipe.planning.schedule_time; '
+            'import chainer_fp8pipe.report.timeline_plot; '
+            'print([name for name in '
+            '("chainer", "mpi4py", "matplotlib") if name in sys.modules])')
+    done = subprocess.run([sys.executable, '-c', code], check=True,
+                          capture_output=True, text=True)
+    assert re.fullmatch(r'\[\]\s*', done.stdout)
