@@ -3,9 +3,9 @@ import time
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.blockwise_update import BlockwiseUpdate
-from chainer_fp8pipe.overlap.deferred_update import deferred
+from chainer_fp8pipe.exchange import blockwise_update
+from chainer_fp8pipe.exchange.blockwise_update import BlockwiseUpdate
+from chainer_fp8pipe.exchange.deferred_update import deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -146,7 +146,7 @@ def test_each_layer_waits_for_its_own_parameters(comm):
     transfer.__class__ = Unfinished
     assert {'/first/W', '/last/W'} == set(sent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicator._reducer._thread._models[0].queue,
+        patch.setattr(communicator._reducer.exchanges[0].queue,
                       'finish', lambda asked, _: asked is transfer and 1 / 0)
         # It is not called for the first layer until that has come.
         while not sent['/first/W'].bucket.finished:
