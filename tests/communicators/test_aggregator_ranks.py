@@ -278,11 +278,11 @@ def test_a_worker_that_fails_ends_the_job_and_is_named(run):
 
 def test_an_aggregator_that_fails_ends_the_job_and_is_named(run):
     done = run(dying=0, how="""
-        from chainer_fp8pipe.allreduce import aggregated
+        from chainer_fp8pipe.allreduce import aggregator
         aggregator._working[0]._everyone.Send(b'no order', 2)""", steps=100)
     assert done.returncode != 0
     assert 'rank 2 of 3 failed' in done.stderr
-    assert 'serving.py' in done.stderr
+    assert 'aggregator.py' in done.stderr
 
 
 @pytest.mark.parametrize('dying', [0, 1])
