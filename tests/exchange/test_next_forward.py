@@ -142,14 +142,14 @@ def test_each_layer_waits_for_its_own_parameters(comm):
         optimizer.update(lambda: F.sum(model.last(model.first(x)) ** 2))
     sent = deferred(model)._finish.__self__._sent
     # As if not all of the last layer had come.
-    transfer = sent['/last/W'].bucket
+    transfer = sent['/last/W'][0]
     transfer.__class__ = Unfinished
     assert {'/first/W', '/last/W'} == set(sent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator._reducer.exchanges[0].queue,
                       'finish', lambda asked, _: asked is transfer and 1 / 0)
         # It is not called for the first layer until that has come.
-        while not sent['/first/W'].bucket.finished:
+        while not sent['/first/W'][0].finished:
             time.sleep(1e-3)
         h = model.first(x)
         with pytest.raises(ZeroDivisionError):
