@@ -246,10 +246,10 @@ def test_urgent_buckets_overtake_what_is_on_its_way(comm):
         x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
         optimizer.update(lambda x=x: F.mean(model(x) ** 2))
     known = early(communicator, model)
-    orders = comm.allgather(list(known.order.slices))
+    orders = comm.allgather(list(known.slices))
     assert orders == orders[:1] * comm.size
-    assert {part.bucket for part in known.order.slices} == set(
-        range(len(known.order.buckets)))
+    assert {part.bucket for part in known.slices} == set(
+        range(len(known.buckets)))
     communicator.finalize()
 
 
