@@ -2,7 +2,6 @@ from collections.abc import Callable
 from typing import Any
 
 class Job:
-    unfinished: int
     def taken(self) -> bytes: ...
 
 class Engine:
@@ -12,7 +11,7 @@ class Engine:
         self, error: Callable[[int, bytes], BaseException],
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
-        neighbours: tuple[tuple[int, int, int, int, int], ...], memory: int,
+        neighbours: tuple[tuple[int, int, int, int], ...], memory: int,
         allocate: Callable[[int], Any], threads: int,
     ) -> None: ...
     def prepare(

@@ -29,7 +29,7 @@ from ...report.record import (
     TensorHealth,
 )
 from ...report.record_file import Part, RecordWriter, read_record
-from ..extensions.reports import ClippedShares
+from ..extensions.reports import clipped_share
 from .gathering import FromRank, Gathered
 from .watching import CurveMeans, together
 
@@ -68,7 +68,7 @@ class ReportWriting:
         self._warned = False
         self._page_at = time.monotonic() + _PAGES
         self._readings: dict[int, list[ClockReading]] = {}
-        self._clipped = ClippedShares()
+        self._clipped: dict[str, tuple[float, float]] = {}
 
     def begin(self, hosts: tuple[str, ...], stages: tuple[int, ...],
               there: tuple[int, ...], origin: float,
@@ -192,8 +192,9 @@ class ReportWriting:
         found = []
         for name, (elements, values) in tensors.items():
             values = dict(values)
-            share = self._clipped.since_last(
-                name, values.pop('clipped', 0.0), values.pop('encoded', 0.0))
+            share = clipped_share(
+                self._clipped, name, values.pop('clipped', 0.0),
+                values.pop('encoded', 0.0))
             if share is not None:
                 values['clipped'] = share
             found.append(TensorHealth(self._number, iteration, name, elements,

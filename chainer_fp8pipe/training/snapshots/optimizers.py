@@ -1,19 +1,18 @@
-"""The state of optimizers that Chainer does not serialize.
-
-All that an optimizer, its update rules and their hooks keep besides what
-Chainer saves, as long as it is numbers, texts, arrays, or containers of them:
-hyperparameters (a learning rate that an extension has changed), also those of
-single parameters, ``enabled``, the dynamic loss scale, and the float32 copies
-of float16 parameters (``use_fp32_update``).
-
-Chainer saves none of these, and its extensions expect those of the script
-where a training goes on: ``ExponentialShift`` takes the learning rate that it
-finds for the first one.  So a run that goes on has the script's values while
-extensions are initialised, and the snapshot's from then on.  And a value that
-the script has changed between two starts counts, as it does in Chainer.  That
-it has changed is known by the values with which the run began, which a
-snapshot has, too.
-"""
+"""The state of optimizers that Chainer does not serialize."""
+# All that an optimizer, its update rules and their hooks keep besides what
+# Chainer saves, as long as it is numbers, texts, arrays, or containers of
+# them: hyperparameters (a learning rate that an extension has changed), also
+# those of single parameters, ``enabled``, the dynamic loss scale, and the
+# float32 copies of float16 parameters (``use_fp32_update``).
+#
+# Chainer saves none of these, and its extensions expect those of the script
+# where a training goes on: ``ExponentialShift`` takes the learning rate that
+# it finds for the first one.  So a run that goes on has the script's values
+# while extensions are initialised, and the snapshot's from then on.
+#
+# And a value that the script has changed between two starts counts, as it
+# does in Chainer.  That it has changed is known by the values with which the
+# run began, after all extensions were initialised; a snapshot has those, too.
 from __future__ import annotations
 
 import copy
@@ -25,7 +24,7 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer.training import extension
+from chainer import training
 
 from ..extensions.update_marks import EveryUpdate, SteppingTrigger
 from .json_values import object_array, to_json
@@ -208,8 +207,10 @@ class Restoring:
                 ('before', self._before, float('inf')),
                 ('after', self._after, float('-inf'))):
             trainer._extensions.pop(f'values {name} extensions', None)
-            trainer.extend(_AtStart(act), f'values {name} extensions',
-                           EveryUpdate(), priority)
+            trainer.extend(
+                training.make_extension(
+                    initializer=lambda _, act=act: act())(lambda _: None),
+                f'values {name} extensions', EveryUpdate(), priority)
 
     def _before(self) -> None:
         """Gives the script's values back, but for what was set since."""
@@ -268,19 +269,6 @@ class _Restored:
             now.update(value)
         else:
             setattr(self.holder, _split(self.name)[1], value)
-
-
-class _AtStart(extension.Extension):
-    """Does something when extensions are initialised, and nothing else."""
-
-    def __init__(self, act: Any) -> None:
-        self._act = act
-
-    def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._act()
-
-    def __call__(self, trainer: chainer.training.Trainer) -> None:
-        pass
 
 
 def holders_of(owner: Any) -> dict[str, Any]:

@@ -1,17 +1,22 @@
-"""Micro-batches of a partitioned Chain: all ranks see the whole batch."""
+"""Micro-batches of a model on several ranks, which all see the whole batch.
+
+Of a Chain that returns its loss, and of a list of layers, whose loss is an
+argument of the updater.
+"""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
 from ...chains import nested
+from ...chains.layers import Layers
 from ...chains.names import OBSERVER
 from ...chains.part import ChainPart
-from ...chains.partitioned import Form
+from ...chains.partitioned import Form, Partition
 from ...chains.rehearsal import weights
 from ...chains.staged_trace import StagedTrace
 from ...mpi.agreement import raise_together
@@ -19,6 +24,7 @@ from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.block import Arrays
 from ...pipeline.channels import Channels
+from ...pipeline.layers import as_tuple
 from ...pipeline.loss import LossHead, checked_weight
 from ...pipeline.micro_batches import bounds, concatenated
 from ...pipeline.randomness import Place
@@ -32,21 +38,26 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class ChainWork:
     """What the ranks of a partitioned Chain do with a batch.
 
-    The methods are those of :class:`.LayerWork`.
-    The arguments are as for :class:`.PipelineUpdater`.
+    Args:
+        model: Has this rank's parameters.
+        partition: Of the model.
+        grid: The ranks.
+        loss_weight: As for :class:`.PipelineUpdater`.
     """
 
-    def __init__(self, model: Any, grid: ProcessGrid,
+    layers = 0      # before the loss, where that is not the model's
+
+    def __init__(self, model: Any, partition: Partition, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
-        self._partition = model.partition
+        self._partition = partition
         #: Does something on all ranks of the pipeline, or raises on all.
         self._together = functools.partial(
             raise_together, grid.pipeline, error=ValueError)
         self._loss_weight = loss_weight
         self.head = LossHead(_given, {}, float)
-        self.chunks = model.plan.chunks
-        self.layers = 0
+        self.chunks = partition.plan.chunks
+        self._targets: list[Any] = []
         self._programs: list[StagedTrace] = []
         self._last: dict[str, list[StagedTrace]] = {}
         self._calls: list[nested.Fresh] = []
@@ -106,9 +117,9 @@ class ChainWork:
 
     def ready(self, batch: StepBatch) -> StepBatch:
         """A batch that can be sent: its arrays on the host."""
-        return batch._replace(inputs=tuple(
-            numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
-                nested.array_of(array))) for array in batch.inputs))
+        return batch._replace(
+            inputs=tuple(map(_host, batch.inputs)),
+            target=None if batch.target is None else _host(batch.target))
 
     def prepare(self, opened: Opened, parts: int, step: str,
                 places: list[Place]) -> None:
@@ -144,7 +155,8 @@ class ChainWork:
         sizes = [end - start for start, end in ends]
         if self._loss_weight is None or step == 'predict':
             # What it raises is the same on all ranks.
-            self._weights = [0.0] * parts if step == 'predict' else weights(
+            self._weights = [0.0] * parts if (
+                step == 'predict' or self.layers) else weights(
                 labels, sizes, self._grid.replicas if step == 'train' else 1)
         else:
             self._weights = self._together(
@@ -154,7 +166,10 @@ class ChainWork:
 
     def deal(self, opened: Opened, channels: Channels, parts: int,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
-        """As :meth:`.LayerWork.deal`; nothing is sent any more."""
+        """Inputs where the model begins, targets where the loss is.
+
+        Returns inputs, targets and weights of the micro-batches.
+        """
         self._trained += step == 'train'
         self._partition.passes.begin(step, self._programs, self._calls)
         inputs: list[Arrays] = [()] * len(self._calls)
@@ -218,7 +233,7 @@ class ChainWork:
         """The batch on all ranks: a tree, and its arrays on the host."""
         form, host = None, None
         if batch is not None:
-            host, form = nested.leaves(batch.arguments())
+            host, form = nested.leaves((batch.arguments(), batch.target))
         return broadcast_arrays(self._grid.pipeline, form, host)
 
     def _rehearsed(self, step: str, tree: Any, host: list[Any],
@@ -232,9 +247,11 @@ class ChainWork:
         last = (self._last.get(step, []) if part.passes.resume(step) else [])
         arrays = [self._model.device.send(array) for array in host]
         forms = []
+        self._targets = []
         for number, (start, end) in enumerate(ends):
-            args, kwargs = nested.rebuilt(
+            (args, kwargs), target = nested.rebuilt(
                 tree, [array[start:end] for array in arrays])
+            self._targets.append(target)
             before = last[number].after if number < len(last) else None
             forms.append(Form(self._function(step), args, kwargs, before,
                               places[number]))
@@ -305,6 +322,124 @@ class ChainWork:
         return [checked_weight(self._loss_weight(*args, **kwargs))
                 for args, kwargs in (call.arguments()
                                      for call in self._calls)]
+
+
+class LayersWork(ChainWork):
+    """The same for a list of layers: inputs come first, the target last.
+
+    Args:
+        model: This rank's layers.
+        whole: All layers.
+        partition: Of all layers.
+        grid: The ranks.
+        loss_fun: As for :class:`.PipelineUpdater`.
+        metrics: As for :class:`.PipelineUpdater`.
+        loss_weight: As for :class:`.PipelineUpdater`.
+    """
+
+    def __init__(self, model: Any, whole: Layers, partition: Partition,
+                 grid: ProcessGrid, loss_fun: Callable,
+                 metrics: Mapping[str, Callable],
+                 loss_weight: Callable | None) -> None:
+        super().__init__(model, partition, grid, None)
+        self._whole, self.layers = whole, len(whole.calls)
+        self.head = LossHead(loss_fun, metrics, loss_weight)
+
+    def choose(self, method: str | None) -> str:
+        """What predictions call: all layers, without a name."""
+        if method is not None:
+            raise ValueError(
+                f'method={method!r} is for a model that partition() has cut; '
+                'a Divisible predicts with all its layers')
+        return ''
+
+    def batch(self, arrays: Any, label_key: Any,
+              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+        """Inputs and target of a converted batch, a tuple or dictionary."""
+        if isinstance(arrays, dict):
+            if label_key not in arrays:
+                known = ', '.join(map(repr, arrays))
+                raise ValueError(f'a batch has {known} but no target; name '
+                                 f'it by label_key, not {label_key!r}')
+            arrays = dict(arrays)
+            target = arrays.pop(label_key)
+            return StepBatch(tuple(arrays.values()), target, progress)
+        arrays = list(as_tuple(arrays))
+        if len(arrays) < 2:
+            raise ValueError('an example has no target; it must be a tuple '
+                             'of one input or more and the target')
+        try:
+            target = arrays.pop(label_key)
+        except (IndexError, TypeError):
+            raise ValueError(f'an example has {len(arrays)} elements, and '
+                             f'none is label_key={label_key!r}') from None
+        return StepBatch(tuple(arrays), target, progress)
+
+    def deal(self, opened: Opened, channels: Channels, parts: int,
+             step: str) -> tuple[list[Arrays], list[Any], list[float]]:
+        """See :meth:`ChainWork.deal`."""
+        inputs, targets, _ = super().deal(opened, channels, parts, step)
+        if step == 'predict' or not targets:
+            return inputs, [], []
+        return inputs, self._targets, self.head.count(self._targets)
+
+    def reported(self) -> Reported:
+        """Loss and metrics, which the last stage has computed."""
+        found = Reported()
+        if self._grid.stage_index == self._grid.stages - 1:
+            for name in self.head.names:
+                found.add_sum(name, self.head.sums[name],
+                              self.head.totals[name])
+        return found
+
+    def report(self, means: Mapping[str, Any]) -> None:
+        """Reports means of loss and metrics for the model."""
+        chainer.report(dict(means), self._model)
+
+    def _function(self, step: str) -> Callable:
+        return self._whole
+
+
+def layout_of(model: Any, grid: ProcessGrid
+              ) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Why the ranks' layers do not make a model, '' if they do; the layout.
+
+    That is the start and end of the layers of each chunk.  ``model`` has this
+    rank's layers.  Call this on all ranks.
+    """
+    everyone = grid.comm.allgather(
+        (grid.stage_index, model.total, model.bounds))
+    total, *others = sorted({total for _, total, _ in everyone})
+    if others:
+        totals = ' and '.join(map(str, [total, *others]))
+        return f'the models have {totals} layers on different ranks', ()
+    chunks: dict[int, tuple[int, int, int]] = {}
+    for rank, (stage, _, cut) in enumerate(everyone):
+        for position, (start, end) in enumerate(cut):
+            chunk = stage + position * grid.stages
+            other, *known = chunks.setdefault(chunk, (rank, start, end))
+            if known != [start, end]:
+                return (f'rank {rank} has layers {start} to {end - 1} where '
+                        f'its replica, rank {other}, has {known[0]} to '
+                        f'{known[1] - 1}'), ()
+    next_layer = 0
+    for number in range(max(chunks) + 1):
+        if number not in chunks:
+            return 'the ranks have different numbers of chunks', ()
+        rank, start, end = chunks[number]
+        if start != next_layer:
+            return (f'rank {rank} starts at layer {start} but layer '
+                    f'{next_layer} is to follow'), ()
+        next_layer = end
+    if next_layer != total:
+        return (f'rank {rank} ends at layer {next_layer - 1} but the model '
+                f'has {total} layers'), ()
+    return '', tuple(chunks[number][1:] for number in sorted(chunks))
+
+
+def _host(array: Any) -> numpy.ndarray:
+    return numpy.ascontiguousarray(
+        chainer.backends.cuda.to_cpu(nested.array_of(array)))
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

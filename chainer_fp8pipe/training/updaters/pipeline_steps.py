@@ -28,7 +28,6 @@ from ...pipeline.stage_executor import StageExecutor
 from ...report.stream import EventStream
 from .chain_work import ChainWork
 from .group_failures import give_up, hear_failures
-from .layer_work import LayerWork
 from .reported import Reported
 from .tied_gradients import TiedGradients
 from .together import Opened, StepBatch, Together
@@ -42,7 +41,7 @@ class PipelineSteps:
     """
 
     def __init__(self, model: Any, grid: ProcessGrid,
-                 work: LayerWork | ChainWork, *, micro_batches: int,
+                 work: ChainWork, *, micro_batches: int,
                  schedule: str, recompute: Any, activation_codec: str | None,
                  seed: int, events: EventStream) -> None:
         self.grid, self._work, self._events = grid, work, events

@@ -16,6 +16,7 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
+from ...chains.layers import cut_layers
 from ...chains.partitioned_chain import PartitionedChain
 from ...channel.channel import CODECS
 from ...mpi.agreement import Signature, agree, raise_together
@@ -25,9 +26,8 @@ from ...mpi.grid import ProcessGrid
 from ...mpi.once import once
 from ...report.stream import EventStream
 from ..learning_rate import check_count
-from .chain_work import ChainWork
+from .chain_work import ChainWork, LayersWork, layout_of
 from .following_iterator import FollowingIterator, progress
-from .layer_work import LayerWork, layout_problem
 from .pipeline_steps import PipelineSteps
 from .together import StepBatch
 from .whole_model import decide_together, decisions, draw_alike
@@ -149,32 +149,37 @@ class PipelineUpdater(StandardUpdater):
             'metrics': ', '.join(metrics)}),
             remedy='Pass the same to PipelineUpdater on all ranks.')
         model = optimizer.target
-        work: LayerWork | ChainWork
-        if isinstance(model, PartitionedChain):
-            if recompute is None:
-                recompute = model.plan.recompute
-            work = ChainWork(model, grid, loss_weight)
+        is_chain = isinstance(model, PartitionedChain)
+        if is_chain:
             model.partition.optimizer = optimizer
         else:
-            agree(grid.comm, Signature({}), layout_problem(model, grid),
+            problem, layout = layout_of(model, grid)
+            agree(grid.comm, Signature({}), problem,
                   'Make this rank\'s model with Net().stage(comm).')
-            if recompute is None:
-                recompute = plan.recompute if plan else 'no stage'
-            work = LayerWork(model, grid, loss_fun, metrics, loss_weight)
-        self._work = work
+        if recompute is None:
+            recompute = plan.recompute if plan else 'no stage'
         if grid.stage_index or iterator is None:
             iterator = FollowingIterator()
         start = functools.partial(
             super().__init__, iterator, optimizer, converter, device,
             auto_new_epoch=auto_new_epoch)
         raise_together(grid.comm, start, error=ValueError)
+
+        def work() -> ChainWork:
+            if is_chain:
+                return ChainWork(model, model.partition, grid, loss_weight)
+            whole, part = cut_layers(model, grid, layout, micro_batches,
+                                     schedule)
+            return LayersWork(model, whole, part, grid, loss_fun, metrics,
+                              loss_weight)
+        self._work = raise_together(grid.comm, work, error=ValueError)
         # One stream, so that the exchange is seen beside the computation.
         found = getattr(getattr(optimizer, 'communicator', None), 'events',
                         None)
         self.events = (found if isinstance(found, EventStream)
                        else EventStream())
         self._steps = raise_together(grid.comm, lambda: PipelineSteps(
-            model, grid, work, micro_batches=micro_batches,
+            model, grid, self._work, micro_batches=micro_batches,
             schedule=schedule, recompute=recompute,
             activation_codec=activation_codec, seed=seed,
             events=self.events), error=ValueError)

@@ -61,14 +61,14 @@ def test_a_resumed_record_goes_on(comm, tmp_path):
     communicator = create_communicator('fp8', comm)
     first = CompressionReport(communicator)
     first._record.append({'iteration': 3, 'tensors': {}})
-    first._shares.last['/l1/W'] = (5, 100)
+    first._last['/l1/W'] = (5, 100)
     saved = chainer.serializers.DictionarySerializer()
     first.serialize(saved)
     second = CompressionReport(communicator)
     second.serialize(chainer.serializers.NpzDeserializer(
         {key: numpy.asarray(value) for key, value in saved.target.items()}))
     assert second._record == first._record
-    assert second._shares.last == first._shares.last
+    assert second._last == first._last
 
 
 @on_ranks(1)

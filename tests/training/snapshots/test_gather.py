@@ -144,7 +144,7 @@ def test_a_file_that_is_given_up_ends_in_the_middle_of_a_value(tmp_path):
             'snapshot.partial']
         writer.give_up()        # which does not wait for the disk
         may_go.set()
-        writer.join(60)
+        writer.thread.join(60)
     finally:
         file.write = original
         may_go.set()

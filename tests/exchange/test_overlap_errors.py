@@ -28,7 +28,7 @@ def rejected(comm, match, change, network=Plain, before=4, zero_fill=True):
     with pytest.raises(RuntimeError, match='make a new communicator'):
         communicator.multi_node_mean_grad(model)
     assert not any(one.update.frozen
-                   for one in communicator._reducer._thread._models)
+                   for one in communicator._reducer.exchanges)
     communicator.finalize()
 
 

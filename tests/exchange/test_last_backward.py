@@ -1,4 +1,4 @@
-from chainer_fp8pipe.overlap.bucket_sender import LastBackward
+from chainer_fp8pipe.exchange.buckets import LastBackward
 
 
 def last(passes, kinds, models=1):

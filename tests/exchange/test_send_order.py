@@ -2,7 +2,7 @@ import math
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.engine import PARTS
-from chainer_fp8pipe.overlap.send_order import (
+from chainer_fp8pipe.exchange.buckets import (
     Slice,
     finished_first,
     needed_first,

@@ -3,7 +3,7 @@ import itertools
 import math
 import time
 
-from chainer_fp8pipe.overlap.send_order import ReadyTimes
+from chainer_fp8pipe.exchange.buckets import ReadyTimes
 
 import pytest
 

@@ -2,14 +2,14 @@
 import contextlib
 import gc
 import os
+import threading
 import time
 from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import aggregator_ranks
 from chainer_fp8pipe.communicators.options import make_options
-from chainer_fp8pipe.overlap.exchange_thread import ExchangeThread
-from chainer_fp8pipe.report.stream import EventStream
+from chainer_fp8pipe.exchange.thread import exchange_thread
 
 import chainer
 import chainer.functions as F
@@ -38,7 +38,7 @@ def make(comm, name, overlap, **options):
 
 def early(communicator, model):
     """What a communicator knows of a model's exchange during backward."""
-    return communicator._reducer._thread.known(model)
+    return communicator._reducer.known(model)
 
 
 @contextlib.contextmanager
@@ -295,7 +295,7 @@ def test_who_has_something_to_send_lets_others_have_the_core(comm):
     """Its own thread, which sends it, or a rank that is behind."""
     communicator, model, optimizer = warm(comm)
     with counting(communicator) as sent, mock.patch(
-            'chainer_fp8pipe.overlap.bucket_sender.give_way') as given:
+            'chainer_fp8pipe.exchange.model_exchange.give_way') as given:
         update(optimizer, model, 4, comm.rank)
     assert 1 < given.call_count <= sent[0]
     communicator.finalize()
@@ -443,7 +443,7 @@ def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
         optimizer.setup(model)
         for step in range(5):
             update(optimizer, model, step + number, comm.rank)
-        counts.append((len(reducer._queues), len(reducer._thread._models)))
+        counts.append((len(reducer._queues), len(reducer.exchanges)))
         threads.append(len(os.listdir('/proc/self/task')))
         del model, optimizer
         gc.collect()
@@ -470,13 +470,33 @@ def test_models_of_a_rank_that_keeps_them_keep_their_executors(comm):
     communicator.finalize()
 
 
-def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working():
-    thread = ExchangeThread(EventStream())
-    thread._turn = mock.MagicMock()
-    thread._turn.__enter__.side_effect = KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt), thread.taken():
-        pass
-    assert not thread._main_waits
+@on_ranks(1)
+def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working(comm):
+    communicator = make(comm, 'fp8', True)
+    reducer = communicator._reducer
+    with mock.patch.object(reducer, '_turn', mock.MagicMock()) as turn:
+        turn.__enter__.side_effect = KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt), reducer.taken():
+            pass
+    assert not reducer._main_waits
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_a_process_has_one_thread_for_all_communicators(comm):
+    others = set(exchange_thread._reducers)     # of tests before this one
+    jobs = [warm(comm, overlap) for overlap in OVERLAPS * 2]
+    for step in range(3):
+        for _, model, optimizer in jobs:
+            update(optimizer, model, step, comm.rank)
+    assert [thread.name for thread in threading.enumerate()].count(
+        exchange_thread._thread.name) == 1
+    for number, (communicator, *_) in enumerate(jobs):
+        assert len(exchange_thread._reducers) == (
+            len(others) + len(jobs) - number)
+        communicator.finalize()
+    assert set(exchange_thread._reducers) == others
+    assert (exchange_thread._thread is None) == (not others)
 
 
 @on_ranks(1, 2)
@@ -509,7 +529,7 @@ optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(0.1), communicator).setup(model)
 for step in range(5):
     optimizer.update(lambda: model.loss(step, rank))
-assert communicator._reducer._thread.known(model).ready
+assert communicator._reducer.known(model).ready
 {end}
 print('left', rank)
 '''

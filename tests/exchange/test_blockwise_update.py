@@ -1,8 +1,8 @@
 """Updates range by range are those that Chainer does at once."""
 import copy
 
-from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.blockwise_update import (
+from chainer_fp8pipe.exchange import blockwise_update
+from chainer_fp8pipe.exchange.blockwise_update import (
     BlockwiseUpdate,
     is_elementwise,
 )

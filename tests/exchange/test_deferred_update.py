@@ -4,8 +4,8 @@ import gc
 import pickle
 import threading
 
-from chainer_fp8pipe.overlap import blockwise_update
-from chainer_fp8pipe.overlap.deferred_update import DeferredUpdate, deferred
+from chainer_fp8pipe.exchange import blockwise_update
+from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate, deferred
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
