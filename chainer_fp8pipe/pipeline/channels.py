@@ -66,6 +66,9 @@ class Channels:
         self._shared: _Shared | None = None
         # From the last rank to the others: outputs of predictions.
         self._outputs: list[Sender] = []
+        #: Of batches, from the stage before, and to the next one.
+        self.batch_in: Receiver | None = None
+        self.batch_out: Sender | None = None
         self._output: Receiver | None = None
         if comm.size == 1:
             return
@@ -73,12 +76,19 @@ class Channels:
         shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
         self._shared = shared
         comm, self._tag = shared.comm, shared.tags
-        shared.tags += 2 * last + 2
+        shared.tags += 2 * last + 3
         for chunk in chunks:
             if chunk > 0:
                 self._open(comm, chunk, -1, codec, xp)
             if chunk < last:
                 self._open(comm, chunk, +1, codec, xp)
+        before, after = comm.rank - 1, comm.rank + 1
+        if before >= 0:
+            self.batch_in = Receiver(comm, before, shared.tags - 1,
+                                     far=shared.is_far(before))
+        if after < comm.size:
+            self.batch_out = Sender(comm, after, shared.tags - 1,
+                                    far=shared.is_far(after))
         end = last % comm.size
         tag = self._tag + 1 + 2 * last
         if comm.rank == end:
@@ -147,7 +157,8 @@ class Channels:
 
     def _all_senders(self) -> list[Sender]:
         targets = [self.targets] if isinstance(self.targets, Sender) else []
-        return [*self.senders.values(), *targets, *self._outputs]
+        batches = [self.batch_out] if self.batch_out else []
+        return [*self.senders.values(), *targets, *self._outputs, *batches]
 
     def _all_receivers(self) -> list[Receiver]:
         others = [self.targets, self._output]

@@ -1,6 +1,6 @@
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.micro_batches import bounds
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
 import chainer.functions as F

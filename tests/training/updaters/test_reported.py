@@ -1,8 +1,8 @@
 """Whatever a model reports is what it reports on the whole batch."""
 import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
-from chainer_fp8pipe.training.updaters.reported import Reported, share_means
+from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
+from chainer_fp8pipe.training.reported import Reported, share_means
 
 import chainer
 import chainer.functions as F

@@ -9,16 +9,15 @@ from typing import Any
 
 import chainer
 
-from ...channel.channel import Receiver, Sender
-from ...mpi.grid import ProcessGrid
-from ...pipeline.block import Arrays
-from ...pipeline.channels import Channels
-from ...pipeline.layer_block import LayerBlock, as_tuple
-from ...pipeline.loss import LossHead
-from ...pipeline.micro_batches import bounds, concatenated
-from ...pipeline.randomness import Place
-from .reported import Reported
-from .together import Opened, StepBatch
+from ..channel.channel import Receiver, Sender
+from ..mpi.grid import ProcessGrid
+from ..pipeline.block import Arrays
+from ..pipeline.channels import Channels
+from ..pipeline.layer_block import LayerBlock, as_tuple
+from ..pipeline.loss import LossHead
+from ..pipeline.micro_batches import bounds, concatenated
+from .batch import Batch, Opened
+from .reported import Report, Reports
 
 
 class LayerWork:
@@ -45,8 +44,8 @@ class LayerWork:
             for layer in piece]
             for position, piece in enumerate(model.pieces)}
 
-    def batch(self, arrays: Any, label_key: Any,
-              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+    def batch(self, arrays: Any, label_key: Any = -1,
+              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
         """Inputs and target of a converted batch, a tuple or dictionary."""
         if isinstance(arrays, dict):
             if label_key not in arrays:
@@ -55,7 +54,7 @@ class LayerWork:
                                  f'it by label_key, not {label_key!r}')
             arrays = dict(arrays)
             target = arrays.pop(label_key)
-            return StepBatch(tuple(arrays.values()), target, progress)
+            return Batch(tuple(arrays.values()), target, progress)
         arrays = list(as_tuple(arrays))
         if len(arrays) < 2:
             raise ValueError('an example has no target; it must be a tuple '
@@ -65,15 +64,16 @@ class LayerWork:
         except (IndexError, TypeError):
             raise ValueError(f'an example has {len(arrays)} elements, and '
                              f'none is label_key={label_key!r}') from None
-        return StepBatch(tuple(arrays), target, progress)
+        return Batch(tuple(arrays), target, progress)
 
-    def deal(self, opened: Opened, channels: Channels, parts: int,
+    def deal(self, opened: Opened, channels: Channels,
              step: str) -> tuple[list[Arrays], list[Any], list[float]]:
         """Inputs where the model begins, targets where the loss is.
 
-        Returns inputs, targets and weights of ``parts`` micro-batches.
+        Returns inputs, targets and weights of the micro-batches.
         """
-        places = bounds(opened.samples, parts)
+        parts = len(opened.sizes)
+        places = bounds(sum(opened.sizes), parts)
         inputs: list[Arrays] = []
         target: Any = None
         if opened.batch is not None:
@@ -112,29 +112,31 @@ class LayerWork:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def reported(self) -> Reported:
+    def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
-        found = Reported()
-        if self._grid.stage_index == self._grid.stages - 1:
-            for name in self.head.names:
-                found.add_sum(name, self.head.sums[name],
-                              self.head.totals[name])
-        return found
+        if self._grid.stage_index < self._grid.stages - 1:
+            return {}
+        return {name: Report('number', self.head.sums[name],
+                             self.head.totals[name])
+                for name in self.head.names}
 
-    def report(self, means: Mapping[str, Any]) -> None:
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
+        return means
 
     # --- layers stay where they are, and share nothing ----------------------
 
     has_ties = False
 
-    def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> None:
+    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
+        return None, []
+
+    def rehearse(self, *_: Any) -> None:
         pass
 
-    def ready(self, batch: StepBatch) -> StepBatch:
-        return batch
+    def prepare(self, *_: Any) -> None:
+        pass
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         return {}

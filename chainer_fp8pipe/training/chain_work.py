@@ -1,0 +1,303 @@
+"""Micro-batches of a partitioned Chain: all ranks see the whole batch."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy
+
+from ..chains import nested
+from ..chains.names import OBSERVER
+from ..chains.part import ChainPart
+from ..chains.partitioned import Form
+from ..chains.rehearsal import weights
+from ..chains.staged_trace import StagedTrace
+from ..mpi.agreement import raise_together
+from ..mpi.grid import ProcessGrid
+from ..pipeline.block import Arrays
+from ..pipeline.channels import Channels
+from ..pipeline.loss import LossHead, checked_weight
+from ..pipeline.micro_batches import concatenated
+from ..pipeline.randomness import Place
+from .batch import Batch, Opened
+from .reported import Report, Reports, add, report_of
+
+#: The name of the loss that the model returns.
+LOSS = '\0loss'
+_SAME = ('What a model calls must not depend on the rank; all ranks must see '
+         'the same batch and the same settings.')
+
+
+class ChainWork:
+    """What the ranks of a partitioned Chain do with a batch.
+
+    The methods are those of :class:`.LayerWork`.
+    The arguments are as for :class:`.Pipeline`.
+    """
+
+    def __init__(self, model: Any, grid: ProcessGrid,
+                 loss_weight: Callable | None) -> None:
+        self._model, self._grid = model, grid
+        self._partition = model.partition
+        self._loss_weight = loss_weight
+        self.head = LossHead(_given, {}, float)
+        self.chunks = model.plan.chunks
+        self.layers = 0
+        self._programs: list[StagedTrace] = []
+        self._last: dict[str, list[StagedTrace]] = {}
+        self._forms: list[Form] = []
+        self._trained = 0
+        self._weights: list[float] = []
+        self._method: Callable | None = None
+        #: Whether this rank's parameters are others than they were.
+        self.changed = False
+
+    def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
+        """This rank's parts of the model, by number of chunk."""
+        self._partition.passes.statistics = statistics
+        return {chunk: [block] for chunk, block
+                in self._partition.blocks().items()}
+
+    def choose(self, method: str | None) -> str:
+        """Has predictions call a method or child link; its name."""
+        names = ['predictor', 'predict'] if method is None else [method]
+        for name in names:
+            found = getattr(self._model, name, None)
+            if callable(found):
+                self._method = found
+                return name
+        kind = type(self._model).__name__
+        if method is None:
+            raise ValueError(
+                f'{kind} has neither a predictor nor a method predict(); '
+                "pass method='name' of what returns the output")
+        raise ValueError(f'{kind} has no method {method!r}')
+
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage.
+
+        Raises ValueError if an output has not a row for each sample, or the
+        micro-batches have different outputs.
+        """
+        forms = {nested.signature(program.form)
+                 for program in self._programs}
+        if len(forms) > 1:
+            raise ValueError('the outputs of the micro-batches differ in '
+                             'their form; they cannot be concatenated')
+        return concatenated(parts, sizes, xp)
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: arrays in the form of the method's."""
+        return nested.rebuilt(self._programs[0].form, list(outputs))
+
+    def batch(self, arrays: Any, label_key: Any = None,
+              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
+        """All arrays of a converted batch: the model has its loss inside."""
+        if isinstance(arrays, dict):
+            return Batch(tuple(arrays.values()), None, progress,
+                         tuple(arrays))
+        return Batch(arrays if isinstance(arrays, tuple) else (arrays,),
+                     None, progress)
+
+    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
+        """What all ranks get: a tree of the arguments, arrays on the host."""
+        arrays, tree = nested.leaves(batch._replace(inputs=tuple(
+            numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
+                nested.array_of(array)))
+            for array in batch.inputs)).arguments())
+        return tree, arrays
+
+    def rehearse(self, step: str, opened: Opened, places: list[Place]
+                 ) -> Any:
+        """What this rank's share of the micro-batches calls.
+
+        Raises:
+            ValueError: The model cannot be run so.
+        """
+        part = self._partition
+        problem = part.problem()
+        if problem:
+            raise ValueError(problem)
+        last = (self._last.get(step, []) if part.passes.resume(step) else [])
+        function = self._model
+        if step == 'predict':
+            assert self._method is not None
+            function = self._method
+        self._forms = []
+        for number, (arrays, place) in enumerate(zip(
+                opened.parts, places, strict=True)):
+            args, kwargs = nested.rebuilt(opened.tree, [
+                self._model.device.send(array) for array in arrays])
+            self._forms.append(Form(
+                function, args, kwargs,
+                last[number].after if number < len(last) else None, place))
+        mine: dict[int, Any] = {}
+        for number in range(self._grid.stage_index, len(places),
+                            self._grid.stages):
+            found = part.rehearsed(step, self._forms[number])
+            mine[number] = found and (found[0].trace.digest, found[1])
+        if self._loss_weight is None or step == 'predict':
+            return mine, None
+        return mine, [
+            checked_weight(self._loss_weight(*args, **kwargs))
+            for args, kwargs in (form.call.arguments()
+                                 for form in self._forms)]
+
+    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+        """All ranks of the pipeline have a trace for each micro-batch.
+
+        Args:
+            step: As it was opened.
+            opened: The batch.
+            said: What :meth:`rehearse` gave on each rank of the pipeline.
+
+        Raises:
+            ValueError: The model cannot be run so, or ranks would make
+                different calls; on all ranks of the pipeline.
+        """
+        part, forms = self._partition, self._forms
+        every = {number: one for share, _ in said
+                 for number, one in share.items()}
+        found: list[Any] = []
+        for number, form in enumerate(forms):
+            digest, labels = every[number] or ('', None)
+            program = part.known(step, form, digest)
+            found.append(None if program is None else (program, labels))
+        if not all(found):
+            found = raise_together(
+                self._grid.pipeline,
+                lambda: self._traced(step, forms, found), error=ValueError,
+                remedy=_SAME, entries=lambda found: {
+                    f'what micro-batch {number} calls':
+                    program.trace.digest
+                    for number, (program, _) in enumerate(found)})
+        self._programs = [program for program, _ in found]
+        self._last[step] = self._programs
+        missing = {one for program in self._programs
+                   for one in part.missing(program)}
+        if missing:
+            self._lend(step, missing)
+        self._weights = [0.0] * len(forms)
+        if step != 'predict':
+            self._weights = self._agreed([given for _, given in said]) or (
+                weights([labels for _, labels in found], opened.sizes,
+                        self._grid.replicas if step == 'train' else 1))
+
+    def deal(self, opened: Opened, channels: Channels,
+             step: str) -> tuple[list[Arrays], list[Any], list[float]]:
+        """As :meth:`.LayerWork.deal`; nothing is sent any more."""
+        self._trained += step == 'train'
+        self._partition.passes.begin(step, self._programs,
+                                     [form.call for form in self._forms])
+        inputs: list[Arrays] = [()] * len(self._forms)
+        first = inputs if self._grid.stage_index == 0 else []
+        if self._grid.stage_index < self._grid.stages - 1:
+            return first, [], []
+        return first, self._weights, self._weights
+
+    def reported(self) -> Reports:
+        """What the model has reported here, and its loss."""
+        found: Reports = {}
+        for weight, reports in zip(
+                self._weights, self._partition.passes.reports, strict=True):
+            for name, value in reports.items():
+                add(found, name, report_of(value, weight))
+        if self._grid.stage_index == self._grid.stages - 1:
+            found[LOSS] = Report('number', self.head.sums['loss'],
+                                 self.head.totals['loss'])
+        return found
+
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+        """Reports means for the links that have reported parts of them.
+
+        Returns them with their names in the model; the loss is ``'loss'``.
+        """
+        named: dict[str, Any] = {}
+        for name, value in means.items():
+            path, found, key = name.partition(OBSERVER)
+            if found:
+                chainer.report({key: value},
+                               self._partition.names.links[path])
+                named[f'{path}/{key}'.lstrip('/')] = value
+            elif name != LOSS:
+                chainer.report({name: value})
+                named[name] = value
+        return {'loss': means[LOSS], **named} if LOSS in means else named
+
+    @property
+    def has_ties(self) -> bool:
+        """Whether a parameter is on several ranks; the same on all."""
+        return bool(self._partition.ties)
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        """Parameters on several ranks, by id, with their stages."""
+        part = self._partition
+        return {id(part.own[name]): stages
+                for name, stages in part.ties.items() if name in part.own}
+
+    def end(self) -> None:
+        """Ends a step."""
+        self._partition.passes.end()
+
+    def give_back(self) -> None:
+        """Takes away parameters that were lent for the step."""
+        self.changed = self._partition.give_back() or self.changed
+
+    def forget(self) -> None:
+        """Drops what a failed step has left."""
+        self.give_back()
+        self._partition.passes.forget()
+
+    # --- details ------------------------------------------------------------
+
+    def _traced(self, step: str, forms: list[Form], found: list[Any]
+                ) -> list[Any]:
+        """A trace for each micro-batch that has none."""
+        part = self._partition
+        self._tell(step, found)     # raises where warnings are errors
+        return [
+            # An earlier one of this batch may do.
+            one or part.rehearsed(step, form) or part.traced(step, form)
+            for form, one in zip(forms, found, strict=True)]
+
+    def _tell(self, step: str, found: list[Any]) -> None:
+        """Says once that batches of other forms take time."""
+        # The second step may begin with state that the first one has left.
+        if step == 'train' and self._trained > 2:
+            new = sum(one is None for one in found)
+            why = self._partition.passes.mismatch
+            self._partition.tell_once(
+                f'{new} of {len(found)} micro-batches have shapes, or make '
+                'the model call what it has not called before, so the model '
+                'is traced again; this is said once. ' + (
+                    f'Here {why}; where it changes in every batch, compute '
+                    'with an array of it' if why else
+                    'Where every batch is another, pad sequences to a few '
+                    'lengths'))
+
+    def _lend(self, step: str, missing: set[tuple[str, int]]) -> None:
+        if step == 'train' and self._grid.replicas > 1:
+            name, chunk = min(missing)
+            raise ValueError(
+                f'this batch needs parameter {name} on '
+                f'{self._partition.where(chunk)}, which has not got it; make '
+                'the partition with such an example')
+        self._partition.lend(missing)
+        self.changed = True
+
+    def _agreed(self, given: list[Any]) -> list[float] | None:
+        """The weights that the user's function gave on all ranks."""
+        for rank, other in enumerate(given):
+            for number, (one, two) in enumerate(zip(
+                    given[0] or [], other or [], strict=True)):
+                if one != two:
+                    raise ValueError(
+                        f'the loss_weight of micro-batch {number} is {one} '
+                        f'on rank 0 but {two} on rank {rank}. {_SAME}')
+        return given[0]
+
+
+def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:
+    return loss
