@@ -1,10 +1,21 @@
-"""How the package's commands read their arguments, and refuse wrong ones."""
+"""How the package's commands read their arguments, and refuse wrong ones.
+
+Nothing of MPI or Chainer is imported: the launcher is no rank.
+"""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import importlib.util
+import os
+import re
+import warnings
+import zipfile
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+_SECONDS = {'s': 1.0, 'm': 60.0, 'h': 3600.0}
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,9 +86,81 @@ def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     return f'; did you mean {found[0]}?' if found else ''
 
 
-
 def count(text: str) -> int:
     """For ``type=``: a number of things, of which there is one at least."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'{text!r} is not 1 or more')
     return int(text)
+
+
+class Interval(NamedTuple):
+    """How often something happens in a training."""
+
+    amount: float
+    unit: str       # 'second', 'iteration' or 'epoch'
+
+
+def parse_interval(text: str) -> Interval:
+    """The interval in ``'5m'``, ``'100 iterations'`` or ``'1 epoch'``.
+
+    Times are in ``s``, ``m`` and ``h``.
+
+    Raises:
+        ValueError: The text is none of these, or not positive, or has a
+            part of an iteration.
+    """
+    match = re.fullmatch(
+        r'\s*(\d+(?:\.\d+)?)\s*(s|m|h|iterations?|updates?|epochs?)\s*', text)
+    if match and float(match[1]) > 0:
+        amount, unit = float(match[1]), match[2]
+        if unit in _SECONDS:
+            return Interval(amount * _SECONDS[unit], 'second')
+        if unit.startswith('epoch'):
+            return Interval(amount, 'epoch')
+        if amount.is_integer():
+            return Interval(amount, 'iteration')
+    raise ValueError(f'{text!r} is no interval; write it as in 30s, 5m, 1h, '
+                     "'100 iterations' or '1 epoch'")
+
+
+def check_script(path: str | None) -> None:
+    """Compiles a script, which every rank would fail in at its first line.
+
+    Args:
+        path: Of the file; None: no script was named.
+
+    Raises:
+        ValueError: There is no such file, it cannot be read, or it is no
+            Python.  The message is a line.
+    """
+    if not path:
+        raise ValueError('there is no script; name it after the options')
+    if os.path.isdir(path):
+        raise ValueError(f'{path} is a folder, and no script')
+    if not os.path.exists(path):
+        raise ValueError(f'there is no script {path}{_meant(path)}')
+    try:
+        with open(path, 'rb') as file:
+            source = file.read()
+        if source.startswith(importlib.util.MAGIC_NUMBER) or (
+                zipfile.is_zipfile(path)):
+            return          # Python runs these, too, and has compiled them
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')     # Python warns when it runs it
+            compile(source, path, 'exec', dont_inherit=True)
+    except SyntaxError as error:
+        line = (error.text or '').strip()
+        raise ValueError(
+            path + f', line {error.lineno}' * bool(error.lineno)
+            + f': {type(error).__name__}: {error.msg}'
+            + f': {line}' * bool(line)) from None
+    except (ValueError, OSError) as error:      # bytes that are no text
+        raise ValueError(f'{path} cannot be read as a script: {error}'
+                         ) from None
+
+
+def _meant(path: str) -> str:
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        return did_you_mean(name, os.listdir(folder or '.'), 0.8)
+    return f': there is no folder {folder}'

@@ -1,4 +1,9 @@
-"""Times the mean of gradients by every algorithm and codec."""
+"""Times the mean of gradients by every algorithm and codec, and says why."""
+# All that is compared is timed in turns, so that a slow minute hits all of it.
+# Beside its time stands what each exchange is spent on: the processor (the
+# communicator's own clock, of the slowest rank), latency (what the exchange of
+# a few elements takes), and the wire, which has the rest: bytes that move, and
+# ranks that wait for each other.
 from __future__ import annotations
 
 import contextlib
@@ -15,9 +20,7 @@ import numpy
 from mpi4py import MPI
 
 from ..communicators import create_communicator
-from ..communicators.codec_communicator import CodecCommunicator
 from ..communicators.options import without_warmup
-from .explanation import Contender, Shares, explain
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -32,26 +35,56 @@ class Case(NamedTuple):
     algorithm: str
     options: tuple[tuple[str, Any], ...] = ()
 
-    def arguments(self) -> dict[str, Any]:
-        """The options for timing: without float32 warm-up."""
-        return {'algorithm': self.algorithm, **without_warmup(self.codec),
-                **dict(self.options)}
+    def make(self, comm: MPI.Comm) -> Any:
+        """The communicator, without warm-up; call it on all ranks."""
+        return create_communicator(
+            self.codec, comm, algorithm=self.algorithm,
+            **without_warmup(self.codec), **dict(self.options))
 
-    def make(self, comm: MPI.Comm) -> CodecCommunicator:
-        """The communicator; call it on all ranks."""
-        return create_communicator(self.codec, comm, **self.arguments())
-
-    def call(self) -> str:
-        """The call that makes the communicator, for users to copy."""
-        options = ''.join(f', {name}={value!r}' for name, value in
-                          (('algorithm', self.algorithm), *self.options))
-        return f'create_communicator({self.codec!r}{options})'
+    def __str__(self) -> str:
+        return ' '.join([self.codec, self.algorithm, *(
+            f'{name}={value}' for name, value in self.options)])
 
 
-class Times(NamedTuple):
-    """Seconds until the last rank was through, once per repetition."""
+class Shares(NamedTuple):
+    """What an exchange is spent on, on the slowest rank.
 
+    Attributes:
+        processor: Seconds of encoding, summing and decoding.
+        latency: Seconds that an exchange of a few elements takes.
+        nbytes: Bytes that a rank sends, of the rank that sends most.
+    """
+
+    processor: float
+    latency: float
+    nbytes: int
+
+    def wire(self, seconds: float) -> float:
+        """Seconds of all that bytes move, and ranks wait for each other."""
+        return max(seconds - self.processor - self.latency, 0.0)
+
+    def percent(self, seconds: float) -> tuple[int, int, int]:
+        """Processor, wire and latency, out of 100."""
+        processor = round(100 * min(self.processor / seconds, 1.0))
+        latency = min(round(100 * min(self.latency / seconds, 1.0)),
+                      100 - processor)
+        return processor, 100 - processor - latency, latency
+
+
+class Result(NamedTuple):
+    """Times of a case.
+
+    Attributes:
+        size: Elements of the gradients.
+        case: None is the MPI library's.
+        seconds: Until the last rank was through, once per repetition.
+        shares: What they are spent on; None: nobody knows.
+    """
+
+    size: int
+    case: Case | None
     seconds: tuple[float, ...]
+    shares: Shares | None = None
 
     @property
     def median(self) -> float:
@@ -59,26 +92,18 @@ class Times(NamedTuple):
         return statistics.median(self.seconds)
 
     @property
-    def spread(self) -> str:
-        """Shortest and longest, in milliseconds."""
-        return f'{min(self.seconds) * 1e3:.4g} - {max(self.seconds) * 1e3:.4g}'
+    def is_exact(self) -> bool:
+        """Whether nothing is lost but by rounding of float32."""
+        return self.case is None or self.case.codec == 'float32'
 
-
-class Result(NamedTuple):
-    """A case's times for one size; ``case`` None is the MPI library's."""
-
-    size: int
-    case: Case | None
-    times: Times
-    shares: Shares | None = None
-
-    @property
-    def contender(self) -> Contender:
-        """What :func:`.explain` wants to know."""
-        name = (f'{self.case.codec} {self.case.algorithm}' if self.case
-                else MPI_LIBRARY)
-        exact = self.case is None or self.case.codec == 'float32'
-        return Contender(name, exact, self.times.median, self.shares)
+    def said(self, with_parts: bool = True) -> str:
+        """``'fp8 ring takes 3 ms (2 of the processor, ...)'``."""
+        text = f'{self.case or MPI_LIBRARY} takes {self.median * 1e3:.3g} ms'
+        if self.shares is None or not with_parts:
+            return text
+        return (f'{text} ({self.shares.processor * 1e3:.3g} of the processor, '
+                f'{self.shares.wire(self.median) * 1e3:.3g} of the wire, '
+                f'{self.shares.latency * 1e3:.3g} of latency)')
 
 
 def model(comm: MPI.Comm, size: int) -> chainer.Link:
@@ -94,7 +119,7 @@ def model(comm: MPI.Comm, size: int) -> chainer.Link:
 
 def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
             repeats: int, progress: bool = True) -> list[Result]:
-    """Times all cases, in turns, and the MPI library's own beside them.
+    """Times all cases, and the MPI library's own beside them.
 
     Args:
         comm: The ranks.
@@ -113,45 +138,49 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
             made = [case.make(comm) for case in cases]
             for communicator in made:
                 stack.callback(communicator.finalize)
-            # As in an update: encode to decode.
             counted = [_Counted(communicator, link) for communicator in made]
-            actions = [_mpi_library(comm, size), *counted, *[
-                functools.partial(communicator.multi_node_mean_grad, few)
-                for communicator in made]]
-            label = f'{size:,} elements ({number + 1} of {len(sizes)})'
-            with _progress(comm, label, len(actions) * (repeats + 1),
-                           progress) as tick:
-                times = interleaved(comm, actions, repeats, tick)
-            results.append(Result(size, None, times[0]))
-            results += [
-                Result(size, case, its, one.shares(comm, nothing.median))
-                for case, its, nothing, one in zip(
-                    cases, times[1:], times[1 + len(cases):], counted,
-                    strict=False)]
+            data = numpy.zeros((2, size), numpy.float32)
+            actions: list[Callable[[], object]] = [
+                # MPICH took up to a fifth longer in place, as naive calls it.
+                lambda data=data: comm.Allreduce(*data),    # type: ignore
+                *counted, *[functools.partial(
+                    communicator.multi_node_mean_grad, few)
+                    for communicator in made]]
+            tick = _progress(
+                f'{size:,} elements ({number + 1} of {len(sizes)})',
+                len(actions) * (repeats + 1)) if (
+                    progress and not comm.rank and sys.stderr.isatty()) else (
+                        lambda: None)
+            times = interleaved(comm, actions, repeats, tick)
+        results.append(Result(size, None, times[0]))
+        results += [
+            Result(size, case, its, one.shares(comm, nothing))
+            for case, its, nothing, one in zip(
+                cases, times[1:], times[1 + len(cases):], counted,
+                strict=False)]
     return results
 
 
 class _Counted:
-    """An exchange whose processor time and bytes are kept."""
+    """An exchange, as in an update, whose processor time and bytes are kept.
+    """
 
-    def __init__(self, communicator: CodecCommunicator, link: chainer.Link
-                 ) -> None:
+    def __init__(self, communicator: Any, link: chainer.Link) -> None:
         self._communicator, self._link = communicator, link
-        self._processor: list[float] = []
-        self._sent: list[int] = []
+        self._found: list[tuple[float, int]] = []
 
     def __call__(self) -> None:
-        before = self._so_far()
-        self._communicator.multi_node_mean_grad(self._link)
         seconds, sent = self._so_far()
-        self._processor.append(seconds - before[0])
-        self._sent.append(sent - before[1])
+        self._communicator.multi_node_mean_grad(self._link)
+        after, sent_after = self._so_far()
+        self._found.append((after - seconds, sent_after - sent))
 
-    def shares(self, comm: MPI.Comm, latency: float) -> Shares:
+    def shares(self, comm: MPI.Comm, nothing: Sequence[float]) -> Shares:
         """Of the slowest rank; call it on all."""
-        return Shares(
-            comm.allreduce(statistics.median(self._processor), MPI.MAX),
-            latency, comm.allreduce(max(self._sent), MPI.MAX))
+        processor, sent = zip(*self._found, strict=True)
+        return Shares(comm.allreduce(statistics.median(processor), MPI.MAX),
+                      statistics.median(nothing),
+                      comm.allreduce(max(sent), MPI.MAX))
 
     def _so_far(self) -> tuple[float, int]:
         events = self._communicator.events
@@ -160,13 +189,18 @@ class _Counted:
 
 
 def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
-                repeats: int, tick: Callable[[], object]) -> list[Times]:
-    """Times several actions in turns, so that a slow minute hits them all.
+                repeats: int, tick: Callable[[], object]
+                ) -> list[tuple[float, ...]]:
+    """Times several actions in turns; all ranks begin each together.
 
-    All ranks begin an action together; ``tick`` is called after each.
+    Args:
+        comm: The ranks.
+        actions: What to time.
+        repeats: Of each, after one for warming up.
+        tick: Called after each.
 
     Returns:
-        The times of each action; the same on all ranks.
+        Seconds of each action; the same on all ranks.
     """
     found: list[list[float]] = [[] for _ in actions]
     for repeat in range(repeats + 1):
@@ -178,80 +212,76 @@ def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
             if repeat:
                 times.append(seconds)
             tick()
-    return [Times(tuple(times)) for times in found]
+    return [tuple(times) for times in found]
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as text, the fastest of each size marked."""
+    """The results as text, the fastest of each size marked, and why."""
     lines = [f'{"elements":>12}  {"codec":<10}{"algorithm":<18}'
              f'{"median [ms]":>11}  {"spread [ms]":<19}{"x MPI float32":>13}'
              f'  {"processor":>9}{"wire":>6}{"latency":>8}{"MB sent":>9}']
     for size in dict.fromkeys(result.size for result in results):
         ours = [result for result in results if result.size == size]
-        base = next(result.times.median for result in ours
-                    if result.case is None)
-        best = min(ours, key=lambda result: result.times.median)
-        for result in ours:
-            codec, algorithm = (result.case[:2] if result.case
+        base = next(one.median for one in ours if one.case is None)
+        best = min(ours, key=lambda one: one.median)
+        for one in ours:
+            codec, algorithm = (one.case[:2] if one.case
                                 else ('float32', MPI_LIBRARY))
+            spread = (f'{min(one.seconds) * 1e3:.4g} - '
+                      f'{max(one.seconds) * 1e3:.4g}')
+            parts = ''
+            if one.shares is not None:
+                processor, wire, latency = one.shares.percent(one.median)
+                parts = (f'  {processor:>7} %{wire:>4} %{latency:>6} %'
+                         f'{one.shares.nbytes / 1e6:>9.3g}')
             lines.append(
                 f'{size:>12,}  {codec:<10}{algorithm:<18}'
-                f'{result.times.median * 1e3:>11.4g}  '
-                f'{result.times.spread:<19}'
-                f'{base / result.times.median:>13.2f}{_parts(result)}'
-                f'{" <- fastest" if result is best else ""}')
-    largest = [result for result in results
-               if result.size == max(result.size for result in results)]
-    best = min(largest, key=lambda result: result.times.median)
+                f'{one.median * 1e3:>11.4g}  {spread:<19}'
+                f'{base / one.median:>13.2f}{parts}'
+                + ' <- fastest' * (one is best))
+    return '\n'.join([*lines, *_explained(ours, best)])
+
+
+def _explained(results: Sequence[Result], best: Result) -> Iterator[str]:
+    """The call to copy, and why the best is, or that nothing lossy pays."""
     if best.case:
-        lines += ['', 'fastest for the largest: '
-                  f'chainer_fp8pipe.{best.case.call()}']
-    return '\n'.join([*lines, *explain(
-        [result.contender for result in largest])])
-
-
-def _parts(result: Result) -> str:
-    if result.shares is None:
-        return ''
-    processor, wire, latency = result.shares.percent(result.times.median)
-    return (f'  {processor:>7} %{wire:>4} %{latency:>6} %'
-            f'{result.shares.nbytes / 1e6:>9.3g}')
+        options = ''.join(f', {name}={value!r}' for name, value in (
+            ('algorithm', best.case.algorithm), *best.case.options))
+        yield ''
+        yield ('fastest for the largest: chainer_fp8pipe.create_communicator('
+               f'{best.case.codec!r}{options})')
+    rival = min((one for one in results if one.is_exact != best.is_exact),
+                key=lambda one: one.median, default=None)
+    if rival is None:
+        return
+    yield (f'warning: no compression pays here: {best.said(False)}, '
+           f'{rival.said()}' if best.is_exact else
+           f'why: {best.said()}; without compression {rival.said()}')
 
 
 def as_json(results: Sequence[Result], comm: MPI.Comm) -> str:
+    """All times, for programs."""
     return json.dumps({
         'ranks': comm.size,
         'library': MPI.Get_library_version().splitlines()[0].strip(),
         'results': [{
-            'elements': result.size,
-            'codec': result.case.codec if result.case else 'float32',
-            'algorithm': (result.case.algorithm if result.case
-                          else MPI_LIBRARY),
-            'options': dict(result.case.options) if result.case else {},
-            'seconds': result.times.seconds,
-            'shares': result.shares and result.shares._asdict()}
-            for result in results]}, indent=1)
+            'elements': one.size,
+            'codec': one.case.codec if one.case else 'float32',
+            'algorithm': one.case.algorithm if one.case else MPI_LIBRARY,
+            'options': dict(one.case.options) if one.case else {},
+            'seconds': one.seconds,
+            'shares': one.shares and one.shares._asdict()}
+            for one in results]}, indent=1)
 
 
-def _mpi_library(comm: MPI.Comm, size: int) -> Any:
-    # MPICH took up to a fifth longer in place, as ChainerMN's naive calls it.
-    data = numpy.zeros((2, size), numpy.float32)
-    return lambda: comm.Allreduce(*data)
-
-
-@contextlib.contextmanager
-def _progress(comm: MPI.Comm, label: str, total: int, wanted: bool
-              ) -> Iterator[Any]:
+def _progress(label: str, total: int) -> Callable[[], None]:
     done = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
-        sys.stderr.write(f'\r{label}: {done} of {total}')
+        text = f'{label}: {done} of {total}'
+        sys.stderr.write(f'\r{text}' if done < total
+                         else '\r' + ' ' * len(text) + '\r')
         sys.stderr.flush()
-
-    if comm.rank or not wanted or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    yield tick
-    sys.stderr.write('\r' + ' ' * (len(label) + 30) + '\r')
+    return tick

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import warnings
 
@@ -12,8 +11,7 @@ import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..allreduce.engine import Algorithm
-from ..codecs import BlockScaled, Cast, Fp8Ratio
+from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import (
     SAME_MODEL,
@@ -21,16 +19,16 @@ from ..exchange.gradients import (
     describe,
     distinct_parameters,
 )
-from ..exchange.model_state import ModelState, ModelStates
-from ..exchange.nonfinite import NonfiniteMean
-from ..exchange.reducer import Final, Reducer
+from ..exchange.reducer import (
+    Final,
+    NonfiniteMean,
+    Reducer,
+    threads_are_allowed,
+)
 from ..mpi.agreement import Signature, agree
-from ..overlap.exchange_thread import threads_are_allowed
-from ..overlap.overlapped_reducer import OverlappedReducer
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm
 from .options import (
-    NEXT_FORWARD,
     BlockOptions,
     ExchangeOptions,
     Fp8Options,
@@ -62,9 +60,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
-        # Without this object in it: residuals would outlive it by chance.
-        self._models = ModelStates(functools.partial(
-            _model_state, name, options, mpi_comm.rank))
         self._owns_mpi_comm = False
         self._process = os.getpid()
         self._is_finalized = False
@@ -72,8 +67,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._node = next(node for node in nodes if mpi_comm.rank in node)
         self._algorithm = make_algorithm(mpi_comm, options, nodes,
                                          self.events)
-        self._reducer = _reducer(mpi_comm, options, self._algorithm,
-                                 self._models, self.events)
+        self._reducer = Reducer(
+            mpi_comm, self._algorithm, _codec(name, options, mpi_comm.rank),
+            getattr(options, 'warmup', 0), self.events, options.bucket_bytes,
+            options.nonfinite, options.check_every,
+            _overlap(mpi_comm, options))
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -179,8 +177,11 @@ class CodecCommunicator(MpiCommunicatorBase):
     def is_warming_up(self) -> bool:
         """Whether a model's next update travels in float32, to be in fp8 soon.
         """
-        states = list(self._models) or [_model_state(self.name, self.options)]
-        return any(state.current is not state.codec_state for state in states)
+        exchanges = self._reducer.exchanges
+        if not exchanges:
+            return getattr(self.options, 'warmup', 0) > 0
+        return any(exchange.current is not exchange.codec_state
+                   for exchange in exchanges)
 
     def report(self, model: chainer.Link) -> dict[str, TensorReport]:
         """Reports on every tensor of a model so far, by the parameter's name.
@@ -189,12 +190,11 @@ class CodecCommunicator(MpiCommunicatorBase):
             TypeError: The codec is not fp8.
         """
         self._reducer.complete()
-        state = self._models.known(model)
-        kept = (state or _model_state(self.name, self.options)).codec_state
-        codec = kept.codec
+        codec = self._reducer.codec
         if not isinstance(codec, Fp8Ratio):
             raise TypeError(f'communicator {self.name!r} has no fp8 codec')
-        return codec.report(kept)
+        exchange = self._reducer.known(model)
+        return codec.report(exchange.codec_state) if exchange else {}
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
         """What compression does to each tensor of a model.
@@ -205,10 +205,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         rank's gradients.  Call it on all ranks, as with :meth:`report`.
         """
         self._reducer.complete()
-        state = self._models.known(model)
-        if state is None:
+        exchange = self._reducer.known(model)
+        if exchange is None:
             return {}
-        kept = state.codec_state
+        kept = exchange.codec_state
         codec = kept.codec
         found: dict[str, dict[str, float]] = {}
         if isinstance(codec, Fp8Ratio):
@@ -245,8 +245,8 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._reducer.complete()
         if model is None:
             model = self._only_model()
-        state = None if model is None else self._models.known(model)
-        return state.state() if state else {}
+        exchange = None if model is None else self._reducer.known(model)
+        return exchange.save() if exchange else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:
@@ -267,13 +267,13 @@ class CodecCommunicator(MpiCommunicatorBase):
         if model is None:
             raise ValueError('no gradients have been averaged, so that it is '
                              'not known whose state this is; pass the model')
-        self._models.load(model, state)
-        self._reducer.restart()
+        self._reducer.load(model, state)
 
     # --- details ------------------------------------------------------------
 
     def _only_model(self) -> chainer.Link | None:
-        models = self._models.models()
+        models = [exchange.model for exchange in self._reducer.exchanges
+                  if exchange.model is not None]
         if models[1:]:
             raise ValueError(f'this communicator averages {len(models)} '
                              'models; pass the one that is meant')
@@ -320,36 +320,27 @@ def _diverged(model: chainer.Link, when: str) -> str:
     return ''
 
 
-def _model_state(name: str, options: ExchangeOptions, rank: int = 0
-                 ) -> ModelState:
+def _codec(name: str, options: ExchangeOptions, rank: int) -> Codec:
     if isinstance(options, BlockOptions):
-        return ModelState(BlockScaled(
+        return BlockScaled(
             options.values if isinstance(options, Int4Options) else name,
-            error_feedback=options.error_feedback), options.warmup)
+            error_feedback=options.error_feedback)
     if not isinstance(options, Fp8Options):
-        return ModelState(Cast('float16' if name == 'float16' else 'float32'))
-    return ModelState(
-        Fp8Ratio(
-            rounding=options.rounding, period=options.period,
-            quantile=options.quantile, samples=options.samples,
-            epsilon=options.epsilon, headroom=options.headroom,
-            error_feedback=options.error_feedback, seed=options.seed,
-            rank=rank), options.warmup)
+        return Cast('float16' if name == 'float16' else 'float32')
+    return Fp8Ratio(
+        rounding=options.rounding, period=options.period,
+        quantile=options.quantile, samples=options.samples,
+        epsilon=options.epsilon, headroom=options.headroom,
+        error_feedback=options.error_feedback, seed=options.seed, rank=rank)
 
 
-def _reducer(comm: MPI.Comm, options: ExchangeOptions, algorithm: Algorithm,
-             models: ModelStates, events: EventStream) -> Reducer:
-    given = (comm, algorithm, models, events, options.bucket_bytes,
-             options.nonfinite, options.check_every)
-    if not options.overlap:
-        return Reducer(*given)
-    if threads_are_allowed(comm):
-        return OverlappedReducer(
-            *given, defers=options.overlap == NEXT_FORWARD)
+def _overlap(comm: MPI.Comm, options: ExchangeOptions) -> bool | str:
+    if not options.overlap or threads_are_allowed(comm):
+        return options.overlap
     if comm.rank == 0:
         warnings.warn(
             'MPI does not allow threads to call it at the same time (it was '
             'not started with MPI_THREAD_MULTIPLE), so that gradients are '
             'exchanged after backward, as without overlap=True',
-            RuntimeWarning, stacklevel=2)
-    return Reducer(*given)
+            RuntimeWarning, stacklevel=3)
+    return False

@@ -7,17 +7,22 @@ no exchange would notice.  So from time to time all ranks compare digests.
 from __future__ import annotations
 
 import collections
+import numbers
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chainer
+import numpy
 import xxhash
 
 from ..mpi.agreement import are_equal, raised_by_all
 from .gradients import distinct_parameters
 from .lockstep import Lockstep
-from .replica_values import contents_of, digest
 
+_VALUE = 'the value'
+_COPY = 'the float32 copy'
+_COUNT = 'the count of updates'
+_STATE = 'the optimizer\'s '        # and then the name in the state
 _REMEDY = (
     'Every rank must make the same updates: look for what depends on the rank '
     'or on chance in learning rates, hooks and optimizers, for optimizer '
@@ -122,3 +127,53 @@ def _ranks(ranks: Sequence[int]) -> str:
     *first, last = map(str, ranks)
     return (f'ranks {", ".join(first)} and {last}' if first
             else f'rank {last}')
+
+
+# --- what is compared ---
+
+def contents_of(parameter: chainer.Parameter) -> dict[str, Any]:
+    """All parts by what they are called: arrays and plain values.
+
+    A parameter that is not initialised has no value, one without update rule
+    no more than that, and a rule has no state before its first update.
+    """
+    found: dict[str, Any] = {}
+    if parameter.array is not None:
+        found[_VALUE] = parameter.array
+    rule = parameter.update_rule
+    if rule is None:
+        return found
+    found[_COUNT] = rule.t
+    # Of a float16 parameter, whose value is made from this one.
+    if rule._fp32_param is not None and rule._fp32_param.array is not None:
+        found[_COPY] = rule._fp32_param.array
+    for name, value in (rule.state or {}).items():
+        # Of other objects it is not known what makes them equal.
+        if _is_array(value) or isinstance(value, (numbers.Number, str)):
+            found[_STATE + name] = value
+    return found
+
+
+def digest(value: Any) -> int:
+    """64 bits of a part: of its bytes, its dtype and its shape.
+
+    NaN is as good as any other number, and 0 is not -0.
+
+    Args:
+        value: An array of NumPy's or CuPy's, or a plain value.
+    """
+    if not _is_array(value):
+        return xxhash.xxh3_64_intdigest(repr(value).encode())
+    host = _on_host(value)
+    found = xxhash.xxh3_64(f'{host.dtype.str} {host.shape}'.encode())
+    found.update(host.reshape(-1).view(numpy.uint8).data)
+    return found.intdigest()
+
+
+def _on_host(array: Any) -> numpy.ndarray:
+    """The array, or a copy, in the host's memory and in C's order."""
+    return numpy.asarray(chainer.backends.cuda.to_cpu(array), order='C')
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (numpy.ndarray, chainer.backends.cuda.ndarray))

@@ -158,10 +158,10 @@ static PyObject *records_decode(PyObject *self, PyObject *args)
         PyLong_FromUnsignedLongLong(found));
 }
 
-/* code(what, tables, start, wire, other, count, means): one of the things that
- * coding.h does, on the host.  `wire` begins at entry `start`; `other` is a
- * wire that is added to it, or the float32 sums of which it is to be the mean,
- * which are overwritten. */
+/* code(what, tables, start, wire, other, count, means): what coding.h does
+ * with a range, on the host: "encode", "decode", "mean", or "+" (add_wires).
+ * `wire` begins at entry `start`; `other` is a wire that is added to it, or the
+ * float32 sums of which it is to be the mean, which are overwritten. */
 static PyObject *code(PyObject *self, PyObject *args)
 {
     const char *what;

@@ -583,7 +583,7 @@ enum { TIMES, OVER };
 
 /* Values times or over a number; returns the largest magnitude of a strip. */
 E5M2_FUNCTION int scale_strip(const f32 *values, int operation, float number,
-                              float *out, size_t n)
+                              f32 *out, size_t n)
 {
     int largest = 0;
     INDEPENDENT

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..command_line import Parser
-from ..planning.script_file import check_script
-from ..planning.trigger_intervals import parse_interval
+from ..command_line import Parser, check_script, parse_interval
 from ..report.launch_protocol import LAUNCHED
 from .hosts import (
     Probe,

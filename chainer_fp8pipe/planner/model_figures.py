@@ -41,7 +41,7 @@ from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.processors import own_cores, pools_of
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job.model_costs import ModelCosts, ModelFigures
+from ..planning.job.model_costs import ModelFigures
 from ..planning.partition.calls import Call, Parameter
 from ..planning.partition.positions import order_of
 from ..report.process_memory import bytes_in
@@ -56,10 +56,6 @@ _SLOW = 1.5
 #: Elements of parameters with which an optimizer is timed, and the bytes that
 #: empty caches before that, as a pass does.
 _ELEMENTS, _CACHES = 1 << 22, 1 << 26
-#: Bytes of a pass beside which some of Python's own do not matter, and the
-#: share of the heap that is not held by arrays: where nothing was measured,
-#: and at most, as more comes from something else.
-_LARGE, _HEAP, _MOST_HEAP = 1 << 24, 0.1, 0.3
 #: Bytes of a rank beside arrays, where the system does not say.
 _OVERHEAD = 16e6
 
@@ -111,8 +107,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         if not in_training:
             raise
         undivided, calls = str(error), [_made_up(names, parameters)] * 2
-    micro, heap = 0.0, _HEAP
-    ranks = _taking_turns(comm)
+    micro, ranks = 0.0, _taking_turns(comm)
     if in_training:
         def alone() -> tuple | None:
             return None if comm.rank else _in_training(
@@ -121,16 +116,14 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
                                                   error=ValueError))
         calls = [_scaled(of, seconds) for of, seconds
                  in zip(calls, passes, strict=True)]
-        ranks, nbytes = _all_at_once(comm, model, example.of(samples))
-        heap = comm.allreduce(_heap(calls, names, parameters, nbytes),
-                              MPI.MAX)
+        ranks = _all_at_once(comm, model, example.of(samples))
     update, arrays, temporary = comm.bcast(raise_together(
         comm, lambda: measure_optimizer(optimizer, parameters, model.device),
         error=ValueError))
     figures = ModelFigures(
         samples, calls[0], few, calls[1],
         order_of(calls[0], list(names.parameters)), parameters,
-        update, micro, arrays, temporary, heap, undivided)
+        update, micro, arrays, temporary, undivided=undivided)
     return comm.bcast(figures), ranks
 
 
@@ -296,8 +289,8 @@ def _taking_turns(comm: MPI.Comm) -> RankFigures:
 
 
 def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
-                 ) -> tuple[RankFigures, float | None]:
-    """All ranks train copies; the figures, and bytes that a pass takes."""
+                 ) -> RankFigures:
+    """Has all ranks train copies."""
     clone: Any = raise_together(comm, lambda: copy.deepcopy(model))
     work = plain_pass(clone, batch)
 
@@ -307,25 +300,20 @@ def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
         return time.perf_counter() - begin, spent
     alone = comm.bcast(raise_together(comm, lambda: None if comm.rank else [
         timed() for _ in range(_FEWEST)]))
-    before = resident()
-    measures = forget_peak()
     found: list[tuple[float, float]] = []
     begin = time.perf_counter()
     while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
             time.perf_counter() - begin < _ENOUGH / 2):
         wait_until(comm.Ibarrier().Test)
         found.append(raise_together(comm, timed))
-    most = bytes_in('VmHWM')
     walls, spent = zip(*comm.allgather(
         numpy.median(found[1:], axis=0).tolist()), strict=True)
     _, processor = numpy.median(alone, axis=0).tolist()
-    figures = _taking_turns(comm)._replace(
+    return _taking_turns(comm)._replace(
         # Predictions start from processor time of the first rank.
         slowdown=tuple(max(one / max(processor, 1e-9), 1.0)
                        for one in walls),
         speeds=speeds_of(spent))
-    return figures, (max(most - before, 0.0) if measures
-                     and before is not None and most is not None else None)
 
 
 def speeds_of(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -409,29 +397,6 @@ def _temporary_of(work: Callable[[], object]) -> int:
 
 # --- memory of the process --------------------------------------------------
 
-def _heap(calls: Sequence[Sequence[Call]], names: Names,
-          parameters: Mapping[str, Parameter], nbytes: float | None) -> float:
-    """What the heap takes beyond the arrays of a pass, as a share of these.
-
-    Args:
-        calls: Of both sizes.
-        names: Of the model.
-        parameters: By path.
-        nbytes: By which the process has grown in plain passes; None: nobody
-            knows.
-    """
-    intervals = ModelCosts(ModelFigures(
-        1, tuple(calls[0]), 1, tuple(calls[0]),
-        order_of(calls[0], list(names.parameters)), parameters, heap=0.0)
-    ).intervals(1)
-    last = intervals.count
-    arrays = float(intervals.kept[0, last] + intervals.plain)
-    if nbytes is None or arrays < _LARGE:
-        return _HEAP
-    gradients = float(intervals.parameters[0, last])
-    return min(max((nbytes - gradients) / arrays - 1, 0.0), _MOST_HEAP)
-
-
 def resident() -> float | None:
     """Bytes of this process that are in memory; None: the system hides that.
 
@@ -454,12 +419,3 @@ def growth(before: float | None) -> float:
     if before is None or after is None:
         return _OVERHEAD
     return max(after - before, 0.0)
-
-
-def forget_peak() -> bool:
-    """Makes what is in memory now the peak; whether the system allows that."""
-    with contextlib.suppress(OSError), open(
-            '/proc/self/clear_refs', 'w') as file:
-        file.write('5')
-        return True
-    return False

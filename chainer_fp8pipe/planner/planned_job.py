@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
+import chainer.functions as F
 from mpi4py import MPI
 
 from ..chains.names import Names
@@ -21,6 +23,7 @@ from ..chains.partition import partition
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..communicators.options import make_options
+from ..links.divisible.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid
@@ -42,10 +45,11 @@ from ..planning.sizes import parse_bytes
 from . import trials
 from .example import Example
 from .exchange_times import measure_layouts
+from .layered import Layered, known_shapes, layer_counts
 from .model_figures import growth, measure_model, resident
 
 #: Parts of the time: for exchanges, and for each trial.
-_OF_EXCHANGES, _OF_A_TRIAL = 0.3, 0.08
+_OF_EXCHANGES, _OF_A_TRIAL = 0.3, 0.06
 #: Copies of the parameters that must fit beside a model for it to be tried.
 _COPIES = 7
 _REMEDY = ('correct it, or make the plan again: '
@@ -85,9 +89,11 @@ class PlannedJob:
         Raises:
             ValueError: It is for another one; on all ranks.
         """
+        planned = self.plan.model
         agree(comm, Signature({}), self.plan.problem(
-            self.plan.model if model is None else shapes_of(model),
-            comm.size))
+            planned if model is None else
+            known_shapes(model, planned) if isinstance(model, Divisible) else
+            shapes_of(model), comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
         """The grid of stages and replicas; call it on all ranks.
@@ -126,19 +132,27 @@ class PlannedJob:
         Args:
             model: The one that the plan was made with.
             example: One micro-batch; None: of the example of :func:`plan`.
+                A ``Divisible`` needs none.
             comm: All ranks; None: ``MPI.COMM_WORLD``.
             options: Of :func:`chainer_fp8pipe.partition`, beside the plan's.
 
         Returns:
-            The model.
+            The model; of a ``Divisible`` this rank's stage.
 
         Raises:
             ValueError: The plan is for another model; on all ranks.
         """
         choice, comm = self.plan.choice, _mpi(comm)
         self.check(comm, model)
-        if choice.cut is None:
+        cut = choice.cut
+        if cut is None:
             return model
+        if isinstance(model, Divisible):
+            part = model.stage(self.grid(comm), raise_together(
+                comm, lambda: layer_counts(cut, model.total),
+                error=ValueError), cut.chunks)
+            part.plan = cut         # for PipelineUpdater
+            return part
         if example is None:
             if self._example is None:
                 raise ValueError('a plan from a file has no example; pass '
@@ -147,15 +161,16 @@ class PlannedJob:
                 self.plan.batch / choice.replicas / choice.micro_batches)))
         return partition(model, example, self.grid(comm), **{
             'micro_batches': choice.micro_batches,
-            'schedule': choice.schedule, 'plan': choice.cut,
-            'chunks': choice.cut.chunks, **options})
+            'schedule': choice.schedule, 'plan': cut,
+            'chunks': cut.chunks, **options})
 
 
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
          codecs: Sequence[str] = USUAL_CODECS,
          stages: Sequence[int] = (), ranks: int | None = None,
-         budget: float = 16.0, show: bool = False, data: Any = None
+         budget: float = 16.0, show: bool = False, data: Any = None,
+         loss_fun: Callable[..., Any] = F.softmax_cross_entropy
          ) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
@@ -168,9 +183,12 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     only.
 
     Args:
-        model: The whole model, as it is written; it returns its loss.
+        model: The whole model, as it is written; it returns its loss.  Or a
+            ``Divisible``, which need not be built, and of which nothing is
+            tried.
         example: A batch of one rank, as the converter gives it: an array, a
-            tuple of arrays or a dictionary.
+            tuple of arrays or a dictionary.  For a ``Divisible`` a tuple,
+            the target last.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's; None:
             ``MPI.COMM_WORLD``.
         batch: Samples of an update, of all ranks together; None: those of
@@ -190,6 +208,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             error stream, what is being measured.
         data: What ways are tried with in place of the example, a
             :class:`~.example.ScriptData`; None: the example.
+        loss_fun: Of a ``Divisible``, as for ``PipelineUpdater``:
+            ``loss_fun(*outputs, target)``.
 
     Returns:
         The plan, the same on all ranks.
@@ -201,6 +221,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     """
     enter_world()
     comm = _mpi(comm)
+    if isinstance(model, Divisible):
+        model = raise_together(comm, lambda: Layered(model, loss_fun),
+                               error=ValueError)
     samples, wanted = _checked(comm, model, example, batch, memory, optimizer,
                                codecs, stages, ranks, budget)
     trained = trials.Trained(model, optimizer or chainer.optimizers.Adam(),
@@ -221,13 +244,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         comm, lambda: Choices(profile, wanted))
     ways = comm.bcast(choices and _ways(choices))
     found: list[tuple[Configuration, Trial]] = []
-    remarks = ['no way was tried, as the plan is for other ranks']
-    if not _has_room(model, wanted):
-        remarks = ['no way was tried, as copies of the model do not fit into '
-                   'the memory beside it']
-    elif comm.size == profile.ranks:
-        found, remarks = _tried(ways, trained, comm, say,
-                                budget * _OF_A_TRIAL)
+    remarks = _why_untried(model, wanted, comm.size, profile.ranks)
+    if not remarks:
+        found, remarks = _tried(ways, trained, comm, say, budget)
     made = comm.bcast(choices and _chosen(choices, ways, found, remarks))
     job = PlannedJob(made.as_dict(), samples)
     if show and comm.rank == 0:
@@ -355,14 +374,17 @@ def _ways(choices: Choices) -> list[Configuration]:
 
 
 def _tried(ways: Sequence[Configuration], trained: trials.Trained,
-           comm: MPI.Comm, say: Callable[[str], None], seconds: float
+           comm: MPI.Comm, say: Callable[[str], None], budget: float
            ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
     """Tries all ways, and one process."""
+    begin, seconds = time.perf_counter(), budget * _OF_A_TRIAL
+
     def run(way: Configuration) -> trials.Blocks:
         return trials.try_way(way, PlannedJob(JobPlan(
             way, comm.size, trained.batch, shapes_of(trained.model)),
             trained.example), trained, comm, seconds)
-    found, remarks = trials.try_all(ways, run, say)
+    found, remarks = trials.try_all(ways, run, say, lambda: comm.bcast(
+        time.perf_counter() - begin < budget))
     if comm.size > 1:
         say('trying one process')
         alone = trials.try_one_process(trained, comm, seconds)
@@ -394,6 +416,18 @@ def _chosen(choices: Choices, ways: Sequence[Configuration],
         said.append(f'the first {warmup} updates of {taken.codec} travel in '
                     'float32 (warmup); what was tried is what follows')
     return choices.plan(taken, tried, said)
+
+
+def _why_untried(model: Any, wanted: Wanted, here: int, ranks: int
+                 ) -> list[str]:
+    """The remark if no way can be tried."""
+    reasons = {
+        'the model is a Divisible': isinstance(model, Layered),
+        'the plan is for other ranks': here != ranks,
+        'copies of the model do not fit into the memory beside it':
+            not _has_room(model, wanted)}
+    return [f'no way was tried, as {reason}'
+            for reason, is_so in reasons.items() if is_so][:1]
 
 
 def _has_room(model: Any, wanted: Wanted) -> bool:

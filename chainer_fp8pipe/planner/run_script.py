@@ -10,13 +10,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..command_line import count
+from ..command_line import Interval, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
 from ..pipeline.schedules import SCHEDULES
 from ..planning.sizes import parse_bytes
-from ..planning.trigger_intervals import Interval, parse_interval
 from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
     RankAware,

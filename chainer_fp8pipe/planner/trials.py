@@ -9,9 +9,9 @@
 # their warm-up, in which they would be float32.
 #
 # A machine that others use changes its pace: ways that came close to the
-# fastest are tried once more, and all blocks of both turns count.  Two ways
-# that differ by less than their spread are equally fast.  Of those the exact
-# codec is taken before others, and then the simplest way.
+# fastest are tried again in further turns, and all blocks of all turns count.
+# Two ways that differ by less than their spread are equally fast.  Of those
+# the exact codec is taken before others, and then the simplest way.
 from __future__ import annotations
 
 import copy
@@ -35,12 +35,14 @@ from .example import Example, Repeating, as_it_is
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
 #: those that are, and updates of a block at most.
-_WARM_UP, _BLOCKS, _MOST = 3, 5, 20
+_WARM_UP, _BLOCKS, _MOST = 3, 4, 20
 #: Seconds of an update from which on fewer are made.
 _LONG = 0.3
-#: Medians that differ by less are equal, whatever their spread was; those
-#: that differ by more than the other are not tried again.
-_EQUAL, _NEAR = 0.03, 0.2
+#: Medians that differ by less are equal, whatever their spread was.
+_EQUAL = 0.03
+#: Turns in which the fastest ways, so many at most, that are slower than the
+#: fastest by no more than this share are tried again.
+_TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
 
 
 class Trained(NamedTuple):
@@ -74,14 +76,17 @@ Blocks = list[float] | str
 
 
 def try_all(ways: Sequence[Configuration], run: Callable[
-        [Configuration], Blocks], say: Callable[[str], None]
-        ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
-    """Tries ways, and those that come close to the fastest once more.
+        [Configuration], Blocks], say: Callable[[str], None],
+            has_time: Callable[[], bool] = lambda: True
+            ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
+    """Tries ways, and those that come close to the fastest again.
 
     Args:
         ways: In any order.
         run: Tries one, on all ranks; the same on all of them.
         say: Is told what is being tried.
+        has_time: Whether there is time for another turn; the same on all
+            ranks.
 
     Returns:
         Ways with what they took, and why others could not be tried.
@@ -95,14 +100,18 @@ def try_all(ways: Sequence[Configuration], run: Callable[
             problems.append(f'{way} was not tried: {blocks}')
         else:
             found[number] = blocks
-    fastest = min(map(numpy.median, found.values()), default=0.0)
-    near = [number for number, blocks in found.items()
-            if numpy.median(blocks) <= fastest * (1 + _NEAR)]
-    for number in near * (len(near) > 1):
-        say(f'trying {ways[number]} again')
-        blocks = run(ways[number])
-        if not isinstance(blocks, str):
-            found[number] = found[number] + blocks
+    for _ in range(_TURNS):
+        if not has_time():
+            break
+        ranked = sorted(found, key=lambda number: numpy.median(found[number]))
+        near = [number for number in ranked[:_FINALISTS] if numpy.median(
+            found[number]) <= numpy.median(found[ranked[0]]) * (1 + _NEAR)]
+        # The last one first, so that a slow minute does not always hit it.
+        for number in reversed(near * (len(near) > 1)):
+            say(f'trying {ways[number]} again')
+            blocks = run(ways[number])
+            if not isinstance(blocks, str):
+                found[number] = found[number] + blocks
     return [(ways[number], trial_of(str(ways[number]), blocks))
             for number, blocks in found.items()], problems
 

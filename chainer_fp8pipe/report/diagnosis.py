@@ -1,22 +1,27 @@
-"""Which rank or link is slow, and whether data come too late.
-
-A rank is slow if its own work, that is an update's time without what it may
-wait for others in, takes longer than that of others who do the same.  Medians
-of many updates are compared, and a quarter of a rank's own updates must not
-be as fast as others usually are, nor as a quarter of theirs: a machine that is
-now and then busy with something else makes no rank slow.
-"""
+"""What makes a run slow: a rank, a link, late data; and who waits for whom."""
+# A rank is slow if its own work, that is an update's time without what it may
+# wait for others in, takes longer than that of others who do the same.
+# Medians of many updates are compared, and a quarter of a rank's own updates
+# must not be as fast as others usually are, nor as a quarter of theirs: a
+# machine that is now and then busy with something else makes no rank slow.
+#
+# A link is slow beside the faster of the others, each direction by itself; if
+# all links of a host are, the host is named once.  Bandwidth counts by its
+# upper quartile and latency by its least, as all else that machines do makes
+# both worse.  What a rank waited for is no statistics but follows from the
+# events: a message from when it was sent, an exchange from when the last rank
+# came to it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy
 
-from .events import WAITING, Event, parted, sends_of
+from .events import WAITING, Event, sends_of, split_waits
 from .quantities import number
-from .records.run_record import (
+from .record import (
     COMMUNICATION,
     LinkReading,
     RankInterval,
@@ -69,7 +74,10 @@ def diagnose(record: RunRecord) -> list[Finding]:
             by_interval[interval.last][interval.rank] = interval
     recent = [by_interval[last] for last in sorted(by_interval)[-_RECENT:]]
     return [*_slow_ranks(start, recent), *_slow_stages(start, recent),
-            *_about_links(record, start), *_input(recent)]
+            *_slow_links(start, (
+                link for link in record.links
+                if link.start == start.number and not link.is_local)),
+            *_input(recent)]
 
 
 # --- ranks -------------------------------------------------------------------
@@ -165,24 +173,95 @@ def _slow_stages(start: RunStart, recent: list[dict[int, RankInterval]]
 
 # --- links -------------------------------------------------------------------
 
-def _about_links(record: RunRecord, start: RunStart) -> Iterator[Finding]:
-    for slow in slow_links([
-            link for link in record.links
-            if link.start == start.number and not link.is_local]):
-        names = [f'{start.hosts[rank]} (rank {rank})' for rank in slow.ranks]
-        if len(names) == 1:
-            where = {BOTH: '', OUT: ' in sending', IN: ' in receiving'}
-            text = (f'The network of {names[0]} is slow{where[slow.way]}: all '
-                    f'its links are at {slow.figure:.2f} of the speed of '
-                    'others.')
-        else:
-            text = (
-                f'The link {{}} is slow: {slow.bandwidth / 1e6:.1f} MB/s and '
-                f'{slow.latency * 1e6:.0f} µs, {slow.figure:.2f} of the speed '
-                'of other links.').format(
-                    'between ' + ' and '.join(names) if slow.way == BOTH
-                    else f'from {names[0]} to {names[1]}')
-        yield Finding(SLOW_LINK, slow.ranks, slow.figure, text)
+#: Readings of a direction that are looked at, the newest.
+_READINGS = 8
+#: A link is slow from so much of others' bandwidth on; where most links of a
+#: host are, a part of that is enough for the others.
+_SLOW_LINK, _ALSO = 0.6, 0.75
+#: Or with so many times their latency, if that is so many seconds more: ranks
+#: that share cores answer up to 0.3 ms late, and no link is the cause.
+_LATE, _LATER = 3.0, 400e-6
+
+_Pair = tuple[int, int]
+
+
+def _slow_links(start: RunStart, readings: Iterable[LinkReading]
+                ) -> Iterator[Finding]:
+    """Hosts whose links are all slow, then single links, by their ranks.
+
+    Each direction is compared with all others.  Nothing if there are fewer
+    than three links between hosts, of which none is usual.
+    """
+    found: dict[_Pair, list[tuple[float, float]]] = defaultdict(list)
+    for link in readings:
+        found[link.source, link.target].append((link.bandwidth, link.latency))
+    if len({frozenset(pair) for pair in found}) < 3:
+        return
+    # What else machines do makes both worse.
+    speeds = {pair: (float(numpy.quantile([one[0] for one in some], 0.75)),
+                     min(one[1] for one in some))
+              for pair, some in ((pair, some[-_READINGS:])
+                                 for pair, some in found.items())}
+    figures = _beside_others(speeds)
+    left = {pair for pair, figure in figures.items() if figure < _SLOW_LINK}
+    for rank in sorted({rank for pair in left for rank in pair}):
+        ways = {way: [pair for pair in speeds if pair[end] == rank]
+                for end, way in enumerate((' in sending', ' in receiving'))}
+        slow = [way for way, pairs in ways.items() if _all_slow(
+            [figures[pair] for pair in pairs])]
+        if slow:
+            pairs = [pair for way in slow for pair in ways[way]]
+            left -= {*pairs}
+            figure = float(numpy.median([figures[pair] for pair in pairs]))
+            yield Finding(SLOW_LINK, (rank,), figure, (
+                f'The network of {start.hosts[rank]} (rank {rank}) is slow'
+                f'{slow[0] if len(slow) == 1 else ""}: all its links are at '
+                f'{figure:.2f} of the speed of others.'))
+    for one, other in sorted(left):
+        back = (other, one)
+        if back in left and other < one:
+            continue        # is said of the other direction
+        pairs = [(one, other), *([back] if back in left else [])]
+        figure = float(numpy.median([figures[pair] for pair in pairs]))
+        bandwidth, latency = speeds[min(pairs, key=lambda pair:
+                                        figures[pair])]
+        from_, to = (('from', 'to') if back in speeds and back not in left
+                     else ('between', 'and'))
+        yield Finding(SLOW_LINK, (one, other), figure, (
+            f'The link {from_} {start.hosts[one]} (rank {one}) {to} '
+            f'{start.hosts[other]} (rank {other}) is slow: '
+            f'{bandwidth / 1e6:.1f} MB/s and {latency * 1e6:.0f} µs, '
+            f'{figure:.2f} of the speed of other links.'))
+
+
+def _all_slow(figures: Sequence[float]) -> bool:
+    return (len(figures) > 1 and max(figures) < _ALSO
+            and float(numpy.median(figures)) < _SLOW_LINK)
+
+
+def _beside_others(speeds: Mapping[_Pair, tuple[float, float]]
+                   ) -> dict[_Pair, float]:
+    """The speed of each link, of that of the faster others."""
+    bandwidths, latencies = numpy.array([*speeds.values()]).T
+    most = _quantile_of_others(bandwidths, 0.9)
+    least = _quantile_of_others(latencies, 0.1)
+    late = (bandwidths >= _SLOW_LINK * most) & (
+        latencies > numpy.maximum(_LATE * least, least + _LATER))
+    return dict(zip(speeds, numpy.where(
+        late, least / latencies, bandwidths / most).tolist(), strict=True))
+
+
+def _quantile_of_others(values: numpy.ndarray, share: float) -> numpy.ndarray:
+    """For each of at least two values a quantile of all the others."""
+    order = numpy.argsort(values)
+    place = numpy.argsort(order)        # of each value among all
+    low = int(share * (len(values) - 2))
+    part = share * (len(values) - 2) - low
+    ordered = values[order]
+    # Behind the missing value, all others come a place earlier.
+    below, above = (ordered[at + (at >= place)]
+                    for at in (low, min(low + 1, len(values) - 2)))
+    return below + part * (above - below)
 
 
 # --- input -------------------------------------------------------------------
@@ -241,132 +320,6 @@ def _ms(seconds: float) -> str:
     return f'{number(seconds * 1e3, 3)} ms'
 
 
-# --- which links are slow --------------------------------------------------
-
-#: Readings of a direction that are looked at, the newest.
-_READINGS = 8
-#: A link is slow from so much of others' bandwidth on; where most links of a
-#: host are, a part of that is enough for the others.
-_SLOW_LINK, _ALSO = 0.6, 0.75
-#: Or with so many times their latency, if that is so many seconds more: ranks
-#: that share cores answer up to 0.3 ms late, and no link is the cause.
-_LATE, _LATER = 3.0, 400e-6
-
-BOTH, OUT, IN = 'both', 'out', 'in'
-_Pair = tuple[int, int]
-
-
-class SlowLink(NamedTuple):
-    """A link, or all of a host's.
-
-    Attributes:
-        ranks: Of the host; of a link two, of one direction first the one
-            that sends.
-        way: ``'both'`` directions, or, seen from the first rank, ``'out'``
-            or ``'in'``.
-        figure: Of other links' speed.
-        bandwidth: Bytes per second, upper quartile, of the slower direction.
-        latency: Seconds, the least.
-    """
-
-    ranks: tuple[int, ...]
-    way: str
-    figure: float
-    bandwidth: float
-    latency: float
-
-
-def slow_links(readings: Iterable[LinkReading]) -> Iterator[SlowLink]:
-    """Hosts whose links are all slow, then single links, by their ranks.
-
-    Nothing if there are fewer than three links, of which none is usual.
-
-    Args:
-        readings: Of links between hosts, in one start, by time.
-    """
-    found: dict[_Pair, list[tuple[float, float]]] = defaultdict(list)
-    for link in readings:
-        found[link.source, link.target].append((link.bandwidth, link.latency))
-    speeds = {pair: _speed(some[-_READINGS:]) for pair, some in found.items()}
-    if len({frozenset(pair) for pair in speeds}) < 3:
-        return
-    figures = _of_others(speeds)
-    left = {pair for pair, figure in figures.items() if figure < _SLOW_LINK}
-    for rank in sorted({rank for pair in left for rank in pair}):
-        ways = {OUT: [pair for pair in speeds if pair[0] == rank],
-                IN: [pair for pair in speeds if pair[1] == rank]}
-        slow = [way for way, pairs in ways.items()
-                if _are_slow([figures[pair] for pair in pairs])]
-        if slow:
-            pairs = [pair for way in slow for pair in ways[way]]
-            left -= {*pairs}
-            yield _link((rank,), BOTH if len(slow) == 2 else slow[0], pairs,
-                        figures, speeds)
-    for one, other in sorted(left):
-        back = (other, one)
-        if back not in left:
-            yield _link((one, other), BOTH if back not in speeds else OUT,
-                        [(one, other)], figures, speeds)
-        elif one < other:
-            yield _link((one, other), BOTH, [(one, other), back], figures,
-                        speeds)
-
-
-def _speed(readings: Sequence[tuple[float, float]]) -> list[float]:
-    """Bandwidth and latency; what else ranks' machines do makes both worse."""
-    bandwidths, latencies = zip(*readings, strict=True)
-    return [float(numpy.quantile(bandwidths, 0.75)), min(latencies)]
-
-
-def _link(ranks: tuple[int, ...], way: str, pairs: Sequence[_Pair],
-          figures: dict[_Pair, float], speeds: dict[_Pair, list[float]]
-          ) -> SlowLink:
-    slowest = min(pairs, key=lambda pair: figures[pair])
-    return SlowLink(ranks, way, float(numpy.median(
-        [figures[pair] for pair in pairs])), *speeds[slowest])
-
-
-def _are_slow(figures: Sequence[float]) -> bool:
-    return (len(figures) > 1 and max(figures) < _ALSO
-            and float(numpy.median(figures)) < _SLOW_LINK)
-
-
-def _of_others(speeds: dict[_Pair, list[float]]) -> dict[_Pair, float]:
-    """The speed of each link, of that of the faster others."""
-    bandwidths, latencies = numpy.array([*speeds.values()]).T
-    return {pair: _link_figure(*speed) for pair, *speed in zip(
-        speeds, bandwidths.tolist(), latencies.tolist(),
-        _quantiles_of_others(bandwidths, 0.9),
-        _quantiles_of_others(latencies, 0.1), strict=True)}
-
-
-def _link_figure(bandwidth: float, latency: float, most: float, least: float
-            ) -> float:
-    """A link's speed beside a usual bandwidth and a usual latency."""
-    if (bandwidth >= _SLOW_LINK * most
-            and latency > max(_LATE * least, least + _LATER)):
-        return least / latency
-    return bandwidth / most
-
-
-def _quantiles_of_others(values: numpy.ndarray, share: float) -> list[float]:
-    """For each of at least two values a quantile of all the others.
-
-    It lies between two neighbours, by place, of those that are left.  So it
-    only matters whether the missing one was before, between or behind them,
-    and there are three quantiles at most.
-    """
-    order = numpy.argsort(values)
-    places = numpy.empty_like(order)
-    places[order] = numpy.arange(len(values))
-    before = int((len(values) - 2) * share)
-    places = places.clip(before, before + 2)
-    found = {place: float(numpy.quantile(
-        numpy.delete(values, order[place]), share))
-        for place in {*places.tolist()}}
-    return [found[place] for place in places.tolist()]
-
-
 # --- what ranks waited for -------------------------------------------------
 
 _EXCHANGE = 'exchange'
@@ -405,7 +358,7 @@ def explain_waits(events: Iterable[Event], stages: Sequence[int] = ()
             name=WAITING, end=end, bytes=0,
             about=_reason(busy.get(rank, []), rank, event.start, end),
             values=(('rank', float(rank)),))
-    return parted(events, {event: time for event, (time, _)
+    return split_waits(events, {event: time for event, (time, _)
                            in until.items()}, waiting)
 
 

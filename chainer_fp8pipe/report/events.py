@@ -101,11 +101,11 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
         The events by their start.
     """
     events = sorted(events, key=lambda event: (event.start, event.end))
-    return parted(events, {receive: send.start for receive, send
+    return split_waits(events, {receive: send.start for receive, send
                            in sends_of(events).items()})
 
 
-def parted(events: Iterable[Event], until: Mapping[Event, float],
+def split_waits(events: Iterable[Event], until: Mapping[Event, float],
            waiting: Callable[[Event, float], Event] | None = None
            ) -> list[Event]:
     """Cuts events into a ``'wait'`` and what follows.

@@ -24,6 +24,7 @@ import numpy
 
 from .atomic_write import written_whole
 from .diagnosis import INPUT_SHARE, diagnose, explain_waits, link_share
+from .events import Event
 from .figures import (
     LINE_COLOURS,
     MOST_ROWS,
@@ -39,7 +40,7 @@ from .figures import (
     timelines,
 )
 from .quantities import number, seconds, share, size
-from .records.run_record import (
+from .record import (
     FIRST,
     PHASES,
     REGULAR,
@@ -273,12 +274,13 @@ def _learning(runs: _Runs) -> Section:
 def _phases(runs: _Runs) -> Section:
     """Mean seconds of an update by phase."""
     section = Section('phases', 'Where does the time go?')
-    main, hidden = (
-        {_label(run, f'rank {rank}'): mean_phases(
-            mine, lambda one, of=of: getattr(one, of))
-         for run, record in runs.items()
-         for rank, mine in _by_rank(record.intervals).items()}
-        for of in ('phases', 'hidden'))
+    mine = {_label(run, f'rank {rank}'): intervals
+            for run, record in runs.items()
+            for rank, intervals in _by_rank(record.intervals).items()}
+    main = {name: mean_phases(intervals, lambda one: one.phases)
+            for name, intervals in mine.items()}
+    hidden = {name: mean_phases(intervals, lambda one: one.hidden)
+              for name, intervals in mine.items()}
     if not main:
         section.sentences.append('No times of updates were recorded.')
         return section
@@ -324,7 +326,8 @@ def _timeline(runs: _Runs) -> Section:
         item[1].why == FIRST, abs(_length(item[1]) - usual)))
     order = [*everything[:1], *(item for item in everything[1:]
                                 if item[1].why == SLOW), *everything[1:]]
-    shown, room = {}, MOST_EVENTS
+    shown: dict[str, list[Event]] = {}
+    room = MOST_EVENTS
     for run, update in order:
         if len(shown) == _MOST_UPDATES:
             break

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..command_line import Parser
 from .diagnosis import diagnose
-from .records.record_reader import is_record, read_record
-from .records.run_record import RunRecord
+from .record import RunRecord
+from .record_file import is_record, read_record
 
 _HELP = 'make an HTML page about one run, or several'
 _DESCRIPTION = """

@@ -244,7 +244,7 @@ _GAP = 100e-6
 
 #: Makes an event, when somebody looks at it: most events of a long run are
 #: forgotten before, and to make one costs more than all else about it.
-MakesEvent = Callable[[], Event]
+EventFactory = Callable[[], Event]
 
 
 class Recording:
@@ -261,10 +261,10 @@ class Recording:
 
     def __init__(self, rank: int, origin: float) -> None:
         self.rank, self.origin = rank, origin
-        self._kept: list[MakesEvent] = []
+        self._kept: list[EventFactory] = []
         self._beside: _Made | None = None
 
-    def keep(self, make: MakesEvent) -> None:
+    def keep(self, make: EventFactory) -> None:
         """Keeps an event, which is made on ``time.monotonic``'s clock."""
         self._kept.append(make)
 
@@ -285,7 +285,7 @@ class Recording:
         """Those kept so far, in the order of their ends."""
         return self.made(self._kept)
 
-    def take(self) -> list[MakesEvent]:
+    def take(self) -> list[EventFactory]:
         """Returns what was kept, of which :meth:`made` makes events.
 
         The recording goes on without it.
@@ -294,7 +294,7 @@ class Recording:
         kept, self._kept, self._beside = self._kept, [], None
         return kept
 
-    def made(self, kept: Iterable[MakesEvent]) -> list[Event]:
+    def made(self, kept: Iterable[EventFactory]) -> list[Event]:
         """Events of what was kept, on the recording's clock."""
         origin = self.origin
         return [event._replace(rank=self.rank, start=event.start - origin,

@@ -10,7 +10,7 @@ from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.allreduce.memory import node_memory
 from chainer_fp8pipe.allreduce.plan import FORMS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange.model_state import ModelState
+from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
 import numpy
 import pytest
@@ -66,7 +66,8 @@ class Job:
     def __init__(self, comm, name, form, codec, **framing):
         self.algorithm = make(f'{name}_{form}', comm,
                               **{'frame_bytes': 300, **framing})
-        self.state = ModelState(codec)
+        self.state = ModelExchange(lambda: None, codec)
+        self.state.queue = self.algorithm
 
     def update(self, tensors):
         """Makes gradients their mean; returns the bucket."""
@@ -74,7 +75,7 @@ class Job:
         codec = kept.codec
         codec.begin(kept, 1.0)
         bucket = Bucket(kept, tensors, self.state.wire(
-            0, codec, tensors.xp, tensors.size, self.algorithm), decodes=True)
+            0, tensors.xp, tensors.size), decodes=True)
         self.algorithm.finish(self.algorithm.submit(bucket))
         self.found = bucket.decode(tensors)
         return bucket
@@ -165,7 +166,7 @@ def test_a_wire_crosses_once_to_the_shared_memory_and_once_back(comm):
         runtime, codec = cupy.cuda.runtime, Cast('float16')
         job = Job(comm, 'direct', 'float32', codec)
         job.update(moved(tensors_of(comm.rank, SIZES), to))
-        wire = job.state.wire(0, codec, cupy, sum(SIZES), job.algorithm)
+        wire = job.state.wire(0, cupy, sum(SIZES))
         assert node_memory().holds(wire)
         assert runtime.holds(wire)
         at = wire.ctypes.data
@@ -186,7 +187,8 @@ def test_every_model_has_memory_of_its_own_until_it_is_gone_or_larger(comm):
     with stand_in() as (cupy, to):
         registered = cupy.cuda.runtime.registered
         job = Job(comm, 'direct', 'float32', Fp8Ratio())
-        first, second = job.state, ModelState(Fp8Ratio())
+        first, second = job.state, ModelExchange(lambda: None, Fp8Ratio())
+        second.queue = job.algorithm
         for seed, (state, sizes, expected) in enumerate([
                 (first, [5000], [5000]), (second, [9000], [5000, 9000]),
                 (first, [4000], [5000, 9000]), (first, [6000], [6000, 9000]),
@@ -258,8 +260,7 @@ def bytes_for_chunks(comm, name, refuses):
             return empty(nbytes)
         patch.setattr(node_memory(), 'empty', note)
         job = Job(comm, name, 'wire', Cast('float32'), frame_bytes=1 << 20)
-        wire = job.state.wire(0, job.state.codec_state.codec, cupy, 100_000,
-                              job.algorithm)
+        wire = job.state.wire(0, cupy, 100_000)
         assert node_memory().holds(wire) != refuses
         asked.clear()
         job.update(moved(tensors_of(comm.rank, [100_000]), to))

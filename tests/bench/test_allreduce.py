@@ -5,16 +5,17 @@ from chainer_fp8pipe.bench.allreduce import (
     MPI_LIBRARY,
     Case,
     Result,
-    Times,
+    Shares,
     as_json,
     measure,
     model,
     table,
 )
-from chainer_fp8pipe.bench.explanation import Shares
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.ranks import on_ranks
 
@@ -28,8 +29,8 @@ def test_every_case_is_timed_as_often_as_asked(comm):
     assert [(result.size, result.case) for result in results] == [
         (size, case) for size in (10, 3000) for case in (None, *CASES)]
     for result in results:
-        assert len(result.times.seconds) == 3
-        assert min(result.times.seconds) > 0
+        assert len(result.seconds) == 3
+        assert min(result.seconds) > 0
     # All ranks have the same numbers: they were those of the slowest.
     assert len(set(comm.allgather(str(results)))) == 1
 
@@ -54,11 +55,11 @@ def test_a_case_that_does_not_fit_is_an_error_on_all_ranks(comm):
 
 
 def results():
-    return [Result(1000, None, Times((0.004, 0.002, 0.003))),
-            Result(1000, CASES[0], Times((0.001, 0.0015, 0.0012))),
-            Result(9000, None, Times((0.03, 0.03, 0.03))),
-            Result(9000, CASES[0], Times((0.02, 0.05, 0.04))),
-            Result(9000, CASES[2], Times((0.01, 0.01, 0.01)),
+    return [Result(1000, None, (0.004, 0.002, 0.003)),
+            Result(1000, CASES[0], (0.001, 0.0015, 0.0012)),
+            Result(9000, None, (0.03, 0.03, 0.03)),
+            Result(9000, CASES[0], (0.02, 0.05, 0.04)),
+            Result(9000, CASES[2], (0.01, 0.01, 0.01),
                    Shares(0.004, 0.001, 9_000_000))]
 
 
@@ -70,7 +71,7 @@ def test_the_table_compares_medians_with_the_mpi_librarys():
         False, True, False, False, True]
     assert lines[-2].endswith("create_communicator('fp8', algorithm="
                               "'torus2d', partial_sums='wire')")
-    assert lines[-1].startswith('why: fp8 torus2d takes 10 ms (4 of')
+    assert lines[-1].startswith('why: fp8 torus2d partial_sums=wire takes 10 ')
 
 
 def test_the_table_says_what_times_are_spent_on():
@@ -84,7 +85,7 @@ def test_shares_are_of_the_slowest_rank(comm):
     _, result = measure(comm, CASES[:1], [3000], repeats=3, progress=False)
     shares = result.shares
     assert len(set(comm.allgather(shares))) == 1
-    assert 0 < shares.processor < sum(result.times.seconds)
+    assert 0 < shares.processor < sum(result.seconds)
     # Half of the other's wire, and as much of the means.
     assert 3000 <= shares.nbytes < 3100
 
@@ -98,3 +99,29 @@ def test_json_holds_every_time(comm):
         'options': {}, 'seconds': [0.004, 0.002, 0.003], 'shares': None}
     assert data['results'][4]['shares']['nbytes'] == 9_000_000
     assert data['results'][4]['options'] == {'partial_sums': 'wire'}
+
+
+MPI, RING = (Result(10, None, (7e-3,)), Result(
+    10, Case('float32', 'ring'), (20e-3,), Shares(4e-3, 1e-3, 8_000_000)))
+
+
+@pytest.mark.parametrize(('other', 'said'), [
+    (Result(10, Case('int4', 'direct'), (5e-3,), Shares(3e-3, 0.5e-3, 10)),
+     'why: int4 direct takes 5 ms (3 of the processor, 1.5 of the wire, 0.5 '
+     "of latency); without compression MPI's Allreduce takes 7 ms"),
+    (Result(10, Case('fp8', 'direct'), (10e-3,), Shares(8e-3, 1e-3, 10)),
+     "warning: no compression pays here: MPI's Allreduce takes 7 ms, fp8 "
+     'direct takes 10 ms (8 of the processor, 1 of the wire, 1 of latency)'),
+    (RING, '<- fastest')])
+def test_it_is_said_why_the_fastest_is(other, said):
+    lines = table([MPI, RING, other]).splitlines()
+    assert [line for line in lines if said in line]
+    assert sum(line.startswith(('why', 'warning')) for line in lines) == (
+        other is not RING)
+
+
+@given(st.floats(1e-6, 1), st.floats(0, 2), st.floats(0, 2))
+def test_shares_are_of_a_hundred(seconds, processor, latency):
+    parts = Shares(processor, latency, 0).percent(seconds)
+    assert sum(parts) == 100
+    assert min(parts) >= 0

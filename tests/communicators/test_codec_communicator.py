@@ -82,7 +82,7 @@ def test_residuals_do_not_outlive_a_communicator(comm, name, overlap):
         for step in range(3):
             set_gradients(model, comm.rank, step)
             communicator.multi_node_mean_grad(model)
-        state = weakref.ref(next(iter(communicator._models)))
+        state = weakref.ref(communicator._reducer.exchanges[0])
         communicator.finalize()
         del communicator
         assert state() is None

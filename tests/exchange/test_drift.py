@@ -16,7 +16,7 @@ from tests.training.updaters.networks import dataset
 from tests.training.updaters.test_pipeline_updater import update as step
 
 from ..communicators.networks import NETWORKS, Plain
-from ..overlap.test_exchange_thread import make, wrapped
+from .test_exchange_thread import make, wrapped
 
 OVERLAPS = False, True, 'next_forward'
 

@@ -7,12 +7,11 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Algorithm, Bucket, Engine
 from chainer_fp8pipe.codecs import Coding, Fp8Ratio
 from chainer_fp8pipe.exchange import drift, lockstep
+from chainer_fp8pipe.exchange.buckets import ReadyTimes
+from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
-from chainer_fp8pipe.exchange.model_state import ModelState
-from chainer_fp8pipe.overlap import overlapped_reducer
-from chainer_fp8pipe.overlap.deferred_update import DeferredUpdate
-from chainer_fp8pipe.overlap.send_order import ReadyTimes, SendOrder
+from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
 import numpy
 import pytest
@@ -22,14 +21,14 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from ..communicators.helpers import Model, set_gradients
-from ..overlap.test_exchange_thread import update, warm
+from .test_exchange_thread import update, warm
 
 #: What fails on one rank, by the mode of the exchange.
 ALWAYS = {
     'gradients are looked up': (Gradients, '__init__'),
     'replicas are compared': (drift, 'digest'),
     'the codec starts': (Fp8Ratio, 'begin'),
-    'memory for a wire': (ModelState, 'wire'),
+    'memory for a wire': (ModelExchange, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),
     'maxima are there': (Fp8Ratio, 'step'),
     'a bucket is submitted': (Engine, 'submit'),
@@ -51,8 +50,8 @@ OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Algorithm, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
-    'an order is chosen': (SendOrder, 'choose'),
-    'the rest is sent': (overlapped_reducer.OverlappedReducer, '_send_rest'),
+    'an order is chosen': (ModelExchange, 'choose_order'),
+    'the rest is sent': (ModelExchange, 'send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
     'a parameter is updated': (SGDRule, 'update_core_cpu'),
 }

@@ -1,4 +1,4 @@
-from chainer_fp8pipe.exchange.replica_values import contents_of, digest
+from chainer_fp8pipe.exchange.drift import contents_of, digest
 
 import chainer
 import chainer.links as L

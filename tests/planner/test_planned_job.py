@@ -2,7 +2,8 @@ import functools
 import json
 
 import chainer_fp8pipe
-from chainer_fp8pipe import PipelineUpdater
+from chainer_fp8pipe import Divisible, PipelineUpdater
+from chainer_fp8pipe.links import lazy
 from chainer_fp8pipe.planner import planned_job
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
@@ -74,6 +75,31 @@ def test_a_planned_pipeline_trains_as_one_process_does(comm):
     for name, parameter in model.namedparams():
         numpy.testing.assert_allclose(
             parameter.array, expected[name].array, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('is_lazy', [False, True])
+def test_a_divisible_is_planned_and_trains_by_layers(comm, is_lazy):
+    def model():
+        linear = functools.partial(lazy, L.Linear) if is_lazy else L.Linear
+        numpy.random.seed(0)
+        return Divisible(linear(6, 16), F.relu, linear(16, 16), F.relu,
+                         linear(16, 3))
+    planned = plan(model(), batch(), comm, stages=(2,), batch=8)
+    assert set(planned.plan.model) == {
+        f'/{number}/{name}' for number in (0, 2, 4) for name in 'Wb'}
+    assert 'Divisible' in planned.plan.remarks[0]
+    again = PlannedJob(json.loads(json.dumps(planned.plan.as_dict())))
+    part = again.partition(model(), comm=comm)
+    assert sum(comm.allgather(len(part))) == 5
+    optimizer = chainer.optimizers.SGD(.1).setup(part)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(pairs(8), 8, shuffle=False),
+        optimizer, again.grid(comm))
+    updater.update()
+    with pytest.raises(ValueError, match='/0/W has shape|is only in the'):
+        again.partition(Divisible(L.Linear(5, 16), F.relu, L.Linear(16, 16),
+                                  F.relu, L.Linear(16, 3)), comm=comm)
 
 
 @on_ranks(2)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     COMMUNICATION,
     FIRST,
     REGULAR,

@@ -6,10 +6,11 @@ from chainer_fp8pipe.report.diagnosis import (
     SLOW_LINK,
     SLOW_RANK,
     SLOW_STAGE,
+    _quantile_of_others,
     diagnose,
     link_share,
 )
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     LinkReading,
     RankInterval,
     RunRecord,
@@ -18,7 +19,10 @@ from chainer_fp8pipe.report.records.run_record import (
     Spread,
 )
 
+import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .made_up_run import MadeUpRun
 
@@ -261,3 +265,24 @@ def test_only_the_last_start_counts():
     record.starts.append(record.starts[0]._replace(number=1))
     assert not diagnose(record)
     assert not diagnose(RunRecord('without a start'))
+
+
+def test_one_direction_of_ninety_is_named_with_its_speed():
+    start = RunStart(0, 0.0, 0, 10, tuple('abcdefghij'))
+    links = [LinkReading(0, 1, source, target,
+                         3e7 if (source, target) == (0, 9) else 1e8, 1e-4,
+                         False)
+             for source in range(10) for target in range(10)
+             if source != target]
+    found, = diagnose(RunRecord('', [start], links=links))
+    assert found.ranks == (0, 9)
+    assert found.figure == pytest.approx(0.3)
+    assert 'from a (rank 0) to j (rank 9) is slow: 30.0 MB/s' in found.text
+
+
+@given(st.lists(st.integers(1, 6).map(float) | st.floats(1e-9, 1e9),
+                min_size=2), st.sampled_from([0.1, 0.9]))
+def test_a_quantile_of_others_is_that_without_the_value(values, share):
+    assert _quantile_of_others(numpy.array(values), share) == pytest.approx(
+        [numpy.quantile(numpy.delete(values, place), share)
+         for place in range(len(values))], rel=1e-12)

@@ -3,7 +3,7 @@ from itertools import combinations
 
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.looks import Looks, look_of_name
-from chainer_fp8pipe.report.records.run_record import PHASES
+from chainer_fp8pipe.report.record import PHASES
 
 import numpy
 import pytest

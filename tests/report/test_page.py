@@ -7,7 +7,7 @@ import re
 import sys
 
 from chainer_fp8pipe.report.page import page_text, write_page
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     RunEnd,
     RunRecord,
     SentBytes,

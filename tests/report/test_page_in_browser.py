@@ -3,7 +3,7 @@ import time
 
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.page import write_page
-from chainer_fp8pipe.report.records.run_record import (
+from chainer_fp8pipe.report.record import (
     TensorHealth,
 )
 

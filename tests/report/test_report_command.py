@@ -9,7 +9,7 @@ from chainer_fp8pipe.report.report_command import main
 import pytest
 
 from .made_up_run import MadeUpRun
-from .records.test_record_files import written
+from .test_record_file import written
 
 
 @pytest.fixture

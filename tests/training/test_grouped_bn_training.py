@@ -16,7 +16,7 @@ import chainermn
 import numpy as np
 import pytest
 
-from ..links.groups import Threads, assert_close, parts, results
+from ..links.groups import assert_close
 from ..ranks import on_ranks, run_script
 from .updaters.networks import (
     Normalised,
@@ -91,27 +91,6 @@ def test_micro_batches_of_replicas_are_normalised_together(
     for name in wanted:
         assert_close(found[name], wanted[name])
     grid.free()
-
-
-def test_micro_batches_count_by_what_the_group_has():
-    """One rank's are 4 and 1 samples, the other's 1 and 5."""
-    threads = Threads(2)
-    links = [GroupedBatchNormalization(3, group=threads, decay=0.5)
-             for _ in range(2)]
-    x = np.random.RandomState(0).randn(11, 3).astype('f')
-    pieces = parts([4, 1, 1, 5])
-
-    def body(rank):
-        statistics = BatchStatistics()
-        for micro_batch in range(2):
-            statistics.next_micro_batch()
-            with statistics:
-                links[rank](x[pieces[2 * micro_batch + rank]])
-        statistics.finish()
-    results(threads, body)
-    for link in links:
-        assert_close(link.avg_mean, 0.5 * x.mean(0))
-        assert_close(link.avg_var, 0.5 + 0.5 * x.var(0, ddof=1))
 
 
 class Classifier(chainer.Chain):

@@ -122,28 +122,10 @@ def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
         assert sum((part.next() for part in parts), []) == whole.next()
 
 
-def test_indices_come_without_reading_the_data_set():
-    class Unreadable(list):
-        def __getitem__(self, index):
-            raise AssertionError('read')
-    blind = ReplicaIterator(Unreadable(range(9)), 4, 1, 2)
-    reader = ReplicaIterator(range(9), 4, 1, 2)
-    for _ in range(5):
-        assert blind.next_indices().tolist() == reader.next()
-    assert blind.epoch_detail == reader.epoch_detail
-
-
 def test_a_grid_says_which_replica_it_is():
     grid = types.SimpleNamespace(replica_index=1, replicas=2)
     iterator = ReplicaIterator(range(6), 4, grid=grid, shuffle=False)
     assert iterator.next() == [2, 3]
-
-
-def test_a_batch_may_be_larger_than_the_data_set():
-    iterator = ReplicaIterator(range(3), 7, shuffle=False)
-    assert iterator.next() == [0, 1, 2, 0, 1, 2, 0]
-    assert iterator.epoch == 2
-    assert iterator.is_new_epoch
 
 
 @pytest.mark.parametrize(('arguments', 'match'), [

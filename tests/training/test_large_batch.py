@@ -1,6 +1,4 @@
 import copy
-import doctest
-import importlib
 import pickle
 import warnings
 
@@ -25,7 +23,7 @@ from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .hooks.helpers import model_of
+from .test_hooks import model_of
 
 SAMPLES = 128
 RECIPE = {'batch': 32, 'base_lr': 0.5, 'base_batch': 8, 'warmup_epochs': 1,
@@ -116,18 +114,6 @@ def test_twelve_updates_are_those_of_the_papers(lars, order):
                         atol=1e-5)
 
 
-def test_the_examples_numbers():
-    optimizer = large_batch(
-        chainer.optimizers.MomentumSGD(), batch=32768, base_lr=0.1,
-        base_batch=256, warmup_epochs=5, epochs=90, lars=True,
-        samples=1281167).setup(model_of(W=numpy.ones((2, 2), 'f4')))
-    assert optimizer.lr == 0.1
-    optimizer.t = 196       # 5.01 epochs
-    optimizer.target.W.grad = numpy.ones((2, 2), 'f4')
-    optimizer.update()
-    assert optimizer.lr == pytest.approx(12.8, rel=1e-3)
-
-
 # --- set up, wrapped, copied -------------------------------------------------
 
 @on_ranks(1, 2)
@@ -155,16 +141,6 @@ def test_large_batch_goes_inside_or_around_chainermns_optimizer(comm, wrapped):
                         atol=1e-5)
 
 
-def test_a_second_model_gets_the_hooks_too():
-    optimizer = recipe()
-    for _ in range(2):
-        model = model_of(W=numpy.ones((2, 2), 'f4'))
-        optimizer.setup(model)
-        model.W.grad = numpy.ones((2, 2), 'f4')
-        optimizer.update()
-        assert_allclose(model.W.array, 1 - optimizer.lr * 0.001, rtol=1e-5)
-
-
 @pytest.mark.parametrize('copied', [
     copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_a_copy_has_hooks_of_its_own(copied):
@@ -176,22 +152,6 @@ def test_a_copy_has_hooks_of_its_own(copied):
     model.W.grad = numpy.ones((2, 2), 'f4')
     other.update()
     assert_allclose(model.W.array, 1 - 0.5 * 0.001, rtol=1e-5)
-
-
-def test_the_example_of_the_docstring_is_what_comes_out():
-    module = importlib.import_module('chainer_fp8pipe.training.large_batch')
-    failed, attempted = doctest.testmod(module)
-    assert attempted
-    assert not failed
-
-
-def test_pieces_are_plain_hooks():
-    optimizer = recipe().setup(model_of(W=numpy.ones((2, 2), 'f4')))
-    assert list(optimizer._hookable._pre_update_hooks) == [
-        'Schedule', 'LARS', 'StopWhenDiverged']
-    plain = recipe(lars=False).setup(model_of(W=numpy.ones((2, 2), 'f4')))
-    assert list(plain._hookable._pre_update_hooks) == [
-        'Schedule', 'WeightDecayOfWeights', 'StopWhenDiverged']
 
 
 # --- mixed precision with every communicator ---------------------------------
@@ -272,20 +232,6 @@ def test_a_training_that_diverges_ends_on_all_ranks(comm):
                 'after 4 updates')):
             train()
     assert scales == [1, 1, 2, 4, 2, 1]
-
-
-@on_ranks(2)
-def test_without_loss_scaling_the_communicator_names_the_parameter(comm):
-    communicator = create_communicator('float32', comm)
-    model = model_of(W=numpy.ones((2, 2), 'f4'))
-    optimizer = chainermn.create_multi_node_optimizer(
-        recipe(), communicator).setup(model)
-    model.W.grad = numpy.ones((2, 2), 'f4')
-    optimizer.update()
-    if comm.rank:
-        model.W.grad[0, 0] = numpy.inf
-    with pytest.raises(RuntimeError, match='/W is not finite .* on rank 1'):
-        optimizer.update()
 
 
 @on_ranks(4)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 _WAITS = {('mpi/waiting.py', 'wait_until'), ('mpi/waiting.py', 'pause'),
           ('allreduce/bucket.py', 'finish'), ('allreduce/executor.py', 'run'),
           ('allreduce/serving.py', 'serve'), ('allreduce/serving.py', 'run'),
-          ('overlap/exchange_thread.py', 'taken')}
+          ('exchange/reducer.py', 'taken')}
 # Calls of MPI that wait for other ranks, by their methods in mpi4py.
 _CALLS = frozenset((
     'Allgather', 'Allgatherv', 'Allreduce', 'Alltoall', 'Alltoallv',

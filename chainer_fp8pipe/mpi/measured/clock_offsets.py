@@ -9,7 +9,7 @@ import time
 import numpy
 from mpi4py import MPI
 
-from ...report.records.clock_line import RoundTrip, best_trip
+from ...report.clocks import RoundTrip, best_trip
 from ..waiting import wait_until
 
 #: Round trips between two clocks: at least, and at most while the best one

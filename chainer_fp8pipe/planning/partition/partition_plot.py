@@ -8,55 +8,23 @@ from typing import Any, NamedTuple
 from ..sizes import counted, said_bytes
 from .partition_plan import PartitionPlan
 
-Colour = tuple[float, float, float]
-
 # Light and dark enough to be told apart without seeing colours.
-_TIME: Colour = (0.20, 0.40, 0.67)
-_PARAMETERS: Colour = (0.87, 0.44, 0.12)
-_MEMORY: Colour = (0.96, 0.70, 0.35)
-_CROSSING: Colour = (0.62, 0.16, 0.45)
-_GREY: Colour = (0.40, 0.40, 0.40)
-
-# Inches.
-_LEFT, _PANEL, _BETWEEN, _RIGHT, _TIE = 2.3, 2.0, 0.25, 0.25, 0.3
-_TOP, _ROW, _BOTTOM = 0.8, 0.62, 0.45
-
-_BAR = 0.46                 # of a row
-_ROOM = 1.2                 # of the longest bar
-_MOST_TIES = 4              # brackets side by side
-_LONGEST, _LONGEST_LINE = 34, 96    # characters
-
-
-class _Row(NamedTuple):
-    """A chunk's texts and numbers; the picture omits None and ''."""
-
-    name: str                   # of the chunk's stage
-    ranks: str                  # of the stage
-    first: str                  # first parameter
-    again: bool                 # whether the forward pass runs twice
-    crossing: str               # what goes to the next chunk
-    share: float | None         # of the time of all chunks, 0 to 1
-    parameters: float | None    # bytes
-    memory: float | None        # bytes of the rank, for its first chunk
+_TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'
+_CROSSING, _GREY = '#9e2973', '#666666'
+# Inches: of the names, a panel, between panels; of the title, a row, a note.
+_LEFT, _PANEL, _BETWEEN = 2.3, 2.0, 0.25
+_TOP, _ROW, _BOTTOM, _NOTE = 0.8, 0.62, 0.3, 0.18
+_ROOM = 1.6                 # of the longest bar, for its value
+_LONGEST, _LONGEST_LINE, _MOST_NOTES = 34, 92, 6
 
 
 class _Panel(NamedTuple):
-    """A column of bars: a field of the rows, and how its values are said."""
+    """A column of bars, and how their values are said; None: no bar."""
 
     title: str
-    colour: Colour
-    field: str
+    colour: str
+    values: list[float | None]
     said: Callable[[float], str]
-
-
-_PANELS = (
-    _Panel('share of the time', _TIME, 'share',
-           lambda share: f'{100 * share:.0f} %'),
-    _Panel('parameters', _PARAMETERS, 'parameters', said_bytes),
-    _Panel('memory, predicted', _MEMORY, 'memory', said_bytes))
-
-#: Parameters that several chunks have: the chunks, and the names.
-_Tie = tuple[tuple[int, ...], list[str]]
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],
@@ -65,14 +33,15 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
 
     A row has bars for the stage's share of the time, the bytes of its
     parameters, and the predicted memory of its rank.  Below a row stand the
-    values that cross to the next stage, in bytes per micro-batch.  Brackets
-    on the right join stages that have the same parameter.  Hatched: a stage
-    that runs its forward pass twice.
+    values that cross to the next stage, in bytes per micro-batch; below all
+    rows, parameters that several stages have.  Hatched: a stage that runs its
+    forward pass twice.
 
     Args:
         cut: A model that :func:`~chainer_fp8pipe.partition` has cut, or its
             ``model.partition``; or a :class:`.PartitionPlan`, for which
-            bytes of parameters, names of values and brackets are left out.
+            bytes of parameters, and names of values and of parameters that
+            several stages have, are left out.
         path: A file that matplotlib can write, e.g. ``plan.png``.
         memory: The limit of each rank in bytes, drawn as a line; default:
             that given to :func:`~chainer_fp8pipe.partition`.
@@ -90,193 +59,132 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
     known = None if part is plan else part
     if memory is None and known is not None:
         memory = known.limit
-    picture = _Picture(plan, known, memory)
-    figure = Figure(figsize=(picture.width, picture.height))
-    picture.draw(figure)
-    figure.savefig(path, dpi=150)
+    panels, notes = _panels(plan, known), _notes(plan, known)
+    rows = len(plan.recompute)
+    bottom = _BOTTOM + _NOTE * len(notes)
+    width = _LEFT + max(2, len(panels)) * (_PANEL + _BETWEEN)
+    height = _TOP + _ROW * rows + bottom
+    figure = Figure(figsize=(width, height))
+    figure.suptitle(_title(plan, known), x=0.15 / width, ha='left',
+                    y=1 - 0.12 / height, va='top', fontsize=11)
+    for number, note in enumerate(notes):
+        figure.text(0.15 / width, (bottom - 0.4 - _NOTE * number) / height,
+                    note, color=_GREY, fontsize=8)
 
-
-class _Picture:
-    """A picture; its width and height are in inches."""
-
-    def __init__(self, plan: PartitionPlan, part: Any, limit: float | None
-                 ) -> None:
-        self._title = _title(plan, part)
-        self._rows = _rows(plan, part)
-        self._ties = _ties(plan, part)
-        self._limit = limit
-        self._panels = [panel for panel in _PANELS if any(
-            getattr(row, panel.field) is not None for row in self._rows)]
-        # Of the brackets, right of room for two panels at least.
-        self._beside = _LEFT + max(2, len(self._panels)) * (_PANEL + _BETWEEN)
-        self.width = (self._beside + _RIGHT
-                      + _TIE * min(len(self._ties), _MOST_TIES))
-        self.height = _TOP + _ROW * len(self._rows) + _BOTTOM
-
-    def draw(self, figure: Any) -> None:
-        """Draws titles, rows, panels, brackets and notes."""
-        figure.suptitle(self._title, x=0.15 / self.width, ha='left',
-                        y=1 - 0.12 / self.height, va='top', fontsize=11)
-        names = self._axes(figure, 0.0, _LEFT)
-        names.axis('off')
-        names.set_xlim(0, _LEFT)
-        for number, row in enumerate(self._rows):
-            _name(names, number, row)
-        for place, panel in enumerate(self._panels):
-            self._bars(self._axes(
-                figure, _LEFT + place * (_PANEL + _BETWEEN), _PANEL), panel)
-        room = self.width - self._beside
-        beside = self._axes(figure, self._beside, room)
-        beside.axis('off')
-        beside.set_xlim(0, room)
-        for place, (chunks, parameters) in enumerate(
-                self._ties[:_MOST_TIES]):
-            _bracket(beside, _TIE * place, chunks, parameters)
-        self._explain(figure)
-
-    def _axes(self, figure: Any, left: float, width: float) -> Any:
-        """A column of the figure with a unit of height per row."""
-        axes = figure.add_axes((
-            left / self.width, _BOTTOM / self.height, width / self.width,
-            _ROW * len(self._rows) / self.height))
-        axes.set_ylim(len(self._rows) - 0.5, -0.5)      # the first on top
-        return axes
-
-    def _bars(self, axes: Any, panel: _Panel) -> None:
-        values = [getattr(row, panel.field) for row in self._rows]
-        known = [value or 0.0 for value in values]
-        limit = self._limit if panel.colour is _MEMORY else None
-        axes.set_xlim(0, (max(*known, limit or 0.0) or 1.0) * _ROOM)
-        bars = axes.barh(range(len(known)), known, _BAR, linewidth=0,
-                         color=panel.colour, edgecolor='white')
-        for number, (bar, row, value) in enumerate(zip(
-                bars, self._rows, values, strict=True)):
-            if row.again and panel.colour is _TIME:
-                bar.set_hatch(r'\\\\')
-            if value is not None:
-                _figure(axes, number, value, panel)
-        # In pieces, so that what crosses can be read between them.
-        axes.vlines([0] * len(known), *[[
-            number + side for number in range(len(known))]
-            for side in (-0.3, 0.3)], color=_GREY, linewidth=1)
-        axes.set_title(panel.title, loc='left', fontsize=9,
-                       color=_GREY, pad=4)
-        if limit is not None:
-            axes.axvline(limit, color='black', linewidth=1, linestyle='--',
-                         zorder=2)
-            axes.annotate(f'limit {said_bytes(limit)}', (limit, 0), (0, -3),
-                          xycoords=('data', 'axes fraction'), ha='center',
-                          va='top', textcoords='offset points', fontsize=8)
+    def axes_at(left: float, inches: float) -> Any:
+        axes = figure.add_axes((left / width, bottom / height,
+                                inches / width, _ROW * rows / height))
+        axes.set_ylim(rows - 0.5, -0.5)         # the first on top
         axes.tick_params(bottom=False, left=False, labelbottom=False,
                          labelleft=False)
         axes.patch.set_visible(False)
         axes.spines[:].set_visible(False)
-
-    def _explain(self, figure: Any) -> None:
-        notes = []
-        if len(self._rows) > 1:
-            notes.append(('↓ crosses to the next stage, per micro-batch',
-                          _CROSSING))
-        if any(row.again for row in self._rows):
-            notes.append(('hatched: runs forward twice', _TIME))
-        more = len(self._ties) - _MOST_TIES
-        if more > 0:
-            notes.append((f'{more} more brackets are left out', _GREY))
-        left = 0.15
-        for note, colour in notes:
-            figure.text(left / self.width, 0.12 / self.height, note,
-                        color=colour, fontsize=8)
-            left += 0.072 * len(note)
+        return axes
+    for number, panel in enumerate(panels):
+        _draw(axes_at(_LEFT + number * (_PANEL + _BETWEEN), _PANEL), panel,
+              plan, memory)
+    names = axes_at(0.0, _LEFT)
+    names.set_xlim(0, _LEFT)
+    for chunk in range(rows):
+        _name(names, chunk, plan, known)
+    figure.savefig(path, dpi=150)
 
 
-def _name(axes: Any, number: int, row: _Row) -> None:
+def _panels(plan: PartitionPlan, part: Any) -> list[_Panel]:
+    """The columns of which anything is known."""
+    chunks, predicted = range(len(plan.recompute)), plan.predicted
+    total = sum(predicted.busy)
+    nothing: list[float | None] = [None for _ in chunks]
+    found = [
+        _Panel('share of the time', _TIME, [
+            busy / total for busy in predicted.busy] if total else nothing,
+            lambda share: f'{100 * share:.0f} %'),
+        _Panel('parameters', _PARAMETERS, [
+            sum(map(part.parameter_bytes, part.used[chunk]))
+            for chunk in chunks] if part else nothing, said_bytes),
+        # A rank's memory stands at its first chunk.
+        _Panel('memory, predicted', _MEMORY, [
+            predicted.memory[chunk] if chunk < plan.stages else None
+            for chunk in chunks] if predicted.memory else nothing,
+            said_bytes)]
+    return [panel for panel in found if panel.values != nothing]
+
+
+def _draw(axes: Any, panel: _Panel, plan: PartitionPlan,
+          memory: float | None) -> None:
+    limit = memory if panel.colour is _MEMORY else None
+    known = [value or 0.0 for value in panel.values]
+    axes.set_xlim(0, (max(*known, limit or 0.0) or 1.0) * _ROOM)
+    bars = axes.barh(range(len(known)), known, 0.46, linewidth=0,
+                     color=panel.colour, edgecolor='white')
+    for bar, again in zip(bars, plan.recompute, strict=True):
+        if again and panel.colour is _TIME:
+            bar.set_hatch(r'\\\\')
+    axes.bar_label(bars, ['' if value is None else panel.said(value)
+                          for value in panel.values], padding=4, fontsize=8,
+                   zorder=4, bbox={'facecolor': 'white', 'linewidth': 0,
+                                   'pad': 0.5})
+    # In pieces, so that what crosses can be read between them.
+    axes.vlines([0] * len(known), *[[row + side for row in range(len(known))]
+                                    for side in (-0.3, 0.3)], color=_GREY)
+    axes.set_title(panel.title, loc='left', fontsize=9, color=_GREY, pad=4)
+    if limit is not None:
+        axes.axvline(limit, color='black', linewidth=1, linestyle='--',
+                     zorder=2)
+        axes.annotate(f'limit {said_bytes(limit)}', (limit, 0), (0, -3),
+                      xycoords=('data', 'axes fraction'), ha='center',
+                      va='top', textcoords='offset points', fontsize=8)
+
+
+def _name(axes: Any, chunk: int, plan: PartitionPlan, part: Any) -> None:
     """Writes the names of a row, and what crosses below the row."""
-    axes.text(0.15, number - 0.1, row.name, va='center', fontsize=10,
-              weight='bold')
-    axes.text(0.95, number - 0.1, row.ranks, va='center', fontsize=9)
-    axes.text(0.15, number + 0.18, _shortened(row.first, _LONGEST),
-              va='center', fontsize=7, color=_GREY)
-    if row.crossing:
-        text = row.crossing
+    axes.text(0.15, chunk - 0.1, _stage(plan, chunk), va='center',
+              fontsize=10, weight='bold')
+    if part:
+        ranks = part.grid.placement.ranks[chunk % plan.stages]
+        axes.text(0.95, chunk - 0.1, _ranks(ranks), va='center', fontsize=9)
+    homes = plan.homes()
+    first = next((group[0] for group in plan.order
+                  if homes[group[0]] == chunk), '')
+    axes.text(0.15, chunk + 0.18, _shortened(first), va='center',
+              fontsize=7, color=_GREY)
+    if chunk + 1 == len(plan.recompute):
+        return
+    text = ''
+    if part:
+        values = part.crossing[chunk]
+        text = said_bytes(sum(value.nbytes for _, value in values)) + (
+            ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape))}'
+                             for name, value in values[:3])) * bool(values)
+        text += f' and {len(values) - 3} more' * (len(values) > 3)
+    elif plan.predicted.crossing:
+        text = said_bytes(plan.predicted.crossing[chunk])
+    if text:
         if len(text) > _LONGEST_LINE:
             text = text[:_LONGEST_LINE - 1] + '…'
-        axes.text(_LEFT, number + 0.5, '↓ ' + text, va='center', fontsize=8,
+        axes.text(_LEFT, chunk + 0.5, '↓ ' + text, va='center', fontsize=8,
                   color=_CROSSING, zorder=3)
 
 
-def _figure(axes: Any, number: int, value: float, panel: _Panel) -> None:
-    """Writes a value beside the end of its bar, inside of a long bar."""
-    inside = value > 0.35 * axes.get_xlim()[1]
-    axes.annotate(
-        panel.said(value), (value, number), (-4 if inside else 4, 0),
-        va='center', ha='right' if inside else 'left', fontsize=8, zorder=4,
-        textcoords='offset points', color=(
-            'white' if inside and panel.colour is not _MEMORY else 'black'),
-        bbox={'facecolor': panel.colour if inside else 'white',
-              'linewidth': 0, 'pad': 0.5})
+def _notes(plan: PartitionPlan, part: Any) -> list[str]:
+    """What signs mean, and which parameters are on several stages."""
+    chunks = range(len(plan.recompute))
+    found = ['↓ crosses to the next stage, per micro-batch'] * (
+        len(chunks) > 1) + ['hatched: runs forward twice'] * any(
+            plan.recompute)
+    ties = list(part.ties) if part else []
+    for name in ties[:_MOST_NOTES]:
+        found.append(f'{name} is on ' + ', '.join(
+            _stage(plan, chunk) for chunk in chunks
+            if name in part.used[chunk]))
+    if len(ties) > _MOST_NOTES:
+        found.append(f'and {len(ties) - _MOST_NOTES} more')
+    return found
 
 
-def _rows(plan: PartitionPlan, part: Any) -> list[_Row]:
-    predicted, homes = plan.predicted, plan.homes()
-    total = sum(predicted.busy)
-    rows = []
-    for chunk in range(len(plan.cuts) + 1):
-        stage, turn = chunk % plan.stages, chunk // plan.stages
-        rows.append(_Row(
-            f'stage {stage}' + (f'.{turn}' if plan.chunks > 1 else ''),
-            _ranks(part.grid.placement.ranks[stage]) if part else '',
-            next((group[0] for group in plan.order
-                  if homes[group[0]] == chunk), ''),
-            plan.recompute[chunk],
-            _crossing(plan, part, chunk),
-            predicted.busy[chunk] / total if total else None,
-            sum(map(part.parameter_bytes, part.used[chunk])) if part
-            else None,
-            predicted.memory[stage] if predicted.memory and not turn
-            else None))
-    return rows
-
-
-def _crossing(plan: PartitionPlan, part: Any, chunk: int) -> str:
-    """The bytes that go to the next chunk, and the first values' names."""
-    if chunk == len(plan.cuts):
-        return ''
-    if part is None:
-        sizes = plan.predicted.crossing[chunk:chunk + 1]
-        return said_bytes(sizes[0]) if sizes else ''
-    values = part.crossing[chunk]
-    said = ', '.join(f'{name} {"x".join(map(str, value.shape))}'
-                     for name, value in values[:3])
-    more = f' and {len(values) - 3} more' if len(values) > 3 else ''
-    return said_bytes(sum(value.nbytes for _, value in values)) + (
-        f': {said}{more}' if said else '')
-
-
-def _ties(plan: PartitionPlan, part: Any) -> list[_Tie]:
-    """Parameters on several ranks, grouped by chunks."""
-    found: dict[tuple[int, ...], list[str]] = {}
-    for name in part.ties if part else ():
-        chunks = tuple(chunk for chunk in range(len(plan.cuts) + 1)
-                       if name in part.used[chunk])
-        found.setdefault(chunks, []).append(name)
-    return list(found.items())
-
-
-def _bracket(axes: Any, left: float, chunks: tuple[int, ...],
-             names: list[str]) -> None:
-    """Draws a line with an arm to each row that has the parameters."""
-    spine, arm = left + 0.1, 0.08
-    ends = [min(chunks), max(chunks)]
-    axes.plot([spine, spine], ends, color=_GREY, linewidth=1.2)
-    for chunk in chunks:
-        axes.plot([spine - arm, spine], [chunk, chunk], color=_GREY,
-                  linewidth=1.2)
-    name, *others = names
-    more = f' and {len(others)} more' if others else ''
-    room = int(9.5 * (ends[1] - ends[0] + 0.7))
-    axes.text(spine + 0.03, sum(ends) / 2,
-              _shortened(name, max(room - len(more), 8)) + more,
-              rotation=90, va='center', ha='left', fontsize=7.5, color=_GREY)
+def _stage(plan: PartitionPlan, chunk: int) -> str:
+    return f'stage {chunk % plan.stages}' + (
+        f'.{chunk // plan.stages}' if plan.chunks > 1 else '')
 
 
 def _title(plan: PartitionPlan, part: Any) -> str:
@@ -304,9 +212,8 @@ def _ranks(ranks: Sequence[int]) -> str:
         map(str, ranks))
 
 
-def _shortened(name: str, most: int) -> str:
+def _shortened(name: str) -> str:
     """A path, without its middle if it is too long."""
-    if len(name) <= most:
-        return name
-    half = (most - 1) // 2
-    return name[:half] + '…' + name[-half:]
+    half = (_LONGEST - 1) // 2
+    return name if len(name) <= _LONGEST else (
+        name[:half] + '…' + name[-half:])

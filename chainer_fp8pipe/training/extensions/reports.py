@@ -104,7 +104,7 @@ class CompressionReport(extension.Extension):
         self._plot = plot
         self._out = ''
         self._record: list[dict[str, Any]] = []
-        self._shares = ClippedShares()
+        self._last: dict[str, tuple[float, float]] = {}
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         self._out = trainer.out
@@ -112,8 +112,8 @@ class CompressionReport(extension.Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         tensors = {}
         for name, report in self._reports(trainer).items():
-            share = self._shares.since_last(name, report.clipped,
-                                            report.encoded)
+            share = clipped_share(self._last, name, report.clipped,
+                                  report.encoded)
             if share is not None:
                 tensors[name] = {'q': report.q, 'clipped': share}
                 self._comm.events.mark('compression', name, **tensors[name])
@@ -138,12 +138,12 @@ class CompressionReport(extension.Extension):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         # As bytes: NumPy takes four of them for each character of a text.
         if isinstance(serializer, chainer.serializer.Serializer):
-            text = json.dumps([self._record, self._shares.last]).encode()
+            text = json.dumps([self._record, self._last]).encode()
             serializer('record', numpy.frombuffer(text, numpy.uint8))
         else:
             saved = serializer('record', None)
             self._record, last = json.loads(saved.tobytes())
-            self._shares.last = {name: (clipped, encoded) for name, (
+            self._last = {name: (clipped, encoded) for name, (
                 clipped, encoded) in last.items()}
 
     def _write(self) -> None:
@@ -210,21 +210,20 @@ def _layer(name: str) -> str:
     return name.rpartition('/')[0]
 
 
-class ClippedShares:
-    """Makes shares of a codec's counters, which only grow.
+def clipped_share(last: dict[str, tuple[float, float]], name: str,
+                  clipped: float, encoded: float) -> float | None:
+    """Which share of a tensor's elements was clipped since the last look.
 
-    Attributes:
+    Args:
         last: By tensor, the clipped and the encoded elements at the last
-            look.
+            look; is kept up to date.
+        name: The tensor's.
+        clipped: Elements so far.
+        encoded: Elements so far.
+
+    Returns:
+        None: nothing was encoded since.
     """
-
-    def __init__(self) -> None:
-        self.last: dict[str, tuple[float, float]] = {}
-
-    def since_last(self, name: str, clipped: float, encoded: float
-                   ) -> float | None:
-        """The share since the last look; None: nothing was encoded."""
-        before, seen = self.last.get(name, (0, 0))
-        self.last[name] = clipped, encoded
-        return (clipped - before) / (encoded - seen) if encoded > seen else (
-            None)
+    before, seen = last.get(name, (0, 0))
+    last[name] = clipped, encoded
+    return (clipped - before) / (encoded - seen) if encoded > seen else None

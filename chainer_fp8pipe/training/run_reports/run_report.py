@@ -1,10 +1,25 @@
 """``RunReport``: what a run does, in one page that is written as it goes."""
+# After each update a rank notes its times (UpdateTimes), and rank 0 what was
+# reported (CurveMeans).  Now and then, after an update that all ranks know,
+# they bring together what they have, and rank 0 writes it: ReportGathering is
+# all that is collective, ReportWriting all that touches files.
+#
+# When that is, is a plain rule: at the ends of epochs, 10 seconds apart at
+# least, within long epochs every 10 minutes, and after the last update; all
+# distances double after 256 writes, which bounds the record of a long run.
+# Rank 0 says it as the number of an update, so that no rank asks its clock.
+#
+# Nothing here ends a training, but for what a user can mend at once: a plan
+# for another job, somebody else's file in the record's place.  The end of a
+# run has no messages, as others may have failed.
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -14,12 +29,10 @@ from mpi4py import MPI
 from ...mpi.attendance import Attendance
 from ...mpi.ranks import all_ranks
 from ...report.stream import EventStream
-from ...report.update_times import UpdateTimes
 from ..extensions.update_marks import EveryUpdate
-from .report_gathering import ReportGathering
-from .report_writing import ReportWriting
-from .update_sections import UpdateSections
-from .write_schedule import epochs_done, regular_updates
+from .gathering import ReportGathering
+from .watching import UpdateSections, UpdateTimes, epochs_done
+from .writing import ReportWriting
 
 _NAME = 'RunReport'
 #: Updates that are kept as the first of their kind: the first one connects,
@@ -27,6 +40,14 @@ _NAME = 'RunReport'
 _SKIPPED, _FIRST = 1, 2
 #: Updates between two writes whose events are kept as regular ones.
 _REGULAR = 4
+#: Seconds from one write to the next.
+SHORTEST, _LONGEST = 10.0, 600.0
+#: Updates from one write to the next at most: their times are kept till then.
+_MOST = 10_000
+#: Writes after which these distances double, and double again.
+_OFTEN = 256
+# Rounding of a sum of shares of an epoch.
+_TINY = 1e-6
 
 
 class RunReport(extension.Extension):
@@ -37,10 +58,10 @@ class RunReport(extension.Extension):
         trainer.extend(RunReport(comm))
 
     The page is ``report.html`` in the result folder, in one file; it shows
-    curves, where the time of each rank goes, updates with all their events on
-    one clock, which rank or link is slow, what crosses the network, what
-    compression does, memory, and what died.  The record that it is made of
-    is in the folder ``report`` beside it (:mod:`chainer_fp8pipe.report`);
+    results, curves, where the time of each rank goes, updates with all their
+    events on one clock, which rank or link is slow, what crosses the network,
+    what compression does, memory, and what died.  The record that it is made
+    of is in the folder ``report`` beside it (:mod:`chainer_fp8pipe.report`);
     a job that is started again goes on with it, and
     ``python -m chainer_fp8pipe report`` makes pages of it later.
 
@@ -84,8 +105,7 @@ class RunReport(extension.Extension):
         if not isinstance(most_events, int) or most_events < 1000:
             raise ValueError('most_events must be an integer of at least '
                              f'1000, not {most_events!r}')
-        self._plan, self._filename = plan, filename
-        self._most_events = most_events
+        self._written = plan, filename, most_events
         self._sections: UpdateSections | None = None
         self._gathering: ReportGathering | None = None
         self._writing: ReportWriting | None = None
@@ -97,24 +117,20 @@ class RunReport(extension.Extension):
         grid = getattr(updater, 'grid', None)
         if grid is not None:
             self._ranks = grid.comm
-        self._origin = time.monotonic()
-        self._begun = updater.iteration, epochs_done(updater)
-        self._trainer = trainer
+        self._trainer, self._origin = trainer, time.monotonic()
         stream = _stream(updater)
-        self._sections = UpdateSections(
-            stream, updater, writes_itself=grid is not None)
-        each = _EachUpdate(
-            lambda: self._times.update_begins(time.monotonic()),
-            self._update_ends)
-        self._sections.around(updater, 'update', lambda: each)
         self._times = UpdateTimes(stream, self._ranks.rank, self._origin,
                                   updater.iteration)
+        self._sections = UpdateSections(stream, updater,
+                                        writes_itself=grid is not None)
+        self._sections.calls.add(updater, 'update', self._each_update)
+        self._schedule = WriteSchedule(trainer)
         communicators = (
             getattr(optimizer, 'communicator', None)
             for optimizer in updater.get_all_optimizers().values())
         self._warming_up: list[Any] = [
             comm for comm in communicators if hasattr(comm, 'is_warming_up')]
-        self._skipped, self._first = 0, 0
+        self._warmed, self._kind = False, 0
         self._attendance: Attendance | None = Attendance(self._ranks, _NAME)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -122,9 +138,13 @@ class RunReport(extension.Extension):
             self._begin(trainer)
         if self._writing is not None:
             self._writing.curves.add(trainer)
-        if (self._gathering is not None
-                and trainer.updater.iteration >= self._next):
-            self._write(trainer)
+        done = trainer.updater.iteration
+        if self._gathering is not None and done >= self._next:
+            gathered = self._gathering.gather()
+            self._follow()
+            if self._writing is not None and gathered is not None:
+                # The last page is written when the end is known.
+                self._writing.write(gathered, page=done < self._last)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: Any) -> None:
@@ -140,13 +160,15 @@ class RunReport(extension.Extension):
         if found is not None and not self._error:
             self._error = f'{type(found).__name__}: {found}'
         if self._writing is not None:
-            self._writing.end(self._trainer, self._error)
-            self._writing = None
-        self._gathering = None
+            self._writing.end(self._error)
+        self._writing = self._gathering = None
 
     # --- details -------------------------------------------------------------
 
-    def _update_ends(self) -> None:
+    @contextlib.contextmanager
+    def _each_update(self) -> Iterator[None]:
+        self._times.update_begins(time.monotonic())
+        yield
         now = time.monotonic()
         if self._sections is not None:
             self._sections.settle()
@@ -160,14 +182,10 @@ class RunReport(extension.Extension):
         """
         warming = any(comm.is_warming_up for comm in self._warming_up)
         if warming != self._warmed:
-            self._warmed, self._skipped, self._first = warming, 0, 0
-        if self._skipped < _SKIPPED:
-            self._skipped += 1
-            return None
-        self._first += 1
-        return self._first <= _FIRST
-
-    _warmed = False
+            self._warmed, self._kind = warming, 0
+        self._kind += 1
+        return (None if self._kind <= _SKIPPED
+                else self._kind <= _SKIPPED + _FIRST)
 
     def _begin(self, trainer: chainer.training.Trainer) -> None:
         """After the first update, when all ranks know who is there."""
@@ -179,61 +197,37 @@ class RunReport(extension.Extension):
             return
         if not everybody:
             warnings.warn(
-                f'RunReport is on {_said(there)} of {self._ranks.size}: its '
+                f'RunReport is on rank{"s"[:len(there) - 1]} '
+                f'{", ".join(map(str, there))} of {self._ranks.size}: its '
                 'report has the data of rank 0 only; extend the trainer with '
                 'it on all ranks', stacklevel=2)
         self._gathering = ReportGathering(
             self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
             self._origin)
-        writing = ReportWriting(
-            trainer, self._begun, self._plan, self._filename,
-            self._most_events, self._ranks.size)
+        writing = ReportWriting(trainer, self._schedule.begun[0],
+                                self._ranks.size, *self._written)
         if not self._gathering.begin(writing, there):
             self._gathering = None
             self._stop()
             return
         if self._gathering.comm.rank == 0:
             self._writing = writing
-        self._follow(trainer)
+        self._follow()
 
-    def _follow(self, trainer: chainer.training.Trainer) -> None:
+    def _follow(self) -> None:
         """All ranks learn from rank 0 when the next write is."""
         assert self._gathering is not None
-        now = trainer.updater.iteration
+        now = self._trainer.updater.iteration
         self._next, self._last = self._gathering.comm.bcast(
-            self._writing and self._writing.next(trainer))
+            self._writing and self._schedule.next(
+                time.monotonic() - self._origin))
         self._times.choose(regular_updates(now, self._next, _REGULAR))
-
-    def _write(self, trainer: chainer.training.Trainer) -> None:
-        """Gathers what all ranks have, and writes it; on all ranks."""
-        assert self._gathering is not None
-        gathered = self._gathering.gather()
-        done = trainer.updater.iteration
-        self._follow(trainer)
-        if self._writing is not None and gathered is not None:
-            # The last page is written when the end is known.
-            self._writing.write(gathered, page=done < self._last)
 
     def _stop(self) -> None:
         if self._sections is not None:
             self._sections.remove()
             self._sections = None
             self._times.end()
-
-
-class _EachUpdate:
-    """A ``with`` block that tells when it begins, and ends well."""
-
-    def __init__(self, begin: Callable[[], None],
-                 end: Callable[[], None]) -> None:
-        self._begin, self._end = begin, end
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._end()
 
 
 def _stream(updater: Any) -> EventStream:
@@ -246,6 +240,64 @@ def _stream(updater: Any) -> EventStream:
                  if isinstance(stream, EventStream)), EventStream())
 
 
-def _said(ranks: tuple[int, ...]) -> str:
-    return ('rank ' if len(ranks) == 1 else 'ranks ') + ', '.join(
-        map(str, ranks))
+# --- when to write -----------------------------------------------------------
+
+class WriteSchedule:
+    """Says after which update the next write is.
+
+    Args:
+        trainer: Of a training that begins.
+
+    Attributes:
+        begun: Updates and epochs done when it began.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._updater = trainer.updater
+        self.begun = trainer.updater.iteration, epochs_done(trainer.updater)
+        ask = getattr(trainer.stop_trigger, 'get_training_length', None)
+        self._length: tuple[float, str] = ask() if ask else (math.inf, '')
+        self._writes = 0
+
+    def next(self, passed: float) -> tuple[int, int]:
+        """The update after which to write, and the last of the training.
+
+        Args:
+            passed: Seconds of training so far.
+        """
+        done, epochs = self._updater.iteration, epochs_done(self._updater)
+        updates = max(done - self.begun[0], 1)
+        per_update = (epochs - self.begun[1]) / updates
+        times = 1 << self._writes // _OFTEN
+        self._writes += 1
+        step = max(passed, 1e-9) / updates / times
+        least = max(1, math.ceil(SHORTEST / step - _TINY))
+        found = done + max(least, min(_MOST * times, int(_LONGEST / step)))
+        if per_update > 0:
+            # The first end of an epoch that is far enough away.
+            end = math.floor(epochs + _TINY) + times
+            end += max(0, math.ceil(
+                epochs + (least - 1) * per_update - end + _TINY))
+            found = min(found, done + _updates(end - epochs, per_update))
+        last = self._last(done, epochs, per_update)
+        return max(done + 1, min(found, last)), last
+
+    def _last(self, done: int, epochs: float, per_update: float) -> int:
+        """The last update of the training; one out of reach: unknown."""
+        length, unit = self._length
+        if unit == 'iteration':
+            return int(length)
+        if unit == 'epoch' and per_update > 0:
+            return done + _updates(length - epochs, per_update)
+        return 1 << 62
+
+
+def _updates(epochs: float, per_update: float) -> int:
+    return max(0, math.ceil(epochs / per_update - _TINY))
+
+
+def regular_updates(iteration: int, following: int, count: int) -> list[int]:
+    """So many updates after ``iteration``, evenly, up to ``following``."""
+    updates = following - iteration
+    return sorted({iteration + max(1, round((place + 0.5) * updates / count))
+                   for place in range(count)})

@@ -124,7 +124,12 @@ class SnapshotWriting:
         self._comm = comm.Dup()
         self._values = values
         self._after = after
-        self._digests = _Digests(values)
+        self._digests = _Thread('digests of a snapshot', lambda: {
+            key: entry_of(value) for key, value in values.items()})
+        try:
+            self._digests.start()
+        except RuntimeError:        # no thread is left: the training waits
+            self._digests.run()
         self._writer: _FileWriter | None = None
         self._all_end: MPI.Request | None = None
         self._ends_since = 0.0
@@ -214,8 +219,9 @@ class SnapshotWriting:
                     (name, table[name.partition('/')[2]])
                     for name in names[rank]])
             writer.close()
-            yield from self._until(lambda: not writer.is_alive())
-            self.problem = writer.problem
+            yield from self._until(lambda: not writer.thread.is_alive())
+            if writer.thread.problem:
+                self.problem = f'rank 0: {writer.thread.problem}'
         for rank in others:
             yield from self._send_object(self.problem, rank, _OUTCOME)
 
@@ -248,7 +254,7 @@ class SnapshotWriting:
     def _table(self) -> _Way:
         """The entries of this rank's values; why there are none."""
         yield from self._until(lambda: not self._digests.is_alive())
-        return self._digests.problem or self._digests.table
+        return self._digests.problem or self._digests.result
 
     def _until(self, done: Callable[[], bool]) -> _Way:
         while not done():
@@ -292,45 +298,50 @@ def _windows(sizes: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
         yield window
 
 
-class _Digests(threading.Thread):
-    """Computes what a rank says of its values; without the interpreter."""
+class _Thread(threading.Thread):
+    """Does something beside the training, and keeps what came of it."""
 
-    def __init__(self, values: State) -> None:
-        super().__init__(name='digests of a snapshot', daemon=True)
-        self.table: dict[str, Entry] = {}
+    def __init__(self, name: str, action: Callable[[], Any]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.result: Any = None
         self.problem = ''
-        self._saved = values
-        try:
-            self.start()
-        except RuntimeError:        # no thread is left: the training waits
-            self.run()
+        self._action: Callable[[], Any] | None = action
 
     def run(self) -> None:
-        """Fills the table."""
+        """Does it."""
+        assert self._action is not None
         try:
-            self.table = {key: entry_of(value)
-                          for key, value in self._saved.items()}
-        except Exception as error:      # rank 0 is told
+            self.result = self._action()
+        except Exception as error:      # all ranks are told
             self.problem = f'{type(error).__name__}: {error}'
-        self._saved = {}
+        self._action = None             # with the values that it holds
 
 
-class _FileWriter(threading.Thread):
-    """Writes a file from what it is given; ends after :meth:`close`."""
+class _FileWriter:
+    """A thread that writes what it is given, until :meth:`close`."""
 
     def __init__(self, path: str, communicator: str, ranks: int,
                  owners: dict[str, list[int]], after: Callable[[], None]
                  ) -> None:
-        super().__init__(name='writer of a snapshot', daemon=True)
-        self.problem = ''
         #: Bytes that were put and are not written.
         self.waiting = 0
         self._lock = threading.Lock()
-        self._path, self._after = path, after
-        self._job = communicator, ranks, owners
         self._given: SimpleQueue[Any] = SimpleQueue()
         self._is_given_up = False
-        self.start()
+
+        def write() -> None:
+            members = self._members()
+            try:
+                file.write(path, members, communicator, ranks, owners,
+                           self._check)
+                after()
+            except Exception:
+                with contextlib.suppress(_GivenUp):
+                    for _ in members:       # all that still comes
+                        pass
+                raise
+        self.thread = _Thread('writer of a snapshot', write)
+        self.thread.start()
 
     def put(self, member: Member) -> None:
         """Gives it another member of the file."""
@@ -349,19 +360,7 @@ class _FileWriter(threading.Thread):
         """
         self._is_given_up = True
         self.close()                # it may wait for the next member
-        self.join(_LAST_PIECE)
-
-    def run(self) -> None:
-        """Writes; takes all that comes also where it cannot write."""
-        members = self._members()
-        try:
-            file.write(self._path, members, *self._job, self._check)
-            self._after()
-        except Exception as error:
-            self.problem = f'rank 0: {type(error).__name__}: {error}'
-            with contextlib.suppress(_GivenUp):
-                for _ in members:
-                    pass
+        self.thread.join(_LAST_PIECE)
 
     def _members(self) -> Iterator[Member]:
         while (member := self._given.get()) is not None:

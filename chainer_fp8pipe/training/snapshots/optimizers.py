@@ -25,7 +25,7 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer.training import extension
+from chainer import training
 
 from ..extensions.update_marks import EveryUpdate, SteppingTrigger
 from .json_values import object_array, to_json
@@ -208,8 +208,10 @@ class Restoring:
                 ('before', self._before, float('inf')),
                 ('after', self._after, float('-inf'))):
             trainer._extensions.pop(f'values {name} extensions', None)
-            trainer.extend(_AtStart(act), f'values {name} extensions',
-                           EveryUpdate(), priority)
+            trainer.extend(
+                training.make_extension(
+                    initializer=lambda _, act=act: act())(lambda _: None),
+                f'values {name} extensions', EveryUpdate(), priority)
 
     def _before(self) -> None:
         """Gives the script's values back, but for what was set since."""
@@ -268,19 +270,6 @@ class _Restored:
             now.update(value)
         else:
             setattr(self.holder, _split(self.name)[1], value)
-
-
-class _AtStart(extension.Extension):
-    """Does something when extensions are initialised, and nothing else."""
-
-    def __init__(self, act: Any) -> None:
-        self._act = act
-
-    def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._act()
-
-    def __call__(self, trainer: chainer.training.Trainer) -> None:
-        pass
 
 
 def holders_of(owner: Any) -> dict[str, Any]:

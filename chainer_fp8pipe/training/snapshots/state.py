@@ -17,7 +17,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -45,8 +45,8 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     parts = {'trainer/': _trainer(trainer),
              'optimizer/': collect_optimizers(trainer),
              'iterator/': _lengths(trainer), RANDOM: _random()}
-    for prefix, communicator in _stateful(trainer, comm):
-        parts[prefix] = communicator.state()
+    for prefix, communicator, model in _stateful(trainer, comm):
+        parts[prefix] = communicator.state(model)
     return {prefix + key: value for prefix, part in parts.items()
             for key, value in part.items()}
 
@@ -67,9 +67,9 @@ def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
     trainer.serialize(_Deserializer(
         state, trainer, {} if replaced is None else replaced)['trainer'])
     restoring = Restoring(below('optimizer/', state), trainer)
-    for prefix, communicator in _stateful(trainer, comm):
+    for prefix, communicator, model in _stateful(trainer, comm):
         if own := below(prefix, state):
-            communicator.load_state(own)
+            communicator.load_state(own, model)
     if numbers := below(RANDOM, state):
         _restore_random(numbers)
     return restoring
@@ -143,8 +143,8 @@ class StateBefore:
                        if value.nbytes <= _SMALL
                        and not key.startswith('communicator')}
         self._communicators = [
-            (communicator, communicator.state())
-            for _, communicator in _stateful(trainer, comm)]
+            (communicator, communicator.state(model), model)
+            for _, communicator, model in _stateful(trainer, comm)]
         optimizers = trainer.updater.get_all_optimizers().values()
         objects = [
             trainer, trainer.updater, trainer.stop_trigger,
@@ -176,9 +176,9 @@ class StateBefore:
                     container.update(content)
                 else:
                     container[:] = content
-        for communicator, state in self._communicators:
+        for communicator, state, model in self._communicators:
             with contextlib.suppress(Exception):    # it was not changed
-                communicator.load_state(state)
+                communicator.load_state(state, model)
 
 
 def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
@@ -338,27 +338,13 @@ def _of_updater(key: str) -> bool:
     return key.startswith('trainer/updater/') and ':' not in key
 
 
-class _Exchange(NamedTuple):
-    """What a communicator knows of an optimizer's model."""
-
-    communicator: Any
-    model: chainer.Link
-
-    def state(self) -> State:
-        return self.communicator.state(self.model)
-
-    def load_state(self, state: State) -> None:
-        self.communicator.load_state(state, self.model)
-
-
 def _stateful(trainer: chainer.training.Trainer, comm: Any
-              ) -> Iterator[tuple[str, _Exchange]]:
-    """Exchanges that have a state, with the prefix of its keys."""
+              ) -> Iterator[tuple[str, Any, chainer.Link]]:
+    """Communicators that have a state, its prefix, and of which model."""
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         communicator = getattr(optimizer, 'communicator', comm)
         if hasattr(communicator, 'state'):
-            yield (f'communicator/{name}/',
-                   _Exchange(communicator, optimizer.target))
+            yield f'communicator/{name}/', communicator, optimizer.target
 
 
 class _Serializer(chainer.serializers.DictionarySerializer):

@@ -13,8 +13,8 @@ from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
+from ...command_line import Interval
 from ...intercept.training_objects import Originals
-from ...planning.trigger_intervals import Interval
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
 from .files import Followed

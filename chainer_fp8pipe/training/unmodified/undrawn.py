@@ -99,9 +99,33 @@ class Undrawn(Creation):
             return False
         state = numpy.random.get_state()
         _draw_and_forget(initializer, shape)
-        place_values_later(parameter, shape, dtype, _Drawn(
-            self, initializer, state, chainer.config.dtype))
+        place_values_later(parameter, shape, dtype, self._drawn(
+            initializer, state, chainer.config.dtype))
         return True
+
+    def _drawn(self, initializer: Any, state: Any, dtype: Any
+               ) -> Callable[[tuple[int, ...]], numpy.ndarray]:
+        """Draws values from a state of the generator, when it is called."""
+        def draw_now(shape: tuple[int, ...]) -> numpy.ndarray:
+            self._note()
+            now = numpy.random.get_state()
+            numpy.random.set_state(state)
+            try:
+                with suspended(), chainer.using_config('dtype', dtype):
+                    return generate_array(initializer, shape, numpy)
+            finally:
+                numpy.random.set_state(now)
+        return draw_now
+
+    def _read(self, file: _File, key: str, dtype: Any
+              ) -> Callable[[tuple[int, ...]], numpy.ndarray]:
+        """Reads the entry of a file, when it is called."""
+        def read_now(shape: tuple[int, ...]) -> numpy.ndarray:
+            self._note()
+            found = numpy.empty(shape, dtype)
+            numpy.copyto(found, file.read(key))
+            return found
+        return read_now
 
     @contextlib.contextmanager
     def loading(self, file: Any, obj: chainer.Link) -> Iterator[None]:
@@ -136,7 +160,7 @@ class Undrawn(Creation):
             if (_is_large(parameter, array.shape, array.dtype)
                     and parameter._initial_device.xp is numpy):
                 place_values_later(parameter, array.shape, array.dtype,
-                                   _Read(self, source, key, array.dtype))
+                                   self._read(source, key, array.dtype))
 
     def held(self, model: chainer.Link) -> str:
         """What to say of a model that each rank holds before it is cut.
@@ -170,30 +194,10 @@ class Undrawn(Creation):
                     and is_ghost(one._data[0])):
                 draw(one)
 
-    def note(self) -> None:
+    def _note(self) -> None:
         """Notes who looks at values."""
         if self._is_building() and not self.first_read:
             self.first_read = user_line()
-
-
-class _Drawn:
-    """Values that an initializer draws, from a state of the generator."""
-
-    def __init__(self, undrawn: Undrawn, initializer: Any, state: Any,
-                 dtype: Any) -> None:
-        self._undrawn = undrawn
-        self._initializer, self._state = initializer, state
-        self._dtype = dtype         # of chainer.config
-
-    def __call__(self, shape: tuple[int, ...]) -> numpy.ndarray:
-        self._undrawn.note()
-        now = numpy.random.get_state()
-        numpy.random.set_state(self._state)
-        try:
-            with suspended(), chainer.using_config('dtype', self._dtype):
-                return generate_array(self._initializer, shape, numpy)
-        finally:
-            numpy.random.set_state(now)
 
 
 class _File:
@@ -219,21 +223,6 @@ class _File:
     def _stamp(self) -> tuple[int, int]:
         now = os.fstat(self._file.fileno())
         return now.st_mtime_ns, now.st_size
-
-
-class _Read:
-    """Values that are an entry of a file."""
-
-    def __init__(self, undrawn: Undrawn, file: _File, key: str, dtype: Any
-                 ) -> None:
-        self._undrawn = undrawn
-        self._file, self._key, self._dtype = file, key, dtype
-
-    def __call__(self, shape: tuple[int, ...]) -> numpy.ndarray:
-        self._undrawn.note()
-        found = numpy.empty(shape, self._dtype)
-        numpy.copyto(found, self._file.read(self._key))
-        return found
 
 
 def _check(key: str, found: numpy.ndarray, value: numpy.ndarray) -> None:

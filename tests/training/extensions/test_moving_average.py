@@ -4,7 +4,6 @@ from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
     ProcessGrid,
-    create_communicator,
     lazy,
     partition,
 )
@@ -95,13 +94,6 @@ def test_the_weights_come_back_also_after_an_error():
         assert not (model.l2.W.array == 7).any()
 
 
-def test_before_the_first_update_the_average_is_the_model():
-    model = Net()
-    with MovingAverage(model).weights():
-        inside = bits(model)
-    assert inside == bits(model)
-
-
 def test_float16_is_averaged_in_float32():
     """Of the copies that the optimizer updates; 1e-4 is lost in float16."""
     model = chainer.Sequential(L.Linear(2, 2, initialW=1.0))
@@ -138,17 +130,6 @@ def test_shared_weights_are_averaged_once():
     with average.weights():
         assert_allclose(shared.W.array, 1 - 2 / 11, rtol=1e-6)
     assert (shared.W.array == 1).all()
-
-
-def test_parameters_that_get_their_shape_late_start_then():
-    model = chainer.Sequential(L.Linear(None, 2))
-    average = MovingAverage(model)
-    average()
-    model(numpy.ones((1, 3), 'f4'))
-    average()
-    with average.weights():
-        inside = bits(model)
-    assert inside == bits(model)
 
 
 @on_ranks(1, 2)
@@ -239,32 +220,6 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
             assert found[key] == value
 
 
-@on_ranks(2)
-def test_a_pipeline_is_evaluated_with_the_average(comm):
-    x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
-    t = (numpy.arange(8) % 3).astype('i4')
-    stage, serial = net().stage(comm), net().divide(0, 3)
-    data = chainer.datasets.TupleDataset(x, t)
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator(data, 8, shuffle=False),
-        chainer.optimizers.SGD(0.5).setup(stage), comm, micro_batches=2)
-    alone = chainer.optimizers.SGD(0.5).setup(serial)
-    averages = MovingAverage(stage, 0.9), MovingAverage(serial, 0.9)
-    for _ in range(4):
-        updater.update()
-        alone.update(lambda: F.softmax_cross_entropy(serial(x), t))
-        for average in averages:
-            average()
-    plain = F.softmax_cross_entropy(serial(x), t).array
-    with averages[1].weights():
-        expected = F.softmax_cross_entropy(serial(x), t).array
-    found = averages[0].evaluator(extensions.Evaluator(
-        chainer.iterators.SerialIterator(data, 4, False, False), stage,
-        eval_func=updater.evaluate))()
-    assert_allclose(float(found['main/loss']), expected, rtol=1e-5)
-    assert abs(expected - plain) > 0.01
-
-
 class _Still(chainer.training.updaters.StandardUpdater):
     """Adds one to all weights."""
 
@@ -274,40 +229,6 @@ class _Still(chainer.training.updaters.StandardUpdater):
     def update_core(self):
         for parameter in self.get_optimizer('main').target.params():
             parameter.array = parameter.array + 1
-
-
-@on_ranks(2)
-def test_a_snapshot_with_averages_loads_without_the_extension(comm, tmp_path):
-    communicator = create_communicator('float32', comm)
-    trainer, _ = make_trainer(comm, tmp_path, 1, 'float32')
-    model = trainer.updater.get_optimizer('main').target
-    trainer.extend(MovingAverage(model))
-    trainer.extend(Snapshot(communicator))
-    trainer.run()
-    other, _ = make_trainer(comm, tmp_path, 1, 'float32')
-    resume(other, communicator, str(tmp_path))
-    assert weights(other) == weights(trainer)
-
-
-def test_a_plain_snapshot_of_chainer_has_the_average(tmp_path):
-    model, generator = Net(), numpy.random.default_rng(0)
-    average = MovingAverage(model, 0.9)
-    for _ in range(3):
-        change(model, generator)
-        average()
-    chainer.serializers.save_npz(tmp_path / 'average.npz', average)
-    other = MovingAverage(model, 0.9)
-    chainer.serializers.load_npz(tmp_path / 'average.npz', other)
-    with average.weights():
-        expected = bits(model)
-    with other.weights():
-        assert bits(model) == expected
-    average()
-    other()
-    with average.weights():
-        expected = bits(model)
-    with other.weights():
-        assert bits(model) == expected
 
 
 @pytest.mark.parametrize('decay', [1, 0, -0.5, 1.5, float('nan'), '0.9'])
@@ -364,15 +285,3 @@ def test_own_values_are_back_after_an_evaluation_that_needs_other_stages(
     assert all(now[key] == value for key, value in own.items())
     with average.weights():
         assert bits(model) != now
-
-
-def test_a_parameter_that_is_gone_leaves_no_average():
-    model = chainer.Chain(a=L.Linear(2, 2), b=L.Linear(2, 2))
-    average = MovingAverage(model)
-    average()
-    del model.b
-    average()
-    kept = chainer.serializers.DictionarySerializer()
-    kept.save(average)
-    assert {key for key in kept.target if '/' in key} == {
-        'average/a/W', 'average/a/b'}

@@ -1,8 +1,7 @@
 """What Chainer does not save of optimizers goes on, and disturbs nothing."""
 import warnings
 
-from chainer_fp8pipe.training.extensions import FollowEpochs, Snapshot, resume
-from chainer_fp8pipe.training.large_batch import large_batch
+from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.snapshots.snapshot import save
 
 import chainer
@@ -138,22 +137,6 @@ def test_a_rate_that_an_extension_shifts_goes_on(kind, tmp_path):
     assert parts == [whole[start:stop] for start, stop in PARTS]
 
 
-@pytest.mark.parametrize('kind', ['exponential', 'linear', 'warm-up'])
-def test_a_rate_that_is_shifted_after_the_snapshot_goes_on_as_in_chainer(
-        kind, tmp_path):
-    """It is not taken for one that the script has changed."""
-    shift, every = SHIFTS[kind]
-
-    def add(trainer):
-        trainer.extend(shift(), trigger=(every, 'iteration'), priority=-200)
-    found = silent_rates(tmp_path / 'own', PARTS, add)
-    expected = rates(tmp_path / 'chainer', PARTS, add, own=True)
-    if kind == 'warm-up':       # Chainer begins it again for an update
-        found, expected = ([part[2:] for part in parts]
-                           for parts in (found, expected))
-    assert found == expected
-
-
 @pytest.mark.parametrize('kind', [None, 'exponential', 'inverse', 'linear',
                                   'polynomial', 'exponential from'])
 def test_a_rate_that_the_script_has_changed_counts_as_in_chainer(
@@ -189,26 +172,6 @@ def test_a_rate_that_is_set_after_the_resume_counts(tmp_path):
     trainer.updater.get_optimizer('main').add_hook(see)
     trainer.run()
     assert see.rates == [0.25]
-
-
-@pytest.mark.parametrize('samples', [40, None])
-def test_the_schedule_of_large_batches_goes_on(samples, tmp_path):
-    def optimizer():
-        return large_batch(chainer.optimizers.MomentumSGD(), 8, 0.1, 4, 1, 4,
-                           samples=samples)
-
-    def add(trainer):
-        trainer.updater.get_optimizer('main').remove_hook('LARS')
-        if samples is None:
-            trainer.extend(FollowEpochs())
-    whole, = rates(tmp_path / 'whole', [(0, LAST)], add,
-                   optimizer=[optimizer()])
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        parts = rates(tmp_path / 'part', [(0, STOP), (STOP, LAST)], add,
-                      optimizer=[optimizer(), optimizer()])
-    # The hook that writes them down comes after the schedule.
-    assert [*parts[0], *parts[1]] == whole
 
 
 # --- what else they keep -----------------------------------------------------

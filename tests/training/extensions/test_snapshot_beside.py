@@ -1,7 +1,6 @@
 """Snapshots that are written while training goes on, or cannot be."""
 import contextlib
 import os
-import subprocess
 import threading
 import warnings
 
@@ -13,7 +12,6 @@ from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots, save
 import chainer
 import numpy
 import pytest
-from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
@@ -124,20 +122,6 @@ def test_the_next_snapshot_waits_for_the_last(comm, tmp_path):
 
 
 @on_ranks(2)
-def test_older_ones_are_removed_only_after_the_new_one_is_whole(
-        comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 9, retain=1)
-    seen = []
-    with Held() as disk:
-        at(trainer, 4, disk.let_go)
-        at(trainer, 6, lambda: seen.append(names(tmp_path)))
-        trainer.run()
-    comm.Barrier()
-    assert len(seen[0]) == 1
-    assert names(tmp_path) == ['snapshot_iter_9.npz']
-
-
-@on_ranks(2)
 def test_snapshots_of_later_iterations_are_not_taken_for_newer_ones(
         comm, tmp_path):
     if comm.rank == 0:
@@ -162,31 +146,6 @@ def test_an_error_on_all_ranks_leaves_a_whole_snapshot(comm, tmp_path):
     assert names(tmp_path) == ['snapshot_iter_4.npz']
     trainer, communicator = make(comm, tmp_path, 9)
     assert resume(trainer, communicator, str(tmp_path)) == 4
-
-
-@on_ranks(2)
-def test_an_error_on_one_rank_does_not_make_it_wait_for_the_others(
-        comm, tmp_path):
-    """Nor is half a file left, though rank 1 has sent nothing."""
-    trainer, _ = make(comm, tmp_path, 9, every=4)
-    original = gather._PATIENCE
-    gather._PATIENCE = 0.1
-    try:
-        if comm.rank == 0:
-            at(trainer, 4, lambda: {}['rank 0 alone'])
-            with pytest.raises(KeyError):
-                trainer.run()
-            assert list(tmp_path.glob('*')) == []
-        else:
-            at(trainer, 4, comm.Barrier)    # in the middle of an update
-            trainer.stop_trigger = lambda trainer: (
-                trainer.updater.iteration == 4)
-            trainer._extensions['Snapshot'].extension.finalize = list
-            trainer.run()
-        if comm.rank == 0:
-            comm.Barrier()
-    finally:
-        gather._PATIENCE = original
 
 
 @on_ranks(2)
@@ -236,24 +195,6 @@ def test_what_a_killed_run_was_writing_is_removed_at_the_next_start(
 
 
 @on_ranks(2)
-def test_a_disk_that_fails_at_the_very_end_does_not_stop_the_run(
-        comm, tmp_path):
-    """When the file has all values, and nothing more comes."""
-    trainer, _ = make(comm, tmp_path, 3)
-    original = os.fsync
-
-    def fail(descriptor):
-        raise OSError(5, 'Input/output error')
-    os.fsync = fail
-    try:
-        with silent():
-            trainer.run()
-    finally:
-        os.fsync = original
-    assert names(tmp_path) == []
-
-
-@on_ranks(2)
 def test_a_trigger_is_the_users_own_again_after_the_training(comm, tmp_path):
     trainer, _ = make(comm, tmp_path, 4)
     entry = trainer._extensions['Snapshot']
@@ -298,74 +239,6 @@ def test_too_many_failures_in_a_row_are_an_error_on_all_ranks(
         trainer.run()
     assert trainer.updater.iteration == 10
     assert names(tmp_path) == ['snapshot_iter_4.npz']
-
-
-@on_ranks(2)
-def test_too_many_failures_at_the_end_are_an_error_too(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 3, failures=1)
-    with no_room(lambda call: True), silent(), pytest.raises(
-            RuntimeError, match='1 snapshots in a row'):
-        trainer.run()
-
-
-@on_ranks(2)
-def test_any_number_of_failures_can_be_allowed(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 20, every=2, failures=None)
-    with no_room(lambda call: True), silent():
-        trainer.run()
-    assert trainer.updater.iteration == 20
-
-
-def test_failures_must_be_at_least_one():
-    with pytest.raises(ValueError, match='failures must be at least 1'):
-        Snapshot(None, failures=0)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A tmpfs with room for one file of the test's and a half."""
-    folder = tmp_path / 'disk'
-    folder.mkdir()
-    done = subprocess.run(
-        ['mount', '-t', 'tmpfs', '-o', 'size=64K', 'tmpfs', str(folder)],
-        capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f'no tmpfs can be mounted here: {done.stderr.strip()}')
-    yield folder
-    subprocess.run(['umount', str(folder)], check=True)
-
-
-@on_ranks(2)
-def test_a_file_system_that_is_full_keeps_the_older_snapshot(
-        comm, small_disk):
-    trainer, _ = make(comm, small_disk, 7)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        trainer.run()
-    assert comm.rank or 'No space left' in str(caught[0].message)
-    comm.Barrier()
-    assert [path.name for path in small_disk.iterdir()] == [
-        'snapshot_iter_3.npz']
-    trainer, communicator = make(comm, small_disk, 7)
-    assert resume(trainer, communicator, str(small_disk)) == 3
-
-
-@on_ranks(2)
-def test_a_directory_that_is_gone_is_made_again(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path / 'out', 6)
-
-    def remove():
-        if comm.rank == 0:
-            os.remove(tmp_path / 'out/snapshot_iter_3.npz')
-            os.rmdir(tmp_path / 'out')
-    with Held() as disk:
-        disk.let_go()
-        at(trainer, 3, lambda: trainer._extensions[
-            'Snapshot'].extension._beside._complete())
-        at(trainer, 4, remove)
-        trainer.run()
-    comm.Barrier()
-    assert names(tmp_path / 'out') == ['snapshot_iter_6.npz']
 
 
 # --- what is not whole -------------------------------------------------------
@@ -460,11 +333,6 @@ def test_what_cannot_be_read_is_not_set_aside(comm, tmp_path):
         resume(trainer, communicator, str(tmp_path), damaged='aside')
     comm.Barrier()
     assert (tmp_path / 'snapshot_iter_6.npz').exists()
-
-
-def test_what_to_do_with_damage_is_a_word_of_two(tmp_path):
-    with pytest.raises(ValueError, match="error, aside, not 'ignore'"):
-        resume(None, MPI.COMM_SELF, str(tmp_path), damaged='ignore')
 
 
 @on_ranks(2)

@@ -57,8 +57,16 @@ def fails(*_, **__):
     raise OSError(28, 'No space left on device')
 
 
-def no_thread(self):
-    raise RuntimeError("can't start new thread")
+def without(kind, start=gather._Thread.start):
+    """A rank on which a kind of thread cannot be started."""
+    def fail(self):
+        if kind in self.name:
+            raise RuntimeError("can't start new thread")
+        start(self)
+    return fail
+
+
+no_digests, no_writer = without('digests'), without('writer')
 
 
 # What fails on one rank alone: where, and whether all raise ('all'), or
@@ -74,9 +82,9 @@ SAVING = {
     'a digest cannot be computed': (
         None, gather, 'entry_of', fails, 'all'),
     'there is no thread for digests': (
-        None, gather._Digests, 'start', no_thread, 'written'),
+        None, gather._Thread, 'start', no_digests, 'written'),
     'there is no thread that writes': (
-        0, gather._FileWriter, 'start', no_thread, 'all'),
+        0, gather._Thread, 'start', no_writer, 'all'),
     'the folder cannot be made': (0, os, 'makedirs', fails, 'all'),
     'a member cannot be written': (
         0, snapshot_file, '_write_member', fails, 'all'),

@@ -2,22 +2,19 @@
 import contextlib
 import warnings
 
-from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import resume
 from chainer_fp8pipe.training.snapshots.snapshot import save
 from chainer_fp8pipe.training.snapshots.state import collect
 
 import chainer
-import chainermn
 import numpy
 import pytest
-from chainer.training import extensions
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
 from .helpers import updates_of
-from .stages import LAYERS, Noisy, Stage, data, first, make_job, run, weights
+from .stages import Noisy, data, first, make_job, run, weights
 
 STOP, LAST = 5, 9
 
@@ -52,34 +49,11 @@ def told(comm, exact=False):
     assert len(texts) == (comm.rank == 0 and not exact), caught
 
 
-def serial(out, **options):
-    """The whole run on one rank; every rank does it for itself."""
-    trainer, grid = make_job(MPI.COMM_SELF, out, 1, **options)
-    run(trainer, LAST)
-    grid.free()
-    return weights(trainer)
-
-
 def same_bits(trainer, expected):
     found = weights(trainer)
     assert found
     for key, value in found.items():
         assert numpy.array_equal(value, expected[key]), key
-
-
-@pytest.mark.parametrize('after', [1, 2, 4])
-@pytest.mark.parametrize('before', [1, 2, 4])
-@on_ranks(4)
-def test_a_run_goes_on_at_any_depth(comm, before, after, tmp_path):
-    expected = serial(tmp_path)
-    assert len(expected) == 2 * (LAYERS - 1) + 5
-    ranks = first(comm, before)
-    if ranks:
-        start(ranks, tmp_path, before)
-    comm.Barrier()
-    ranks = first(comm, after)
-    if ranks:
-        same_bits(go_on(ranks, tmp_path, after, before == after), expected)
 
 
 @on_ranks(4)
@@ -92,29 +66,6 @@ def test_another_layout_starts_residuals_afresh(comm, tmp_path):
     assert all(len(set(comm.allgather(value.tobytes()))) == 1
                for key, value in sorted(found.items())
                if not key.startswith('3/'))
-
-
-@on_ranks(4)
-def test_each_layer_is_in_the_file_once(comm, tmp_path):
-    """2 stages x 2 replicas; only the statistics of replicas differ."""
-    before = start(comm, tmp_path, 2)
-    with numpy.load(tmp_path / 'snapshot_iter_5.npz',
-                    allow_pickle=True) as archive:
-        keys = [key for key in archive.files if '/model:' in key
-                or '/optimizer:' in key]
-        values = {key: archive[key] for key in keys}
-    layers = [(number, name) for number in range(LAYERS)
-              for name in (('gamma', 'beta') if number == 3 else 'Wb')]
-    for number, name in layers:
-        key = f'trainer/updater/optimizer:main/{number}/{name}/m'
-        assert keys.count(f'all/{key}') == 1
-        key = f'trainer/updater/model:main/{number}/{name}'
-        assert keys.count(f'all/{key}') == 1
-        own = weights(before).get(f'{number}/{name}')
-        assert own is None or numpy.array_equal(own, values[f'all/{key}'])
-    assert sorted(key for key in keys if not key.startswith('all/')) == [
-        f'rank3/trainer/updater/model:main/3/avg_{what}'
-        for what in ('mean', 'var')]
 
 
 @on_ranks(4)
@@ -171,27 +122,6 @@ def test_scales_rates_and_float32_copies_move_with_their_layer(
     assert trainer.updater.get_optimizer('main')._loss_scale == 2 ** STOP
     found = set().union(*comm.allgather(set(after)))
     assert found == set(before)
-
-
-@on_ranks(2)
-def test_every_optimizers_communicator_keeps_its_state(comm, tmp_path):
-    trainer, grid = make_job(comm, tmp_path, 1, 'fp8')
-    other = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(), create_communicator('fp8', comm))
-    trainer.updater._optimizers['other'] = other.setup(Stage([0]))
-
-    def average():
-        for parameter in other.target.params():
-            parameter.grad = numpy.ones_like(parameter.array)
-        other.communicator.multi_node_mean_grad(other.target)
-    average()
-    save(trainer, grid, str(tmp_path / 'snapshot_iter_0.npz'))
-    done = 'communicator/other/codec|done'
-    assert collect(trainer, grid)[done] == 1
-    average()
-    assert updates_of(other.communicator, other.target) == 2
-    resume(trainer, grid, str(tmp_path))
-    assert updates_of(other.communicator, other.target) == 1
 
 
 class Resumed(Noisy):
@@ -333,13 +263,3 @@ def test_a_layer_of_another_shape_is_named(comm, tmp_path):
     start(comm, tmp_path, 4)
     rejected(comm, tmp_path, r'parameter /0/W is float32 \(4, 3\) in the '
              r'snapshot but float32 \(6, 3\) in the model', 2, width=6)
-
-
-@on_ranks(2)
-def test_an_extension_that_was_not_there_is_an_error(comm, tmp_path):
-    start(comm, tmp_path, 2)
-    trainer, grid = make_job(comm, tmp_path, 1)
-    trainer.extend(extensions.LogReport())
-    with pytest.raises(ValueError, match='extensions/LogReport/.* is not in '
-                       'the snapshot'):
-        resume(trainer, grid, str(tmp_path))

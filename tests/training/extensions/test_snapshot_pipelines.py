@@ -190,26 +190,6 @@ def test_a_serial_run_goes_on_in_a_pipeline(comm, stages, tmp_path):
         close(found, expected)
 
 
-@on_ranks(4)
-def test_all_stages_know_how_far_the_data_were_read(comm, tmp_path):
-    """Or some would stop a run that is over, and others go on."""
-    if comm.rank == 0:
-        train_serially(tmp_path, STOP)
-    comm.Barrier()
-    trainer, grid = make_trainer(comm, tmp_path, 2, LAST,
-                                 network(random=False))
-    trainer.extend(Snapshot(grid), trigger=(STOP, 'iteration'))
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        resume(trainer, grid, str(tmp_path))
-    updater = trainer.updater
-    assert updater.epoch_detail == pytest.approx(STOP * 12 / 34)
-    assert updater.previous_epoch_detail == pytest.approx(
-        (STOP - 1) * 12 / 34)
-    assert (updater.epoch, updater.is_new_epoch) == (1, False)
-    grid.free()
-
-
 @pytest.mark.parametrize('stages', [1, 2, 4])
 @on_ranks(4)
 def test_a_pipeline_goes_on_serially(comm, stages, tmp_path):

@@ -1,8 +1,8 @@
 from types import SimpleNamespace
 from unittest import mock
 
-from chainer_fp8pipe.training.run_reports import curve_means
-from chainer_fp8pipe.training.run_reports.curve_means import CurveMeans
+from chainer_fp8pipe.training.run_reports import watching
+from chainer_fp8pipe.training.run_reports.watching import CurveMeans
 
 import numpy
 
@@ -26,7 +26,7 @@ def test_each_update_is_a_point_at_first():
 
 def test_many_points_are_means_of_several_updates():
     means = CurveMeans(0, 0)
-    with mock.patch.object(curve_means, '_MANY', 4):
+    with mock.patch.object(watching, '_MANY', 4):
         for iteration in range(1, 29):
             add(means, iteration, loss=float(iteration))
     assert [(point.iteration, point.values['loss'])

@@ -6,9 +6,8 @@ from unittest import mock
 
 from chainer_fp8pipe import RunReport, create_communicator
 from chainer_fp8pipe.report.diagnosis import SLOW_RANK, diagnose, explain_waits
-from chainer_fp8pipe.report.records.record_reader import read_record
-from chainer_fp8pipe.report.records.record_writer import RecordWriter
-from chainer_fp8pipe.report.records.run_record import FIRST, PHASES, REGULAR
+from chainer_fp8pipe.report.record import FIRST, PHASES, REGULAR
+from chainer_fp8pipe.report.record_file import RecordWriter, read_record
 from chainer_fp8pipe.training.extensions import (
     PipelineTimeline,
     Snapshot,
@@ -38,7 +37,7 @@ def recorded(comm, tmp_path, *args, **options):
     trainer, communicator = make_trainer(comm, tmp_path, *args, **options)
     trainer.extend(RunReport(communicator, **RECORD))
     # So that there are several intervals.
-    with mock.patch('chainer_fp8pipe.training.run_reports.write_schedule.'
+    with mock.patch('chainer_fp8pipe.training.run_reports.run_report.'
                     'SHORTEST', 0.0):
         trainer.run()
     comm.Barrier()
@@ -412,8 +411,8 @@ def test_the_page_is_written_at_ends_of_epochs_and_at_the_end(
                      len(record.ends)))
     where = 'chainer_fp8pipe.training.run_reports'
     with mock.patch('chainer_fp8pipe.report.page.write_page', note), (
-            mock.patch(f'{where}.write_schedule.SHORTEST', 0.0)), (
-            mock.patch(f'{where}.report_writing._PAGES', 0.0)):
+            mock.patch(f'{where}.run_report.SHORTEST', 0.0)), (
+            mock.patch(f'{where}.writing._PAGES', 0.0)):
         trainer.run()
     communicator.finalize()
     path = str(tmp_path / 'page.html')

@@ -1,6 +1,6 @@
 """What updates of updaters that write nothing themselves do."""
 from chainer_fp8pipe.report.stream import EventStream
-from chainer_fp8pipe.training.run_reports.update_sections import (
+from chainer_fp8pipe.training.run_reports.watching import (
     UpdateSections,
 )
 

@@ -137,16 +137,6 @@ def test_a_script_that_resumes_itself_is_not_resumed_again(tmp_path):
     assert ends(again)[0][1] == '16'
 
 
-def test_chainers_own_snapshot_is_not_loaded_over_the_newer_one(tmp_path):
-    own = '''
-    trainer.extend(extensions.snapshot(autoload=True),
-                   trigger=(10, 'iteration'))
-    '''
-    run(tmp_path, (0, 15), more=own, code=7)
-    again = run(tmp_path, (9, 9), more=own)
-    assert ends(again)[0][1] == '13'
-
-
 def test_a_loop_without_trainer_is_refused_before_its_first_update(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text('''

@@ -1,1 +1,0 @@
-"""Exchanges that go on beside backward and the next forward."""

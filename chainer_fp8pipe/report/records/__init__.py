@@ -1,1 +1,0 @@
-"""The record of a run: pure data, its files, and the clocks of its ranks."""

@@ -1,0 +1,366 @@
+"""What a rank notes of each update: sections, times, and what it reported."""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ...intercept.around_calls import AroundCalls
+from ...report.events import Event
+from ...report.record import (
+    COMMUNICATION,
+    FIRST,
+    PHASES,
+    REGULAR,
+    SLOW,
+    CurvePoint,
+    RankInterval,
+    RecordedUpdate,
+    Spread,
+)
+from ...report.stream import EventFactory, EventStream, Recording, Section
+from ..extensions.update_marks import CallMark, mark_update
+
+_NAME = 'RunReport'
+_NUMBERS = numpy.ndarray, numpy.number, float, int
+
+#: Points of one start before they become means of twice as many updates.
+_MANY = 500
+
+#: Updates that a rank offers as slow ones, and how many are kept of those.
+_OFFERED, _KEPT_SLOW = 6, 2
+#: An update is slow if it takes so many times as long as the median.
+_SLOW_FROM = 1.25
+
+
+def epochs_done(updater: Any) -> float:
+    """Passes over the data, with the part of the last one; 0.0: unknown."""
+    return float(getattr(updater, 'epoch_detail', 0.0))
+
+
+class UpdateSections:
+    """Writes down input, passes, exchange and update, until removed.
+
+    A pipeline writes its passes, exchange and update itself.  Elsewhere,
+    ``forward`` is the outermost call of an optimizer's model in training, and
+    what a loss function computes outside of it is in no section.
+
+    Args:
+        stream: Where to write.
+        updater: Whose updates they are.
+        writes_itself: It is a pipeline's.
+
+    Attributes:
+        calls: Calls of methods that are made in ``with`` blocks.
+    """
+
+    def __init__(self, stream: EventStream, updater: Any,
+                 writes_itself: bool) -> None:
+        self._stream, self.calls = stream, AroundCalls()
+        self._open: list[Section] = []
+        self._undo: list[Callable[[], None]] = []
+        for iterator in (getattr(updater, '_iterators', None) or {}).values():
+            self._watch(iterator, 'input', 'next', '__next__')
+        if writes_itself:
+            return
+        self._watch(chainer.Variable, 'backward', 'backward')
+        for optimizer in updater.get_all_optimizers().values():
+            self._watch(getattr(optimizer, 'communicator', None), 'exchange',
+                        'bcast_data', 'multi_node_mean_grad')
+            actual = getattr(optimizer, 'actual_optimizer', optimizer)
+            actual.target.add_hook(CallMark(*self._ends_of('forward')), _NAME)
+            self._undo += [
+                functools.partial(actual.target.delete_hook, _NAME),
+                mark_update(actual, _NAME, *self._ends_of('update'))]
+
+    def settle(self) -> None:
+        """An update is over: ends what an error has left open."""
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Writes nothing any more."""
+        self.settle()
+        self.calls.remove()
+        while self._undo:
+            # A user may have removed the hook as well.
+            with contextlib.suppress(KeyError):
+                self._undo.pop()()
+
+    def _watch(self, owner: Any, section: str, *methods: str) -> None:
+        for name in methods:
+            self.calls.add(owner, name,
+                           functools.partial(self._stream.section, section))
+
+    def _ends_of(self, name: str) -> tuple[Callable[[], None], ...]:
+        """What begins a section, and what ends it."""
+        return tuple(functools.partial(act, name)
+                     for act in (self._begin, self._end))
+
+    def _begin(self, name: str) -> None:
+        section = self._stream.section(name)
+        section.__enter__()
+        self._open.append(section)
+
+    def _end(self, name: str) -> None:
+        # What an error has left open inside of it ends with it.
+        while any(section.name == name for section in self._open):
+            self._open.pop().__exit__(None, None, None)
+
+
+class CurveMeans:
+    """Makes points of the values that updates report.
+
+    At first each update is a point.  As points become many, a point is the
+    mean over two updates, then over four, and so on.
+
+    Args:
+        start: Number of the start.
+        iteration: Updates done before.
+    """
+
+    def __init__(self, start: int, iteration: int) -> None:
+        self._start, self._begin = start, iteration
+        self._clear()
+        self._points: list[CurvePoint] = []
+        self._made, self._updates = 0, 1
+
+    def add(self, trainer: Any) -> None:
+        """Takes over what an update and extensions have reported."""
+        updater = trainer.updater
+        self._sum_up(trainer.observation)
+        if (updater.iteration - self._begin) % self._updates:
+            return
+        values = {name: total / count for name, (total, count)
+                  in self._sums.items()}
+        values |= {name: float(value) for name, value
+                   in self._summary.compute_mean().items()}
+        self._clear()
+        if not values:
+            return
+        self._points.append(CurvePoint(
+            self._start, updater.iteration,
+            epochs_done(updater), trainer.elapsed_time, values))
+        self._made += 1
+        if self._made % _MANY == 0:
+            self._updates *= 2
+
+    def take(self) -> list[CurvePoint]:
+        """The points since the last call."""
+        points, self._points = self._points, []
+        return points
+
+    def _clear(self) -> None:
+        # By name, the sum of values on the CPU, and how many there were.
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._summary = chainer.reporter.DictSummary()
+
+    def _sum_up(self, observation: Mapping[str, Any]) -> None:
+        others = {}
+        for name, value in observation.items():
+            if isinstance(value, chainer.Variable):
+                value = value.array
+            if isinstance(value, _NUMBERS) and numpy.ndim(value) == 0:
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + float(value), count + 1
+            elif not isinstance(value, (str, bytes)):
+                others[name] = value
+        if others:      # such as those on a GPU, which are not waited for
+            self._summary.add(others)
+
+
+# --- times of updates --------------------------------------------------------
+
+class KeptEvents(NamedTuple):
+    """One rank's events of an update.
+
+    Attributes:
+        iteration: The update.
+        why: See :class:`.RecordedUpdate`.
+        seconds: That the update took.
+        events: On the rank's own clock.
+    """
+
+    iteration: int
+    why: str
+    seconds: float
+    events: list[Event]
+
+
+class _Lap(NamedTuple):
+    """From the end of an update to the end of the next."""
+
+    iteration: int
+    end: float
+    busy: float                 # from the update's begin to its end
+    seconds: dict[str, float]   # by section, since the stream began
+    outside: dict[str, float]   # the same when the update began
+    hidden: dict[str, float]
+    bytes: tuple[int, int, int]     # gradients; to stages: sent, whole
+
+
+class UpdateTimes:
+    """Notes each update's times, and keeps the events of some updates.
+
+    Args:
+        stream: Where updates write what they do.
+        rank: Of this process.
+        now: When the first step begins, by ``time.monotonic``.
+        iteration: Updates done so far.
+    """
+
+    def __init__(self, stream: EventStream, rank: int, now: float,
+                 iteration: int) -> None:
+        self._stream, self._rank = stream, rank
+        self.recording = Recording(rank, 0.0)
+        stream.keep(self.recording)
+        self.update_begins(now)
+        self._before = self._lap(iteration, now)
+        self.choose(())
+        self._clear()
+
+    def choose(self, regular: Collection[int]) -> None:
+        """Says which updates' events are kept as regular ones, by number."""
+        self._regular = frozenset(regular)
+
+    def _clear(self) -> None:
+        self._laps: list[_Lap] = []
+        self._kept: list[KeptEvents] = []
+        self._slow: list[KeptEvents] = []
+
+    def end(self) -> None:
+        """Notes nothing any more."""
+        self._stream.keep_no_more(self.recording)
+
+    def update_begins(self, now: float) -> None:
+        """An update begins; ``now`` is that of ``time.monotonic``.
+
+        What lies between updates, such as an evaluation, is none of one.
+        """
+        self._begin, self._outside = now, dict(self._stream.seconds)
+
+    def update_ends(self, now: float, iteration: int,
+                    is_first: bool | None) -> None:
+        """The update is done.
+
+        Args:
+            now: By ``time.monotonic``.
+            iteration: Its number.
+            is_first: Whether it is one of the first of its kind; None: it is
+                like no other, and its events are not kept.
+        """
+        begin, busy = self._begin, now - self._begin
+        taken = self.recording.take()
+        self._laps.append(self._lap(iteration, now))
+        if is_first is None:
+            return
+        if is_first or iteration in self._regular:
+            self._kept.append(KeptEvents(
+                iteration, FIRST if is_first else REGULAR, busy,
+                self._since(begin, taken)))
+        elif len(self._slow) < _OFFERED or busy > self._slow[-1].seconds:
+            self._slow.append(KeptEvents(iteration, SLOW, busy,
+                                         self._since(begin, taken)))
+            self._slow.sort(key=lambda kept: -kept.seconds)
+            del self._slow[_OFFERED:]
+
+    def summary(self, start: int) -> tuple[RankInterval | None,
+                                           list[KeptEvents]]:
+        """What this rank did in an interval, which ends now; None: nothing.
+
+        Args:
+            start: Number of the start.
+
+        Returns:
+            Also the events that were kept, and those offered as slow ones.
+        """
+        if not self._laps:
+            return None, []
+        laps = [self._before, *self._laps]
+        self._before = laps[-1]
+        steps = numpy.diff([lap.end for lap in laps])
+        busy = numpy.array([lap.busy for lap in laps[1:]])
+        sections = {name: numpy.array([
+            lap.seconds[name] - lap.outside.get(name, 0.0)
+            if name in lap.seconds else 0.0 for lap in laps[1:]])
+            for name in laps[-1].seconds}
+        waits = sum((sections[name] for name in COMMUNICATION
+                     if name in sections), numpy.zeros(len(steps)))
+        named = sum(sections.values(), numpy.zeros(len(steps)))
+        means = {name: float(values.mean())
+                 for name, values in sections.items()}
+        # Measuring takes time, too, so that sections may add up to more than
+        # the update.
+        means['other'] = max(float((busy - named).mean()), 0.0)
+        means['between'] = float((steps - busy).mean())
+        count = len(steps)
+        interval = RankInterval(
+            start, self._rank, laps[1].iteration, laps[-1].iteration,
+            spread(steps), spread(steps - waits),
+            {name: means[name] for name in PHASES if means.get(name)},
+            {name: float(values.mean()) for name, values in _differences(
+                [lap.hidden for lap in laps]).items() if values.any()},
+            *((after - before) / count for before, after in zip(
+                laps[0].bytes, laps[-1].bytes, strict=True)))
+        typical = float(numpy.median(busy))
+        kept = [*self._kept, *(one for one in self._slow
+                               if one.seconds > _SLOW_FROM * typical)]
+        self._clear()
+        return interval, kept
+
+    def _since(self, begin: float, taken: list[EventFactory]) -> list[Event]:
+        """Events of an update: those that have not ended before it began."""
+        return [event for event in self.recording.made(taken)
+                if event.end > begin or event.lane]
+
+    def _lap(self, iteration: int, now: float) -> _Lap:
+        stream = self._stream
+        return _Lap(iteration, now, now - self._begin, dict(stream.seconds),
+                    self._outside, dict(stream.hidden), (
+                        stream.bytes_sent, stream.stage_bytes,
+                        stream.stage_arrays))
+
+
+def together(start: int, everyone: dict[int, list[KeptEvents]]
+             ) -> list[RecordedUpdate]:
+    """The updates that all ranks have kept, the slowest of the slow ones.
+
+    Args:
+        start: Number of the start.
+        everyone: What each rank has kept, by rank.
+    """
+    by_update: dict[int, list[KeptEvents]] = defaultdict(list)
+    for kept in everyone.values():
+        for one in kept:
+            by_update[one.iteration].append(one)
+    whole = {iteration: found for iteration, found in by_update.items()
+             if len(found) == len(everyone)}
+    slow = sorted((iteration for iteration, found in whole.items()
+                   if any(one.why == SLOW for one in found)),
+                  key=lambda iteration: -max(
+                      one.seconds for one in whole[iteration]))
+    for iteration in slow[_KEPT_SLOW:]:
+        del whole[iteration]
+    return [RecordedUpdate(
+        start, iteration, found[0].why, tuple(
+            event._replace(iteration=iteration)
+            for one in found for event in one.events))
+        for iteration, found in sorted(whole.items())]
+
+
+def spread(numbers: numpy.ndarray) -> Spread:
+    """Quartiles, mean and largest of some numbers, at least one."""
+    low, median, high = numpy.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
+    return Spread(low, median, high, float(numbers.mean()),
+                  float(numbers.max()))
+
+
+def _differences(totals: list[dict[str, float]]) -> dict[str, numpy.ndarray]:
+    """From each total to the next, by name."""
+    return {name: numpy.diff([total.get(name, 0.0) for total in totals])
+            for name in totals[-1]}

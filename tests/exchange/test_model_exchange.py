@@ -1,0 +1,129 @@
+"""What is remembered of a model, and for how long."""
+import types
+import weakref
+
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.exchange.model_exchange import ModelExchange
+
+import chainer
+import numpy
+import pytest
+
+from tests.ranks import on_ranks
+
+from ..communicators.helpers import Model, set_gradients
+
+
+def exchange_of(codec, *arguments):
+    return ModelExchange(lambda: None, codec, *arguments)
+
+
+def test_the_first_updates_are_float32_and_then_the_codecs():
+    exchange, codec = exchange_of(codec := Fp8Ratio(), 2), codec
+    seen = []
+    for _ in range(4):
+        seen.append(exchange.codec.wire_dtype.name)
+        exchange.updates += 1
+    assert seen == ['float32', 'float32', 'uint8', 'uint8']
+    assert exchange.codec is codec
+    assert exchange_of(codec).codec is codec
+
+
+def test_a_state_brings_back_where_the_warm_up_was():
+    first, second = (exchange_of(Fp8Ratio(), 5) for _ in range(2))
+    first.updates = 4
+    second.load(first.save())
+    assert second.updates == 4
+    assert second.codec.wire_dtype == numpy.float32
+
+
+@pytest.mark.parametrize('change', [
+    lambda saved: {'codec|done': numpy.array(1)},
+    lambda saved: {**saved, 'codec|codec': numpy.array(1)}])
+def test_a_state_that_is_none_changes_nothing(change):
+    exchange = exchange_of(Fp8Ratio())
+    exchange.updates, state = 7, exchange.codec_state
+    with pytest.raises(ValueError, match='no state of'):
+        exchange.load(change(exchange.save()))
+    assert (exchange.updates, exchange.codec_state) == (7, state)
+    exchange.load({})           # of a model that was not averaged yet
+    assert exchange.updates == 0
+    assert exchange.codec_state is not state
+
+
+def test_a_wire_is_kept_while_it_fits():
+    lent, device = [], object()
+
+    def lend(xp, size, dtype):
+        lent.append((xp, size, numpy.dtype(dtype).name))
+        return numpy.empty(size, dtype)
+    exchange = exchange_of(Cast('float16'))
+    exchange.queue = types.SimpleNamespace(empty_wire=lend)
+    half, fp8 = exchange.codec_state, Fp8Ratio().init()
+    for bucket, state, xp, size in [
+            (0, half, numpy, 100), (0, half, numpy, 60), (1, half, numpy, 9),
+            (0, half, numpy, 101), (0, fp8, numpy, 50), (0, fp8, device, 50),
+            (0, fp8, device, 50)]:
+        exchange.codec_state = state
+        wire = exchange.wire(bucket, xp, size)
+        assert wire.shape == (size,)
+        assert wire.dtype == state.codec.wire_dtype
+    assert lent == [
+        (numpy, 100, 'float16'), (numpy, 9, 'float16'),
+        (numpy, 101, 'float16'), (numpy, 50, 'uint8'), (device, 50, 'uint8')]
+    kept = weakref.ref(wire.base)
+    del wire
+    exchange.release()
+    assert kept() is None
+
+
+@on_ranks(1)
+def test_a_models_exchange_is_its_own_and_goes_with_it(comm):
+    class Equal(Model):
+        def __eq__(self, other):
+            return isinstance(other, Equal)
+    communicator = create_communicator('fp8', comm)
+    reducer = communicator._reducer
+    models = [Equal() for _ in range(3)]
+
+    def averaged():
+        for model in models:
+            set_gradients(model, 0)
+            communicator.multi_node_mean_grad(model)
+        return [reducer.known(model) for model in models]
+    first, gone, last = averaged()
+    assert [one.number for one in (first, gone, last)] == [0, 1, 2]
+    gone = weakref.ref(gone)
+    del models[1]
+    assert gone() is None
+    models.append(Model())
+    assert reducer.known(models[-1]) is None
+    found = averaged()
+    assert found[:2] == [first, last] == reducer.exchanges[:2]
+    assert found[2].number == 3
+    communicator.finalize()
+
+
+@on_ranks(1)
+def test_a_state_is_loaded_for_a_model_whatever_came_before(comm):
+    first, second = Model(), Model()
+    communicator = create_communicator('fp8', comm)
+    for model, times in (first, 3), (second, 5):
+        for _ in range(times):
+            set_gradients(model, 0)
+            communicator.multi_node_mean_grad(model)
+    saved = communicator.state(second)
+    again = create_communicator('fp8', comm)
+    set_gradients(other := Model(), 0)
+    again.multi_node_mean_grad(other)
+    again.load_state(saved, second)
+    assert again._reducer.known(second).updates == 5
+    assert again._reducer.known(first) is None
+    set_gradients(second, 0)
+    again.multi_node_mean_grad(second)
+    assert again._reducer.known(second).number == 1
+    for one in communicator, again:
+        one.finalize()
+    with pytest.raises(RuntimeError, match='has been finalized'):
+        again.multi_node_mean_grad(chainer.Link())
